@@ -1,0 +1,24 @@
+"""Federated mutual learning: participants that differ in data, in model and in objective teach each other.
+
+The names of `__all__` are the API. They are imported when first used, so that `fedmutual --help` does not wait for torch.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedmutual.config import Config, load_config
+    from fedmutual.errors import ConfigError, DataError, RunError, UserError
+    from fedmutual.runs import Run, run
+
+__all__ = ["Config", "ConfigError", "DataError", "Run", "RunError", "UserError", "load_config", "run"]
+__version__ = version("fedmutual")
+
+_HOMES = {"Config": "config", "load_config": "config", "Run": "runs", "run": "runs"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'fedmutual' has no attribute {name!r}")
+    return getattr(import_module(f"fedmutual.{_HOMES.get(name, 'errors')}"), name)

@@ -1,0 +1,34 @@
+"""FedProx: federated averaging with a pull towards the global model.
+
+Li et al., Federated Optimization in Heterogeneous Networks, 2020, https://arxiv.org/abs/1812.06127, Algorithm 2, with
+every client doing E epochs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from fedmutual.algorithms.fedavg import FedAvg
+from fedmutual.core import At, Batch, Client, Message, Net, Setting, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProx(FedAvg):
+    """FedAvg whose local loss has mu / 2 ||w - w_t||^2 added, over the trainable weights w; w_t as received."""
+
+    mu: Setting = 0.01
+
+    def __post_init__(self) -> None:
+        within("mu", self.mu, 0, float("inf"))
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """Fork; w_t and mu."""
+        super().begin(client, inbox, at)
+        anchor = {f"w.{k}": p.detach().clone() for k, p in client.nets["meme"].named_parameters() if p.requires_grad}
+        return anchor | {"mu": at.value(self.mu)}
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """FedAvg's, and the proximal term."""
+        drift = torch.stack([(p - const[f"w.{k}"]).square().sum() for k, p in nets["meme"].params.items()]).sum()
+        return super().loss(nets, batch, const) | {"proximal": const["mu"] / 2 * drift}

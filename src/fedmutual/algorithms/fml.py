@@ -1,0 +1,63 @@
+"""FML: federated mutual learning, Algorithm 1.
+
+Shen et al., Federated Mutual Learning, 2020, https://arxiv.org/abs/2006.16765; the journal version: Federated mutual
+learning: a collaborative machine learning method for heterogeneous data, models, and objectives, FITEE 24(10), 2023,
+https://doi.org/10.1631/FITEE.2300098. K clients, T rounds, E local epochs.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedmutual.aggregation import mean
+from fedmutual.algorithms.fork import Fork
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class FML(Fork):
+    """A meme, forked from the shared model, and a personal model teach each other on private data.
+
+    L_personal = alpha CE(personal) + (1 - alpha) KL(p_meme || p_personal)      (eq. 5)
+    L_meme     = beta  CE(meme)     + (1 - beta)  KL(p_personal || p_meme)
+
+    Memes are averaged with equal weights; personal models stay, with their momentum. beta = 1 makes the shared model
+    FedAvg's with equal weights, alpha = 1 each personal model that of independent training.
+    """
+
+    alpha: Setting = 0.5
+    beta: Setting = 0.5
+    temperature: float = 1.0
+    scores: ClassVar[tuple[str, ...]] = ("global", "personal")
+
+    def __post_init__(self) -> None:
+        within("alpha", self.alpha, 0, 1)
+        within("beta", self.beta, 0, 1)
+        within("temperature", self.temperature, 1e-3, 1e3)
+
+    def algorithm(self) -> Algorithm:
+        """FML; a distillation that is off is remarked."""
+        off = {"alpha": ("personal models learn", "memes"), "beta": ("memes learn", "personal models")}
+        remarks = tuple(
+            f"{name} = 1 turns distillation off: {who} nothing from {teacher}"
+            for name, (who, teacher) in off.items()
+            if getattr(self, name) == 1
+        )
+        return replace(super().algorithm(), remarks=remarks)
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """Fork; alpha and beta of this round."""
+        super().begin(client, inbox, at)
+        return {"alpha": at.value(self.alpha), "beta": at.value(self.beta)}
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """One forward of each network on the same batch; each loss moves its own network only."""
+        x, y = batch
+        personal, meme = self.task.mutual(
+            nets["personal"](x), nets["meme"](x), y, const["alpha"], const["beta"], self.temperature
+        )
+        return {"personal": personal, "meme": meme}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """Merge: the plain mean over those who answered. How much data a client has is never asked for."""
+        return mean(replies) if replies else server

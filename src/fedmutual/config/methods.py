@@ -1,0 +1,119 @@
+"""[algorithm] and [clients.ID.algorithm]: their keys are the fields of the algorithm's own dataclass."""
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from difflib import get_close_matches
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+
+from fedmutual import plugins
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config.schema import ClientConfig, Config, Moving, Table, TrainingConfig
+from fedmutual.config.sentences import sentence, unknown
+from fedmutual.core import Algorithm, Setting
+from fedmutual.errors import ConfigError
+
+_STRICT = ConfigDict(strict=True, allow_inf_nan=False)
+
+
+def make_algorithm(config: Config) -> Algorithm:
+    """The configured algorithm's phases, with the federation's settings."""
+    made = _kind(config)(**client_settings(config)).algorithm()
+    assert isinstance(made, Algorithm)
+    return made
+
+
+def client_settings(config: Config, client: str | None = None) -> Table:
+    """The algorithm's settings as typed values: all that the federation sets, or those alone that a client has its own."""
+    own = config if client is None else config.clients.get(client, ClientConfig())
+    types = _setting_types(_kind(config))
+    return {k: _typed(types[k], v) for k, v in _settings(own).items() if k in types}
+
+
+def settings_of(name: str) -> dict[str, Any]:
+    """The keys that [algorithm] may hold beside `name`, with their types."""
+    elsewhere = {*TrainingConfig.model_fields, "task"}
+    return {k: t for k, t in _setting_types(_find(name)).items() if k not in elsewhere}
+
+
+def all_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+    """Every dotted key of a configuration."""
+    for name, spec in kind.model_fields.items():
+        if isinstance(spec.annotation, type) and issubclass(spec.annotation, BaseModel):
+            yield from all_keys(spec.annotation, f"{prefix}{name}.")
+        elif name == "algorithm":
+            yield f"{prefix}algorithm.name"
+            yield from (f"{prefix}algorithm.{k}" for k in sorted({k for a in ALGORITHMS for k in settings_of(a)}))
+        elif name != "clients":
+            yield f"{prefix}{name}"
+
+
+def check_methods(config: Config, source: str) -> None:
+    """Raise ConfigError where a key of [algorithm], or of a client's own, is none of the algorithm's or out of its range."""
+    name = config.algorithm.get("name")
+    if not isinstance(name, str):
+        raise ConfigError(f"{source}: key 'algorithm.name' must name an algorithm: {', '.join(ALGORITHMS)}")
+    try:
+        known = settings_of(name)
+    except LookupError as problem:
+        raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
+    for client in (None, *config.clients):
+        where = "algorithm" if client is None else f"clients.{client}.algorithm"
+        for key, value in (config if client is None else config.clients[client]).algorithm.items():
+            if key == "name" and client is None:
+                continue
+            if key not in known:
+                raise ConfigError(f"{source}: {_foreign(where, key, name)}")
+            try:
+                _typed(known[key], value)
+            except ValidationError as problem:
+                raise ConfigError(f"{source}: {sentence(problem.errors()[0], all_keys(), f'{where}.{key}')}") from None
+        try:
+            _kind(config)(**client_settings(config) | client_settings(config, client))
+        except (TypeError, ValueError) as problem:  # out of range, or a setting without default is missing
+            key, _, why = str(problem).partition(" ")
+            said = f"key '{where}.{key}' {why}" if key in known else f"key {where!r}: {problem}"
+            raise ConfigError(f"{source}: {said}") from None
+
+
+def _foreign(where: str, key: str, name: str) -> str:
+    """What is wrong with a key that is none of the algorithm's settings."""
+    owners = [a for a in ALGORITHMS if key in settings_of(a)]
+    if owners:
+        return f"key '{where}.{key}' is a setting of {' and '.join(owners)}, and the algorithm is {name!r}; take it out"
+    return f"{unknown(f'{where}.{key}', settings_of(name), all_keys())} (of algorithm {name!r})"
+
+
+def _settings(own: Config | ClientConfig) -> Table:
+    return {**own.training.model_dump(exclude_none=True), **{k: v for k, v in own.algorithm.items() if k != "name"}}
+
+
+def _kind(config: Config) -> Any:
+    return _find(config.algorithm["name"])
+
+
+def _find(name: str) -> Any:
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if ":" not in name:
+        near = get_close_matches(name, ALGORITHMS, 1)
+        mend = (
+            f"did you mean {near[0]!r}?" if near else f"there are {', '.join(ALGORITHMS)}, and one's own as 'module:Class'"
+        )
+        raise LookupError(f"there is no algorithm {name!r}; {mend}")
+    kind = plugins.load(name, "algorithm.name")
+    if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "algorithm")):
+        raise LookupError(f"{name!r} is no algorithm: it must be a frozen dataclass derived from fedmutual.core.Phase")
+    return kind
+
+
+def _setting_types(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {f.name: hints[f.name] for f in fields(kind)}
+
+
+def _typed(kind: Any, value: Any) -> Any:
+    return TypeAdapter(Moving if kind == Setting else kind, config=_STRICT).validate_python(
+        tuple(value) if isinstance(value, list) else value
+    )

@@ -1,0 +1,171 @@
+"""TOML <-> typed settings. An unknown key or a wrong type is an error that names the nearest right one."""
+
+import tomllib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from fedmutual.config.methods import all_keys, check_methods, settings_of
+from fedmutual.config.schema import Config, Table
+from fedmutual.config.sentences import sentence
+from fedmutual.core import Schedule
+from fedmutual.errors import ConfigError
+
+
+def load_config(path: str | Path, **overrides: Any) -> Config:
+    """Read an experiment from a TOML file.
+
+    overrides: values by dotted key, ``**{"algorithm.alpha": 0.3}``, or whole tables, ``optimizer={"lr": 0.1}``, which
+    are merged into the file's.
+
+    Raises:
+        ConfigError: in one sentence, what is wrong with which key, and the nearest right one.
+    """
+    return parse_config(read_tables(Path(path)), str(path), overrides)
+
+
+def read_tables(path: Path) -> Table:
+    """The tables of a TOML file, unchecked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: there is no such file") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{path}: cannot be read ({problem})") from None
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigError(f"{path}: not valid TOML: {problem}") from None
+
+
+def parse_config(tables: Table, source: str = "configuration", overrides: Mapping[str, Any] | None = None) -> Config:
+    """Check tables, with overrides by dotted key merged in. `source` is what error messages call them.
+
+    An override of `algorithm.name` drops the tables' keys that the named algorithm lacks, and warns which.
+    """
+    overrides = overrides or {}
+    inner = overrides.get("algorithm")
+    name = overrides.get("algorithm.name", inner.get("name") if isinstance(inner, dict) else None)
+    if isinstance(name, str):
+        try:
+            tables, dropped = _without_foreign(tables, name)
+        except LookupError as problem:
+            raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
+        if dropped:
+            warnings.warn(f"algorithm {name!r} has no {', '.join(dropped)}: dropped", stacklevel=2)
+    for key, value in overrides.items():
+        tables = _set(tables, key.split("."), value)
+    try:
+        config = Config.model_validate(tables)
+    except ValidationError as problem:
+        raise ConfigError(f"{source}: {sentence(problem.errors()[0], all_keys())}") from None
+    check_methods(config, source)
+    _check_partition(config, source)
+    return config
+
+
+def override(text: str) -> tuple[str, Any]:
+    """One ``--set key=value`` -> (dotted key, value read as TOML, as plain text where it is none)."""
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {text}: write key=value, for example --set algorithm.alpha=0.3")
+    try:
+        read = tomllib.loads(f"value = {value}")
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+    plain = read.keys() != {"value"} or isinstance(read["value"], date | time)  # dates are no key's type: a name, rather
+    return key.strip(), value.strip() if plain else read["value"]
+
+
+def with_algorithm(config: Config, name: str) -> tuple[Config, tuple[str, ...]]:
+    """The same experiment under another algorithm -> (config, the keys of [algorithm] it lacks, dropped)."""
+    try:
+        tables, dropped = _without_foreign(config.model_dump(), name)
+    except LookupError as problem:
+        raise ConfigError(f"key 'algorithm.name': {problem}") from None
+    clients = {i: c.model_copy(update={"algorithm": tables["clients"][i]["algorithm"]}) for i, c in config.clients.items()}
+    changed = config.model_copy(update={"algorithm": {**tables["algorithm"], "name": name}, "clients": clients})
+    check_methods(changed, "configuration")
+    return changed, dropped
+
+
+def _without_foreign(tables: Table, name: str) -> tuple[Table, tuple[str, ...]]:
+    """Tables without those keys of [algorithm] and [clients.ID.algorithm] that the algorithm `name` lacks; and the keys.
+
+    Raises:
+        LookupError: there is no such algorithm.
+    """
+    known = {"name", *settings_of(name)}
+    clients = tables.get("clients")
+    places = [("algorithm",), *(("clients", i, "algorithm") for i in (clients if isinstance(clients, dict) else ()))]
+    dropped = []
+    for place in places:
+        table: Any = tables
+        for step in place:
+            table = table.get(step) if isinstance(table, dict) else None
+        foreign = [k for k in table if k not in known] if isinstance(table, dict) else []
+        if foreign:
+            dropped += [".".join((*place, k)) for k in foreign]
+            tables = _replace(tables, place, {k: v for k, v in table.items() if k in known})
+    return tables, tuple(dropped)
+
+
+def _replace(tables: Table, path: Sequence[str], value: Table) -> Table:
+    head, *rest = path
+    return {**tables, head: _replace(tables[head], rest, value) if rest else value}
+
+
+def dump_config(config: Config) -> str:
+    """The configuration as TOML, whole: every key with the value it has. `load_config` reads it back equal."""
+    return tomli_w.dumps(_plain(config.model_dump()))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Schedule):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items() if v is not None and v != {}}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    return str(value) if isinstance(value, Path) else value
+
+
+def _set(tables: Table, path: list[str], value: Any, above: str = "") -> Table:
+    head, *rest = path
+    old = tables.get(head, {})
+    if rest:
+        key = f"{above}{head}"
+        if not isinstance(old, dict):
+            raise ConfigError(f"key {key!r} is a value, not a table, so '{key}.{'.'.join(rest)}' cannot be set")
+        return {**tables, head: _set(old, rest, value, f"{key}.")}
+    if isinstance(value, dict) and isinstance(old, dict):
+        for key, inner in value.items():
+            old = _set(old, [key], inner)
+        return {**tables, head: old}
+    return {**tables, head: value}
+
+
+_NEEDS = {"shards": "classes_per_client", "dirichlet": "alpha", "file": "file"}
+
+
+def _check_partition(config: Config, source: str) -> None:
+    """Keys that need one another."""
+    partition = config.partition
+    for kind, key in _NEEDS.items():
+        given = getattr(partition, key) is not None
+        if kind == partition.kind and not given:
+            raise ConfigError(f"{source}: partition.kind = {kind!r} needs the key 'partition.{key}'")
+        if kind != partition.kind and given:
+            raise ConfigError(
+                f"{source}: key 'partition.{key}' has no effect with partition.kind = {partition.kind!r}; take it out"
+            )
+    nets = len(config.model.personal or ())
+    if partition.kind not in ("domains", "file") and nets not in (0, 1, partition.clients):
+        raise ConfigError(
+            f"{source}: key 'model.personal' names {nets} networks for {partition.clients} clients; "
+            "name one for all, or one for each"
+        )

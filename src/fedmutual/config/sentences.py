@@ -1,0 +1,80 @@
+"""What is wrong with a configuration, said in one sentence that names the key and the mend."""
+
+import difflib
+import json
+from collections.abc import Iterable
+from typing import Any, get_args
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from fedmutual.config.schema import ClientConfig, Config, Section
+
+_WANTED = {
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "string_type": "text",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "tuple_type": "a list",
+    "path_type": "a path",
+    "is_instance_of": "a path",
+}
+_INNER = (
+    "function-",
+    "tuple[",
+    "is-instance",
+    "union",
+    "float",
+    "Schedule",
+    "dataclass",
+)  # pydantic's own steps in a path
+
+
+def sentence(problem: ErrorDetails, everywhere: Iterable[str], prefix: str = "") -> str:
+    """A validation error of pydantic's as one sentence about a key. `everywhere`: all keys there are."""
+    place = _place(problem)
+    key = ".".join([prefix, *place] if prefix else place)
+    if problem["type"] == "extra_forbidden":
+        return unknown(key, _keys_of(place[:-1]), everywhere)
+    got = problem["input"] if isinstance(problem["input"], dict) else json.dumps(problem["input"], default=str)
+    if problem["type"] in _WANTED:
+        return f"key {key!r} must be {_WANTED[problem['type']]}, not {got}"
+    if problem["type"] == "value_error":
+        return f"key {key!r}: {problem['ctx']['error']}"
+    message = problem["msg"].removeprefix("Input ").replace("should be", "must be", 1)
+    return f"key {key!r} {message[0].lower()}{message[1:]}, not {got}"
+
+
+def _place(problem: ErrorDetails) -> list[str]:
+    """The keys down to the wrong one, without pydantic's own steps. What users name themselves stays, whatever it is."""
+    loc = [str(p) for p in problem["loc"]]
+    own = {len(loc) - 1} if problem["type"] == "extra_forbidden" else set()
+    own |= {n for n in range(1, len(loc)) if loc[:n] in (["clients"], ["data", "labels"])}
+    return [p for n, p in enumerate(loc) if n in own or not p.startswith(_INNER)]
+
+
+def unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
+    """'unknown key ...' with the nearest right one: in its own table first, then anywhere."""
+    table, _, last = key.rpartition(".")
+    known, everywhere = list(known), [k for k in everywhere if k != key]
+    near = [f"{table}.{k}" if table else k for k in difflib.get_close_matches(last, known, 1)]
+    near = near or [k for k in everywhere if key.endswith(f".{k}") and "." in k]
+    for like in ([last], difflib.get_close_matches(last, {k.rpartition(".")[2] for k in everywhere}, 1, 0.75)):
+        near = near or [k for k in everywhere if k.rpartition(".")[2] in like]
+    if near:
+        return f"unknown key {key!r}; did you mean {' or '.join(repr(k) for k in near)}?"
+    return f"unknown key {key!r}; there {'is' if len(known) == 1 else 'are'} {', '.join(map(repr, known)) or 'none'}"
+
+
+def _keys_of(table: list[str]) -> Iterable[str]:
+    """The keys of the table at this path."""
+    kind: type[BaseModel] = Config
+    if table[:1] == ["clients"] and len(table) > 1:
+        kind, table = ClientConfig, table[2:]
+    for name in table:
+        annotation: Any = kind.model_fields[name].annotation
+        kind = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, Section))
+    return kind.model_fields

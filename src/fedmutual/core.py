@@ -1,0 +1,258 @@
+"""What an algorithm says: what is sent, what is minimised, how replies are combined. Nothing here knows an engine.
+
+Read in this order: a `Message` crosses; a `Phase` is one exchange, told in eight hooks; `work` is the client's half of it,
+the same lines in every eager engine. Shapes: B batch, C classes; ``...`` whatever an example is.
+"""
+
+import abc
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+Message = dict[str, Tensor]
+"""Named tensors: the only thing that crosses between participants."""
+
+Spec = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
+"""What a message may hold: name -> dtype, shape."""
+
+Batch = tuple[Tensor, ...]
+"""x [B, ...], y [B, ...], then whatever the phase adds."""
+
+
+class Diverged(RuntimeError):
+    """A client's loss or weights stopped being finite."""
+
+    def __init__(self, client: str, round: int, batch: int, what: str) -> None:
+        super().__init__(client, round, batch, what)
+        self.client, self.round, self.batch, self.what = client, round, batch, what
+
+    def __str__(self) -> str:
+        return f"client {self.client!r} diverged in round {self.round + 1} at batch {self.batch + 1}: {self.what}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A setting that moves over the rounds: `start` in the first, `end` in the last.
+
+    shape: "linear", "cosine" (half a period), or "step" (`start` before the fraction `at` of the rounds, `end` from there).
+    """
+
+    start: float
+    end: float
+    shape: str = "linear"
+    at: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.shape not in ("linear", "cosine", "step"):
+            raise ValueError(f"a schedule's shape is 'linear', 'cosine' or 'step', not {self.shape!r}")
+
+    def __call__(self, round: int, rounds: int) -> float:
+        """The value in `round` (from 0) of `rounds`."""
+        if self.shape == "step":
+            return self.start if round / rounds < self.at else self.end
+        done = min(max(round / max(rounds - 1, 1), 0.0), 1.0)
+        if self.shape == "cosine":
+            done = (1 - math.cos(math.pi * done)) / 2
+        return self.start + (self.end - self.start) * done
+
+
+Setting = float | Schedule
+"""A number, or one that moves over the rounds."""
+
+
+def within(name: str, setting: Setting, low: float, high: float) -> None:
+    """Raise ValueError, in one sentence, unless the setting stays in [low, high] over all rounds."""
+    for value in (setting.start, setting.end) if isinstance(setting, Schedule) else (setting,):
+        if not low <= value <= high:
+            bound = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
+            raise ValueError(f"{name} must be {bound}, not {value:g}")
+
+
+class Net(NamedTuple):
+    """A model as a loss sees it: one module, or one of many stacked under vmap."""
+
+    call: Callable[[Tensor], Tensor]  # x [B, ...] -> output [B, C]
+    params: Message  # the trainable ones
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The output for x."""
+        return self.call(x)
+
+
+@dataclass(frozen=True)
+class At:
+    """Where in the run we are. Public, and the same for every participant."""
+
+    seed: int
+    round: int  # 0 .. rounds - 1; -1 in Algorithm.start and while nets are made
+    rounds: int
+    phase: int = 0
+
+    def rng(self, *who: str) -> torch.Generator:
+        """A client's own stream, ``rng(client.id, "batches")``, or one that all share, ``rng("public")``; new at each call.
+
+        The same words give the same stream whatever ran before, so neither the order of clients, nor the number of
+        workers, nor a stop and resume moves it.
+        """
+        path = repr((self.seed, self.round, self.phase, *who)).encode()
+        return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(path, digest_size=7).digest(), "big"))
+
+    def number(self, setting: Setting) -> float:
+        """A setting in this round."""
+        return setting(self.round, self.rounds) if isinstance(setting, Schedule) else float(setting)
+
+    def value(self, setting: Setting) -> Tensor:
+        """The same as a 0-d tensor, so that schedules, clients' own values and stacked sweeps look alike to a loss."""
+        return torch.tensor(self.number(setting), dtype=torch.get_default_dtype())
+
+
+class Data(Protocol):
+    """Rows by index: resident tensors, or a DataLoader over what does not fit in memory."""
+
+    def __len__(self) -> int:
+        """How many rows."""
+        ...
+
+    def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
+        """A batch for each index tensor [B] of `plan`; `rng` feeds the augmentation, None leaves examples as they are."""
+        ...
+
+
+class Task(Protocol):
+    """What a client learns: classification unless it brings its own. Losses are scalars, means over the batch."""
+
+    def fit(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of one network on its own targets."""
+        ...
+
+    def mutual(
+        self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """The losses of two networks that teach each other, each moving its own network only -> (personal, meme)."""
+        ...
+
+    def score(self, output: Tensor, target: Tensor) -> Mapping[str, Any]:
+        """Scores over a whole data set: evaluation only."""
+        ...
+
+
+@dataclass
+class Client:
+    """One participant. No server function is ever given one."""
+
+    id: str
+    nets: dict[str, nn.Module]  # "personal", and "meme" where parameters are shared: kept, with what stays home
+    optimizers: dict[str, Optimizer]  # by the net's name
+    data: Mapping[str, Data]  # "private"; "public" where the algorithm has a seed set
+    rate: Setting = 0.01  # the learning rate of its optimisers
+    shared: tuple[str, ...] = ()  # the names of the meme's tensors that cross; the others are its adaptor and stay home
+    twins: frozenset[str] = frozenset()  # those of them that began equal to a tensor of the personal net, by right
+    own: Mapping[str, Any] = field(default_factory=dict)  # its own alpha, task, ...: replace the phase's, never sent
+    tells: bool = True  # whether its losses and scores may be told; messages cross either way
+    memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
+
+
+class Phase(abc.ABC):
+    """One exchange. A subclass is a frozen dataclass of settings; state is passed in and out."""
+
+    scores: ClassVar[tuple[str, ...]] = ("personal",)  # what is evaluated: "global", "personal"
+
+    def leaves(self, server: Message) -> Spec:
+        """All that a reply may hold, told from public knowledge: what a site's operator reads before joining."""
+        return {k: (v.dtype, tuple(v.shape)) for k, v in server.items()}
+
+    def send(self, server: Message, to: str, at: At) -> Message:
+        """What participant `to` receives; without a server every peer calls this, and `receive`, itself."""
+        return server
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """Take the inbox in; return what `loss` needs beside the batch, constant for the phase (alpha, an anchor)."""
+        return {}
+
+    @abc.abstractmethod
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """The local steps, one batch each; none for a client that sits this phase out."""
+
+    @abc.abstractmethod
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """Named scalars; their sum is minimised, each is logged. Pure, no branch on values, settings from `const`: vmap."""
+
+    def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
+        """The gradients to apply and the memory to keep. Pure likewise; same names and shapes at every step."""
+        return grads, memory
+
+    def end(self, client: Client, at: At) -> Message:
+        """The reply, not copied: the privacy boundary looks at what each tensor is before it copies it out."""
+        return {}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """The next state, from those who answered: maybe none."""
+        return server
+
+    def algorithm(self) -> "Algorithm":
+        """An algorithm of this phase alone."""
+        return Algorithm(type(self).__name__.lower(), (self,), scores=self.scores)
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """The phases of a round in their order, those of the start, and what is scored."""
+
+    name: str
+    phases: tuple[Phase, ...]  # FML, FedAvg: one a round; FedH2L: two; FedMD: three
+    start: tuple[Phase, ...] = ()  # once, before round 0 (FedMD's transfer)
+    scores: tuple[str, ...] = ("personal",)  # "global": a model is shared, and forked as meme; "personal": each has its own
+    remarks: tuple[str, ...] = ()  # what these settings mean that a user may not have meant
+
+
+def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message, dict[str, float]]:
+    """The client's half of a phase -> (reply, mean of each loss term over the steps).
+
+    Raises:
+        Diverged: a loss or a weight is no longer finite; the client's nets are then not to be used.
+    """
+    settings = {f.name for f in fields(phase)}  # type: ignore[arg-type]
+    phase = replace(phase, **{k: v for k, v in client.own.items() if k in settings})  # type: ignore[type-var]
+    torch.manual_seed(at.rng(client.id, "nets").initial_seed())  # dropout
+    for optimizer in client.optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] = at.number(client.rate)
+    const = phase.begin(client, inbox, at)
+    nets = {n: Net(m.train(), {k: p for k, p in m.named_parameters() if p.requires_grad}) for n, m in client.nets.items()}
+    params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
+    losses: list[Message] = []
+    for batch in phase.batches(client, inbox, at):
+        terms = phase.loss(nets, batch, const)
+        grads = torch.autograd.grad(list(terms.values()), list(params.values()), allow_unused=True)
+        edited, client.memory = phase.edit(
+            {k: g for k, g in zip(params, grads, strict=True) if g is not None}, client.memory
+        )
+        for name, p in params.items():
+            p.grad = edited.get(name)
+        for optimizer in client.optimizers.values():
+            optimizer.step()
+        losses.append({k: v.detach() for k, v in terms.items()})
+    for p in params.values():
+        p.grad = None
+    return phase.end(client, at), _means(losses, params, client, at)
+
+
+def _means(losses: Sequence[Message], params: Message, client: Client, at: At) -> dict[str, float]:
+    """The mean of each loss term. Finiteness is asked for here, once a phase: a question a step would stall a GPU."""
+    means = {}
+    for name in losses[0] if losses else ():
+        curve = torch.stack([terms[name] for terms in losses])
+        bad = (~curve.isfinite()).nonzero()
+        if len(bad):
+            raise Diverged(client.id, at.round, int(bad[0]), f"its {name} loss is {curve[bad[0]].item()}")
+        means[name] = curve.mean().item()
+    for name, p in params.items():
+        if not p.isfinite().all():
+            raise Diverged(client.id, at.round, len(losses) - 1, f"its weight {name} is no longer finite")
+    return means

@@ -1,0 +1,205 @@
+"""Every way to get a configuration wrong: one sentence with the file, the key and the mend."""
+
+from pathlib import Path
+
+import pytest
+
+from fedmutual.config import load_config
+from fedmutual.errors import ConfigError
+
+SCHEDULE = 'a schedule is { start = 0.9, end = 0.3, shape = "linear" }'
+
+WRONG = [
+    # Unknown keys: the nearest in the same table, then the same name elsewhere, then a like one elsewhere, then all.
+    ("roundz = 3", "unknown key 'roundz'; did you mean 'rounds'?"),
+    ("[optimiser]\nlr = 0.1", "unknown key 'optimiser'; did you mean 'optimizer'?"),
+    ("[data]\nnmae = 'digits'", "unknown key 'data.nmae'; did you mean 'data.name'?"),
+    ("[algorithm]\naplha = 0.3", "unknown key 'algorithm.aplha'; did you mean 'algorithm.alpha'? (of algorithm 'fml')"),
+    ("[algorithm]\nlr = 0.3", "unknown key 'algorithm.lr'; did you mean 'optimizer.lr'? (of algorithm 'fml')"),
+    ("lr = 0.1", "unknown key 'lr'; did you mean 'optimizer.lr'?"),
+    ("alpha = 0.1", "unknown key 'alpha'; did you mean 'partition.alpha' or 'algorithm.alpha'?"),
+    ("local_epoch = 1", "unknown key 'local_epoch'; did you mean 'training.local_epochs'?"),
+    ("[share]\nsecrets = 1", "unknown key 'share.secrets'; there is 'metrics'"),
+    ("[training]\nsteps = 1", "unknown key 'training.steps'; there are 'local_epochs', 'batch_size'"),
+    ("[training]\nfloat16 = true", "unknown key 'training.float16'; there are 'local_epochs', 'batch_size'"),
+    ("[clients.0]\nlr = 0.1", "unknown key 'clients.0.lr'; did you mean 'optimizer.lr'?"),
+    (
+        "[clients.0.training]\nbatchsize = 1",
+        "unknown key 'clients.0.training.batchsize'; did you mean 'clients.0.training.batch_size'?",
+    ),
+    (
+        "[clients.0.share]\nmetricz = 'all'",
+        "unknown key 'clients.0.share.metricz'; did you mean 'clients.0.share.metrics'?",
+    ),
+    ("[clients.0.optimizer]\nname = 'adam'", "unknown key 'clients.0.optimizer.name'; did you mean 'optimizer.name'?"),
+    (
+        "[clients.0.algorithm]\nname = 'fedavg'",
+        "unknown key 'clients.0.algorithm.name'; did you mean 'algorithm.name'? (of algorithm 'fml')",
+    ),
+    ("[algorithm]\nmu = 0.1", "key 'algorithm.mu' is a setting of fedprox, and the algorithm is 'fml'; take it out"),
+    (
+        "[algorithm]\nname = 'independent'\n[clients.0.algorithm]\nalpha = 0.1",
+        "key 'clients.0.algorithm.alpha' is a setting of fml, and the algorithm is 'independent'; take it out",
+    ),
+    (
+        "[algorithm]\nweighting = 'uniform'",
+        "key 'algorithm.weighting' is a setting of fedavg and fedprox, and the algorithm is 'fml'; take it out",
+    ),
+    # Types: a boolean is no number, a number no boolean, 3.0 no whole number, text neither.
+    ("rounds = 3.0", "key 'rounds' must be a whole number, not 3.0"),
+    ("rounds = true", "key 'rounds' must be a whole number, not true"),
+    ("seed = '3'", "key 'seed' must be a whole number, not \"3\""),
+    ("name = 3", "key 'name' must be text, not 3"),
+    ("data = 'mnist'", "key 'data' must be a table, not \"mnist\""),
+    ("clients = 3", "key 'clients' must be a table, not 3"),
+    ("[clients]\n0 = 3", "key 'clients.0' must be a table, not 3"),
+    ("algorithm = 'fml'", "key 'algorithm' must be a table, not \"fml\""),
+    ("[data]\nresident = 1", "key 'data.resident' must be true or false, not 1"),
+    ("[data]\nresident = 'yes'", "key 'data.resident' must be true or false, not \"yes\""),
+    ("[records]\ntensorboard = 0", "key 'records.tensorboard' must be true or false, not 0"),
+    ("[data]\nroot = 3", "key 'data.root' must be a path, not 3"),
+    ("[data]\nclasses = [1, 2]", "key 'data.classes.0' must be text, not 1"),
+    ("[data]\nlabels = { float = 1 }", "key 'data.labels.float' must be text, not 1"),
+    ("[data]\nsize = 28", "key 'data.size' must be a list, not 28"),
+    ("[data]\nsize = [28, 1.5]", "key 'data.size.1' must be a whole number, not 1.5"),
+    ("[data]\nmean = [true]", "key 'data.mean.0' must be a number, not true"),
+    ("[optimizer]\nmomentum = true", "key 'optimizer.momentum' must be a number, not true"),
+    ("[optimizer]\nlr = true", "key 'optimizer.lr' must be a number, not true"),
+    ("[optimizer]\nlr = '0.1'", "key 'optimizer.lr' must be a number, not \"0.1\""),
+    ("[algorithm]\nalpha = true", "key 'algorithm.alpha' must be a number, not true"),
+    ("[algorithm]\ntemperature = true", "key 'algorithm.temperature' must be a number, not true"),
+    ("[clients.0.optimizer]\nlr = true", "key 'clients.0.optimizer.lr' must be a number, not true"),
+    # Ranges and choices.
+    ("rounds = 0", "key 'rounds' must be greater than or equal to 1, not 0"),
+    ("name = ''", "key 'name': a run's name is that of its folder, so it cannot be ''"),
+    ("name = '../x'", "key 'name': a run's name is that of its folder, so it cannot be '../x'"),
+    ("[split]\nholdout = 1.0", "key 'split.holdout' must be less than 1, not 1.0"),
+    ("[engine]\nparticipation = 0", "key 'engine.participation' must be greater than 0, not 0"),
+    ("[data]\nstd = [0.5, 0.0]", "key 'data.std.1' must be greater than 0, not 0.0"),
+    ("[data]\nsize = [0, 8]", "key 'data.size.0' must be greater than or equal to 1, not 0"),
+    ("[optimizer]\nlr = -1", "key 'optimizer.lr': a learning rate must be at least 0, not -1"),
+    ("[optimizer]\nlr = nan", "key 'optimizer.lr' must be a finite number, not NaN"),
+    ("[optimizer]\nweight_decay = inf", "key 'optimizer.weight_decay' must be a finite number, not Infinity"),
+    ("[clients.a.optimizer]\nlr = -0.5", "key 'clients.a.optimizer.lr': a learning rate must be at least 0, not -0.5"),
+    ("[optimizer]\nname = 'sdg'", "key 'optimizer.name' must be 'sgd', 'adam' or 'adamw', not \"sdg\""),
+    ("[share]\nmetrics = false", "key 'share.metrics' must be 'all' or 'none', not false"),
+    ("[algorithm]\nalpha = 1.5", "key 'algorithm.alpha' must be between 0 and 1, not 1.5"),
+    ("[algorithm]\nalpha = nan", "key 'algorithm.alpha' must be a finite number, not NaN"),
+    ("[algorithm]\nbeta = { start = 0.5, end = -0.5 }", "key 'algorithm.beta' must be between 0 and 1, not -0.5"),
+    ("[clients.4.algorithm]\nalpha = 2", "key 'clients.4.algorithm.alpha' must be between 0 and 1, not 2"),
+    ("[algorithm]\nname = 'fedprox'\nmu = -1", "key 'algorithm.mu' must be at least 0, not -1"),
+    ("[algorithm]\nname = 'fedprox'\nmu = inf", "key 'algorithm.mu' must be a finite number, not Infinity"),
+    ("[algorithm]\nname = 'fedavg'\nweighting = 'n'", "key 'algorithm.weighting' must be 'samples' or 'uniform', not \"n\""),
+    # Algorithms.
+    ("[algorithm]\nname = 'fmll'", "key 'algorithm.name': there is no algorithm 'fmll'; did you mean 'fml'?"),
+    (
+        "[algorithm]\nname = 'zzz'",
+        "key 'algorithm.name': there is no algorithm 'zzz'; there are fml, fedavg, fedprox, independent, centralised, and "
+        "one's own as 'module:Class'",
+    ),
+    (
+        "[algorithm]\nname = 3",
+        "key 'algorithm.name' must name an algorithm: fml, fedavg, fedprox, independent, centralised",
+    ),
+    (
+        "[algorithm]\nname = 'math:pi'",
+        "key 'algorithm.name': 'math:pi' is no algorithm: it must be a frozen dataclass derived from fedmutual.core.Phase",
+    ),
+    # Schedules.
+    ("[optimizer]\nlr = { start = 0.1 }", f"key 'optimizer.lr': {SCHEDULE}, not {{'start': 0.1}}"),
+    (
+        "[optimizer]\nlr = { start = 0.1, end = 0.2, shap = 'step' }",
+        f"key 'optimizer.lr': {SCHEDULE}, not {{'start': 0.1, 'end': 0.2, 'shap': 'step'}}; it has no 'shap'",
+    ),
+    (
+        "[algorithm]\nalpha = { start = 0.1, end = true }",
+        "key 'algorithm.alpha': the start, end and at of a schedule are finite numbers, not {'start': 0.1, 'end': True}",
+    ),
+    (
+        "[algorithm]\nalpha = { start = 0.1, end = nan }",
+        "key 'algorithm.alpha': the start, end and at of a schedule are finite numbers, not {'start': 0.1, 'end': nan}",
+    ),
+    (
+        "[optimizer]\nlr = { start = 0.1, end = 0.2, shape = 'cubic' }",
+        "key 'optimizer.lr': a schedule's shape is 'linear', 'cosine' or 'step', not 'cubic'",
+    ),
+    (
+        "[optimizer]\nlr = { start = 0.1, end = 0.2, shape = 'step', at = 5 }",
+        "key 'optimizer.lr': the at of a schedule must be between 0 and 1, not 5",
+    ),
+    (
+        "[clients.0.optimizer]\nlr = { start = 0.1, end = -0.2 }",
+        "key 'clients.0.optimizer.lr': a learning rate must be at least 0, not -0.2",
+    ),
+    # Keys that need one another.
+    ("[partition]\nkind = 'shards'", "partition.kind = 'shards' needs the key 'partition.classes_per_client'"),
+    ("[partition]\nkind = 'dirichlet'", "partition.kind = 'dirichlet' needs the key 'partition.alpha'"),
+    ("[partition]\nkind = 'file'", "partition.kind = 'file' needs the key 'partition.file'"),
+    ("[partition]\nalpha = 0.5", "key 'partition.alpha' has no effect with partition.kind = 'iid'; take it out"),
+    (
+        "[model]\npersonal = ['mlp', 'lenet5']",
+        "key 'model.personal' names 2 networks for 5 clients; name one for all, or one for each",
+    ),
+    # Client names that look like steps of the library that checks types.
+    (
+        "[clients.union.training]\nlocal_epochs = 0",
+        "key 'clients.union.training.local_epochs' must be greater than or equal to 1, not 0",
+    ),
+    (
+        "[clients.float.training]\nsteps = 0",
+        "unknown key 'clients.float.training.steps'; there are 'local_epochs', 'batch_size'",
+    ),
+    ("[clients.'tuple[x'.model]\npersonal = 3", "key 'clients.tuple[x.model.personal' must be text, not 3"),
+]
+
+
+def refusal(path: Path, **overrides: object) -> str:
+    with pytest.raises(ConfigError) as problem:
+        load_config(path, **overrides)
+    said = str(problem.value)
+    assert "\n" not in said
+    return said
+
+
+@pytest.mark.parametrize(("text", "sentence"), WRONG, ids=[text.replace("\n", " ") for text, _ in WRONG])
+def test_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    assert refusal(path) == f"{path}: {sentence}"
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    assert refusal(path) == f"{path}: there is no such file"
+    path.write_text("x = ", encoding="utf-8")
+    assert refusal(path).startswith(f"{path}: not valid TOML: ")
+    path.write_bytes(b"name = '\xff'")
+    assert refusal(path).startswith(f"{path}: cannot be read (")
+    assert refusal(tmp_path).startswith(f"{tmp_path}: cannot be read (")
+
+
+def test_a_home_folder_that_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("[data]\nroot = '~nobody-of-this-name/x'", encoding="utf-8")
+    assert refusal(path) == f"{path}: key 'data.root': there is no home folder for '~nobody-of-this-name/x'"
+
+
+def test_an_algorithm_of_ones_own_that_needs_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_needy.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedmutual.algorithms.fml import FML\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Needy(FML):\n"
+        "    gamma: float\n",
+        encoding="utf-8",
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text("[algorithm]\nname = 'own_needy:Needy'", encoding="utf-8")
+    assert refusal(path).startswith(f"{path}: key 'algorithm': ")
+    assert refusal(path).endswith("missing 1 required keyword-only argument: 'gamma'")
+    assert "must be a number" in refusal(path, **{"algorithm.gamma": True})
+    assert load_config(path, **{"algorithm.gamma": 2}).algorithm["gamma"] == 2
+    path.write_text("[algorithm]\nname = 'no_such_module_here:Needy'", encoding="utf-8")
+    assert refusal(path).startswith("key 'algorithm.name': there is no module 'no_such_module_here'; put ")

@@ -1,0 +1,46 @@
+"""What many tests use: the command line called in this process, and a small experiment."""
+
+import sys
+
+import pytest
+
+SMALL = """
+name = "small"
+rounds = 3
+data = { name = "digits" }
+partition = { kind = "shards", clients = 3, classes_per_client = 4, examples = 40 }
+split = { test = 0.5 }
+algorithm = { name = "fml", alpha = 0.4, beta = 0.6 }
+model = { shared = "mlp" }
+training = { local_epochs = 1, batch_size = 16 }
+engine = { device = "cpu" }
+"""
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """The path of a small experiment's file, in an empty folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """Call the command line -> (exit code, standard output, standard error)."""
+    from fedmutual.cli import main
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["fedmutual", *map(str, arguments)])
+        monkeypatch.setenv("COLUMNS", "200")
+        capsys.readouterr()
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call

@@ -1,0 +1,54 @@
+"""Scores against scikit-learn, an independent library, and by hand."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, recall_score, roc_auc_score
+
+from fedmutual.scores import DECLARED, classification
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.integers(2, 40), st.integers(2, 6), st.booleans())
+def test_against_scikit_learn(seed, n, classes, tied):
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, classes))
+    z = z.round() if tied else z  # ties in the ranks
+    y = rng.integers(0, classes, n)
+    y[:2] = (0, 1)
+    ours = classification(torch.tensor(z), torch.tensor(y))
+    said, present = z.argmax(1), np.unique(y)
+    p = torch.tensor(z).softmax(1).numpy()  # torch's own: another order of sums would break ties
+    assert ours["accuracy"] == pytest.approx(accuracy_score(y, said))
+    assert ours["loss"] == pytest.approx(log_loss(y, p, labels=range(classes)))
+    recall = recall_score(y, said, labels=range(classes), average=None, zero_division=0)
+    assert ours["balanced_accuracy"] == pytest.approx(np.mean(recall[present]))
+    assert ours["auroc"] == pytest.approx(np.mean([roc_auc_score(y == c, p[:, c]) for c in present]))
+    assert ours["recall"] == [pytest.approx(recall[c]) if c in present else None for c in range(classes)]
+
+
+def test_balanced_accuracy_is_scikit_learns_where_all_classes_are_present():
+    z, y = torch.tensor([[2.0, 1], [0, 1], [3, 1], [0, 5]]), torch.tensor([0, 0, 0, 1])
+    assert classification(z, y)["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, z.argmax(1)))
+
+
+def test_by_hand():
+    """Four rows of class 0, one of class 1; class 2 absent. Named: 0, 0, 0, 1, 1."""
+    z = torch.tensor([[9.0, 0, 0], [9, 0, 0], [9, 0, 0], [0, 9, 0], [0, 9, 0]])
+    ours = classification(z, torch.tensor([0, 0, 0, 0, 1]))
+    assert ours["examples"] == 5
+    assert ours["accuracy"] == pytest.approx(4 / 5)
+    assert ours["majority"] == pytest.approx(4 / 5)
+    assert ours["balanced_accuracy"] == pytest.approx((3 / 4 + 1) / 2)
+    assert ours["recall"] == [3 / 4, 1, None]
+    assert ours["auroc"] == pytest.approx((3 / 4 + 1 / 4 / 2 + (3 / 4 + 1 / 4 / 2)) / 2), "3 of 4 pairs in order, one tied"
+    assert set(ours) == set(DECLARED)
+
+
+def test_one_class_has_no_auroc_and_overflow_no_loss():
+    z = torch.tensor([[1.0, 0], [0, 1]])
+    assert classification(z, torch.tensor([1, 1]))["auroc"] is None
+    broken = classification(torch.full((2, 2), float("nan")), torch.tensor([0, 1]))
+    assert (broken["loss"], broken["auroc"]) == (None, None)
