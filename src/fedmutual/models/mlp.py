@@ -1,0 +1,25 @@
+"""MLP: two hidden layers of 200 units.
+
+McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017,
+https://arxiv.org/abs/1602.05629, section 3 (2NN).
+"""
+
+import math
+
+from torch import nn
+
+from fedmutual.models.parts import halves, named
+
+HIDDEN = 200
+
+
+def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """F-200-200-C with ReLU, for examples of any shape with F values: [B, *shape] -> logits [B, C]."""
+    features = named(
+        flatten=nn.Flatten(),
+        fc1=nn.Linear(math.prod(shape), HIDDEN),
+        relu1=nn.ReLU(),
+        fc2=nn.Linear(HIDDEN, HIDDEN),
+        relu2=nn.ReLU(),
+    )
+    return halves(features, nn.Linear(HIDDEN, classes))
