@@ -1,0 +1,121 @@
+"""The privacy boundary: the one door through which a client's reply leaves, and what it refuses.
+
+Every engine sends `release(...)` of a reply and nothing else. It knows no algorithm: it holds the reply against what the
+phase declared, and against what must never leave.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from fedmutual.core import Client, Data, Message, Spec
+
+LEAST = 16  # elements; of fewer, equal bytes prove nothing
+
+_rows: "WeakKeyDictionary[Data, tuple[int, frozenset[bytes]]]" = WeakKeyDictionary()
+
+
+class Refused(RuntimeError):
+    """A reply held something that may not leave its client. Nothing of it was sent."""
+
+    def __init__(self, client: str, tensor: str, why: str) -> None:
+        super().__init__(client, tensor, why)
+        self.client, self.tensor, self.why = client, tensor, why
+
+    def __str__(self) -> str:
+        return f"client {self.client!r} was kept from sending {self.tensor!r}: {self.why}"
+
+
+def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> Message:
+    """What leaves: a copy of the reply in main memory, checked.
+
+    reply: as `Phase.end` gives it, not copied, so that it can be seen which tensor is whose storage.
+    declared: all that the phase may send: name -> dtype, shape.
+    inbox: what the client was sent; a tensor that goes back as it came tells nothing and passes.
+
+    Raises:
+        Refused: a name, dtype or shape was not declared; or a tensor of 16 or more elements that are not all equal has
+            the bytes of a tensor of the personal net, of what stays home of the meme, of an optimiser or the memory, or
+            holds a row of private data. A meme's own tensor that began equal to the personal net's by right
+            (`Client.twins`) passes by its storage, whatever its bytes.
+    """
+    for name, tensor in reply.items():
+        if name not in declared:
+            raise Refused(client.id, name, f"the phase declares only {', '.join(sorted(declared)) or 'that nothing leaves'}")
+        dtype, shape = declared[name]
+        if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
+            raise Refused(client.id, name, f"declared as {dtype} {tuple(shape)}, found {tensor.dtype} {tuple(tensor.shape)}")
+        if tensor.numel() < LEAST or bool((tensor == tensor.flatten()[0]).all()):
+            continue
+        if name in inbox and _equal(tensor, inbox[name].to(tensor.device)):
+            continue
+        _check_tensor(name, tensor, client)
+    return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
+
+
+def _check_tensor(name: str, tensor: Tensor, client: Client) -> None:
+    if not _twin(name, tensor, client):
+        for what, private in _private(client):
+            if tensor.numel() * tensor.element_size() == private.numel() * private.element_size() and _equal(
+                tensor, private
+            ):
+                raise Refused(client.id, name, f"its bytes are those of {what}")
+    for key in ("private", "holdout", "validation"):
+        if key in client.data and _holds_row(tensor, client.data[key]):
+            raise Refused(client.id, name, f"it holds a row of the client's {key} data")
+
+
+def _twin(name: str, tensor: Tensor, client: Client) -> bool:
+    if name not in client.twins:
+        return False
+    own = client.nets["meme"].state_dict()[name]
+    return bool(tensor.untyped_storage().data_ptr() == own.untyped_storage().data_ptr())
+
+
+def _private(client: Client) -> Iterator[tuple[str, Tensor]]:
+    """Everything of a client's that may not leave, with its name."""
+    for net, module in client.nets.items():
+        for key, tensor in module.state_dict().items():
+            if net != "meme" or key not in client.shared:
+                yield f"{key!r} of its {net} net", tensor
+    for net, optimizer in client.optimizers.items():
+        for state in optimizer.state.values():
+            yield from ((f"{k!r} of its {net} optimiser", v) for k, v in state.items() if isinstance(v, Tensor))
+    yield from ((f"{k!r} of its memory", v) for k, v in client.memory.items())
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    a, b = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
+    return torch.equal(a, b.to(a.device))
+
+
+def _holds_row(tensor: Tensor, data: Data) -> bool:
+    """Is some row-sized piece of the tensor a row of the data, byte for byte?"""
+    size, known = _digests(data)
+    if not known or tensor.numel() * tensor.element_size() % size:
+        return False
+    return any(digest in known for digest in _pieces(tensor, size))
+
+
+def _digests(data: Data) -> tuple[int, frozenset[bytes]]:
+    """(bytes of a row, digests of all rows that could prove anything); taken once a data set."""
+    if data not in _rows:
+        size, digests = 1, set[bytes]()
+        for x, *_ in data.rows(torch.split(torch.arange(len(data)), 1024)):
+            size = x[0].numel() * x.element_size()
+            if x[0].numel() >= LEAST:
+                digests.update(_pieces(x, size))
+        _rows[data] = size, frozenset(digests)
+    return _rows[data]
+
+
+def _pieces(tensor: Tensor, size: int) -> Iterator[bytes]:
+    """A digest of each piece of `size` bytes whose elements are not all equal."""
+    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
+    pieces = flat.view(-1, size // flat.element_size())
+    varied = pieces[(pieces != pieces[:, :1]).any(1)]
+    raw = varied.contiguous().view(torch.uint8).numpy()
+    return (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in raw)

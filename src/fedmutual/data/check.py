@@ -1,0 +1,156 @@
+"""What is wrong with one's data, or worth knowing before one trains on them, in plain sentences."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmutual.config import Config
+from fedmutual.data.draws import Index, many
+from fedmutual.data.examples import listed
+from fedmutual.data.federation import Federation, load
+from fedmutual.data.rows import Rows
+from fedmutual.errors import UserError
+
+_UNEVEN = 10  # the ratio of sizes from which on one speaks of imbalance
+_FEW = 30  # examples, of which one is more than 3 % of a score
+_CLIENTS = 10  # so many are described one by one
+_VALUES = 16  # so many means and standard deviations are worth a line
+_CHUNK = 1024
+
+
+def findings(config: Config) -> list[str]:
+    """One sentence a finding. Where the data cannot be used there is one only, and it begins with "error:".
+
+    Reads every row, also of data that are not kept in memory.
+    """
+    try:
+        federation = load(config)
+        seen = _look(federation)
+    except UserError as problem:
+        return [f"error: {problem}"]
+    found = [*federation.notes, *_sizes(federation), *_classes(federation), *_twins(federation, seen)]
+    return [*found, *_values(federation, seen)]
+
+
+def _sizes(federation: Federation) -> Iterator[str]:
+    """Clients that differ much, or have too little."""
+    sizes = {i: len(s.private) for i, s in federation.clients.items()}
+    small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
+    if sizes[large] >= _UNEVEN * sizes[small]:
+        yield (
+            f"clients differ much in size: {large!r} has {many(sizes[large], 'training example')} and {small!r} has {sizes[small]}; "
+            "FML counts them alike, FedAvg by their examples"
+        )
+    for what, kind in (("training", "private"), ("validation", "validation"), ("hold-out", "holdout")):
+        shares: dict[str, Rows | None] = {i: getattr(s, kind) for i, s in federation.clients.items()}
+        few = {i: len(rows) for i, rows in shares.items() if rows is not None and len(rows) < _FEW}
+        if few:
+            least = min(few.values())
+            score = f"; one of {least} is {100 / least:.0f} % of a score" if kind != "private" else ""
+            yield f"{'client' if len(few) == 1 else 'clients'} {listed(list(few))}: fewer than {_FEW} {what} examples{score}"
+
+
+def _classes(federation: Federation) -> Iterator[str]:
+    """Classes that clients lack, and classes of very different size."""
+    names = federation.classes
+    clients: dict[str, Any] = federation.partition["clients"]
+    short = {i: c["counts"]["private"] for i, c in clients.items() if 0 in c["counts"]["private"]}
+    if len(short) > _CLIENTS:
+        yield f"{len(short)} of {len(clients)} clients lack training examples of some class"
+    else:
+        for i, counts in short.items():
+            has, lacks = ([n for n, k in zip(names, counts, strict=True) if bool(k) == held] for held in (True, False))
+            if len(has) < len(lacks):
+                yield f"client {i!r} has training examples of {len(has)} of {len(names)} classes only: {listed(has)}"
+            else:
+                yield f"client {i!r} has no training examples of {len(lacks)} of {len(names)} classes: {listed(lacks)}"
+    held = np.sum([c["counts"]["private"] for c in clients.values()], axis=0)
+    most, least = int(held.argmax()), int(np.where(held > 0, held, held.max() + 1).argmin())
+    if held[most] >= _UNEVEN * held[least]:
+        yield (
+            f"classes are imbalanced: {names[most]!r} has {many(int(held[most]), 'training example')} and {names[least]!r} has "
+            f"{held[least]}; read balanced accuracy beside accuracy"
+        )
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one pass over all N rows gathers."""
+
+    rows: Rows
+    digests: np.ndarray[tuple[int], np.dtype[np.uint64]]  # [N], of each row's bytes
+    blank: Index  # positions of images that are one value all over
+    mean: Tensor  # of the training rows, as scaled: a value a channel or feature
+    std: Tensor
+    constant: Tensor  # bool, of the training rows: a value a channel or feature
+
+
+def _look(federation: Federation) -> _Seen:
+    """Read every row that some client or the test set has, once."""
+    pooled = federation.pooled()
+    shares = [s.index for s in (pooled.private, pooled.validation, pooled.holdout, federation.test) if s is not None]
+    rows = federation.test.with_index(np.unique(np.concatenate(shares)))
+    trained = torch.from_numpy(np.isin(rows.index, pooled.private.index))
+    chunks = torch.split(torch.arange(len(rows)), _CHUNK)
+    digests, blank, moments, extremes = [], [], [], []
+    for at, (x, _) in zip(chunks, rows.rows(chunks), strict=True):
+        flat = x.flatten(1)
+        digests += [int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "big") for row in flat.numpy()]
+        blank.append(at[(flat == flat[:, :1]).all(1)] if x.dim() == 4 else at[:0])
+        own = x[trained[at]].double().transpose(0, 1).flatten(1)  # [channels or features, values]
+        if own.numel():
+            moments.append(torch.stack([torch.full_like(own[:, 0], own.shape[1]), own.sum(1), own.square().sum(1)]))
+            extremes.append(torch.stack([own.amin(1), -own.amax(1)]))
+    n, total, squares = torch.stack(moments).sum(0)
+    least, most = torch.stack(extremes).amin(0)
+    mean = total / n
+    std = (squares / n - mean.square()).clamp(min=0).sqrt()
+    return _Seen(rows, np.array(digests, dtype=np.uint64), torch.cat(blank).numpy(), mean, std, least == -most)
+
+
+def _twins(federation: Federation, seen: _Seen) -> Iterator[str]:
+    """Examples that are there twice: in training and in evaluation, or under two labels."""
+    pooled = federation.pooled()
+    trained = np.flatnonzero(np.isin(seen.rows.index, pooled.private.index))
+    for what, share in (("test", federation.test), ("validation", pooled.validation), ("hold-out", pooled.holdout)):
+        if share is None or (what == "validation" and np.isin(share.index, federation.test.index).all()):
+            continue
+        scored = np.flatnonzero(np.isin(seen.rows.index, share.index))
+        both = scored[np.isin(seen.digests[scored], seen.digests[trained])]
+        if len(both):
+            twin = trained[seen.digests[trained] == seen.digests[both[0]]][0]
+            yield (
+                f"{len(both)} of {len(scored)} {what} examples equal a training example, {seen.rows.where(both[0])} for "
+                f"instance {seen.rows.where(twin)}; scores on them tell what was memorised"
+            )
+    _, which = np.unique(seen.digests, return_inverse=True)
+    first = np.full(which.max() + 1, -1)
+    labels = seen.rows.labels
+    first[which] = np.arange(len(which))
+    odd = np.flatnonzero(labels != labels[first[which]])
+    if len(odd):
+        a, b = odd[0], first[which[odd[0]]]
+        yield (
+            f"equal examples have different labels, {seen.rows.where(a)} ({federation.classes[labels[a]]!r}) and "
+            f"{seen.rows.where(b)} ({federation.classes[labels[b]]!r}) for instance"
+        )
+
+
+def _values(federation: Federation, seen: _Seen) -> Iterator[str]:
+    """Inputs that tell nothing, and the scaling that the data ask for."""
+    if len(seen.blank):
+        yield f"{many(len(seen.blank), 'image')} of one value all over: {seen.rows.where(seen.blank[0])}, for instance"
+    names = federation.columns or tuple(str(i) for i in range(len(seen.constant)))
+    constant = [names[i] for i in seen.constant.nonzero().flatten().tolist()]
+    if constant:
+        kind = "channel" if len(federation.shape) == 3 else "feature"
+        yield f"the same value in every training example, which tells nothing: {kind} {listed(constant)}"
+    if not federation.scaling["mean"] and len(seen.mean) <= _VALUES:
+        wanted = (seen.mean, seen.std.where(seen.std > 0, 1))
+        mean, std = (", ".join(f"{v:.4g}" for v in values.tolist()) for values in wanted)
+        yield f"the training examples ask for data.mean = [{mean}] and data.std = [{std}]"

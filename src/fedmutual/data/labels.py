@@ -1,0 +1,114 @@
+"""Labels are matched by class name: a site that lacks a class keeps the numbers of the others."""
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmutual.config import DataConfig
+from fedmutual.data.draws import Index, Names
+from fedmutual.data.examples import Part, Source, listed
+from fedmutual.errors import ConfigError, DataError
+
+
+def match(source: Source, config: DataConfig) -> tuple[tuple[str, ...], list[Index]]:
+    """-> (the federation's classes, for each part the class numbers [n] of its rows).
+
+    The classes are data.classes; else those the data declare; else, of labels that are whole numbers, 0 up to the
+    greatest; else the names found, sorted. data.labels renames before anything is matched.
+
+    Raises:
+        DataError: a label that is neither whole number nor name, out of range, or none of the classes.
+    """
+    parts = [p for p in (source.train, source.test) if p is not None]
+    if config.classes is not None and len(set(config.classes)) < len(config.classes):
+        twice = next(c for c in config.classes if config.classes.count(c) > 1)
+        raise ConfigError(f"key 'data.classes' names {twice!r} twice; name each class once")
+    declared = source.classes
+    if declared is None and config.classes is None and all(_kind(p, source) == "numbers" for p in parts):
+        declared = _counted(parts, source)
+    own = [_named(p, declared, source) for p in parts]
+    found = [names for names, _ in own]
+    renamed = [np.array([config.labels.get(n, n) for n in names]) for names in found]
+    classes = config.classes or _classes(declared, renamed, config.labels)
+    if len(classes) < 2:
+        raise DataError(
+            f"{source.place}: there is one class only, {classes[0]!r}; two are needed to tell one from the other"
+        )
+    numbers = {name: i for i, name in enumerate(classes)}
+    coded = []
+    for part, (names, codes), new in zip(parts, own, renamed, strict=True):
+        for i, name in enumerate(new):
+            if name not in numbers:
+                raise DataError(_unknown(part.where(int(np.argmax(codes == i))), str(names[i]), str(name), classes))
+        coded.append(np.array([numbers[n] for n in new], dtype=np.int64)[codes])
+    return classes, coded
+
+
+def _kind(part: Part, source: Source) -> str:
+    """ "numbers" or "names"; anything else is refused."""
+    labels = part.labels
+    if labels.ndim != 1 or len(labels) != len(part.x):
+        raise DataError(
+            f"{source.place}: labels have the shape {list(labels.shape)}, and one for each of {len(part.x)} examples is "
+            "wanted" + ("; of one-hot labels take the argmax" if labels.ndim == 2 else "")
+        )
+    if labels.dtype.kind in "biu":
+        return "numbers"
+    if labels.dtype.kind in "UT":
+        return "names"
+    first = labels[0] if labels.dtype.kind != "f" else next((v for v in labels if not float(v).is_integer()), labels[0])
+    raise DataError(
+        f"{source.place}: labels must be whole numbers or names, and are {labels.dtype.name} ({first!s}, for example); "
+        "convert them, for instance with .astype(int)"
+    )
+
+
+def _counted(parts: Sequence[Part], source: Source) -> tuple[str, ...]:
+    """The names "0" up to the greatest label. Refused where most of them would stand for nothing."""
+    labels = np.concatenate([p.labels for p in parts]).astype(np.int64)
+    there = np.unique(labels)
+    most = int(there[-1])
+    if there[0] < 0 or most + 1 > 2 * len(there):
+        odd = there[0] if there[0] < 0 else most
+        part = next(p for p in parts if (p.labels == odd).any())
+        raise DataError(
+            f"{part.where(int(np.argmax(part.labels == odd)))}: its label {odd} is out of range, for whole numbers count "
+            f"classes from 0 and the labels are {listed(there.tolist())}; mend it, or name all classes in data.classes"
+        )
+    return tuple(str(i) for i in range(most + 1))
+
+
+def _named(part: Part, declared: tuple[str, ...] | None, source: Source) -> tuple[Names, Index]:
+    """-> (the owner's names, for each row which of them)."""
+    if _kind(part, source) == "names" or declared is None:
+        names, codes = np.unique(part.labels.astype(str), return_inverse=True)
+        return names, codes.astype(np.int64)
+    numbers: npt.NDArray[Any] = part.labels.astype(np.int64)
+    bad = np.flatnonzero((numbers < 0) | (numbers >= len(declared)))
+    if len(bad):
+        raise DataError(
+            f"{part.where(int(bad[0]))}: its label {numbers[bad[0]]} is out of range, there are {len(declared)} classes; "
+            f"labels go from 0 to {len(declared) - 1}"
+        )
+    there, codes = np.unique(numbers, return_inverse=True)
+    return np.array([declared[i] for i in there]), codes.astype(np.int64)
+
+
+def _classes(declared: tuple[str, ...] | None, found: Sequence[Names], labels: Mapping[str, str]) -> tuple[str, ...]:
+    if declared is not None:
+        return tuple(dict.fromkeys(labels.get(n, n) for n in declared))
+    names = {str(n) for names in found for n in names}
+    return tuple(sorted(names, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else 0, n)))
+
+
+def _unknown(where: str, own: str, name: str, classes: Sequence[str]) -> str:
+    called = f"{own!r}, which data.labels calls {name!r}," if own != name else f"{own!r}"
+    near = get_close_matches(name, classes, 1)
+    mend = f"did you mean {near[0]!r}? If so," if near else "to keep it"
+    return (
+        f"{where}: its class {called} is none of the classes {listed(classes)}; {mend} write data.labels = "
+        f'{{ {own} = "{near[0] if near else classes[0]}" }}, or add it to data.classes'
+    )

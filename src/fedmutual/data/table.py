@@ -1,0 +1,109 @@
+"""A CSV file: a row an example, a column for the label, the others its features."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from fedmutual.config import DataConfig
+from fedmutual.data.arrays import given
+from fedmutual.data.draws import Names
+from fedmutual.data.examples import Arrays, Part, Source, listed, rows_first
+from fedmutual.errors import DataError
+
+DOMAIN = "domain"
+_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # of a feature; a class may well be called NA
+
+
+def csv(config: DataConfig) -> Source:
+    """The file data.root, and data.test where there is one. A column `domain`, and that of data.group_by, are no features.
+
+    Raises:
+        DataError: a file is missing or is no table, a column is missing, or a feature is missing or no number.
+    """
+    path = given(config)
+    train, columns = _part(path, config, None)
+    test = _part(config.test, config, columns)[0] if config.test is not None else None
+    return Source(str(path), train, test, columns=columns)
+
+
+def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None) -> tuple[Part, tuple[str, ...]]:
+    table = _read(path, config)
+    for key, column in (("data.label", config.label), ("data.group_by", config.group_by)):
+        if column is not None and column not in table:
+            raise DataError(
+                f"{path}: there is no column {column!r}, which {key} names; it has {listed(list(table.columns))}"
+            )
+    kept = {config.label, config.group_by, DOMAIN}
+    own = tuple(c for c in table.columns if c not in kept)
+    if columns is not None and set(own) != set(columns):
+        odd = sorted(set(own) ^ set(columns))
+        raise DataError(f"{path}: its features are not those of the training file; they differ in {listed(odd)}")
+    columns = columns or own
+    x = rows_first(_numbers(table[list(columns)], path), str(path)).numpy()
+    labels = _text(table[config.label])
+    groups = _text(table[config.group_by]) if config.group_by is not None else None
+    domains = _text(table[DOMAIN]) if DOMAIN in table else None
+    blank = np.flatnonzero(labels == "")
+    if len(blank):
+        raise DataError(f"{path}: the label of row {blank[0] + 1} is missing; fill it in or take the row out")
+    return Part(Arrays(x), _whole_or_names(labels, path), lambda i: f"row {i + 1} of {path}", groups, domains), columns
+
+
+def _read(path: Path, config: DataConfig) -> pd.DataFrame:
+    names = [c for c in (config.label, config.group_by, DOMAIN) if c is not None]
+    try:
+        numbers = [c for c in pd.read_csv(path, nrows=0).columns if c not in names]
+        table = pd.read_csv(
+            path, dtype=dict.fromkeys(names, str), keep_default_na=False, na_values=dict.fromkeys(numbers, _MISSING)
+        )
+    except FileNotFoundError:
+        raise DataError(f"{path}: there is no such file; key 'data.root' or 'data.test' names it") from None
+    except (OSError, ValueError) as problem:  # pandas' own errors are ValueErrors
+        raise DataError(f"{path}: cannot be read as CSV ({str(problem).strip().splitlines()[0]})") from None
+    if table.empty:
+        raise DataError(f"{path}: the table has no rows")
+    return table
+
+
+def _text(column: "pd.Series[str]") -> Names:
+    return np.asarray(column.str.strip(), dtype=str)
+
+
+def _numbers(features: pd.DataFrame, path: Path) -> npt.NDArray[np.float32]:
+    if not len(features.columns):
+        raise DataError(f"{path}: there is no column of features beside the label")
+    for name in features.columns:
+        column = pd.to_numeric(features[name], errors="coerce")
+        odd = np.flatnonzero(column.isna() & features[name].notna())
+        if len(odd):
+            value = features[name].iloc[odd[0]]
+            raise DataError(
+                f"{path}: column {name!r} holds {value!r} in row {odd[0] + 1}, and features must be numbers; encode the "
+                "column as numbers or take it out"
+            )
+        lacking = np.flatnonzero(~np.isfinite(column.to_numpy(float)))
+        if len(lacking):
+            raise DataError(
+                f"{path}: column {name!r} is missing, NaN or infinite in row {lacking[0] + 1} ({len(lacking)} of "
+                f"{len(column)} rows); fill the values in or take the column out"
+            )
+    return np.asarray(features.apply(pd.to_numeric), dtype=np.float32)
+
+
+def _whole_or_names(labels: Names, path: Path) -> npt.NDArray[Any]:
+    """Labels read as text: whole numbers if all are, else names. Numbers that are not whole are no labels."""
+    try:
+        numbers = labels.astype(float)
+    except ValueError:
+        return labels
+    try:
+        return labels.astype(np.int64)
+    except ValueError:
+        odd = next(i for i, v in enumerate(numbers) if not v.is_integer() or not labels[i].lstrip("+-").isdecimal())
+        raise DataError(
+            f"{path}: the label of row {odd + 1} is {labels[odd]}, and labels must be whole numbers or names; mend the "
+            "column or name another in data.label"
+        ) from None

@@ -1,0 +1,1 @@
+"""Where the work runs. Engines know no algorithm, algorithms know no engine."""

@@ -1,0 +1,85 @@
+"""What every engine does: run a function where each client lives. What a client does there is the same in all of them."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fedmutual.boundary import release
+from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task, work
+from fedmutual.losses import Classification
+from fedmutual.records.events import Score
+from fedmutual.scores import Scores
+
+R = TypeVar("R")
+ROWS = 512  # rows of an evaluation's batch
+
+
+class Engine(Protocol):
+    """Holds the clients. Messages cross; clients do not."""
+
+    def each(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    ) -> Iterator[tuple[str, R]]:
+        """Run ``do(client, *arguments[id])`` for each id where that client lives -> (id, result) as they end."""
+        ...
+
+
+class Reply(NamedTuple):
+    """What a client lets go of after a phase."""
+
+    message: Message
+    train: dict[str, float]  # mean of each loss term; empty where the client shares no metrics
+
+
+class Exam(NamedTuple):
+    """Which of a client's nets is scored on which of its rows, and what that score is called."""
+
+    net: str  # "personal" or "meme"
+    rows: str  # key of Client.data
+    model: str
+    client: str | None
+    data: str
+
+
+def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
+    """A client's whole part in a phase: the work, then the boundary."""
+    message, train = work(phase, client, inbox, at)
+    return Reply(release(message, declared, client, inbox), train if client.tells else {})
+
+
+def examine(client: Client, exams: tuple[Exam, ...], inbox: Message, round: int, home: Path | None) -> tuple[Score, ...]:
+    """Score a client's nets; the meme with what the server sent. A client that shares no metrics keeps them at `home`."""
+    if inbox and "meme" in client.nets:
+        meme = client.nets["meme"]
+        meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
+    task = client.own.get("task", Classification())
+    scores = tuple(Score(e.model, e.client, e.data, score(client.nets[e.net], client.data[e.rows], task)) for e in exams)
+    if client.tells:
+        return scores
+    if home is not None:
+        line = {"round": round, "scores": [{"model": s.model, "data": s.data, **s.values} for s in scores]}
+        home.mkdir(parents=True, exist_ok=True)
+        with (home / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+    return ()
+
+
+def parameters(client: Client) -> dict[str, int]:
+    """How many parameters each of a client's nets has."""
+    return {name: sum(p.numel() for p in net.parameters()) for name, net in client.nets.items()}
+
+
+@torch.no_grad()
+def score(net: nn.Module, data: Data, task: Task) -> Scores:
+    """A net's scores over all rows, in eval mode."""
+    net.eval()
+    outputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), ROWS)):
+        outputs.append(net(x))
+        targets.append(y)
+    return dict(task.score(torch.cat(outputs), torch.cat(targets)))

@@ -1,0 +1,22 @@
+"""The plain engine: all clients in this process, one after the other."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Concatenate, TypeVar
+
+from fedmutual.core import Client
+
+R = TypeVar("R")
+
+
+class InProcess:
+    """Clients in a dictionary."""
+
+    def __init__(self, clients: Iterable[Client]) -> None:
+        self._clients = {client.id: client for client in clients}
+
+    def each(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    ) -> Iterator[tuple[str, R]]:
+        """One client after the other, in the order of `arguments`."""
+        for id, given in arguments.items():
+            yield id, do(self._clients[id], *given)

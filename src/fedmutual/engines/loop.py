@@ -1,0 +1,126 @@
+"""The rounds of a federation, the same over every engine: who takes part, what is sent, what comes back, what is told."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedmutual.core import Algorithm, At, Message, Phase
+from fedmutual.engines.base import Engine, Exam, examine, participate
+from fedmutual.records.events import (
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    Observer,
+    PhaseDone,
+    Replied,
+    RoundDone,
+    Score,
+    Started,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does, told to no one but the loop."""
+
+    algorithm: Algorithm
+    seed: int
+    rounds: int
+    clients: tuple[str, ...]
+    notes: tuple[str, ...]
+    participation: float  # the fraction of clients that a round asks
+    evaluate_every: int
+    exams: Mapping[str, tuple[Exam, ...]]  # what is scored where clients live
+    homes: Mapping[str, Path]  # where a client keeps the scores that it does not share
+
+
+Judge = Callable[[Message], Score]
+"""Scores the complete shared model on the federation's test set: where there is none, nobody judges."""
+
+
+def federate(
+    plan: Plan, engine: Engine, server: Message, done: int, observers: Sequence[Observer], judge: Judge | None
+) -> Message:
+    """Run the rounds that are left after `done` of them -> the server's last state.
+
+    An exception of any client's, and a stop by hand, is told as `Failed` and raised again.
+    """
+
+    def tell(event: Event) -> None:
+        for observer in observers:
+            observer(event)
+
+    round = done
+    try:
+        tell(Started(done, plan.rounds, plan.clients, plan.notes))
+        if done == 0 and plan.algorithm.start:
+            server, _ = _exchange(plan, engine, server, -1, plan.algorithm.start, tell)
+            tell(RoundDone(0, plan.rounds, server, engine.each))
+        for round in range(done, plan.rounds):
+            server, train = _exchange(plan, engine, server, round, plan.algorithm.phases, tell)
+            if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
+                tell(_evaluate(plan, engine, server, round, train, judge))
+            tell(RoundDone(round + 1, plan.rounds, server, engine.each))
+    except BaseException as problem:
+        tell(Failed(round + 1, problem))
+        raise
+    tell(Finished(plan.rounds))
+    return server
+
+
+Train = dict[str, dict[str, float]]
+
+
+def _exchange(
+    plan: Plan, engine: Engine, server: Message, round: int, phases: Sequence[Phase], tell: Observer
+) -> tuple[Message, Train]:
+    """All phases of a round, or of the start -> (server's next state, mean of each client's loss terms)."""
+    train: Train = {}
+    for number, phase in enumerate(phases):
+        at = At(plan.seed, round, plan.rounds, number)
+        name = type(phase).__name__.lower()
+        asked = participants(plan.clients, plan.participation if round >= 0 else 1.0, at)
+        declared = phase.leaves(server)
+        inboxes = {i: phase.send(server, i, at) for i in asked}
+        replies: dict[str, Message] = {}
+        told: Train = {}
+        for i, reply in engine.each(participate, {i: (phase, inboxes[i], declared, at) for i in asked}):
+            replies[i] = reply.message
+            told[i] = reply.train
+            tell(Replied(round + 1, name, i, len(replies), len(asked)))
+        server = phase.receive(server, replies, at)
+        down, up = ({i: size(m) for i, m in messages.items()} for messages in (inboxes, replies))
+        told = {i: told[i] for i in asked if told[i]}
+        tell(PhaseDone(round + 1, name, down, {i: up[i] for i in asked}, told))
+        for i, terms in told.items():
+            train[i] = train.get(i, {}) | terms
+    return server, train
+
+
+def _evaluate(plan: Plan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None) -> Evaluated:
+    """Score the shared model beside the clients, and their nets where they live, in the order of the clients."""
+    scores = [judge(server)] if judge else []
+    last = plan.algorithm.phases[-1]
+    at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
+    told = dict(
+        engine.each(
+            examine,
+            {i: (exams, last.send(server, i, at), round + 1, plan.homes.get(i)) for i, exams in plan.exams.items()},
+        )
+    )
+    return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in told[i])))
+
+
+def participants(clients: Sequence[str], fraction: float, at: At) -> tuple[str, ...]:
+    """Who is asked in a round: that fraction of the clients, at least one, drawn anew each round; the same in its phases."""
+    count = max(1, round(fraction * len(clients)))
+    drawn = torch.randperm(len(clients), generator=At(at.seed, at.round, at.rounds).rng("participants"))[:count]
+    return tuple(clients[i] for i in sorted(drawn.tolist()))
+
+
+def size(message: Message) -> int:
+    """Bytes of the tensors of a message."""
+    return sum(t.numel() * t.element_size() for t in message.values())

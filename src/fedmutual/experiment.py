@@ -1,0 +1,262 @@
+"""From a configuration to what a run needs: data, nets, optimisers, the server's first state. Trains nothing."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedmutual import data, models
+from fedmutual.config import Config, client_settings, make_algorithm
+from fedmutual.config.schema import ClientConfig
+from fedmutual.core import Algorithm, At, Batch, Client, Data, Message
+from fedmutual.engines.base import Exam, score
+from fedmutual.engines.loop import Judge, Plan
+from fedmutual.errors import ConfigError
+from fedmutual.losses import Classification
+from fedmutual.records.events import Score
+
+POOLED = "pooled"  # the one client of `centralised`
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration with its data. Nets are made from their own streams, the same whenever and wherever that is done."""
+
+    config: Config
+    data: data.Federation
+    algorithm: Algorithm
+    device: torch.device
+
+    @property
+    def pooled(self) -> bool:
+        """Whether all data lie in one place: `centralised`."""
+        return bool(self.config.algorithm["name"] == "centralised")
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Who trains."""
+        return (POOLED,) if self.pooled else tuple(self.data.clients)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the server's state is a whole model."""
+        return "global" in self.algorithm.scores and len(self.shared) == len(self.shared_net.state_dict())
+
+    @cached_property
+    def shared_net(self) -> nn.Module:
+        """The shared architecture with its first weights."""
+        at = At(self.config.seed, -1, self.config.rounds)
+        return self._net(self.config.model.shared, at.rng("model", "shared"), "model.shared")
+
+    @cached_property
+    def shared(self) -> tuple[str, ...]:
+        """The names of its tensors that cross. With `model.batchnorm = "local"` those of BatchNorm layers do not."""
+        state = self.shared_net.state_dict()
+        if self.config.model.batchnorm == "average":
+            return tuple(state)
+        norms = [n for n, m in self.shared_net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        return tuple(k for k in state if not any(k.startswith(f"{n}.") for n in norms))
+
+    def server(self) -> Message:
+        """The server's first state: the shared tensors, or nothing where nothing is shared."""
+        if "global" not in self.algorithm.scores or self.pooled:
+            return {}
+        state = self.shared_net.state_dict()
+        return {k: state[k].detach().to("cpu", copy=True).contiguous() for k in self.shared}
+
+    def personal(self, client: str) -> str:
+        """The name of a client's own architecture."""
+        own = self._own(client).model.personal
+        listed = self.config.model.personal or (self.config.model.shared,)
+        if self.pooled:
+            return self.config.model.shared
+        return own or listed[list(self.data.clients).index(client) if len(listed) > 1 else 0]
+
+    def client(self, id: str) -> Client:
+        """One participant, as it is before round 1."""
+        nets = {name: net.to(self.device) for name, net in self._nets(id).items()}
+        own = self._own(id)
+        shared = self.shared if "meme" in nets else ()
+        rate = own.optimizer.lr if own.optimizer.lr is not None else self.config.optimizer.lr
+        return Client(
+            id=id,
+            nets=nets,
+            optimizers={n: self._optimizer(net, own) for n, net in nets.items()},
+            data={k: OnDevice(d, self.device) if self.device.type != "cpu" else d for k, d in self._rows(id).items()},
+            rate=rate,
+            shared=shared,
+            twins=_twins(nets, shared),
+            own=client_settings(self.config, id),
+            tells=(own.share or self.config.share).metrics == "all",
+        )
+
+    def plan(self, homes: Mapping[str, Path]) -> Plan:
+        """What the loop needs to know."""
+        config = self.config
+        return Plan(
+            algorithm=self.algorithm,
+            seed=config.seed,
+            rounds=config.rounds,
+            clients=self.clients,
+            notes=(*self.algorithm.remarks, *self.data.notes),
+            participation=config.engine.participation,
+            evaluate_every=config.records.evaluate_every,
+            exams={i: tuple(self._exams(i)) for i in self.clients},
+            homes=homes,
+        )
+
+    def judge(self) -> Judge | None:
+        """Scores the complete shared model on the test set."""
+        if not self.complete or self.pooled:
+            return None
+        net, test = self.global_net(), OnDevice(self.data.test, self.device)
+
+        def judged(server: Message) -> Score:
+            net.load_state_dict(server)
+            return Score("global", None, "test", score(net, test, Classification()))
+
+        return judged
+
+    def global_net(self) -> nn.Module:
+        """A fresh net of the shared architecture."""
+        at = At(self.config.seed, -1, self.config.rounds)
+        return self._net(self.config.model.shared, at.rng("model", "shared"), "model.shared").to(self.device)
+
+    def leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
+        """All that may leave a client: phase -> name -> dtype, shape."""
+        return {
+            type(phase).__name__.lower(): {
+                name: (str(dtype).removeprefix("torch."), list(shape))
+                for name, (dtype, shape) in phase.leaves(self.server()).items()
+            }
+            for phase in (*self.algorithm.start, *self.algorithm.phases)
+        }
+
+    def _own(self, client: str) -> ClientConfig:
+        return self.config.clients.get(client, ClientConfig())
+
+    def _net(self, name: str, rng: torch.Generator, key: str) -> nn.Module:
+        return models.build(name, self.data.shape, len(self.data.classes), rng, key)
+
+    def _nets(self, id: str) -> dict[str, nn.Module]:
+        at = At(self.config.seed, -1, self.config.rounds)
+        if self.pooled:
+            return {"personal": self.global_net()}
+        nets = {}
+        if "personal" in self.algorithm.scores:
+            named = f"clients.{id}.model.personal" if self._own(id).model.personal else "model.personal"
+            key = named if self._own(id).model.personal or self.config.model.personal else "model.shared"
+            nets["personal"] = self._net(self.personal(id), at.rng(id, "personal"), key)
+        if "global" in self.algorithm.scores:
+            nets["meme"] = self.global_net()
+        if self.config.model.start == "server" and "personal" in nets:
+            try:
+                nets["personal"].load_state_dict(self.shared_net.state_dict())
+            except RuntimeError:
+                raise ConfigError(
+                    f"model.start = 'server': client {id!r} has the personal network {self.personal(id)!r}, which cannot "
+                    f"start from the shared {self.config.model.shared!r}; use model.start = 'own'"
+                ) from None
+        return nets
+
+    def _optimizer(self, net: nn.Module, own: ClientConfig) -> torch.optim.Optimizer:
+        given = self.config.optimizer
+        params = [p for p in net.parameters() if p.requires_grad]
+        decay = own.optimizer.weight_decay if own.optimizer.weight_decay is not None else given.weight_decay
+        if given.name == "sgd":
+            momentum = own.optimizer.momentum if own.optimizer.momentum is not None else given.momentum
+            return torch.optim.SGD(params, lr=0.0, momentum=momentum, weight_decay=decay)
+        kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[given.name]
+        return kind(params, lr=0.0, weight_decay=decay, amsgrad=given.amsgrad)
+
+    def _rows(self, id: str) -> dict[str, Data]:
+        """Rows to train on, and to be scored on: keys as in `_exams`."""
+        if self.pooled:
+            rows: dict[str, Data] = {"private": self.data.pooled().private, "test": self.data.test}
+            for i, shares in self.data.clients.items():
+                rows[f"validation of {i}"] = shares.validation
+                if shares.holdout is not None:
+                    rows[f"holdout of {i}"] = shares.holdout
+            return rows
+        shares = self.data.clients[id]
+        rows = {"private": shares.private, "validation": shares.validation, "test": self.data.test}
+        return rows if shares.holdout is None else rows | {"holdout": shares.holdout}
+
+    def _exams(self, id: str) -> Iterable[Exam]:
+        """What is scored at a client: each of its nets on its own rows, and its personal net on all classes too."""
+        if self.pooled:
+            yield Exam("personal", "test", "global", None, "test")
+            for rows in self._rows(id):
+                kind, _, of = rows.partition(" of ")
+                if of:
+                    yield Exam("personal", rows, "global", of, kind)
+            return
+        own = [kind for kind in ("validation", "holdout") if kind in self._rows(id)]
+        if "personal" in self.algorithm.scores:
+            yield from (Exam("personal", kind, "personal", id, kind) for kind in (*own, "test"))
+        if "global" in self.algorithm.scores:
+            model = "global" if self.complete else "meme"
+            yield from (Exam("meme", kind, model, id, kind) for kind in own)
+
+
+class OnDevice:
+    """Rows that are moved to a device as they are taken."""
+
+    def __init__(self, rows: Data, device: torch.device) -> None:
+        self._rows, self._device = rows, device
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def rows(self, plan: Iterable[torch.Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
+        """As `Data.rows`, on the device."""
+        return (tuple(t.to(self._device, non_blocking=True) for t in batch) for batch in self._rows.rows(plan, rng))
+
+
+def build(config: Config, device: str | None = None) -> Experiment:
+    """Read the data and check that everything the configuration names can be made.
+
+    Raises:
+        UserError: in one sentence, what cannot.
+    """
+    federation = data.load(config)
+    experiment = Experiment(config, federation, make_algorithm(config), pick_device(device or config.engine.device))
+    unknown = [i for i in config.clients if i not in federation.clients]
+    if unknown:
+        raise ConfigError(f"key 'clients.{unknown[0]}': there is no such client; there are {', '.join(federation.clients)}")
+    personal = config.model.personal or ()
+    if len(personal) not in (0, 1, len(federation.clients)):
+        raise ConfigError(
+            f"key 'model.personal' names {len(personal)} networks for {len(federation.clients)} clients; "
+            "name one for all, or one for each"
+        )
+    return experiment
+
+
+def pick_device(name: str) -> torch.device:
+    """The device by its name; "auto" takes a CUDA GPU, else Apple's, else the CPU."""
+    if name == "auto":
+        found = [
+            n for n, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if there
+        ]
+        return torch.device(found[0] if found else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        why = str(problem).splitlines()[0]
+        raise ConfigError(f"key 'engine.device': {name!r} cannot be used here ({why}); try 'auto' or 'cpu'") from None
+    return device
+
+
+def _twins(nets: Mapping[str, nn.Module], shared: tuple[str, ...]) -> frozenset[str]:
+    """The meme's shared tensors that start equal to one of the personal net's, by right."""
+    if not {"personal", "meme"} <= nets.keys():
+        return frozenset()
+    personal, meme = (nets[n].state_dict() for n in ("personal", "meme"))
+    return frozenset(
+        k for k in shared if any(v.shape == meme[k].shape and torch.equal(v, meme[k]) for v in personal.values())
+    )

@@ -1,0 +1,1 @@
+"""What a run leaves behind: its folder, its state, its scores, its bytes."""

@@ -1,0 +1,129 @@
+"""The state of a run on disk: the server's half and each client's, every side its own files; one small file commits them.
+
+A generation is written beside the last, `server/round-7.safetensors` and `clients/<id>/round-7.safetensors`; then
+`checkpoint.json` is replaced, which makes it the run's state in one step; then the older one is removed. A kill at any
+moment leaves one whole generation that `checkpoint.json` names.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedmutual.core import Client, Message
+from fedmutual.errors import RunError
+from fedmutual.records.events import Event, RoundDone, Started
+from fedmutual.records.files import read_json, read_tensors, write_json, write_tensors
+
+COMMIT = "checkpoint.json"
+
+
+class Checkpoints:
+    """Observer: saves every `every` rounds, and after the last."""
+
+    def __init__(self, folder: Path, every: int, run: str, seconds: float = 0.0) -> None:
+        self._folder, self._every, self._run = folder, every, run
+        self._clients: tuple[str, ...] = ()
+        self._spent, self._since = seconds, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run, stops left out."""
+        return self._spent + time.monotonic() - self._since
+
+    def __call__(self, event: Event) -> None:
+        """Save when it is time."""
+        if isinstance(event, Started):
+            self._clients = event.clients
+        elif isinstance(event, RoundDone) and (event.round % self._every == 0 or event.round == event.rounds):
+            self._save(event)
+
+    def _save(self, event: RoundDone) -> None:
+        name, about = file_name(event.round), {"format": "1", "run": self._run, "round": str(event.round)}
+        write_tensors(self._folder / "server" / name, event.server, about)
+        places = {i: (self._folder / "clients" / i / name, about) for i in self._clients}
+        for _ in event.visit(save_client, places):
+            pass
+        write_json(
+            self._folder / COMMIT,
+            {
+                "format": 1,
+                "run": self._run,
+                "round": event.round,
+                "clients": self._clients,
+                "seconds": round(self.seconds, 3),
+            },
+        )
+        for half in ("server", *(f"clients/{i}" for i in self._clients)):
+            for old in (self._folder / half).glob("*round-*.safetensors*"):
+                if old.name != name:
+                    old.unlink(missing_ok=True)
+
+
+def file_name(round: int) -> str:
+    """The name of a generation's files."""
+    return f"round-{round}.safetensors"
+
+
+def save_client(client: Client, path: Path, about: Mapping[str, str]) -> None:
+    """Write all that a client carries into the next round: personal net, the meme's home part, optimisers, memory."""
+    write_tensors(path, client_state(client), about)
+
+
+def load_client(client: Client, path: Path, run: str, round: int) -> None:
+    """Give a freshly made client the state of its file.
+
+    Raises:
+        RunError: the file is missing, damaged, another run's, or of another round or network.
+    """
+    state = read_state(path, run, round)
+    wanted = {k: v for k, v in client_state(client).items() if not k.startswith(("optimizer.", "memory."))}
+    kept = {k: v for k, v in state.items() if not k.startswith(("optimizer.", "memory."))}
+    shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, kept)]
+    if shapes[0] != shapes[1]:
+        raise RunError(f"{path}: holds another network than client {client.id!r} has by the configuration")
+    with torch.no_grad():
+        for name, net in client.nets.items():
+            net.load_state_dict(net.state_dict() | _under(state, f"{name}."))
+    for name, optimizer in client.optimizers.items():
+        slots: dict[int, dict[str, Tensor]] = {}
+        for key, value in _under(state, f"optimizer.{name}.").items():
+            slot, _, what = key.partition(".")
+            slots.setdefault(int(slot), {})[what] = value
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
+    client.memory = _under(state, "memory.")
+
+
+def read_state(path: Path, run: str, round: int) -> Message:
+    """The tensors of a checkpoint file of this run and round.
+
+    Raises:
+        RunError: the file is missing, damaged, another run's or another round's.
+    """
+    tensors, about = read_tensors(path)
+    if about.get("run") != run or about.get("round") != str(round):
+        raise RunError(f"{path}: belongs to another run, configuration or round; give --out a folder of its own")
+    return tensors
+
+
+def committed(folder: Path) -> dict[str, object] | None:
+    """What checkpoint.json says, or None where nothing was saved yet."""
+    return read_json(folder / COMMIT) if (folder / COMMIT).exists() else None
+
+
+def client_state(client: Client) -> Message:
+    """All that a client carries from round to round, by name."""
+    state: Message = {}
+    for name, net in client.nets.items():
+        crosses = client.shared if name == "meme" else ()
+        state |= {f"{name}.{k}": v for k, v in net.state_dict().items() if k not in crosses}
+    for name, optimizer in client.optimizers.items():
+        for slot, values in optimizer.state_dict()["state"].items():
+            state |= {f"optimizer.{name}.{slot}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
+    return state | {f"memory.{k}": v for k, v in client.memory.items()}
+
+
+def _under(state: Message, prefix: str) -> Message:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

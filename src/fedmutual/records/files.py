@@ -1,0 +1,83 @@
+"""Files that are whole or not there: written beside their place, flushed to the disk, then renamed into it."""
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedmutual.errors import RunError
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file in one step; its folder is made if missing.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError as problem:
+        with suppress(OSError):
+            part.unlink()
+        raise RunError(
+            f"{path}: cannot be written ({problem.strerror or problem}); choose another folder with --out"
+        ) from None
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a JSON file in one step."""
+    write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON file of format 1.
+
+    Raises:
+        RunError: it is missing, damaged, or of another format.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path}: there is no such file") from None
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{path}: is damaged or no JSON ({problem})") from None
+    if not isinstance(content, dict) or content.get("format") != 1:
+        raise RunError(f"{path}: is not of format 1, the only one that this version of fedmutual reads")
+    return content
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Replace a safetensors file in one step. `about` goes into its header, as one entry: of several, the order varies."""
+    whole = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    write_bytes(path, save(whole, metadata={"fedmutual": json.dumps(about)}))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A safetensors file -> (tensors, header). Nothing else is ever loaded: no pickle is opened.
+
+    Raises:
+        RunError: it is missing, truncated, or no safetensors file.
+    """
+    if not path.is_file():
+        raise RunError(f"{path}: there is no such file")
+    with path.open("rb") as file:
+        head = file.read(2)
+    if head == b"PK" or head[:1] == b"\x80":
+        raise RunError(f"{path}: is a pickle, which could run code when opened; fedmutual reads safetensors only")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {k: file.get_tensor(k) for k in file.keys()}, json.loads((file.metadata() or {}).get("fedmutual", "{}"))  # noqa: SIM118
+    except (SafetensorError, OSError) as problem:
+        raise RunError(f"{path}: is truncated or no safetensors file ({problem})") from None

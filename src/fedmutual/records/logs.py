@@ -1,0 +1,77 @@
+"""Lines that a run appends: its scores and its bytes. Without wall times, so that a resumed run's are the same bytes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fedmutual.errors import RunError
+from fedmutual.records.events import Evaluated, Event, PhaseDone
+from fedmutual.records.files import write_bytes
+
+METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
+
+
+class Metrics:
+    """Observer: a line per evaluation."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / METRICS
+
+    def __call__(self, event: Event) -> None:
+        """Append the scores."""
+        if isinstance(event, Evaluated):
+            scores = [{"model": s.model, "client": s.client, "data": s.data, **s.values} for s in event.scores]
+            _append(self._path, [{"round": event.round, "train": event.train, "scores": scores}])
+
+
+class Ledger:
+    """Observer: a line per round, phase and client with the bytes of the tensors that went down to it and up from it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LEDGER
+
+    def __call__(self, event: Event) -> None:
+        """Append the bytes."""
+        if isinstance(event, PhaseDone):
+            about = {"round": event.round, "phase": event.phase}
+            _append(self._path, [{**about, "client": i, "down": event.down[i], "up": up} for i, up in event.up.items()])
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a log; none where there is no log yet.
+
+    Raises:
+        RunError: a line is no JSON: the file and the line.
+    """
+    lines = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            raise RunError(f"{path}: line {number} is damaged; start the run anew in another folder") from None
+    return lines
+
+
+def rewind(path: Path, keep: Callable[[int], bool]) -> None:
+    """Take out the lines of rounds that were not saved; a half-written last line goes with them."""
+    if not path.exists():
+        return
+    kept = []
+    whole = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end was cut off by a kill
+    for number, text in enumerate(whole, 1):
+        try:
+            round = json.loads(text)["round"]
+        except (ValueError, KeyError, TypeError):
+            raise RunError(f"{path}: line {number} is damaged; start the run anew in another folder") from None
+        if keep(round):
+            kept.append(text + "\n")
+    write_bytes(path, "".join(kept).encode())
+
+
+def _append(path: Path, lines: list[dict[str, Any]]) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be written ({problem.strerror or problem})") from None

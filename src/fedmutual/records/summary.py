@@ -1,0 +1,79 @@
+"""A run in one page of JSON, made from its own lines: last and best scores, each best with the data that chose it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedmutual.config import Config
+
+Lines = Sequence[Mapping[str, Any]]
+
+
+def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:
+    """The scores and bytes of summary.json. Accuracies are fractions; rounds count from 1."""
+    holdout = config.split.holdout > 0
+    model = "personal" if any(s["model"] == "personal" for line in metrics for s in line["scores"]) else "global"
+    return {
+        "global": {"test_accuracy": _global(metrics, config.records.best_by or ("holdout" if holdout else "test"))},
+        "personal": {
+            "model": model,
+            "val_accuracy": _personal(metrics, model, config.records.best_by or ("holdout" if holdout else "validation")),
+        },
+        "bytes": {way: sum(line[way] for line in ledger) for way in ("up", "down")},
+    }
+
+
+def _global(metrics: Lines, best_by: str) -> dict[str, Any] | None:
+    """The complete shared model on the test set; None where there is none."""
+    test = {line["round"]: _mean(line, "global", "test") for line in metrics}
+    if not test or any(v is None for v in test.values()):
+        return None
+    judged = {line["round"]: _mean(line, "global", best_by) for line in metrics}
+    best, by = (
+        _best(judged if None not in judged.values() else test),
+        best_by if None not in judged.values() else "test",
+    )
+    return {"last": test[max(test)], "best": test[best], "best_round": best, "best_by": by}
+
+
+def _personal(metrics: Lines, model: str, best_by: str) -> dict[str, Any] | None:
+    """The model that a client would use on its own validation data; None where no client shares its scores."""
+    scores = {line["round"]: _per_client(line, model, "validation") for line in metrics}
+    if not any(scores.values()):
+        model = "meme"  # no complete global model: what a client would use is its own fork
+        scores = {line["round"]: _per_client(line, model, "validation") for line in metrics}
+    if not scores or not any(scores.values()):
+        return None
+    judged = {line["round"]: _mean(line, model, best_by) for line in metrics}
+    by = best_by if None not in judged.values() else "validation"
+    best = _best(judged if by == best_by else {r: _mean_of(s) for r, s in scores.items()})
+    at = {"last": max(scores), "best": best}
+    found = {
+        name: {"mean": _mean_of(scores[r]), "worst": min(scores[r].values()), "per_client": scores[r]}
+        for name, r in at.items()
+    }
+    found["best"] |= {"best_round": best, "best_by": by}
+    return found
+
+
+def _per_client(line: Mapping[str, Any], model: str, data: str) -> dict[str, float]:
+    return {
+        s["client"]: s["accuracy"]
+        for s in line["scores"]
+        if s["model"] == model and s["data"] == data and s["client"] is not None
+    }
+
+
+def _mean(line: Mapping[str, Any], model: str, data: str) -> float | None:
+    """The mean accuracy of a model on some rows, over clients where they are the clients'."""
+    found = [s["accuracy"] for s in line["scores"] if s["model"] == model and s["data"] == data]
+    own = [s["accuracy"] for s in line["scores"] if s["model"] == model and s["data"] == data and s["client"] is None]
+    return sum(own or found) / len(own or found) if found else None
+
+
+def _mean_of(scores: Mapping[str, float]) -> float:
+    return sum(scores.values()) / len(scores)
+
+
+def _best(judged: Mapping[int, float | None]) -> int:
+    """The first round of the greatest value."""
+    return max(judged, key=lambda r: (judged[r] or 0.0, -r))

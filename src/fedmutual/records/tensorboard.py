@@ -1,0 +1,37 @@
+"""TensorBoard, an extra (`pip install "fedmutual[tensorboard]"`): the same events, drawn by it as they come."""
+
+from pathlib import Path
+
+from fedmutual.errors import ConfigError
+from fedmutual.records.events import Evaluated, Event, Failed, Finished
+
+
+class Writer:
+    """Observer: scores and training losses as scalars, under `tensorboard/` of the run's folder.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise ConfigError(
+                "key 'records.tensorboard': TensorBoard is not installed; pip install 'fedmutual[tensorboard]'"
+            ) from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"))
+
+    def __call__(self, event: Event) -> None:
+        """Write the numbers of an evaluation; close with the run."""
+        if isinstance(event, Evaluated):
+            for score in event.scores:
+                tag = "/".join((score.model, score.data, *([score.client] if score.client is not None else [])))
+                for name, value in score.values.items():
+                    if isinstance(value, float):
+                        self._writer.add_scalar(f"{name}/{tag}", value, event.round)
+            for client, terms in event.train.items():
+                for name, value in terms.items():
+                    self._writer.add_scalar(f"train/{name}/{client}", value, event.round)
+        elif isinstance(event, Finished | Failed):
+            self._writer.close()

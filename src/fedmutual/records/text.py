@@ -1,0 +1,86 @@
+"""A run told in lines, for log.txt and for a terminal that is none."""
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+from fedmutual.records.events import Evaluated, Event, Failed, Finished, Score, Started
+from fedmutual.records.folder import LOG
+
+
+class TextLog:
+    """Observer: appends to log.txt, with the time of day."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOG
+
+    def __call__(self, event: Event) -> None:
+        """Append what the event says, if anything."""
+        if said := told(event):
+            now = datetime.now().astimezone().isoformat(timespec="seconds")
+            with self._path.open("a", encoding="utf-8") as file:
+                file.writelines(f"{now}  {line}\n" for line in said)
+
+
+class TimeLeft:
+    """How long the rounds that are left will take, at the pace so far."""
+
+    def __init__(self) -> None:
+        self._since, self._done, self._rounds = time.monotonic(), 0, 0
+
+    def start(self, event: Started) -> None:
+        """The clock starts here."""
+        self._since, self._done, self._rounds = time.monotonic(), event.done, event.rounds
+
+    def after(self, round: float) -> str:
+        """Words for what is left after `round` rounds; part of a round counts."""
+        if round <= self._done:
+            return ""
+        return f"{duration((time.monotonic() - self._since) / (round - self._done) * (self._rounds - round))} left"
+
+
+def told(event: Event) -> list[str]:
+    """The lines of an event; none of those that only count."""
+    match event:
+        case Started():
+            whither = f"round {event.done + 1} of {event.rounds}" if event.done < event.rounds else "the summary"
+            start = f"resumed, going on with {whither}" if event.done else f"started, {event.rounds} rounds"
+            return [f"{start}, clients {', '.join(event.clients)}", *(f"note: {n}" for n in event.notes)]
+        case Evaluated():
+            return [f"round {event.round}  {scores_line(event.scores)}"]
+        case Failed():
+            return [f"stopped in round {event.round}: {type(event.problem).__name__}: {event.problem}"]
+        case Finished():
+            return [f"finished {event.rounds} rounds"]
+    return []
+
+
+def scores_line(scores: tuple[Score, ...]) -> str:
+    """ "global 91.2 %  personal 98.1 % (worst 97.0 %)": the shared model on the test set, the clients' own on their rows."""
+    parts = [f"global {percent(s.values['accuracy'])}" for s in scores if s.model == "global" and s.client is None]
+    for model in ("personal", "meme"):
+        own = [number(s.values) for s in scores if s.model == model and s.data == "validation"]
+        if own:
+            parts.append(f"{model} {percent(sum(own) / len(own))} (worst {percent(min(own))})")
+    return "  ".join(parts) or "no scores are shared"
+
+
+def number(values: Mapping[str, object]) -> float:
+    """The accuracy of a score."""
+    accuracy = values["accuracy"]
+    assert isinstance(accuracy, float)
+    return accuracy
+
+
+def percent(fraction: object) -> str:
+    """0.912 -> "91.2 %"."""
+    assert isinstance(fraction, float)
+    return f"{100 * fraction:.1f} %"
+
+
+def duration(seconds: float) -> str:
+    """75 -> "1 min 15 s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,185 @@
+"""One experiment, from its configuration to its folder; and the folder opened again."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedmutual import experiment as experiments
+from fedmutual import models
+from fedmutual.config import Config, load_config
+from fedmutual.core import At, Message
+from fedmutual.engines.base import Engine, parameters
+from fedmutual.engines.inprocess import InProcess
+from fedmutual.engines.loop import federate
+from fedmutual.errors import RunError
+from fedmutual.experiment import Experiment
+from fedmutual.records import folder as folders
+from fedmutual.records import tensorboard
+from fedmutual.records.checkpoint import Checkpoints, committed, file_name, load_client, read_state
+from fedmutual.records.events import Observer
+from fedmutual.records.files import read_json, write_json
+from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, read_lines, rewind
+from fedmutual.records.summary import summarise
+from fedmutual.records.text import TextLog
+
+
+class Run:
+    """A run's folder, read."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.config = load_config(self.folder / folders.CONFIG)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done and summed up."""
+        return (self.folder / folders.SUMMARY).is_file()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        return read_json(self.folder / folders.SUMMARY)
+
+    def global_model(self) -> nn.Module:
+        """The shared model after the last saved round, in eval mode.
+
+        Raises:
+            RunError: nothing was saved, or no complete global model exists.
+        """
+        about = self._about()
+        if about["pooled"]:
+            return self._net(self.config.model.shared, self._client_state(experiments.POOLED))
+        state = self._state("server")
+        net = models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
+        if state.keys() != net.state_dict().keys():
+            raise RunError(f"{self.folder}: this run has no complete global model")
+        return self._net(self.config.model.shared, state)
+
+    def personal_model(self, client: str) -> nn.Module:
+        """A client's own model after the last saved round, in eval mode.
+
+        Raises:
+            RunError: nothing was saved, or there is no such client or model.
+        """
+        names = self._about()["models"]["personal"]
+        if client not in names:
+            known = ", ".join(names) or "none: its algorithm trains no personal models"
+            raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
+        return self._net(names[client]["name"], self._client_state(client))
+
+    def _about(self) -> dict[str, Any]:
+        return read_json(self.folder / folders.ENVIRONMENT)
+
+    def _sizes(self) -> tuple[tuple[int, ...], int]:
+        about = self._about()
+        return tuple(about["models"]["input"]), int(about["models"]["classes"])
+
+    def _state(self, half: str) -> dict[str, torch.Tensor]:
+        saved = committed(self.folder)
+        if saved is None:
+            raise RunError(f"{self.folder}: nothing was saved yet")
+        round = int(str(saved["round"]))
+        return read_state(self.folder / half / file_name(round), str(saved["run"]), round)
+
+    def _client_state(self, client: str) -> dict[str, torch.Tensor]:
+        state = self._state(f"clients/{client}")
+        return {k.removeprefix("personal."): v for k, v in state.items() if k.startswith("personal.")}
+
+    def _net(self, name: str, state: dict[str, torch.Tensor]) -> nn.Module:
+        net = models.build(name, *self._sizes(), At(0, -1, 1).rng("any"))
+        net.load_state_dict(state)
+        return net.eval()
+
+
+def run(config: Config, out: str | Path | None = None, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
+    """Train an experiment into a folder (`runs/<name>` unless `out` names another) -> the run.
+
+    resume: go on with the run in that folder from its last saved state; a finished one is not trained again, and
+    where there is none yet it starts.
+
+    Raises:
+        UserError: in one sentence, what cannot be done.
+        Diverged: a client's loss or weights stopped being finite; the last saved state is kept.
+    """
+    folder = Path(out) if out is not None else Path("runs") / config.name
+    if resume and (folder / folders.CONFIG).exists():
+        folders.reopen(folder, config)
+        if Run(folder).finished:
+            return Run(folder)
+        recorded = read_json(folder / folders.ENVIRONMENT) if (folder / folders.ENVIRONMENT).exists() else {}
+    else:
+        folders.check_free(folder)
+        recorded = {}
+    threads = config.engine.threads or recorded.get("threads") or torch.get_num_threads()
+    torch.set_num_threads(threads)
+    experiment = experiments.build(config, recorded.get("device"))
+    engine = InProcess([experiment.client(i) for i in experiment.clients])
+    about = folders.environment(threads, experiment.device) | {"scaling": experiment.data.scaling}
+    folders.write_about(folder, config, about | _described(experiment, engine), experiment.data.partition)
+    _train(experiment, engine, folder, observers)
+    return Run(folder)
+
+
+def _train(experiment: Experiment, engine: Engine, folder: Path, observers: Sequence[Observer]) -> None:
+    """Start, or go on from what is saved, to the end; then sum up."""
+    config = experiment.config
+    name = folders.identity(config, experiment.data.partition["fingerprint"])
+    server, done, seconds = _restored(experiment, engine, folder, name)
+    checkpoints = Checkpoints(folder, config.records.checkpoint_every, name, seconds)
+    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, checkpoints]
+    if config.records.tensorboard:
+        records.insert(0, tensorboard.Writer(folder))
+    homes = {i: folder / "clients" / i for i in experiment.clients}
+    federate(experiment.plan(homes), engine, server, done, records, experiment.judge())
+    write_json(
+        folder / folders.SUMMARY,
+        {
+            "format": 1,
+            "name": config.name,
+            "algorithm": config.algorithm["name"],
+            "rounds": config.rounds,
+            "seed": config.seed,
+            "seconds": round(checkpoints.seconds, 3),
+            **summarise(config, read_lines(folder / METRICS), read_lines(folder / LEDGER)),
+            "leaves": experiment.leaves(),
+            "data": {"name": config.data.name, "classes": list(experiment.data.classes)},
+            "fingerprint": experiment.data.partition["fingerprint"],
+        },
+    )
+
+
+def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, int, float]:
+    """The server's state, the rounds done and the seconds spent, with clients and logs as of the last saved round."""
+    saved = committed(folder)
+    done = int(str(saved["round"])) if saved else 0
+    due, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
+    homes = {i: folder / "clients" / i for i in experiment.clients}
+    for log in (folder / METRICS, *(home / METRICS for home in homes.values())):
+        rewind(log, lambda round: round <= done and (round % due == 0 or round == rounds))
+    rewind(folder / LEDGER, lambda round: saved is not None and round <= done)
+    if saved is None:
+        return experiment.server(), 0, 0.0
+    if saved["run"] != name:
+        raise RunError(f"{folder}: its checkpoint belongs to another run; choose another folder with --out")
+    for _ in engine.each(load_client, {i: (home / file_name(done), name, done) for i, home in homes.items()}):
+        pass
+    return read_state(folder / "server" / file_name(done), name, done), done, float(str(saved["seconds"]))
+
+
+def _described(experiment: Experiment, engine: Engine) -> dict[str, Any]:
+    """The networks, as environment.json holds them."""
+    sizes = dict(engine.each(parameters, dict.fromkeys(experiment.clients, ())))
+    personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
+    shared = sum(p.numel() for p in experiment.shared_net.parameters())
+    return {
+        "pooled": experiment.pooled,
+        "models": {
+            "input": list(experiment.data.shape),
+            "classes": len(experiment.data.classes),
+            "shared": {"name": experiment.config.model.shared, "parameters": shared},
+            "personal": {i: {"name": experiment.personal(i), "parameters": n} for i, n in personal.items()},
+        },
+    }

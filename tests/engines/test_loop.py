@@ -1,0 +1,148 @@
+"""The rounds: who takes part, what a start is, what stops a run, what BatchNorm and frozen parts do."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from fedmutual.algorithms import FML, FedAvg, Independent
+from fedmutual.core import Algorithm, Diverged
+from fedmutual.engines.loop import participants
+from fedmutual.records.events import Failed, Finished, PhaseDone, RoundDone, Started
+from toy import ENGINES, Rows, at, client, difference, federation, mlp, server, weights
+
+E = {"local_epochs": 1, "batch_size": 8}
+
+
+@pytest.fixture(params=ENGINES)
+def engine(request):
+    return request.param
+
+
+def test_a_fraction_of_the_clients_takes_part_and_the_others_stay_as_they_are(engine):
+    algorithm = FML(**E).algorithm()
+    clients = [client(str(i), algorithm) for i in range(5)]
+    before = {c.id: weights(c.nets["personal"]) for c in clients}
+    events = []
+    federation(algorithm, clients, rounds=1, participation=0.4, events=events, engine=engine)
+    (done,) = [e for e in events if isinstance(e, PhaseDone)]
+    assert len(done.up) == 2
+    for c in clients:
+        moved = difference(before[c.id], weights(c.nets["personal"]))
+        assert moved > 0 if c.id in done.up else moved == 0
+
+
+def test_who_takes_part_is_drawn_anew_each_round_and_at_least_one():
+    ids = [str(i) for i in range(10)]
+    drawn = {participants(ids, 0.3, at(t)) for t in range(20)}
+    assert len(drawn) > 5
+    assert {len(d) for d in drawn} == {3}
+    assert len(participants(ids, 0.01, at())) == 1
+    assert participants(ids, 1.0, at()) == tuple(ids)
+    assert participants(ids, 0.3, at()) == participants(ids, 0.3, replace(at(), phase=2)), (
+        "the same in all phases of a round"
+    )
+
+
+def test_batchnorm_statistics_are_averaged_and_counters_take_the_maximum(engine):
+    def net(seed):
+        return mlp(seed, norm=True)
+
+    algorithm = FedAvg(weighting="uniform", **E).algorithm()
+    clients = [client("0", algorithm, n=16, shared=net), client("1", algorithm, n=40, shared=net)]
+    got = federation(algorithm, clients, start=server(net), rounds=1, engine=engine)
+    states = [weights(c.nets["meme"]) for c in clients]
+    assert [s["1.num_batches_tracked"].item() for s in states] == [2, 5]
+    assert got["1.num_batches_tracked"].item() == 5
+    for name in ("1.running_mean", "1.running_var"):
+        assert torch.allclose(got[name], (states[0][name] + states[1][name]) / 2, rtol=0, atol=1e-7)
+        assert not torch.equal(states[0][name], states[1][name])
+
+
+def test_a_last_batch_of_one_trains_with_batchnorm(engine):
+    algorithm = FML(**E).algorithm()
+    one = client("0", algorithm, n=17, personal=lambda s: mlp(s, norm=True))
+    federation(algorithm, [one], rounds=1, engine=engine)
+
+
+def test_frozen_and_unused_parameters_are_left_as_they_are(engine):
+    class Spare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp(0)
+            self.unused = torch.nn.Linear(4, 4)
+            self.net[0].requires_grad_(False)
+
+        def forward(self, x):
+            return self.net(x)
+
+    algorithm = FML(**E).algorithm()
+    one = client("0", algorithm, personal=lambda s: Spare())
+    before = weights(one.nets["personal"])
+    federation(algorithm, [one], engine=engine)
+    after = weights(one.nets["personal"])
+    moved = {k for k in after if not torch.equal(before[k], after[k])}
+    assert moved == {"net.2.weight", "net.2.bias"}
+
+
+def test_a_client_smaller_than_a_batch_trains_as_one_smaller_batch(engine):
+    algorithm = Independent(local_epochs=1, batch_size=128).algorithm()
+    one = client("0", algorithm, n=5)
+    before = weights(one.nets["personal"])
+    federation(algorithm, [one], rounds=1, engine=engine)
+    assert difference(before, weights(one.nets["personal"])) > 0
+
+
+@pytest.mark.parametrize("kind", [FML, FedAvg, Independent])
+def test_a_diverging_client_is_named_with_round_and_batch(kind, engine):
+    algorithm = kind(**E).algorithm()
+    clients = [client(i, algorithm, n=24) for i in ("0", "1")]
+    clients[1].rate = 1e30
+    events = []
+    with pytest.raises(Diverged, match=r"client '1' diverged in round 1 at batch [23]: its \w+ loss is (nan|inf)"):
+        federation(algorithm, clients, events=events, engine=engine)
+    assert isinstance(events[-1], Failed)
+    assert not [e for e in events if isinstance(e, RoundDone)], "a round with a diverged client is not saved"
+
+
+def test_weights_that_overflow_in_the_last_batch_are_seen():
+    algorithm = Independent(local_epochs=1, batch_size=128).algorithm()
+    one = client("0", algorithm, n=12)
+    one.rate = 3e38
+    one.data = {"private": Rows(one.data["private"].x * 1e3, one.data["private"].y)}
+    with pytest.raises(Diverged, match=r"round 1 at batch 1: its weight personal\.\S+ is no longer finite"):
+        federation(algorithm, [one])
+
+
+def test_labels_that_are_nan_features_are_named_at_the_batch_that_holds_them():
+    algorithm = Independent(local_epochs=1, batch_size=4).algorithm()
+    one = client("0", algorithm, n=12)
+    one.data["private"].x[5] = float("nan")
+    with pytest.raises(Diverged, match=r"client '0' diverged in round 1 at batch [123]: its personal loss is nan"):
+        federation(algorithm, [one])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(Independent):
+    """Counts in memory, at every step."""
+
+    def edit(self, grads, memory):
+        return grads, {"steps": memory.get("steps", torch.zeros(())) + 1}
+
+
+def test_the_start_runs_once_before_the_rounds_and_memory_is_carried(engine):
+    phase = Count(**E)
+    algorithm = Algorithm("count", (phase,), start=(phase,))
+    one = client("0", algorithm, n=16)
+    events = []
+    federation(algorithm, [one], rounds=3, events=events, engine=engine)
+    assert one.memory["steps"].item() == (1 + 3) * 2
+    assert [type(e) for e in events if isinstance(e, Started | RoundDone | Finished)] == [
+        Started,
+        RoundDone,
+        RoundDone,
+        RoundDone,
+        RoundDone,
+        Finished,
+    ]
+    assert [e.round for e in events if isinstance(e, PhaseDone)] == [0, 1, 2, 3]

@@ -1,0 +1,92 @@
+"""Kill a run again and again, resume it each time, and hold what is left against a run that nobody touched.
+
+uv run python tests/kills.py --kills 20 [--seed 0]
+"""
+
+import argparse
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+CONFIG = """
+name = "killed"
+rounds = {rounds}
+data = {{ name = "digits" }}
+partition = {{ kind = "shards", clients = 3, classes_per_client = 4, examples = 60 }}
+split = {{ test = 0.5, holdout = 0.2 }}
+algorithm = {{ name = "{algorithm}" }}
+model = {{ shared = "cnn1" }}
+training = {{ local_epochs = 2, batch_size = 16 }}
+engine = {{ threads = 1, device = "cpu", participation = 0.7 }}
+records = {{ checkpoint_every = 2, evaluate_every = 3 }}
+"""
+DEADLINE = 120.0  # seconds for one attempt
+
+
+def start(folder: Path, out: Path) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "fedmutual", "run", str(folder / "config.toml"), "--out", str(out), "--resume"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder)
+
+
+def finish(folder: Path, out: Path) -> None:
+    _, said = start(folder, out).communicate(timeout=DEADLINE)
+    assert (out / "summary.json").exists(), said.decode()
+
+
+def kill_once(folder: Path, out: Path, rng: random.Random) -> str:
+    """Start or resume, kill at a random moment once the folder is being written, and say where that was."""
+    process = start(folder, out)
+    before = stamp(out)
+    begun = time.monotonic()
+    while stamp(out) == before and process.poll() is None and time.monotonic() - begun < DEADLINE:
+        time.sleep(0.001)
+    time.sleep(rng.uniform(0, 0.5))
+    process.kill()  # SIGKILL: nothing can be tidied up
+    process.communicate()
+    saved = sorted(p.name for p in (out / "server").glob("round-*.safetensors")) if out.exists() else []
+    return f"killed {time.monotonic() - begun:.2f} s after the start; server files: {', '.join(saved) or 'none'}"
+
+
+def stamp(out: Path) -> tuple[tuple[str, int], ...]:
+    """What changes when a run writes anything but its first files again."""
+    watched = [out / name for name in ("config.toml", "log.txt", "metrics.jsonl", "checkpoint.json")]
+    return tuple((p.name, p.stat().st_mtime_ns) for p in watched if p.exists())
+
+
+def same(a: Path, b: Path) -> list[str]:
+    """The files of two run folders that differ, of those that hold results."""
+
+    def results(root: Path) -> dict[str, bytes]:
+        kinds = ("*.safetensors", "metrics.jsonl", "ledger.jsonl", "partition.json")
+        return {str(p.relative_to(root)): p.read_bytes() for kind in kinds for p in root.rglob(kind)}
+
+    ours, theirs = results(a), results(b)
+    assert any(k.endswith(".safetensors") for k in ours)
+    return sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
+
+
+def trial(folder: Path, kills: int, seed: int, algorithm: str = "fml", rounds: int = 40) -> list[str]:
+    """Kill a run that often, let it finish, compare -> what happened, a line each; raises where a byte differs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.toml").write_text(CONFIG.format(rounds=rounds, algorithm=algorithm))
+    rng = random.Random(seed)
+    lines = [kill_once(folder, folder / "killed", rng) for _ in range(kills)]
+    finish(folder, folder / "killed")
+    finish(folder, folder / "whole")
+    different = same(folder / "killed", folder / "whole")
+    assert not different, different
+    return lines
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=300)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        print(*trial(Path(place), args.kills, args.seed, rounds=args.rounds), sep="\n")
+    print(f"{args.kills} kills, then finished: models, scores and bytes equal those of the run that nobody touched")

@@ -1,0 +1,188 @@
+"""What leaves a client, tested on the bytes: an honest reply passes, every way of smuggling is refused before it is sent."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedmutual.algorithms import FML, FedAvg, Independent
+from fedmutual.boundary import Refused, release
+from fedmutual.records.events import PhaseDone, Replied
+from toy import FEATURES, Rows, client, federation, mlp, server, weights
+
+E = {"local_epochs": 1, "batch_size": 8}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leak(FML):
+    """FML whose clients send something else under the meme's own names; personal nets have the meme's architecture."""
+
+    what: str = "personal"
+
+    def end(self, client, at):
+        reply = super().end(client, at)
+        personal = client.nets["personal"].state_dict()
+        match self.what:
+            case "personal":
+                return dict(personal)
+            case "copy":
+                return {k: v.clone() for k, v in personal.items()}
+            case "into the meme":
+                client.nets["meme"].load_state_dict(personal)
+                return super().end(client, at)
+            case "one layer":
+                return reply | {"0.weight": personal["0.weight"]}
+            case "momentum":
+                slot = client.optimizers["personal"].state[client.nets["personal"][0].weight]
+                return reply | {"0.weight": slot["momentum_buffer"]}
+            case "memory":
+                client.memory = {"secret": torch.arange(48.0).reshape(8, 6)}
+                return reply | {"0.weight": client.memory["secret"].clone()}
+            case "name":
+                return reply | {"extra": torch.zeros(1)}
+            case "shape":
+                return reply | {"0.bias": torch.zeros(9)}
+            case "dtype":
+                return reply | {"0.bias": reply["0.bias"].double()}
+        raise AssertionError(self.what)
+
+
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("personal", "its bytes are those of '0.weight' of its personal net"),
+        ("copy", "its bytes are those of '0.weight' of its personal net"),
+        ("into the meme", "its bytes are those of '0.weight' of its personal net"),
+        ("one layer", "its bytes are those of '0.weight' of its personal net"),
+        ("momentum", "'momentum_buffer' of its personal optimiser"),
+        ("memory", "'secret' of its memory"),
+        ("name", "the phase declares only 0.bias, 0.weight, 2.bias, 2.weight"),
+        ("shape", "declared as torch.float32 (8,), found torch.float32 (9,)"),
+        ("dtype", "found torch.float64"),
+    ],
+)
+def test_a_leaking_algorithm_is_refused(what, sentence):
+    algorithm = Leak(what=what, **E).algorithm()
+    clients = [client(i, algorithm) for i in ("0", "1")]
+    events = []
+    with pytest.raises(Refused, match="client '0' was kept from sending") as refused:
+        federation(algorithm, clients, events=events)
+    assert sentence in str(refused.value)
+    assert not [e for e in events if isinstance(e, Replied | PhaseDone)], "something was sent before the refusal"
+
+
+def test_the_honest_algorithm_passes_with_equal_architectures():
+    algorithm = FML(**E).algorithm()
+    assert federation(algorithm, [client(i, algorithm) for i in ("0", "1")])
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowLeak(FML):
+    """Declares a tensor for the purpose: what is declared is refused all the same when it is a row."""
+
+    rows: int = 1
+
+    def leaves(self, server):
+        return {**super().leaves(server), "stolen": (torch.float32, (self.rows, 20))}
+
+    def end(self, client, at):
+        x = client.data["private"].x
+        noise = torch.randn(self.rows - 1, 20, generator=torch.Generator().manual_seed(1))
+        return super().end(client, at) | {"stolen": torch.cat([noise, x[3:4]])}
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_row_of_private_data_is_refused_alone_or_among_noise(count):
+    algorithm = RowLeak(rows=count, **E).algorithm()
+
+    def wide(seed):
+        return torch.nn.Linear(20, 3)
+
+    x = torch.randn(12, 20, generator=torch.Generator().manual_seed(3))
+    data = {"private": Rows(x, torch.arange(12) % 3)}
+    one = client("0", algorithm, personal=wide, shared=wide, data=data)
+    with pytest.raises(Refused, match="it holds a row of the client's private data"):
+        federation(algorithm, [one], start=server(wide), rounds=1)
+
+
+def test_twins_pass_by_storage_and_only_by_storage():
+    """model.start = "server", alpha = beta: meme and personal stay equal by right; a copied personal tensor is no meme."""
+    algorithm = FML(**E).algorithm()
+    one = client("0", algorithm, personal=lambda seed: mlp(0), twins=frozenset(server()))
+    assert federation(algorithm, [one], rounds=2)
+    one = client("0", algorithm, personal=lambda seed: mlp(0))
+    with pytest.raises(Refused, match="personal net"):
+        federation(algorithm, [one])
+    leaking = Leak(what="copy", **E).algorithm()
+    one = client("0", leaking, personal=lambda seed: mlp(0), twins=frozenset(server()))
+    with pytest.raises(Refused, match="personal net"):
+        federation(leaking, [one])
+
+
+def test_what_comes_back_as_it_went_tells_nothing_and_passes():
+    """A frozen part that the personal net has in common: equal bytes, but the server sent them."""
+
+    def frozen(seed):
+        net = mlp(0)
+        net[0].requires_grad_(False)
+        return net
+
+    algorithm = FML(alpha=0.3, **E).algorithm()
+    one = client("0", algorithm, personal=frozen, shared=frozen)
+    start = server()
+    got = federation(algorithm, [one], start=start, rounds=1)
+    assert torch.equal(got["0.weight"], start["0.weight"])
+    assert not torch.equal(got["2.weight"], start["2.weight"])
+
+
+def test_what_stays_home_of_the_meme_stays_home():
+    algorithm = FML(**E).algorithm()
+    home = ("2.weight", "2.bias")
+    clients = [client(i, algorithm, home=home) for i in ("0", "1")]
+    got = federation(algorithm, clients, start=server(home=home))
+    assert set(got) == {"0.weight", "0.bias"}
+    adapters = [weights(c.nets["meme"])["2.weight"] for c in clients]
+    assert not torch.equal(*adapters), "each client's adaptor goes its own way"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "names"),
+    [
+        (FML(**E), {"0.weight", "0.bias", "2.weight", "2.bias"}),
+        (FedAvg(**E), {"0.weight", "0.bias", "2.weight", "2.bias", "n_k"}),
+        (FedAvg(weighting="uniform", **E), {"0.weight", "0.bias", "2.weight", "2.bias"}),
+        (Independent(**E), set()),
+    ],
+)
+def test_how_many_examples_leaves_only_where_it_weighs(algorithm, names):
+    phase = algorithm.algorithm().phases[0]
+    assert set(phase.leaves(server())) == names
+
+
+def test_the_released_copy_is_no_view_of_the_clients_tensors():
+    algorithm = FML(**E).algorithm()
+    one = client("0", algorithm)
+    reply = dict(one.nets["meme"].state_dict())
+    sent = release(reply, algorithm.phases[0].leaves(server()), one, {})
+    for name, tensor in sent.items():
+        assert tensor.untyped_storage().data_ptr() != reply[name].untyped_storage().data_ptr()
+
+
+def test_losses_stay_home_where_no_metrics_are_shared():
+    algorithm = FML(**E).algorithm()
+    events = []
+    federation(algorithm, [client("0", algorithm), client("1", algorithm, tells=False)], rounds=1, events=events)
+    (done,) = [e for e in events if isinstance(e, PhaseDone)]
+    assert set(done.train) == {"0"}
+    assert set(done.up) == {"0", "1"}
+
+
+def test_bytes_are_counted_from_the_tensors_sent():
+    """The toy net: 6 x 8 + 8 + 8 x 3 + 3 = 83 floats of 4 bytes; n_k is one int64."""
+    assert FEATURES == 6
+    for phase, up in ((FML(**E), 332), (FedAvg(**E), 340)):
+        algorithm = phase.algorithm()
+        events = []
+        federation(algorithm, [client("0", algorithm)], rounds=1, events=events)
+        (done,) = [e for e in events if isinstance(e, PhaseDone)]
+        assert (done.down, done.up) == ({"0": 332}, {"0": up})
