@@ -1,0 +1,122 @@
+"""A table before it is drawn: cells, columns, footnotes, and the same numbers as CSV."""
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from fedmutual.report.statistics import Estimate, Missing, Value
+from fedmutual.report.text import percent, points
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a table's cell."""
+
+    text: str
+    spread: str = ""  # half the width of the interval, with its sign, beside the number
+    sub: str = ""  # a second, smaller line
+    note: str = ""  # a footnote
+    shade: float | None = None  # 0 .. 1: how full the cell is coloured; its number stands in it
+    tone: str = ""  # "gain" or "harm", beside the number's own sign
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's head; neighbours with the same group stand under one common head."""
+
+    name: str
+    group: str = ""
+    numeric: bool = True
+    note: str = ""  # a footnote
+
+    @property
+    def title(self) -> str:
+        """Both heads in one, for a phone's cards."""
+        return f"{self.group}: {self.name}" if self.group else self.name
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; its first column heads the rows. `csv` holds its numbers unrounded, and what it leaves out."""
+
+    id: str
+    caption: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    csv: str
+    cards: bool = False  # on a phone a row becomes a card, so that nothing is scrolled out of sight
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The footnotes, each once, in the order of their marks."""
+        found = [*(c.note for c in self.columns), *(c.note for row in self.rows for c in row)]
+        return tuple(dict.fromkeys(note for note in found if note))
+
+    @property
+    def spreads(self) -> tuple[bool, ...]:
+        """For each column whether any of its cells has a spread: then all leave room for one, and the numbers align."""
+        return tuple(any(row[k].spread for row in self.rows) for k in range(len(self.columns)))
+
+    @property
+    def spread_width(self) -> int:
+        """Characters of the longest spread."""
+        return max((len(c.spread) for row in self.rows for c in row), default=0)
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """The upper row of heads: (group, its number of columns); empty where no column has a group."""
+        spans: list[tuple[str, int]] = []
+        for column in self.columns:
+            if spans and spans[-1][0] == column.group:
+                spans[-1] = (column.group, spans[-1][1] + 1)
+            else:
+                spans.append((column.group, 1))
+        return spans if any(c.group for c in self.columns) else []
+
+    @property
+    def link(self) -> str:
+        """The CSV as a data: address, so that a download needs no network."""
+        return "data:text/csv;charset=utf-8," + quote(self.csv, safe=",.:;=()/+-_ ").replace(" ", "%20")
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows as CSV. Floats with six decimals at most; None is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows([f"{v:.6f}".rstrip("0").rstrip(".") if isinstance(v, float) else v for v in row] for row in rows)
+    return out.getvalue()
+
+
+def share(value: Value, decimals: int, sub: str = "", note: str = "") -> Cell:
+    """A fraction as percent, with its interval."""
+    if isinstance(value, Missing):
+        return missing(value.why)
+    return Cell(percent(value.mean, decimals), _spread(value, decimals), sub, note)
+
+
+def gain(value: Estimate, decimals: int) -> Cell:
+    """A difference in points, with its interval and what that is over."""
+    tone = {1: "gain", -1: "harm"}.get(value.sign, "")
+    return Cell(points(value.mean, decimals), _spread(value, decimals), f"over {over(value)}", tone=tone)
+
+
+def missing(why: str) -> Cell:
+    """Why a number is not there."""
+    return Cell("n/a", note=f"n/a: {why}")
+
+
+def over(value: Estimate) -> str:
+    """ "3 seeds", "1 client": what an estimate is a mean over."""
+    return f"{value.n} {value.unit if value.n != 1 else value.unit.removesuffix('s')}"
+
+
+def numbers(value: Value) -> tuple[float | None, float | None, int]:
+    """(mean, half width, n) for a CSV."""
+    return (None, None, 0) if isinstance(value, Missing) else (value.mean, value.half, value.n)
+
+
+def _spread(value: Estimate, decimals: int) -> str:
+    return "" if value.half is None else f"± {percent(value.half, decimals)}"

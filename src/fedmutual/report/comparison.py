@@ -1,0 +1,176 @@
+"""Which runs belong together: runs on the same data and split are compared, runs of one method differ in the seed."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fedmutual.report.runs import Run
+
+NAMES = {"fml": "FML", "fedavg": "FedAvg", "fedprox": "FedProx", "independent": "Local-only", "centralised": "Centralised"}
+ALONE, POOLED = "independent", "centralised"
+_ORDER = list(NAMES)
+_SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
+_NO_MATTER = (
+    "name",
+    "seed",
+    "records",
+    "share",
+    "engine.name",
+    "engine.device",
+    "engine.threads",
+    "data.root",
+    "data.resident",
+)
+
+
+@dataclass(frozen=True)
+class Method:
+    """An algorithm with its settings, over seeds."""
+
+    algorithm: str
+    variant: tuple[tuple[str, str], ...]  # the keys in which the compared runs differ, and their values here
+    label: str
+    runs: tuple[Run, ...]  # in the order of their seeds, each seed once
+
+    @cached_property
+    def counted(self) -> tuple[Run, ...]:
+        """The runs that numbers are made of: the finished ones; without any, those that were evaluated at all."""
+        finished = tuple(r for r in self.runs if r.finished)
+        return finished or tuple(r for r in self.runs if r.evaluations)
+
+    @property
+    def federated(self) -> bool:
+        """Whether participants with data of their own learn together."""
+        return self.algorithm not in (ALONE, POOLED)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs of several methods on the same data and split."""
+
+    name: str
+    methods: tuple[Method, ...]
+    remarks: tuple[str, ...]  # what a reader must know about which runs count
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, method by method."""
+        return tuple(r for m in self.methods for r in m.runs)
+
+    @property
+    def first(self) -> Run:
+        """A run whose data and split stand for all."""
+        return self.runs[0]
+
+    @property
+    def federated(self) -> tuple[Method, ...]:
+        """The methods that federate."""
+        return tuple(m for m in self.methods if m.federated)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The federation's classes."""
+        return self.first.partition.classes
+
+    @property
+    def decimals(self) -> int:
+        """Decimals of a percentage: two where an example of the test set weighs 0.02 % or less."""
+        tests = (s.examples or 0 for r in self.runs if r.last for s in r.last.scores if s.data == "test")
+        return 2 if max(tests, default=0) >= 5000 else 1
+
+    def alone(self, method: Method) -> Method | None:
+        """The local-only training that a method is held against: of several, the one with the most equal settings."""
+        local = [m for m in self.methods if m.algorithm == ALONE]
+        return max(local, key=lambda m: len(set(m.variant) & set(method.variant)), default=None)
+
+
+def comparisons(runs: Sequence[Run]) -> list[Comparison]:
+    """Sort runs into comparisons, in the order in which they were given."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        same = {k: v for k, v in flat({key: run.config.get(key, {}) for key in _SAME_DATA}) if not k.startswith(_NO_MATTER)}
+        key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
+        groups.setdefault(key, []).append(run)
+    names = [_name(group) for group in groups.values()]
+    return [
+        _comparison(group, name if names.count(name) == 1 else f"{name} ({number})")
+        for number, (name, group) in enumerate(zip(names, groups.values(), strict=True), 1)
+    ]
+
+
+def differences(found: Sequence[Comparison]) -> list[tuple[str, list[str]]]:
+    """The keys of data, partition and split in which comparisons differ, each with its value in every one."""
+    tables = [dict(flat({key: c.first.config.get(key, {}) for key in _SAME_DATA})) for c in found]
+    keys = dict.fromkeys(k for table in tables for k in table if not k.startswith(_NO_MATTER))
+    rows = [(key, [plain(table[key]) if key in table else "not set" for table in tables]) for key in keys]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted keys of nested tables, with their values."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def plain(value: Any) -> str:
+    """A setting's value as a person writes it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _name(runs: Sequence[Run]) -> str:
+    names = dict.fromkeys(r.settings.name for r in runs)
+    return next(iter(names)) if len(names) == 1 else runs[0].partition.source
+
+
+def _comparison(runs: Sequence[Run], name: str) -> Comparison:
+    variants = _variants(runs)
+    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]] = {}
+    for run, variant in zip(runs, variants, strict=True):
+        groups.setdefault((run.algorithm, variant), []).append(run)
+    order = {name: number for number, name in enumerate(_ORDER)}
+    methods, remarks = [], []
+    for (algorithm, variant), members in sorted(groups.items(), key=lambda group: order.get(group[0][0], len(_ORDER))):
+        label = ", ".join([NAMES.get(algorithm, algorithm), *(f"{_short(k)} = {v}" for k, v in variant)])
+        once = {r.seed: r for r in reversed(members)}
+        method = Method(algorithm, variant, label, tuple(once[seed] for seed in sorted(once)))
+        methods.append(method)
+        remarks += [
+            f"{label}: seed {r.seed} is there twice; {r.folder} is left out." for r in members if r is not once[r.seed]
+        ]
+        remarks += _unfinished(method)
+    return Comparison(name, tuple(methods), tuple(remarks))
+
+
+def _unfinished(method: Method) -> Iterator[str]:
+    for run in method.runs:
+        if not run.finished:
+            state = f"{method.label}, seed {run.seed}, is unfinished: round {run.reached} of {run.settings.rounds}."
+            use = "Its numbers are from that round." if run in method.counted else "Its numbers are left out."
+            yield f"{state} {use}" if run.evaluations else f"{state} It has no numbers yet."
+
+
+def _variants(runs: Sequence[Run]) -> list[tuple[tuple[str, str], ...]]:
+    """For each run the settings in which its comparison differs; an algorithm's own keys against the same algorithm's."""
+    tables = [
+        {k: plain(v) for k, v in flat(r.config) if not k.startswith((*_NO_MATTER, *(f"{s}." for s in _SAME_DATA)))}
+        for r in runs
+    ]
+
+    def values(key: str, run: Run) -> set[str | None]:
+        own = key.startswith("algorithm.") or ".algorithm." in key
+        return {t.get(key) for t, r in zip(tables, runs, strict=True) if not own or r.algorithm == run.algorithm}
+
+    keys = sorted({k for t in tables for k in t} - {"algorithm.name"})
+    return [
+        tuple((key, table.get(key, "default")) for key in keys if len(values(key, run)) > 1)
+        for table, run in zip(tables, runs, strict=True)
+    ]
+
+
+def _short(key: str) -> str:
+    return key.removeprefix("algorithm.").removeprefix("training.")

@@ -1,0 +1,150 @@
+"""One self-contained page of runs: no script, font, style or picture from anywhere else.
+
+What sets its size: a picture of curves costs about 100 bytes a method and round (line, band and what it says), its CSV
+8 bytes a round and run, a table about 30 bytes a cell. Lines are thinned to 100 rounds, tables to 40, so long runs grow
+by their CSV alone; style and script are 10 kB. Four methods over three seeds, five clients, ten classes and twenty
+rounds make 120 kB; every further comparison in the page costs its own.
+"""
+
+import os
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from fedmutual.errors import RunError
+from fedmutual.report import accuracy, holdings, measures, provenance, tables
+from fedmutual.report.cells import Table
+from fedmutual.report.comparison import Comparison, Method, comparisons, differences
+from fedmutual.report.curves import data_table, pictures
+from fedmutual.report.plots import draw_curves, draw_gains
+from fedmutual.report.runs import read_runs
+from fedmutual.report.statistics import Gains
+from fedmutual.report.svg import Styles
+from fedmutual.report.verdicts import Verdict, judge
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A picture, and what it is called."""
+
+    title: str
+    svg: str
+    table: Table | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """All that the page says of one comparison."""
+
+    id: str
+    comparison: Comparison
+    subtitle: str
+    facts: list[tuple[str, str]]
+    verdict: Verdict
+    headline: Table
+    gains: list[Drawn]
+    no_gains: str  # why there are none
+    clients: Table
+    beyond: Table
+    recall: Table
+    curves: list[Drawn]
+    holdings: list[Table]
+    bytes: list[Table]
+    tensors: Table | None
+    runs: Table
+    config: provenance.Settings
+    environment: provenance.Settings
+
+
+def write_report(runs: Sequence[Path], out: Path) -> None:
+    """Write the page of some run folders, in one step: `out` is the whole page, or as it was before.
+
+    Raises:
+        RunError: a folder is no run's or damaged, or `out` cannot be written.
+    """
+    out = Path(out)
+    page = render([*runs])
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(page, encoding="utf-8")
+        os.replace(part, out)
+    except OSError as problem:
+        with suppress(OSError):  # where the folder is none, neither is there a part
+            part.unlink(missing_ok=True)
+        raise RunError(f"{out}: cannot be written ({problem.strerror or problem}); name another file with -o") from None
+
+
+def render(runs: Sequence[Path]) -> str:
+    """The page of some run folders as HTML.
+
+    Raises:
+        RunError: as `write_report`.
+    """
+    found = comparisons(read_runs(runs))
+    styles: Styles = {}
+    sections = [_section(c, f"c{number}", styles) for number, c in enumerate(found, 1)]
+    environment = Environment(
+        loader=PackageLoader("fedmutual.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["prose"] = _prose
+    template = environment.get_template("report.html.j2")
+    return template.render(sections=sections, styles=styles, differences=differences(found), version=version("fedmutual"))
+
+
+def _prose(text: str) -> Markup:
+    """A sentence as HTML: `commands` in their own letters, and no line break between a number and its unit."""
+    for unit in ("%", "points"):
+        text = text.replace(f" {unit}", f"\N{NO-BREAK SPACE}{unit}")
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+
+
+def _section(comparison: Comparison, id: str, styles: Styles) -> Section:
+    found = [(m, g) for m in comparison.methods if isinstance(g := measures.gains(comparison, m), Gains)]
+    return Section(
+        id=id,
+        comparison=comparison,
+        subtitle=provenance.subtitle(comparison),
+        facts=provenance.facts(comparison),
+        verdict=judge(comparison),
+        headline=accuracy.headline(comparison),
+        gains=_gains(found, id, styles),
+        no_gains="" if found else measures.NO_LOCAL if _lacks_local(comparison) else "no client has a pair to compare",
+        clients=tables.clients(comparison),
+        beyond=tables.beyond_accuracy(comparison),
+        recall=tables.recall(comparison),
+        curves=[
+            Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.decimals))
+            for p in pictures(comparison)
+        ],
+        holdings=holdings.who_has_what(comparison),
+        bytes=[f(comparison) for f in (holdings.bytes_by_method, holdings.bytes_by_client, holdings.bytes_by_round)],
+        tensors=holdings.tensors(comparison),
+        runs=provenance.run_list(comparison),
+        config=provenance.configuration(comparison),
+        environment=provenance.environment(comparison),
+    )
+
+
+def _lacks_local(comparison: Comparison) -> bool:
+    return all(comparison.alone(m) is None for m in comparison.methods)
+
+
+def _gains(found: Sequence[tuple[Method, Gains]], id: str, styles: Styles) -> list[Drawn]:
+    """A picture a method, all over the same range."""
+    ends = [v for _, g in found for v in (*(p.gain for p in g.pairs), g.estimate.low, g.estimate.high, 0.0)]
+    if not found:
+        return []
+    room = 0.06 * (max(ends) - min(ends) or 0.01)
+    limits = min(ends) - room, max(ends) + room
+    return [Drawn(m.label, draw_gains(m, g, limits, f"{id}-gain{k}", styles)) for k, (m, g) in enumerate(found)]

@@ -1,0 +1,148 @@
+"""What the files of a run folder hold, as far as a report reads them: each checked when it is read."""
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Record(BaseModel):
+    """What a file must hold to be read; what else it holds is not looked at."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
+
+
+class Score(Record):
+    """One model on one set of rows. Fractions in [0, 1]; None where a score is undefined."""
+
+    model: str  # "global", "personal", or "meme": a client's fork where no complete global model exists
+    client: str | None  # whose rows; None for the federation's test set
+    data: str  # "test", "validation", "holdout"
+    accuracy: Share
+    examples: int | None = None
+    loss: float | None = None
+    balanced_accuracy: Share | None = None
+    auroc: Share | None = None
+    majority: Share | None = None
+    recall: tuple[Share | None, ...] | None = None  # one a class
+
+
+class Evaluation(Record):
+    """A line of metrics.jsonl: the models after a round."""
+
+    round: Annotated[int, Field(ge=1)]
+    train: dict[str, dict[str, float]] = {}  # client -> loss term -> its mean over the round
+    scores: tuple[Score, ...] = ()
+
+    def find(self, model: str, data: str, client: str | None = None) -> Score | None:
+        """The score of a model on some rows; None where there is none."""
+        return next((s for s in self.scores if (s.model, s.data, s.client) == (model, data, client)), None)
+
+    def per_client(self, model: str, data: str) -> dict[str, Score]:
+        """Client -> the score of a model on that client's rows, in the order of the clients."""
+        return {s.client: s for s in self.scores if s.client is not None and (s.model, s.data) == (model, data)}
+
+
+class Transfer(Record):
+    """A line of ledger.jsonl: bytes of the tensors sent down to a client and up from it in a phase."""
+
+    round: int
+    phase: str
+    client: str
+    down: int
+    up: int
+
+
+class Rows(Record):
+    """One part of a client's rows, or the test set: of which files, and examples per class."""
+
+    of: str | None = None
+
+
+class Counts(Record):
+    """Examples per class of a client's parts."""
+
+    private: tuple[int, ...]
+    validation: tuple[int, ...] | None = None
+    holdout: tuple[int, ...] | None = None
+
+
+class Holding(Record):
+    """What one client holds."""
+
+    counts: Counts
+    validation: Rows | None = None
+
+
+class Partition(Record):
+    """partition.json, without the rows."""
+
+    source: str
+    kind: str
+    classes: tuple[str, ...]
+    fingerprint: str
+    clients: dict[str, Holding]
+
+
+class GlobalScore(Record):
+    """The shared model on the test set: after the last round, and after the one that was chosen."""
+
+    last: float
+    best: float
+    best_round: int
+    best_by: str
+
+
+class Clients(Record):
+    """The clients' scores after one round."""
+
+    mean: float
+    worst: float
+    per_client: dict[str, float]
+    best_round: int | None = None
+    best_by: str | None = None
+
+
+class ClientScore(Record):
+    """The model a client would use on its own validation data."""
+
+    last: Clients
+    best: Clients
+
+
+class Global(Record):
+    """The shared model's part of a summary."""
+
+    test_accuracy: GlobalScore | None = None
+
+
+class Personal(Record):
+    """The clients' part of a summary."""
+
+    val_accuracy: ClientScore | None = None
+
+
+class Summary(Record):
+    """summary.json: there once a run is finished."""
+
+    rounds: int
+    seconds: float | None = None
+    global_: Global | None = Field(default=None, alias="global")
+    personal: Personal | None = None
+    leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
+
+
+class Named(Record):
+    """A table of which a report needs the name only."""
+
+    name: str
+
+
+class Settings(Record):
+    """The keys of config.toml that a report cannot do without."""
+
+    name: str
+    seed: int
+    rounds: int
+    algorithm: Named

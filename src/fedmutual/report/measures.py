@@ -1,0 +1,154 @@
+"""The numbers of a method, each a mean over its seeds with an interval, or the reason why it is missing."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from fedmutual.report.comparison import ALONE, Comparison, Method
+from fedmutual.report.lines import Evaluation, Score
+from fedmutual.report.runs import Run
+from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
+
+SEEDS = "seeds"
+ADD_LOCAL = "fedmutual compare FILE.toml --methods fml,independent"
+NO_LOCAL = f"local-only training (independent) is not among these runs; `{ADD_LOCAL}` makes it"
+
+
+@dataclass(frozen=True)
+class Best:
+    """A number at the round that was chosen by some data, and how it was chosen."""
+
+    value: Value
+    by: str  # "hold-out", "test", ...; "" where nothing was chosen
+    rounds: tuple[int, ...] = ()
+
+
+def over_seeds(runs: Sequence[Run], number: Callable[[Run], float | None], why: str) -> Value:
+    """The mean of a number over the runs that have it; `why` says what is amiss where none does."""
+    found = [value for run in runs if (value := number(run)) is not None]
+    return estimate(found, SEEDS) if found else Missing(why)
+
+
+def global_last(method: Method) -> Value:
+    """The shared model on the test set after the last round."""
+
+    def number(run: Run) -> float | None:
+        score = run.last.find("global", "test") if run.last else None
+        return score.accuracy if score else None
+
+    return over_seeds(method.counted, number, _no_global(method))
+
+
+def global_best(method: Method) -> Best:
+    """The shared model on the test set after the chosen round."""
+    scores = [r.summary.global_.test_accuracy for r in method.counted if r.summary and r.summary.global_]
+    found = [s for s in scores if s]
+    if not found:
+        last = global_last(method)
+        return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
+    by = dict.fromkeys(_chosen_by(s.best_by, method.runs[0]) for s in found)
+    return Best(estimate([s.best for s in found], SEEDS), " or ".join(by), tuple(s.best_round for s in found))
+
+
+def own_last(method: Method, pick: Callable[[list[float]], float] = fmean) -> Value:
+    """The model a client would use on its own validation data after the last round: the clients' mean, or `pick` of them."""
+
+    def number(run: Run) -> float | None:
+        scores = [s.accuracy for s in run.own(run.last).values()]
+        return pick(scores) if scores else None
+
+    return over_seeds(method.counted, number, _no_own(method))
+
+
+def own_best(method: Method, worst: bool = False) -> Best:
+    """The same after the chosen round: the clients' mean, or the worst client."""
+    scores = [r.summary.personal.val_accuracy for r in method.counted if r.summary and r.summary.personal]
+    found = [s.best for s in scores if s]
+    if not found:
+        last = own_last(method)
+        return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
+    by = dict.fromkeys(_chosen_by(s.best_by or "validation", method.runs[0]) for s in found)
+    value = estimate([s.worst if worst else s.mean for s in found], SEEDS)
+    return Best(value, " or ".join(by), tuple(s.best_round for s in found if s.best_round))
+
+
+def gains(comparison: Comparison, method: Method) -> Gains | Missing:
+    """Each client's gain over training alone."""
+    alone = comparison.alone(method)
+    if method.algorithm == ALONE:
+        return Missing("this is local-only training itself")
+    if alone is None:
+        return Missing(NO_LOCAL)
+    if any(r.evaluations for r in method.runs) and not any(r.serves for r in method.counted):
+        return Missing(_no_own(method))
+    return pair_clients(method.counted, alone.counted)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Which model is scored on which rows: a line of the table of what accuracy hides."""
+
+    title: str
+    scores: Callable[[Run], list[Score]]  # one, or one a client
+
+
+def subjects(method: Method) -> list[Subject]:
+    """What was scored under a method."""
+    serves = next((r.serves for r in method.counted if r.serves), None)
+    name = {"personal": "personal model", "meme": "own fork"}.get(serves or "", "shared model")
+    all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]))]
+    if serves:
+        all_of.append(Subject(f"{name}, own validation data", _own(serves, "validation")))
+        if serves != "global":
+            all_of.append(Subject(f"{name}, all classes (test set)", _own(serves, "test")))
+    return [s for s in all_of if any(s.scores(r) for r in method.counted)]
+
+
+def _scores(find: Callable[[Evaluation], list[Score | None]]) -> Callable[[Run], list[Score]]:
+    return lambda run: [s for s in find(run.last) if s] if run.last else []
+
+
+def _own(model: str, data: str) -> Callable[[Run], list[Score]]:
+    return _scores(lambda e: list(e.per_client(model, data).values()))
+
+
+_UNCHOSEN = "a best round is chosen when the run is finished"
+
+
+def _chosen_by(data: str, run: Run) -> str:
+    """What chose the best round, so said that test data are never mistaken for anything else."""
+    if data == "holdout":
+        return "hold-out"
+    if data == "validation" and validation_is_test(run):
+        return "test"
+    return data
+
+
+def validation_is_test(run: Run) -> bool:
+    """Whether the clients' validation data are taken from the test set, as the papers do."""
+    return any(c.validation and c.validation.of == "test" for c in run.partition.clients.values())
+
+
+def _no_global(method: Method) -> str:
+    if method.algorithm == ALONE:
+        return "there is no shared model: nothing is shared"
+    if not any(r.evaluations for r in method.runs):
+        return "nothing was evaluated yet"
+    return "no complete shared model exists: a part of it stays with the clients"
+
+
+def _no_own(method: Method) -> str:
+    if not any(r.evaluations for r in method.runs):
+        return "nothing was evaluated yet"
+    return 'no client shares its scores (share.metrics = "none")'
+
+
+def mean_of(scores: Sequence[Score], key: str) -> float | None:
+    """The mean of a score over those that have it; None where none does."""
+    found = [v for s in scores if (v := getattr(s, key)) is not None]
+    return fmean(found) if found else None
+
+
+def shown(value: Value) -> Estimate | None:
+    """The estimate, or None where it is missing."""
+    return value if isinstance(value, Estimate) else None

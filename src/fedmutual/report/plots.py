@@ -1,0 +1,145 @@
+"""The pictures: curves over rounds, and each client's gain. Drawn with matplotlib, one nominal pixel a point."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedmutual.report.comparison import Method
+from fedmutual.report.curves import DRAWN, Curve, Picture, thin
+from fedmutual.report.statistics import Gains
+from fedmutual.report.svg import Hit, Styles, colour, inline
+from fedmutual.report.text import points
+
+WIDTH, HEIGHT = 420, 250  # of a picture of curves; a column of the page is about as wide, a phone a little less
+TEXT = 11
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
+DASHES = ("-", (0, (4, 2)), (0, (1, 1.6)))
+
+
+def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
+    """Curves over rounds as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
+    longest = max(len(c.label) for c in picture.curves)
+    right = min(10 + 6.2 * longest, 150)
+    figure, axes = _axes(WIDTH, HEIGHT, left=34, right=right, bottom=38, top=8)
+    scale = 100 if picture.percent else 1
+    for curve in picture.curves:
+        shown = thin(curve.points, DRAWN)
+        x, y = [p.round for p in shown], [scale * p.mean for p in shown]
+        tone = colour(f"s{curve.slot}")
+        if curve.seeds > 1 and picture.percent:  # losses are drawn without: there are many, and they are no result
+            low, high = ([scale * v for v in values] for values in ([p.low for p in shown], [p.high for p in shown]))
+            axes.fill_between(x, low, high, color=tone, alpha=0.13, linewidth=0, clip_on=False)
+        marked = sorted({round(k * (len(x) - 1) / 4) for k in range(5)})
+        style: dict[str, Any] = {
+            "linestyle": DASHES[min(curve.style, 2)],
+            "marker": MARKS[curve.slot - 1],
+            "markevery": marked,
+        }
+        axes.plot(x, y, color=tone, linewidth=1.8, markersize=5, markeredgewidth=0, clip_on=False, **style)
+    axes.set_xlabel("round", color=colour("muted"), fontsize=TEXT)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    _end_labels(axes, picture.curves, scale)
+    label = f"{picture.title}, over rounds; the numbers are in the table below"
+    return inline(figure, prefix, label, styles, _columns(axes, picture))
+
+
+def draw_gains(method: Method, gains: Gains, limits: tuple[float, float], prefix: str, styles: Styles) -> str:
+    """Each client's gain in points as SVG, a row a client: a mark a seed; the mean with its interval in the last row."""
+    clients = list(dict.fromkeys(p.client for p in gains.pairs))
+    room = 9 + 6.2 * max(len("mean"), *(len(_row(c)) for c in clients))
+    tall = min(16 * (len(clients) + 1), 640)
+    figure, axes = _axes(320, tall + 42, left=min(room, 120), right=12, bottom=38, top=4)
+    rows = {client: len(clients) - k for k, client in enumerate(clients)}
+    axes.axvline(0, color=colour("ink"), linewidth=1, clip_on=False)
+    for sign, mark, tone in ((1, "^", "gain"), (-1, "v", "harm"), (0, "o", "muted")):
+        chosen = [p for p in gains.pairs if (p.gain > 0) - (p.gain < 0) == sign]
+        x, y = [100 * p.gain for p in chosen], [rows[p.client] for p in chosen]
+        axes.plot(x, y, linestyle="", marker=mark, color=colour(tone), markersize=6, markeredgewidth=0, clip_on=False)
+    mean = gains.estimate
+    axes.axhline(0.5, color=colour("rule"), linewidth=1, clip_on=False)
+    error = 100 * mean.half if mean.half is not None else None
+    style: dict[str, Any] = {"color": colour("ink"), "linewidth": 1.8, "capsize": 4, "clip_on": False}
+    axes.errorbar([100 * mean.mean], [0], xerr=error, marker="D", markersize=6, **style)
+    axes.set_xlim(100 * limits[0], 100 * limits[1])
+    axes.set_ylim(-0.6, len(clients) + 0.6)
+    step = -(-len(clients) // 40)  # beyond 40 clients not every row has room for its name
+    named = [c for k, c in enumerate(clients) if k % step == 0]
+    axes.set_yticks([0, *(rows[c] for c in named)], ["mean", *(_row(c) for c in named)])
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel("gain over local-only, points", color=colour("muted"), fontsize=TEXT)
+    label = f"{method.label}: each client's gain; the numbers are in the table below"
+    return inline(figure, prefix, label, styles, _rows(axes, rows, gains))
+
+
+def _axes(width: float, height: float, left: float, right: float, bottom: float, top: float) -> tuple[Figure, Any]:
+    """A figure with one pair of axes, margins in pixels."""
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+    axes = figure.add_axes((left / width, bottom / height, (width - left - right) / width, (height - bottom - top) / height))
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", color=colour("rule"), linewidth=0.8, clip_on=False)
+    axes.tick_params(length=0, pad=5, labelcolor=colour("muted"), labelsize=TEXT)
+    for name, spine in axes.spines.items():
+        spine.set_visible(name == "bottom")
+        spine.set_color(colour("rule"))
+    return figure, axes
+
+
+def _end_labels(axes: Any, curves: Sequence[Curve], scale: float) -> None:
+    """Each curve's name at its last point, pushed apart where they would touch."""
+    low, high = axes.get_ylim()  # also settles the limits, which the places below depend on
+    gap = (TEXT + 2) * (high - low) / axes.get_window_extent().height  # a line of text, in units of the axis
+    ends = sorted(curves, key=lambda c: c.points[-1].mean)
+    places = _apart([scale * c.points[-1].mean for c in ends], gap, low + gap / 2)
+    for curve, place in zip(ends, places, strict=True):
+        axes.annotate(
+            curve.label,
+            (1, place),
+            xytext=(4, 0),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            va="center_baseline",
+            fontsize=TEXT,
+            color=colour(f"s{curve.slot}"),
+            annotation_clip=False,
+        )
+
+
+def _apart(places: Sequence[float], gap: float, least: float) -> list[float]:
+    """Ascending places, moved as little as it takes to have a gap between neighbours and none below `least`."""
+    moved = list(places)
+    for _ in range(200):
+        for k in range(1, len(moved)):
+            if (lack := gap - (moved[k] - moved[k - 1])) > 0:
+                moved[k - 1], moved[k] = moved[k - 1] - lack / 2, moved[k] + lack / 2
+        moved[0] = max(moved[0], least)
+    return moved
+
+
+def _columns(axes: Any, picture: Picture) -> list[Hit]:
+    """A column to point at for each row of the picture's table, which says what that row says."""
+    box = axes.get_window_extent()
+    centres = [float(axes.transData.transform((r, 0))[0]) for r in picture.listed]
+    edges = [box.x0, *((a + b) / 2 for a, b in itertools.pairwise(centres)), box.x1]
+    return [Hit(a, HEIGHT - box.y1, b - a, box.height, "") for a, b in itertools.pairwise(edges)]
+
+
+def _rows(axes: Any, rows: dict[str, int], gains: Gains) -> list[Hit]:
+    """A row a client to point at."""
+    box = axes.get_window_extent()
+    height = axes.figure.bbox.height
+    hits = []
+    for client, row in rows.items():
+        top, low = (float(axes.transData.transform((0, row + d))[1]) for d in (0.5, -0.5))
+        told = [f"seed {p.seed}: {points(p.gain, 2)} points" for p in gains.pairs if p.client == client]
+        hits.append(Hit(box.x0, height - top, box.width, top - low, "\n".join([_row(client), *told])))
+    return hits
+
+
+def _row(client: str) -> str:
+    return f"client {client}" if client.isdigit() else client

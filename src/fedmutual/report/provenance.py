@@ -1,0 +1,162 @@
+"""How the runs were made: their list, the resolved configuration, the machine; what they share, and where they differ."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tomli_w
+
+from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.comparison import Comparison, flat, plain
+from fedmutual.report.runs import Run
+from fedmutual.report.text import count, fixed, listed
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is equal in all runs, and a table of what differs between the methods."""
+
+    common: str
+    differing: Table | None
+
+
+def subtitle(comparison: Comparison) -> str:
+    """What was run, in a line."""
+    run = comparison.first
+    rounds = sorted({r.settings.rounds for r in comparison.runs})
+    return " · ".join(
+        (
+            f"{run.partition.source}, {len(comparison.classes)} classes",
+            partition(run),
+            count(len(run.partition.clients), "client"),
+            f"{listed([str(r) for r in rounds], 'or')} rounds",
+            count(len({r.seed for r in comparison.runs}), "seed"),
+        )
+    )
+
+
+def facts(comparison: Comparison) -> list[tuple[str, str]]:
+    """What else was run: (term, description)."""
+    return [
+        ("Methods", listed([m.label for m in comparison.methods])),
+        ("Networks", networks(comparison)),
+        ("Inputs", scaling(comparison.first)),
+    ]
+
+
+def partition(run: Run) -> str:
+    """How the data were dealt out."""
+    kind, given = run.partition.kind, run.config.get("partition", {})
+    words = {
+        "iid": "dealt at random (iid)",
+        "shards": f"{given.get('classes_per_client')} of {len(run.partition.classes)} classes a client (shards)",
+        "dirichlet": f"class mix drawn from Dirichlet({given.get('alpha')})",
+        "domains": "a client for each domain",
+        "file": "partition given by a file",
+    }
+    return words.get(kind, kind)
+
+
+def networks(comparison: Comparison) -> str:
+    """The shared and the personal networks, with their sizes."""
+    models = [r.environment.get("models") or {} for r in comparison.runs]
+    shared = [m["shared"] for m in models if m.get("shared")]
+    own = [n for m in models for n in (m.get("personal") or {}).values()]
+    said = [f"{kind} {_networks(found)}" for kind, found in (("shared", shared), ("personal", own)) if found]
+    return "; ".join(said) or "not recorded"
+
+
+def scaling(run: Run) -> str:
+    """What was done to the inputs."""
+    found = run.environment.get("scaling") or {}
+    if not found:
+        return "not recorded"
+    mean, std = (", ".join(f"{v:.4g}" for v in found.get(key) or ()) for key in ("mean", "std"))
+    scaled = f"minus mean ({mean}), over standard deviation ({std})" if mean and std else "not scaled"
+    return f"{scaled}; augmentation: {found.get('augment', 'not recorded')}"
+
+
+def run_list(comparison: Comparison) -> Table:
+    """Every run: how far it is, how long it took, on which partition."""
+    rows, lines = [], []
+    for m in comparison.methods:
+        for r in m.runs:
+            state = "finished" if r.finished else f"unfinished: round {r.reached} of {r.settings.rounds}"
+            seconds = r.summary.seconds if r.summary else None
+            took = "n/a" if seconds is None else f"{fixed(seconds, 1 if seconds < 100 else 0)} s"
+            place = "/".join(r.folder.resolve().parts[-3:])
+            cells = (state, took, r.partition.fingerprint[:12], place)
+            rows.append((Cell(m.label), Cell(str(r.seed)), *map(Cell, cells)))
+            lines.append([m.label, r.seed, state, seconds, r.partition.fingerprint, place])
+    columns = (
+        Column("Method", numeric=False),
+        Column("Seed"),
+        Column("State", numeric=False),
+        Column("Time"),
+        Column("Partition's fingerprint", numeric=False),
+        Column("Folder", numeric=False),
+    )
+    caption = f"The runs; partition: {comparison.first.partition.kind}"
+    return Table(
+        "runs",
+        caption,
+        columns,
+        tuple(rows),
+        csv_text(["method", "seed", "state", "seconds", "fingerprint", "folder"], lines),
+    )
+
+
+def configuration(comparison: Comparison) -> Settings:
+    """The resolved configurations, as TOML where they are equal."""
+    tables = [{k: v for k, v in flat(r.config) if k != "seed"} for r in comparison.runs]
+    common, differing = _split(tables)
+    nested: dict[str, Any] = {}
+    for key, value in common.items():
+        *path, last = key.split(".")
+        table = nested
+        for name in path:
+            table = table.setdefault(name, {})
+        table[last] = value
+    return Settings(
+        tomli_w.dumps(nested),
+        _by_method(comparison, tables, differing, "config", "Keys in which the runs differ, beside the seed"),
+    )
+
+
+def environment(comparison: Comparison) -> Settings:
+    """The machine, the versions and the models' sizes."""
+    tables = [{k: v for k, v in flat(r.environment) if k not in ("format", "command")} for r in comparison.runs]
+    common, differing = _split(tables)
+    text = "\n".join(f"{k} = {plain(v)}" for k, v in common.items())
+    return Settings(text, _by_method(comparison, tables, differing, "environment", "Where the runs' environments differ"))
+
+
+def _split(tables: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
+    """(what all tables have alike, the keys in which they differ)."""
+    keys = dict.fromkeys(k for t in tables for k in t)
+    alike = {k: tables[0][k] for k in keys if all(k in t and t[k] == tables[0][k] for t in tables) if k in tables[0]}
+    return alike, [k for k in keys if k not in alike]
+
+
+def _by_method(
+    comparison: Comparison, tables: Sequence[Mapping[str, Any]], keys: Sequence[str], id: str, caption: str
+) -> Table | None:
+    """A line a key, a column a method; where seeds differ, all their values."""
+    if not keys:
+        return None
+    of = {m.label: [t for t, r in zip(tables, comparison.runs, strict=True) if r in m.runs] for m in comparison.methods}
+    rows = [
+        [key, *("; ".join(dict.fromkeys(plain(t[key]) if key in t else "–" for t in found)) for found in of.values())]
+        for key in keys
+    ]
+    columns = (Column("Key", numeric=False), *(Column(label, numeric=False) for label in of))
+    cells = tuple(tuple(Cell(text) for text in row) for row in rows)
+    return Table(f"{id}-differs", caption, columns, cells, csv_text(["key", *of], rows))
+
+
+def _networks(found: Sequence[Mapping[str, Any]]) -> str:
+    """ "mlp and cnn1 (1,000 to 2,000 parameters)"."""
+    names = list(dict.fromkeys(str(n.get("name")) for n in found))
+    sizes = sorted({n["parameters"] for n in found if isinstance(n.get("parameters"), int)})
+    span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else "unknown number of"
+    return f"{listed(names)} ({span} parameters)"

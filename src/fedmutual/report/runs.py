@@ -1,0 +1,199 @@
+"""Run folders as a report sees them: read, checked, never changed."""
+
+import itertools
+import json
+import tomllib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from fedmutual.errors import RunError
+from fedmutual.report.lines import Evaluation, Partition, Record, Score, Settings, Summary, Transfer
+
+FORMAT = 1
+Table = dict[str, Any]
+
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run: finished, stopped or still going on."""
+
+    folder: Path
+    settings: Settings
+    config: Table  # config.toml, whole
+    environment: Table
+    partition: Partition
+    evaluations: tuple[Evaluation, ...]
+    transfers: tuple[Transfer, ...]
+    summary: Summary | None
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm's name."""
+        return self.settings.algorithm.name
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return self.settings.seed
+
+    @property
+    def reached(self) -> int:
+        """The last evaluated round; 0 before the first."""
+        return self.evaluations[-1].round if self.evaluations else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done and summed up."""
+        return self.summary is not None and self.summary.rounds >= self.settings.rounds
+
+    @property
+    def last(self) -> Evaluation | None:
+        """The last evaluation; None before the first."""
+        return self.evaluations[-1] if self.evaluations else None
+
+    @cached_property
+    def serves(self) -> str | None:
+        """The model that a client would use; None where no client shares its scores."""
+        there = {s.model for e in self.evaluations for s in e.scores if s.client is not None and s.data == "validation"}
+        return next((m for m in ("personal", "global", "meme") if m in there), None)
+
+    def at(self, round: int) -> Evaluation | None:
+        """The evaluation after a round; None where there was none."""
+        return next((e for e in self.evaluations if e.round == round), None)
+
+    def own(self, evaluation: Evaluation | None, data: str = "validation") -> dict[str, Score]:
+        """Client -> the score of the model it would use on its own rows."""
+        return evaluation.per_client(self.serves, data) if evaluation and self.serves else {}
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The run folders at a path: itself, or those of a folder that `compare` or `demo` made, in their order.
+
+    Raises:
+        RunError: there are none.
+    """
+    path = Path(path)
+    if (path / "config.toml").is_file():
+        return [path]
+    found = {f.parent for depth in range(1, 4) for f in path.glob("*/" * depth + "config.toml")}
+    folders = sorted((f for f in found if not found & set(f.parents)), key=_natural)
+    if not folders:
+        what = "holds no run" if path.is_dir() else "is no folder"
+        raise RunError(f"{path}: {what}; name a run's folder, or one that `fedmutual compare` made")
+    return folders
+
+
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """The runs of some folders, each once.
+
+    Raises:
+        RunError: a folder is no run's, or a file of it is missing, damaged or of another format.
+    """
+    once = {Path(f).resolve(): Path(f) for f in reversed(list(folders))}
+    if not once:
+        raise RunError("there is no run to report; name a run's folder, or one that `fedmutual compare` made")
+    return [read_run(folder) for folder in reversed(once.values())]
+
+
+def read_run(folder: Path) -> Run:
+    """One run's folder, read.
+
+    Raises:
+        RunError: as `read_runs`.
+    """
+    if not (folder / "config.toml").is_file():
+        raise RunError(f"{folder}: is no run folder, it has no config.toml; name a folder that `fedmutual run` made")
+    config = _toml(folder / "config.toml")
+    evaluations = _lines(folder / "metrics.jsonl", Evaluation)
+    for number, (one, next_) in enumerate(itertools.pairwise(evaluations), 2):
+        if next_.round <= one.round:
+            raise _damaged(folder / "metrics.jsonl", number, f"round {next_.round} follows round {one.round}")
+    summary = folder / "summary.json"
+    return Run(
+        folder=folder,
+        settings=_checked(folder / "config.toml", Settings, json.dumps(config, default=str)),
+        config=config,
+        environment=_json(folder / "environment.json"),
+        partition=_checked(folder / "partition.json", Partition, json.dumps(_json(folder / "partition.json"))),
+        evaluations=evaluations,
+        transfers=_lines(folder / "ledger.jsonl", Transfer),
+        summary=_checked(summary, Summary, json.dumps(_json(summary))) if summary.exists() else None,
+    )
+
+
+def _toml(path: Path) -> Table:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{path}: cannot be read ({problem}); restore the file, or run again into another folder") from None
+
+
+def _json(path: Path) -> Table:
+    """A JSON file of our format."""
+    if not path.is_file():
+        raise RunError(f"{path}: there is no such file, so the folder is no whole run; go on with it by --resume")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{path}: is damaged or no JSON ({problem}); run again into another folder") from None
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
+        raise RunError(
+            f"{path}: is of format {found!r}, and this version of fedmutual reads format {FORMAT}; "
+            "use the version that wrote it"
+        )
+    return dict(content)
+
+
+def _lines(path: Path, kind: type[R]) -> tuple[R, ...]:
+    """A log, a record a line; nothing where there is no log yet."""
+    if not path.exists():
+        return ()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{path}: cannot be read ({problem})") from None
+    records = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            records.append(kind.model_validate_json(line))
+        except ValidationError as problem:
+            raise _damaged(path, number, _why(problem)) from None
+    if text and not text.endswith("\n"):
+        raise _damaged(path, len(records), "the line has no end")
+    return tuple(records)
+
+
+def _damaged(path: Path, line: int, why: str) -> RunError:
+    return RunError(
+        f"{path}: line {line} is cut off or not fedmutual's ({why}); `--resume` takes a half-written last line back, "
+        "otherwise run again into another folder"
+    )
+
+
+def _checked(path: Path, kind: type[R], text: str) -> R:
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as problem:
+        raise RunError(f"{path}: is not what fedmutual writes ({_why(problem)}); run again into another folder") from None
+
+
+def _why(problem: ValidationError) -> str:
+    """The first thing that is wrong, in a few words."""
+    first = problem.errors()[0]
+    key = ".".join(str(p) for p in first["loc"])
+    said = "it is not valid JSON" if first["type"] == "json_invalid" else first["msg"][:1].lower() + first["msg"][1:]
+    return f"{key}: {said}" if key else said
+
+
+def _natural(folder: Path) -> list[tuple[int, int, str]]:
+    """Sorts seed 10 after seed 2."""
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in folder.parts]

@@ -1,0 +1,143 @@
+"""Means, 95 % intervals, and gains in pairs: what a number of this report is an average of, and how sure it is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from scipy.stats import t
+
+from fedmutual.report.runs import Run
+
+LEVEL = 0.95
+_SAME = 1e-12  # two accuracies nearer than this are equal: sums of floats, not examples, told them apart
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over `n` units ("seeds" or "clients"), with half the width of its 95 % interval; None for one unit."""
+
+    mean: float
+    half: float | None
+    n: int
+    unit: str
+
+    @property
+    def low(self) -> float:
+        """The interval's lower end; the mean where there is no interval."""
+        return self.mean - (self.half or 0.0)
+
+    @property
+    def high(self) -> float:
+        """The interval's upper end; the mean where there is no interval."""
+        return self.mean + (self.half or 0.0)
+
+    @property
+    def sign(self) -> int:
+        """+1 or -1 where the whole interval lies above or below 0, else 0; 0 as well where there is no interval."""
+        if self.half is None:
+            return 0
+        return (self.low > _SAME) - (self.high < -_SAME)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A number that is not there, and why: a clause for a footnote."""
+
+    why: str
+
+
+Value = Estimate | Missing
+
+
+def estimate(values: Sequence[float], unit: str) -> Estimate:
+    """Mean and 95 % interval (Student's t with n - 1 degrees of freedom: mean +- t s / sqrt(n)) of at least one value."""
+    n = len(values)
+    half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * stdev(values) / n**0.5 if n > 1 else None
+    return Estimate(fmean(values), half, n, unit)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One client of one seed under two methods, after the same round: accuracies on its own validation data."""
+
+    seed: int
+    client: str
+    round: int
+    ours: float
+    other: float
+
+    @property
+    def gain(self) -> float:
+        """Ours minus the other; differences of rounding only are 0."""
+        gain = self.ours - self.other
+        return 0.0 if abs(gain) < _SAME else gain
+
+
+@dataclass(frozen=True)
+class Gains:
+    """All pairs of two methods."""
+
+    pairs: tuple[Pair, ...]
+
+    @property
+    def gained(self) -> tuple[Pair, ...]:
+        """The pairs in which ours is better."""
+        return tuple(p for p in self.pairs if p.gain > 0)
+
+    @property
+    def harmed(self) -> tuple[Pair, ...]:
+        """The pairs in which ours is worse, the worst first."""
+        return tuple(sorted((p for p in self.pairs if p.gain < 0), key=lambda p: p.gain))
+
+    @property
+    def equal(self) -> int:
+        """How many pairs are equal."""
+        return len(self.pairs) - len(self.gained) - len(self.harmed)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that have pairs."""
+        return tuple(sorted({p.seed for p in self.pairs}))
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean gain: over the seeds' mean gains where there are two seeds or more, else over the run's clients."""
+        by_seed = [[p.gain for p in self.pairs if p.seed == seed] for seed in self.seeds]
+        if len(by_seed) > 1:
+            return estimate([fmean(gains) for gains in by_seed], "seeds")
+        return estimate(by_seed[0], "clients")
+
+
+def pair_clients(ours: Sequence[Run], others: Sequence[Run]) -> Gains | Missing:
+    """Pairs of the same seed, data and client after the last round that both runs have evaluated."""
+    pairs = []
+    for a, b in matches(ours, others):
+        round = last_common(a, b)
+        mine, theirs = a.own(a.at(round)), b.own(b.at(round))
+        pairs += [Pair(a.seed, i, round, mine[i].accuracy, theirs[i].accuracy) for i in mine if i in theirs]
+    if pairs:
+        return Gains(tuple(pairs))
+    if not matches(ours, others):
+        return Missing("no run of the other method has the same seed and the same partition")
+    return Missing("the two have no evaluated round, or no client that shares its scores, in common")
+
+
+def pair_global(ours: Sequence[Run], others: Sequence[Run]) -> Estimate | None:
+    """How much better our shared model is on the test set, over seeds; None where the two cannot be paired."""
+    found = []
+    for a, b in matches(ours, others):
+        round = last_common(a, b)
+        mine, theirs = (e.find("global", "test") if (e := run.at(round)) else None for run in (a, b))
+        if mine and theirs:
+            found.append(mine.accuracy - theirs.accuracy)
+    return estimate(found, "seeds") if found else None
+
+
+def matches(ours: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Runs of the same seed on the same partition of the same data."""
+    return [(a, b) for a in ours for b in others if (a.seed, a.partition.fingerprint) == (b.seed, b.partition.fingerprint)]
+
+
+def last_common(a: Run, b: Run) -> int:
+    """The last round that both have evaluated; 0 where there is none."""
+    return max({e.round for e in a.evaluations} & {e.round for e in b.evaluations}, default=0)

@@ -1,0 +1,154 @@
+"""The tables beside the headline: what accuracy hides, recall by class, every client."""
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from fedmutual.report import measures
+from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share
+from fedmutual.report.comparison import ALONE, Comparison, Method
+from fedmutual.report.measures import Subject, mean_of, over_seeds
+from fedmutual.report.runs import Run
+from fedmutual.report.statistics import Gains, Missing, Pair
+from fedmutual.report.text import fixed, percent, points
+
+
+def beyond_accuracy(comparison: Comparison) -> Table:
+    """What accuracy hides: scores that a frequent class does not lift, beside the accuracy of always naming that class."""
+    decimals = comparison.decimals
+    rows, lines = [], []
+    keys = ("accuracy", "majority", "balanced_accuracy", "auroc", "loss")
+    for m in comparison.methods:
+        for subject in measures.subjects(m):
+            found = {
+                key: over_seeds(m.counted, lambda run, s=subject, k=key: mean_of(s.scores(run), k), _UNDEFINED[key])  # type: ignore[misc]
+                for key in keys
+            }
+            cells = [share(found[key], decimals, note=_partly(m.counted, subject, key)) for key in keys[:3]]
+            auroc, loss = (
+                missing(v.why) if isinstance(v, Missing) else Cell(fixed(v.mean, 3), note=_partly(m.counted, subject, key))
+                for key, v in ((k, found[k]) for k in keys[3:])
+            )
+            rows.append((Cell(m.label, sub=subject.title), *cells, auroc, loss))
+            lines.append([m.label, subject.title, *(numbers(found[key])[0] for key in keys)])
+    columns = (
+        Column("Method, and what is scored", numeric=False),
+        Column("Accuracy, %"),
+        Column("Most frequent class, %"),
+        Column("Balanced accuracy, %"),
+        Column("Macro AUROC"),
+        Column("Loss"),
+    )
+    caption = "Last round; own data: the mean of the clients' scores. Most frequent class: the accuracy of always naming it"
+    return Table("beyond", caption, columns, tuple(rows), csv_text(["method", "scored", *keys], lines))
+
+
+def recall(comparison: Comparison) -> Table:
+    """Recall of each class: under each method the shared model, and the personal ones on all classes."""
+    columns = [Column("Class", numeric=False)]
+    found: list[list[float | None]] = []
+    for m in comparison.methods:
+        for subject in measures.subjects(m):
+            if "test set" in subject.title:
+                columns.append(Column(subject.title.partition(",")[0], m.label))
+                found.append([_recall(m.counted, subject, k) for k in range(len(comparison.classes))])
+    rows = tuple(
+        (Cell(name), *(missing("the test set has no example of the class") if v is None else _shaded(v) for v in values))
+        for name, *values in zip(comparison.classes, *found, strict=True)
+    )
+    lines = [[name, *values] for name, *values in zip(comparison.classes, *found, strict=True)]
+    header = ["class", *(f"{c.group}: {c.name}" for c in columns[1:])]
+    caption = "Recall of each class on the test set, %, last round; personal models: the mean over clients"
+    return Table("recall", caption, tuple(columns), rows, csv_text(header, lines))
+
+
+def clients(comparison: Comparison) -> Table:
+    """Every client of every seed: what it has, how well it is served, and what it gains."""
+    pairs = {m.label: _pairs(comparison, m) for m in comparison.methods}
+    runs: dict[int, Run] = {}  # of the first method that has the seed
+    for run in (r for m in comparison.methods for r in m.counted):
+        runs.setdefault(run.seed, run)
+    rows, lines = [], []
+    for seed, client in [
+        (r.seed, client) for r in sorted(runs.values(), key=lambda r: r.seed) for client in r.partition.clients
+    ]:
+        run = runs[seed]
+        examples, network = sum(run.partition.clients[client].counts.private), _network(comparison, seed, client)
+        score = run.own(run.last).get(client)
+        majority = score.majority if score else None
+        about = (Cell(client), Cell(str(seed)), Cell(f"{examples:,}"), Cell(network))
+        served = []
+        for m in comparison.methods:
+            pair, accuracy = pairs[m.label].get((seed, client)), _accuracy(m, seed, client)
+            served.append(_served(accuracy, pair, comparison.decimals))
+            compared = (pair.round, pair.other, pair.gain) if pair else (None, None, None)
+            lines.append([seed, client, examples, network, majority, m.label, accuracy, *compared])
+        rows.append((*about, _majority(majority, comparison.decimals), *served))
+    columns = (
+        Column("Client", numeric=False),
+        Column("Seed"),
+        Column("Training examples"),
+        Column("Own network", numeric=False),
+        Column("Most frequent class, %"),
+        *(Column(m.label, "Accuracy on own validation data, % (gain over local-only, points)") for m in comparison.methods),
+    )
+    header = ["seed", "client", "examples", "network", "majority", "method", "accuracy", "compared_at_round", "local_only"]
+    return Table("clients", "Every client, last round", columns, tuple(rows), csv_text([*header, "gain"], lines))
+
+
+def _pairs(comparison: Comparison, method: Method) -> dict[tuple[int, str], Pair]:
+    found = measures.gains(comparison, method)
+    return {(p.seed, p.client): p for p in found.pairs} if isinstance(found, Gains) else {}
+
+
+def _majority(share: float | None, decimals: int) -> Cell:
+    return missing(_UNTOLD) if share is None else Cell(percent(share, decimals))
+
+
+_UNTOLD = "no score: the run is missing or unfinished, or the client does not share its scores"
+_UNDEFINED = {
+    "auroc": "undefined: the data scored hold one class only",
+    **dict.fromkeys(("accuracy", "majority", "balanced_accuracy", "loss"), "this task does not tell it"),
+}
+
+
+def _partly(runs: Sequence[Run], subject: Subject, key: str) -> str:
+    """A footnote where a score is defined for some clients only."""
+    scores = [s for run in runs for s in subject.scores(run)]
+    there = sum(getattr(s, key) is not None for s in scores)
+    return f"over the {there} of {len(scores)} for which it is defined" if 0 < there < len(scores) else ""
+
+
+def _recall(runs: Sequence[Run], subject: Subject, k: int) -> float | None:
+    """The mean recall of class k over seeds, and over clients within a seed."""
+    found = [[s.recall[k] for s in subject.scores(run) if s.recall and s.recall[k] is not None] for run in runs]
+    means = [fmean(v for v in values if v is not None) for values in found if values]
+    return fmean(means) if means else None
+
+
+def _shaded(value: float) -> Cell:
+    return Cell(percent(value), shade=value)
+
+
+def _accuracy(method: Method, seed: int, client: str) -> float | None:
+    run = next((r for r in method.counted if r.seed == seed), None)
+    score = run.own(run.last).get(client) if run else None
+    return score.accuracy if score else None
+
+
+def _served(accuracy: float | None, pair: Pair | None, decimals: int) -> Cell:
+    """A client's accuracy, and its gain beside it."""
+    if accuracy is None:
+        return missing(_UNTOLD)
+    if pair is None:
+        return Cell(percent(accuracy, decimals))
+    tone = "gain" if pair.gain > 0 else "harm" if pair.gain < 0 else ""
+    return Cell(percent(accuracy, decimals), spread=points(pair.gain, decimals), tone=tone)
+
+
+def _network(comparison: Comparison, seed: int, client: str) -> str:
+    """The client's own network; where it has none, the shared one."""
+    methods = sorted(comparison.methods, key=lambda m: m.algorithm == ALONE)
+    models = [r.environment.get("models") or {} for m in methods for r in m.runs if r.seed == seed]
+    own = [m["personal"][client] for m in models if client in (m.get("personal") or {})]
+    found = [*own, *(m["shared"] for m in models if m.get("shared"))]
+    return str(found[0].get("name", "")) if found else ""

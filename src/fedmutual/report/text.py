@@ -1,0 +1,41 @@
+"""Numbers and lists in words."""
+
+from collections.abc import Sequence
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def percent(fraction: float, decimals: int = 1) -> str:
+    """0.912 -> "91.2": percent without its sign."""
+    return fixed(100 * fraction, decimals)
+
+
+def points(difference: float, decimals: int = 1) -> str:
+    """0.0123 -> "+1.2": percentage points with their sign; what rounds to 0 has none."""
+    text = fixed(100 * difference, decimals)
+    return f"+{text}" if text[0] != MINUS and text.strip("0.") else text
+
+
+def fixed(value: float, decimals: int) -> str:
+    """A number with so many decimals and a true minus sign; what rounds to 0 has no sign."""
+    text = f"{value:.{decimals}f}"
+    return text.replace("-", MINUS) if text.strip("-0.") else text.removeprefix("-")
+
+
+def count(n: int, noun: str) -> str:
+    """ "1 client", "1,200 clients"."""
+    return f"{n:,} {noun}" if n == 1 else f"{n:,} {noun}s"
+
+
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return f" {last} ".join(filter(None, (", ".join(words[:-1]), words[-1]))) if words else ""
+
+
+def size(n: float) -> str:
+    """796840 -> "796.8 kB": bytes in powers of 1000."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000:
+            return f"{n:.0f} {unit}" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    return f"{n:.1f} TB"

@@ -1,0 +1,178 @@
+"""Does federating pay here, for whom, and where does it lose? Said in plain sentences, for it and against it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from fedmutual.report import measures
+from fedmutual.report.comparison import POOLED, Comparison, Method, comparisons
+from fedmutual.report.runs import read_runs
+from fedmutual.report.statistics import Estimate, Gains, Missing, Pair, pair_clients, pair_global
+from fedmutual.report.text import count, listed, percent
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence that answers, and those that say why."""
+
+    lead: str
+    sentences: tuple[str, ...]
+
+
+def verdict(runs: Sequence[Path]) -> list[str]:
+    """Plain sentences about run folders: did federating pay, for whom, who is harmed.
+
+    Raises:
+        RunError: a folder is no run's, or damaged.
+    """
+    found = comparisons(read_runs(runs))
+    said = []
+    for comparison in found:
+        judged = judge(comparison)
+        prefix = f"{comparison.name}: " if len(found) > 1 else ""
+        said += [prefix + judged.lead, *judged.sentences]
+    return said
+
+
+def judge(comparison: Comparison) -> Verdict:
+    """The verdict on one comparison."""
+    gains = {m.label: measures.gains(comparison, m) for m in comparison.federated}
+    sentences = [s for m in comparison.methods for s in _method(comparison, m)]
+    sentences += [s for m in comparison.methods if m.algorithm == "fml" for s in _rivals(comparison, m)]
+    sentences += _beside(comparison)
+    return Verdict(_lead(comparison, gains), (*sentences, *comparison.remarks))
+
+
+def _lead(comparison: Comparison, gains: dict[str, Gains | Missing]) -> str:
+    if not comparison.federated:
+        return "Nothing was federated in these runs, so they cannot say whether federating pays."
+    found = {label: g.estimate for label, g in gains.items() if isinstance(g, Gains)}
+    if not found:
+        whys = dict.fromkeys(g.why for g in gains.values() if isinstance(g, Missing))
+        return f"These runs cannot say whether federating pays: {'; '.join(whys)}."
+    pays, costs, open_ = ([label for label, e in found.items() if e.sign == sign] for sign in (1, -1, 0))
+    once = all(e.unit == "clients" for e in found.values())
+    start = "In this one seed, federating" if once else "Federating"
+    if pays:
+        lead = f"{start} pays with {listed(pays)}: on their own work clients do better than alone"
+        lead += f"; with {listed(costs, 'or')} they do worse" if costs else ""
+        return lead + (f"; with {listed(open_, 'or')} no difference is certain." if open_ else ".")
+    if costs and not open_:
+        return f"{start} does not pay: with {listed(costs, 'or')} clients do worse on their own work than alone."
+    lead = f"Whether federating pays is not certain here: with {listed(open_, 'or')} the mean gain could be zero"
+    return lead + (f", and with {listed(costs)} clients do worse than alone." if costs else ".")
+
+
+def _method(comparison: Comparison, method: Method) -> Iterator[str]:
+    """How a method's clients fare against training alone."""
+    found = measures.gains(comparison, method)
+    if not isinstance(found, Gains):
+        if method.federated and comparison.alone(method):
+            yield f"{method.label} cannot be held against local-only: {found.why}."
+        return
+    decimals = comparison.decimals
+    serves = next((r.serves for r in method.counted if r.serves), None) or "personal"
+    who = {"personal": "personal models score", "meme": "the clients' forks score"}.get(serves, "the shared model scores")
+    who = "the one model scores" if method.algorithm == POOLED else who
+    ceiling = " (the ceiling: all data in one place)" if method.algorithm == POOLED else ""
+    ours = percent(fmean(p.ours for p in found.pairs), decimals)
+    away = _away(found.estimate, decimals, ("above local-only", "below local-only", "level with local-only"))
+    yield f"{method.label}{ceiling}: {who} {ours} % on the clients' own validation data, {away}. {_who(found, decimals)}"
+    rounds = {p.round for p in found.pairs}
+    if rounds != {r.reached for r in method.counted}:
+        at = listed([str(r) for r in sorted(rounds)])
+        yield f"{method.label} is held against local-only after round {at}, the last that both have."
+
+
+def _who(found: Gains, decimals: int) -> str:
+    """How many gain and who is harmed."""
+    n, gained, harmed, seeds = len(found.pairs), len(found.gained), found.harmed, len(found.seeds)
+    of = f"Of {count(n, 'client')}" + (f" over {seeds} seeds" if seeds > 1 else "")
+    if gained == n:
+        return f"{of}, {'all gain' if n > 1 else 'it gains'}."
+    if len(harmed) == n:
+        return f"{of}, {'all are' if n > 1 else 'it is'} harmed, the most {_harm(harmed[0], seeds > 1, decimals)}."
+    parts = [f"{gained or 'none'} {'gain' if gained > 1 else 'gains'}"]
+    if found.equal:
+        parts.append(f"{found.equal} {'stays' if found.equal == 1 else 'stay'} equal")
+    parts.append(f"{len(harmed) or 'none'} {'are' if len(harmed) > 1 else 'is'} harmed")
+    names = [_harm(p, seeds > 1, decimals) for p in (harmed if len(harmed) <= 3 else harmed[:1])]
+    told = f": {listed(names)}" if 0 < len(harmed) <= 3 else f", the most {names[0]}" if harmed else ""
+    return f"{of}, {listed(parts)}{told}."
+
+
+def _harm(pair: Pair, several: bool, decimals: int) -> str:
+    of = f" in seed {pair.seed}" if several else ""
+    return f"client {pair.client}{of} by {percent(-pair.gain, decimals)} points"
+
+
+def _rivals(comparison: Comparison, fml: Method) -> Iterator[str]:
+    """FML beside every other way to federate, on the clients' own work and as a shared model: won or lost."""
+    for other in comparison.federated:
+        if other.algorithm == fml.algorithm:
+            continue
+        own = pair_clients(fml.counted, other.counted)
+        shared = pair_global(fml.counted, other.counted)
+        parts = (
+            [f"on the clients' own validation data {_score(fml, own.estimate, comparison)}"]
+            if isinstance(own, Gains)
+            else []
+        )
+        parts += [f"as one shared model on the test set {_score(fml, shared, comparison)}"] if shared else []
+        if parts:
+            yield f"Against {other.label}: {'; '.join(parts)}."
+
+
+def _score(method: Method, e: Estimate, comparison: Comparison) -> str:
+    """Whether a method wins, and by how much."""
+    decimals = comparison.decimals
+    if e.sign:
+        verb = "wins by" if e.sign > 0 else "loses by"
+        return f"{method.label} {verb} {_away(e, decimals, ('', '', ''))}"
+    chance = ", which may be chance" if e.half is not None and e.mean else ""
+    return f"{method.label} is {_away(e, decimals, ('ahead', 'behind', 'level'), chance)}"
+
+
+def _away(e: Estimate, decimals: int, words: tuple[str, str, str], remark: str = "") -> str:
+    """ "1.3 points above (95 % interval 0.4 to 2.2, 3 seeds)", in words for above, below and level."""
+    amount = percent(abs(e.mean), decimals)
+    above, below, level = words
+    way = above if e.mean > 0 else below
+    said = f"{amount} points {way}".strip() if amount.strip("0.") else level or f"{amount} points"
+    if e.half is None:
+        return f"{said}{remark} (one {e.unit.removesuffix('s')}, so no interval)"
+    low, high = sorted((percent(abs(v), decimals) for v in (e.low, e.high)), key=float)
+    if e.low < 0 < e.high:
+        first, second = (w.partition(" ")[0] for w in (below, above))
+        low, high = f"{percent(-e.low, decimals)} {first}", f"{percent(e.high, decimals)} {second}"
+    return f"{said}{remark} (95 % interval {low} to {high}, {e.n} {e.unit})"
+
+
+def _beside(comparison: Comparison) -> Iterator[str]:
+    """What the numbers above do not say."""
+    decimals = comparison.decimals
+    for m in comparison.methods:
+        everything = measures.over_seeds(
+            m.counted, lambda r: measures.mean_of(list(r.own(r.last, "test").values()), "accuracy"), ""
+        )
+        shared = measures.global_last(m)
+        if m.algorithm == "fml" and isinstance(everything, Estimate) and isinstance(shared, Estimate):
+            yield (
+                f"On all classes (the test set) {m.label}'s personal models score {percent(everything.mean, decimals)} %, "
+                f"its shared model {percent(shared.mean, decimals)} %."
+            )
+    first = comparison.methods[0]
+    always = measures.over_seeds(first.counted, lambda r: measures.mean_of(list(r.own(r.last).values()), "majority"), "")
+    if isinstance(always, Estimate):
+        score = percent(always.mean, decimals)
+        yield f"Always naming a client's most frequent class would score {score} % on its validation data."
+    found = [g.estimate for m in comparison.federated if isinstance(g := measures.gains(comparison, m), Gains)]
+    if any(e.sign == 0 and e.unit == "seeds" and e.n < 5 for e in found):
+        few = min(e.n for e in found)
+        yield f"An interval over {few} seeds is wide; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
+    if comparison.federated and all(len(m.counted) == 1 for m in comparison.methods if m.counted):
+        yield (
+            "There is one seed only: intervals over clients tell how clients differ, not what another seed would give; "
+            "`fedmutual compare FILE.toml --seeds 3` makes more."
+        )

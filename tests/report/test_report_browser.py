@@ -1,0 +1,164 @@
+"""The page in a browser: both schemes, a phone's width, print; nothing leaves the page."""
+
+import csv
+import io
+import shutil
+from urllib.parse import unquote
+
+import pytest
+
+from fedmutual.report import write_report
+from run_folders import Made, write_all
+
+playwright = pytest.importorskip("playwright.sync_api", reason="the python package playwright is not installed")
+CHROME = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+pytestmark = pytest.mark.skipif(CHROME is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as p:
+        found = p.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    methods = [
+        Made("fml", lambda s, r, c: 0.8 - 0.3 / r, lambda s, r: 0.7 - 0.2 / r, rounds=5),
+        Made("fedavg", lambda s, r, c: 0.7 - 0.3 / r, lambda s, r: 0.75 - 0.2 / r, rounds=5),
+        Made("independent", lambda s, r, c: 0.75 - 0.3 / r, rounds=5),
+    ]
+    write_report(write_all(folder / "out", methods, [0, 1]), folder / "report.html")
+    return (folder / "report.html").as_uri()
+
+
+@pytest.fixture
+def visit(browser, address):
+    """Open the page in a context of its own -> (page, what the console said, what was asked of the network)."""
+    contexts = []
+
+    def open_page(**options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page, said, asked = context.new_page(), [], []
+
+        def record(route):
+            if route.request.url == address:
+                route.continue_()
+            else:
+                asked.append(route.request.url)
+                route.abort()
+
+        page.route("**/*", record)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda problem: said.append(str(problem)))
+        page.goto(address)
+        return page, said, asked
+
+    yield open_page
+    for context in contexts:
+        context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_it_opens_quietly_and_fits(visit, scheme, width):
+    page, said, asked = visit(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate("document.body.scrollWidth") <= width
+    outside = """[...document.querySelectorAll('h1, h2, h3, p, li, svg, dd, summary, .verdict, .scroll')]
+        .filter(e => e.checkVisibility() && !e.closest('.scroll :scope') && e.getBoundingClientRect().right > innerWidth + 1)
+        .map(e => e.outerHTML.slice(0, 80))"""
+    assert page.evaluate(outside) == []
+    assert (said, asked) == ([], [])
+
+
+def test_the_schemes_differ_in_page_and_picture(visit):
+    def colours(scheme):
+        page, _, _ = visit(color_scheme=scheme)
+        return page.evaluate(
+            """() => [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
+                getComputedStyle(document.querySelector('#c1-curves ~ .pictures svg text')).fill]"""
+        )
+
+    light, dark = colours("light"), colours("dark")
+    assert light == ["rgb(252, 252, 250)", "rgb(27, 30, 34)", "rgb(85, 91, 99)"]
+    assert dark == ["rgb(21, 24, 28)", "rgb(230, 230, 226)", "rgb(164, 170, 178)"]
+
+
+def test_the_text_of_pictures_is_in_the_page_s_font_and_legible_on_a_phone(visit):
+    page, _, _ = visit(viewport={"width": 400, "height": 900})
+    fonts = page.evaluate(
+        """() => [getComputedStyle(document.body).fontFamily, ...[...document.querySelectorAll('svg text')]
+            .map(t => getComputedStyle(t).fontFamily)]"""
+    )
+    assert len(set(fonts)) == 1
+    heights = page.evaluate(
+        """() => [...document.querySelectorAll('svg')]
+            .map(s => 11 * s.getBoundingClientRect().width / s.viewBox.baseVal.width)"""
+    )
+    assert min(heights) >= 9  # pixels of the letters' nominal size of 11
+
+
+def test_details_open_to_the_numbers_and_their_csv(visit):
+    page, said, asked = visit()
+    table = page.locator("#c1-global-data")
+    assert not table.is_visible()
+    page.locator("details", has=table).locator("summary").click()
+    assert table.is_visible()
+    assert table.locator("tbody tr").last.inner_text().split() == ["5", "66.0", "71.0"]  # 0.7 - 0.2 / 5, 0.75 - 0.2 / 5
+    link = page.locator("details", has=table).get_by_role("link", name="CSV")
+    rows = list(csv.DictReader(io.StringIO(unquote(link.get_attribute("href").partition(",")[2]))))
+    assert rows[4]["FedAvg, seed 1"] == "0.7100"
+    with page.expect_download() as download:
+        link.click()
+    assert download.value.suggested_filename == "c1-global-data.csv"
+    assert said == []
+    assert [a for a in asked if not a.startswith("data:")] == []
+
+
+def test_pointing_at_a_round_says_its_numbers(visit):
+    page, said, _ = visit()
+    tip = page.locator("#tip")
+    assert tip.is_hidden()
+    page.locator("#c1-curves ~ .pictures svg").first.locator("rect").last.hover()
+    assert tip.inner_text().splitlines() == ["Round 5", "FML 66.0", "FedAvg 71.0"]
+    page.locator("#c1-gains ~ .pictures svg").first.locator("rect").first.hover()
+    assert tip.inner_text().splitlines() == ["client 0", "seed 0: +5.00 points", "seed 1: +5.00 points"]
+    page.locator("h1").hover()
+    assert tip.is_hidden()
+    assert said == []
+
+
+def test_without_script_titles_stay(browser, address):
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(address)
+    assert page.locator("svg title").count() > 0
+    context.close()
+
+
+def test_the_headline_is_cards_on_a_phone_and_stays_a_table_to_a_reader(visit):
+    page, _, _ = visit(viewport={"width": 400, "height": 900})
+    table = page.get_by_role("table", name="Accuracy of every method")
+    assert table.get_by_role("row").count() >= 3
+    assert table.get_by_role("rowheader", name="FML").is_visible()
+    box = table.bounding_box()
+    assert box["x"] + box["width"] <= 400
+
+
+def test_print_is_light_and_whole(visit):
+    page, _, _ = visit(color_scheme="dark", viewport={"width": 720, "height": 1000})
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 30, 34)"
+    assert not page.locator("nav").is_visible()
+    assert not page.locator(".csv").first.is_visible()
+    assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
+    assert page.locator("#c1-headline").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") == 720  # of about A4's width nothing is cut off
+    assert page.pdf(format="A4")[:4] == b"%PDF"

@@ -1,0 +1,151 @@
+"""What is a run folder, what is not, and what is said of it."""
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+import fedmutual.report
+from fedmutual.errors import RunError
+from fedmutual.report import find_runs, headline, verdict, write_report
+from fedmutual.report.runs import read_runs
+from run_folders import Made, write, write_all
+
+
+def half(seed, round, client):
+    return 0.5
+
+
+def test_a_run_folder_is_found_as_itself(tmp_path):
+    folder = write(tmp_path / "run", Made("fml", half))
+    assert find_runs(folder) == [folder]
+
+
+def test_a_comparison_is_found_run_by_run_in_the_order_of_numbers(tmp_path):
+    write_all(tmp_path / "out", [Made("independent", half), Made("fml", half)], [0, 2, 10])
+    found = [p.relative_to(tmp_path / "out").as_posix() for p in find_runs(tmp_path / "out")]
+    assert found == ["fml/0", "fml/2", "fml/10", "independent/0", "independent/2", "independent/10"]
+
+
+def test_two_comparisons_in_a_folder_are_found(tmp_path):
+    write_all(tmp_path / "demo" / "a", [Made("fml", half)], [0])
+    write_all(tmp_path / "demo" / "b", [Made("fml", half)], [0])
+    assert len(find_runs(tmp_path / "demo")) == 2
+
+
+def test_no_runs_are_an_error(tmp_path):
+    with pytest.raises(RunError, match="holds no run; name a run's folder"):
+        find_runs(tmp_path)
+    with pytest.raises(RunError, match="nowhere: is no folder"):
+        find_runs(tmp_path / "nowhere")
+    with pytest.raises(RunError, match="no run to report"):
+        read_runs([])
+
+
+@pytest.mark.parametrize("command", [headline, verdict, lambda runs: write_report(runs, runs[0] / "report.html")])
+def test_a_folder_that_is_no_run_is_an_error_everywhere(tmp_path, command):
+    with pytest.raises(RunError, match=r"is no run folder, it has no config\.toml"):
+        command([tmp_path])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_given_twice_is_read_once(tmp_path):
+    folder = write(tmp_path / "run", Made("fml", half))
+    assert len(read_runs([folder, tmp_path / "run" / ".." / "run"])) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"round": 1, "scores": [{"model": "glo', "line 3 is cut off"),
+        ("hello\n", "line 3 is cut off or not fedmutual's.*not valid JSON"),
+        ('{"step": 3, "loss": 0.1}\n', "line 3 is cut off or not fedmutual's.*round: field required"),
+        ('{"round": 3, "scores": [{"model": "a", "client": null, "data": "b", "accuracy": 91.2}]}\n', "line 3.*accuracy"),
+        ('{"round": 3, "scores": [{"model": "a", "client": null, "data": "b", "accuracy": NaN}]}\n', "line 3.*accuracy"),
+        ('{"round": 2, "scores": []}\n', "line 3.*round 2 follows round 2"),
+        ('{"round": 3, "scores": []}', "line 3.*the line has no end"),
+    ],
+)
+def test_a_damaged_line_is_named(tmp_path, text, said):
+    folder = write(tmp_path / "run", Made("fml", half))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(text)
+    with pytest.raises(RunError, match=rf"metrics\.jsonl: {said}") as problem:
+        read_runs([folder])
+    assert "\n" not in str(problem.value)
+
+
+def test_a_damaged_ledger_is_named(tmp_path):
+    folder = write(tmp_path / "run", Made("fml", half))
+    with (folder / "ledger.jsonl").open("a") as file:
+        file.write('{"round": 1, "phase": "fml", "client": "0", "down": 1.5, "up": 0}\n')
+    with pytest.raises(RunError, match=r"ledger\.jsonl: line 7 .*down"):
+        read_runs([folder])
+
+
+@pytest.mark.parametrize("name", ["environment.json", "partition.json", "summary.json"])
+def test_another_format_is_named(tmp_path, name):
+    folder = write(tmp_path / "run", Made("fml", half))
+    content = json.loads((folder / name).read_text()) | {"format": 2}
+    (folder / name).write_text(json.dumps(content))
+    with pytest.raises(RunError, match=rf"{name}: is of format 2, and this version of fedmutual reads format 1"):
+        read_runs([folder])
+
+
+@pytest.mark.parametrize("name", ["environment.json", "partition.json"])
+def test_a_missing_file_is_named(tmp_path, name):
+    folder = write(tmp_path / "run", Made("fml", half))
+    (folder / name).unlink()
+    with pytest.raises(RunError, match=rf"{name}: there is no such file"):
+        read_runs([folder])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("config.toml", "seed = = 1", "config.toml: cannot be read"),
+        ("config.toml", 'seed = 1\nrounds = 2\nname = "x"\n', "config.toml: is not what fedmutual writes .*algorithm"),
+        ("partition.json", '{"format": 1}', "partition.json: is not what fedmutual writes .*source"),
+        ("summary.json", "[", "summary.json: is damaged or no JSON"),
+        ("summary.json", "[]", "summary.json: is of format None"),
+    ],
+)
+def test_a_foreign_file_is_named(tmp_path, name, text, said):
+    folder = write(tmp_path / "run", Made("fml", half))
+    (folder / name).write_text(text)
+    with pytest.raises(RunError, match=said):
+        read_runs([folder])
+
+
+def test_an_unfinished_run_is_one(tmp_path):
+    [run] = read_runs([write(tmp_path / "run", Made("fml", half, rounds=9, reached=4))])
+    assert (run.finished, run.reached) == (False, 4)
+
+
+def test_a_run_that_was_given_more_rounds_is_unfinished(tmp_path):
+    folder = write(tmp_path / "run", Made("fml", half, rounds=2))
+    (folder / "config.toml").write_text((folder / "config.toml").read_text().replace("rounds = 2", "rounds = 5"))
+    assert not read_runs([folder])[0].finished
+
+
+def test_a_run_before_its_first_evaluation_is_one(tmp_path):
+    folder = write(tmp_path / "run", Made("fml", half, reached=0))
+    (folder / "metrics.jsonl").unlink()
+    (folder / "ledger.jsonl").unlink()
+    write_report([folder], tmp_path / "report.html")
+    assert "nothing was evaluated yet" in (tmp_path / "report.html").read_text()
+
+
+def test_the_report_imports_neither_torch_nor_what_trains():
+    for path in Path(fedmutual.report.__file__).parent.glob("*.py"):
+        names = [n for node in ast.walk(ast.parse(path.read_text())) for n in _imported(node)]
+        foreign = [n for n in names if n.split(".")[0] in ("torch", "torchvision", "sklearn")]
+        own = [n for n in names if n.startswith("fedmutual") and not n.startswith(("fedmutual.report", "fedmutual.errors"))]
+        assert (foreign, own) == ([], []), path.name
+
+
+def _imported(node):
+    if isinstance(node, ast.Import):
+        return [a.name for a in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []

@@ -1,0 +1,309 @@
+"""The numbers of the page's tables, and what stands where one is missing."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from fedmutual.report import accuracy, holdings, measures, provenance, tables
+from fedmutual.report.comparison import comparisons
+from fedmutual.report.curves import data_table, pictures, thin
+from fedmutual.report.runs import read_runs
+from fedmutual.report.statistics import Missing
+from run_folders import Made, write, write_all
+
+ALONE = {"0": 0.5, "1": 0.4, "2": 0.3}
+
+
+def base(seed, round, client):
+    """Local-only: the same in both rounds."""
+    return ALONE[client]
+
+
+def better(seed, round, client):
+    """After round 1 as local-only; after round 2 by 0.1 (seed 0) or 0.2 (seed 1) better, client 2 not at all."""
+    return ALONE[client] + (0.1 * (1 + seed) if round == 2 and client != "2" else 0)
+
+
+def shared(seed, round):
+    return 0.6 + 0.1 * seed + 0.05 * (round == 2)
+
+
+METHODS = [Made("fml", better, shared), Made("fedavg", base, shared), Made("independent", base)]
+
+
+def comparison(folders):
+    [found] = comparisons(read_runs(folders))
+    return found
+
+
+@pytest.fixture
+def two_seeds(tmp_path):
+    return comparison(write_all(tmp_path, METHODS, [0, 1]))
+
+
+def texts(table):
+    return [[(c.text, c.spread) for c in row] for row in table.rows]
+
+
+def records(table):
+    return list(csv.DictReader(io.StringIO(table.csv)))
+
+
+def test_the_headline(two_seeds):
+    table = accuracy.headline(two_seeds)
+    fml, _, local = texts(table)
+    # t(0.975, 1) = 12.7062, and two numbers d apart have s / sqrt(2) = d / 2
+    # shared, last: 0.65, 0.75; at round 1: 0.6, 0.7; half = 12.7062 * 0.05 = 0.635
+    # own, last: (0.6 + 0.5 + 0.3) / 3 = 0.4667 and (0.7 + 0.6 + 0.3) / 3 = 0.5333: mean 0.5, half = 12.7062 / 30 = 0.4235
+    # at round 1: 0.4 twice; worst: 0.3 always; gain: 0.0667 and 0.1333: mean 0.1, half = 12.7062 / 30
+    assert fml == [
+        ("FML", ""),
+        ("70.0", "± 63.5"),
+        ("65.0", "± 63.5"),
+        ("50.0", "± 42.4"),
+        ("40.0", "± 0.0"),
+        ("30.0", "± 0.0"),
+        ("30.0", "± 0.0"),
+        ("+10.0", "± 42.4"),
+        ("4 / 0", ""),
+    ]
+    assert [text for text, _ in local] == ["Local-only", "n/a", "n/a", "40.0", "40.0", "30.0", "30.0", "n/a", "n/a"]
+    assert [c.title for c in table.columns][2] == "Shared model, test set: best on hold-out"
+    assert table.rows[0][2].sub == "round 1"
+    assert table.rows[0][7].sub == "over 2 seeds"
+    assert table.rows[0][8].sub == "of 6, 2 equal"
+    assert "over 2 seeds" in table.caption
+    assert table.notes == ("n/a: there is no shared model: nothing is shared", "n/a: this is local-only training itself")
+    line = records(table)[0]
+    assert (line["gain_n"], line["gain_unit"], line["gained"], line["harmed"], line["equal"]) == (
+        "2",
+        "seeds",
+        "4",
+        "0",
+        "2",
+    )
+    assert float(line["personal_last"]) == pytest.approx(0.5)
+    assert float(line["personal_last_half_width"]) == pytest.approx(0.423540, abs=1e-6)
+
+
+def test_a_best_on_test_is_called_so(tmp_path):
+    made = Made("fml", better, shared, best_by=("test", "validation"))
+    table = accuracy.headline(comparison([write(tmp_path / "a", made)]))
+    assert [c.name for c in table.columns if "best" in c.name] == [
+        "best on test",
+        "mean, best on validation",
+        "worst, best on validation",
+    ]
+    assert "one seed" in table.caption
+    table = accuracy.headline(comparison([write(tmp_path / "b", replace(made, validation_of="test"))]))
+    assert [c.name for c in table.columns if "best" in c.name] == [
+        "best on test",
+        "mean, best on test",
+        "worst, best on test",
+    ]
+    assert table.columns[4].note == table.columns[6].note == table.notes[0]
+    assert table.notes[0].startswith("the best round was chosen on the very test examples")
+
+
+def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
+    folders = [
+        write(tmp_path / "a", Made("fml", better, shared)),
+        write(tmp_path / "b", Made("fedavg", base, shared, best_by=("test", "validation"), best_round=2)),
+    ]
+    table = accuracy.headline(comparison(folders))
+    assert table.columns[2].name == "best"
+    assert [row[2].sub for row in table.rows] == ["on hold-out, round 1", "on test, round 2"]
+
+
+def test_what_is_missing_says_why(tmp_path):
+    silent = Made("fml", better, tells=False)
+    table = accuracy.headline(comparison([write(tmp_path / "a", silent)]))
+    assert table.notes == (
+        "n/a: no complete shared model exists: a part of it stays with the clients",
+        'n/a: no client shares its scores (share.metrics = "none")',
+        f"n/a: {measures.NO_LOCAL}",
+    )
+    table = accuracy.headline(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
+    assert table.rows[0][0].sub == "unfinished: round 1 of 2"
+    assert table.rows[0][1].text == "60.0"
+    assert table.rows[0][2].note == "n/a: a best round is chosen when the run is finished"
+
+
+def test_two_decimals_for_a_large_test_set(tmp_path):
+    made = Made("fml", better, lambda s, r: 0.98765, test_examples=10_000)
+    assert accuracy.headline(comparison([write(tmp_path / "a", made)])).rows[0][1].text == "98.77"
+
+
+def test_beyond_accuracy(two_seeds):
+    table = tables.beyond_accuracy(two_seeds)
+    assert [(row[0].text, row[0].sub) for row in table.rows] == [
+        ("FML", "shared model, test set"),
+        ("FML", "personal model, own validation data"),
+        ("FML", "personal model, all classes (test set)"),
+        ("FedAvg", "shared model, test set"),
+        ("FedAvg", "shared model, own validation data"),
+        ("Local-only", "personal model, own validation data"),
+        ("Local-only", "personal model, all classes (test set)"),
+    ]
+    # the made scores: balanced = accuracy / 2, majority 0.25 on the test set, AUROC 0.95, loss = 1 - accuracy
+    assert [c.text for c in table.rows[0][1:]] == ["70.0", "25.0", "35.0", "0.950", "0.300"]
+    assert [c.text for c in table.rows[2][1:]] == ["25.0", "50.0", "12.5", "0.900", "0.750"]
+
+
+def test_an_undefined_auroc(tmp_path):
+    made = Made("independent", base, auroc=lambda client: None if client == "0" else 0.8)
+    [row, _] = tables.beyond_accuracy(comparison([write(tmp_path / "a", made)])).rows
+    assert (row[4].text, row[4].note) == ("0.800", "over the 2 of 3 for which it is defined")
+    never = replace(made, auroc=lambda client: None)
+    [row, _] = tables.beyond_accuracy(comparison([write(tmp_path / "b", never)])).rows
+    assert (row[4].text, row[4].note) == ("n/a", "n/a: undefined: the data scored hold one class only")
+
+
+def test_recall_by_class(two_seeds):
+    table = tables.recall(two_seeds)
+    assert [c.title for c in table.columns] == [
+        "Class",
+        "FML: shared model",
+        "FML: personal model",
+        "FedAvg: shared model",
+        "Local-only: personal model",
+    ]
+    # the made recalls: accuracy, none, accuracy / 2; personal models on the test set have half their own accuracy
+    assert [[c.text for c in row] for row in table.rows] == [
+        ["0", "70.0", "25.0", "70.0", "20.0"],
+        ["1", "n/a", "n/a", "n/a", "n/a"],
+        ["2", "35.0", "12.5", "35.0", "10.0"],
+    ]
+    assert table.rows[0][1].shade == pytest.approx(0.7)
+
+
+def test_every_client(two_seeds):
+    table = tables.clients(two_seeds)
+    assert len(table.rows) == 6
+    # seed 1, client 0: 0.5 alone, 0.7 under FML, 0.5 under FedAvg; the made deal gives it 10 of classes 0 and 1
+    row = table.rows[3]
+    assert [c.text for c in row] == ["0", "1", "20", "mlp", "50.0", "70.0", "50.0", "50.0"]
+    assert [(c.spread, c.tone) for c in row[5:]] == [("+20.0", "gain"), ("0.0", ""), ("", "")]
+    [line] = [r for r in records(table) if (r["seed"], r["client"], r["method"]) == ("1", "0", "FML")]
+    assert [float(line[k]) for k in ("accuracy", "local_only", "gain", "compared_at_round")] == pytest.approx(
+        [0.7, 0.5, 0.2, 2]
+    )
+
+
+def test_who_has_what(two_seeds):
+    first, second = holdings.who_has_what(two_seeds)
+    assert first.caption.endswith("seed 0")
+    # (class + client + seed) % 3 is 0: none; else 10, 20 or 30 for clients 0, 1, 2
+    assert [[c.text for c in row] for row in first.rows] == [
+        ["0", "·", "20", "30"],
+        ["1", "10", "20", "·"],
+        ["2", "10", "·", "30"],
+        ["all", "20", "40", "60"],
+    ]
+    assert first.rows[0][3].shade == 1
+    assert second.rows[0][1].text == "10"
+    assert ["0", "private", "0", "10", "10"] in list(csv.reader(io.StringIO(first.csv)))
+
+
+def test_more_clients_than_classes_run_down_the_page(tmp_path):
+    made = Made("independent", lambda s, r, c: 0.5, clients=tuple("abcde"))
+    [table] = holdings.who_has_what(comparison([write(tmp_path / "a", made)]))
+    assert [c.name for c in table.columns] == ["Client", "0", "1", "2", "all"]
+    assert [row[0].text for row in table.rows] == list("abcde")
+
+
+def test_bytes(two_seeds):
+    # the made ledger: 64 bytes down and up, FedAvg 8 more up; 3 clients, 2 rounds
+    table = holdings.bytes_by_method(two_seeds)
+    assert [[c.text for c in row] for row in table.rows] == [
+        ["FML", "2 tensors, 16 numbers", "64 B", "64 B", "384 B", "384 B"],
+        [
+            "FedAvg",
+            "3 tensors, 17 numbers, with n_k, how many examples it trains on",
+            "72 B",
+            "64 B",
+            "432 B",
+            "384 B",
+        ],
+        ["Local-only", "nothing", "0 B", "0 B", "0 B", "0 B"],
+    ]
+    by_client = holdings.bytes_by_client(two_seeds)
+    assert [c.text for c in by_client.rows[0]] == ["0", "128 B", "128 B", "144 B", "128 B", "0 B", "0 B"]
+    by_round = holdings.bytes_by_round(two_seeds)
+    assert [c.text for c in by_round.rows[0]] == ["1 to 2", "192 B", "192 B", "216 B", "192 B", "0 B", "0 B"]
+    assert len(records(by_round)) == 2
+
+
+def test_tensors_that_leave(two_seeds):
+    table = holdings.tensors(two_seeds)
+    assert [[c.text for c in row] for row in table.rows] == [
+        ["layers.0.weight", "float32", "4 × 3", "leaves", "leaves"],
+        ["layers.0.bias", "float32", "4", "leaves", "leaves"],
+        ["n_k", "int64", "one number", "–", "leaves"],
+    ]
+
+
+def test_pooled_data_are_not_called_a_federation(tmp_path):
+    table = holdings.bytes_by_method(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
+    assert table.rows[0][1].text == "everything: all data lie in one place"
+    assert table.notes == (holdings.POOLED_NOTE,)
+
+
+def test_curves(two_seeds):
+    found = {p.id: p for p in pictures(two_seeds)}
+    assert list(found) == ["global", "personal", "worst", "loss"]
+    [fml, fedavg] = found["global"].curves
+    assert (fml.label, fml.slot, fedavg.slot) == ("FML", 1, 2)
+    assert fml.points[1] == (2, pytest.approx(0.7), pytest.approx(0.65), pytest.approx(0.75))
+    assert [c.label for c in found["loss"].curves] == [
+        "FML, personal",
+        "FML, shared",
+        "FedAvg",
+        "Local-only",
+    ]
+    # the made losses: (2 - 0.3 for each further term) / (0.5 + round)
+    assert [p.mean for p in found["loss"].curves[1].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
+    table = data_table(found["personal"], 1)
+    assert [[c.text for c in row] for row in table.rows] == [["1", "40.0", "40.0", "40.0"], ["2", "50.0", "40.0", "40.0"]]
+    assert records(table)[1] == {
+        "round": "2",
+        "FML, seed 0": "0.4667",
+        "FML, seed 1": "0.5333",
+        "FedAvg, seed 0": "0.4000",
+        "FedAvg, seed 1": "0.4000",
+        "Local-only, seed 0": "0.4000",
+        "Local-only, seed 1": "0.4000",
+    }
+
+
+def test_long_curves_are_thinned_evenly_with_both_ends():
+    assert thin(list(range(5)), 10) == [0, 1, 2, 3, 4]
+    assert thin(list(range(101)), 11) == list(range(0, 101, 10))
+
+
+def test_how_it_was_made(two_seeds):
+    assert provenance.subtitle(two_seeds) == (
+        "digits, 3 classes · 2 of 3 classes a client (shards) · 3 clients · 2 rounds · 2 seeds"
+    )
+    assert dict(provenance.facts(two_seeds)) == {
+        "Methods": "FML, FedAvg and Local-only",
+        "Networks": "shared mlp (16 parameters); personal mlp, cnn1 and lenet5 (1,000 to 1,002 parameters)",
+        "Inputs": "minus mean (0.5), over standard deviation (0.25); augmentation: none",
+    }
+    config = provenance.configuration(two_seeds)
+    assert "seed" not in config.common
+    assert "[partition]" in config.common
+    assert config.differing is not None
+    assert [[c.text for c in row] for row in config.differing.rows] == [["algorithm.name", "fml", "fedavg", "independent"]]
+    environment = provenance.environment(two_seeds)
+    assert "threads = 1" in environment.common
+    assert "scaling.mean = [0.5]" in environment.common
+    fingerprints = [row[4].text for row in provenance.run_list(two_seeds).rows]
+    assert fingerprints[0] == fingerprints[2] == two_seeds.first.partition.fingerprint[:12]
+
+
+def test_gains_need_a_pair(two_seeds, tmp_path):
+    lonely = comparison([write(tmp_path / "x", Made("fml", better))])
+    assert measures.gains(lonely, lonely.methods[0]) == Missing(measures.NO_LOCAL)

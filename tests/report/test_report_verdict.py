@@ -1,0 +1,225 @@
+"""The verdict: for it, against it, uncertain, impossible. All numbers follow from the made runs."""
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from fedmutual.report import headline, verdict
+from fedmutual.report.comparison import comparisons, differences
+from fedmutual.report.runs import read_runs
+from run_folders import Made, write, write_all
+
+ALONE = {"0": 0.8, "1": 0.7, "2": 0.6}
+
+
+def plus(*gains):
+    """Local-only's accuracies plus these, client by client, in every seed."""
+    return lambda seed, round, client: ALONE[client] + gains[int(client)]
+
+
+def printed(table):
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(table)
+    return console.export_text()
+
+
+alone = Made("independent", plus(0, 0, 0))
+
+
+def test_it_pays_with_one_and_costs_with_another(tmp_path):
+    methods = [
+        Made("fml", plus(0.1, 0.1, 0.1), lambda s, r: 0.7),
+        Made("fedavg", plus(-0.3, 0, -0.1), lambda s, r: 0.75),
+        alone,
+    ]
+    said = verdict(write_all(tmp_path, methods, [0, 1, 2]))
+    # FML: every seed's mean gain is 0.1; FedAvg: (-0.3 + 0 - 0.1) / 3 = -0.1333; no spread over seeds
+    # local-only's mean is 0.7, so FML's 0.8 and FedAvg's 0.5667, 0.2333 apart; 0.05 on the test set
+    assert said[0] == "Federating pays with FML: on their own work clients do better than alone; with FedAvg they do worse."
+    assert said[1] == (
+        "FML: personal models score 80.0 % on the clients' own validation data, 10.0 points above local-only "
+        "(95 % interval 10.0 to 10.0, 3 seeds). Of 9 clients over 3 seeds, all gain."
+    )
+    assert said[2] == (
+        "FedAvg: the shared model scores 56.7 % on the clients' own validation data, 13.3 points below local-only "
+        "(95 % interval 13.3 to 13.3, 3 seeds). Of 9 clients over 3 seeds, none gains, 3 stay equal and 6 are harmed, "
+        "the most client 0 in seed 0 by 30.0 points."
+    )
+    assert said[3] == (
+        "Against FedAvg: on the clients' own validation data FML wins by 23.3 points (95 % interval 23.3 to 23.3, 3 seeds); "
+        "as one shared model on the test set FML loses by 5.0 points (95 % interval 5.0 to 5.0, 3 seeds)."
+    )
+    assert said[4] == "On all classes (the test set) FML's personal models score 40.0 %, its shared model 70.0 %."
+    assert said[5] == "Always naming a client's most frequent class would score 50.0 % on its validation data."
+    assert len(said) == 6
+
+
+def test_it_does_not_pay(tmp_path):
+    methods = [Made("fml", plus(-0.1, -0.1, -0.1)), alone]
+    said = verdict(write_all(tmp_path, methods, [0, 1]))
+    assert said[0] == "Federating does not pay: with FML clients do worse on their own work than alone."
+    assert "Of 6 clients over 2 seeds, all are harmed, the most client" in said[1]
+
+
+def test_it_may_be_chance(tmp_path):
+    wobble = Made("fml", lambda s, r, c: ALONE[c] + (0.1 if s else -0.08))
+    said = verdict(write_all(tmp_path, [wobble, alone], [0, 1]))
+    # -0.08 and 0.1: mean 0.01, s = 0.18 / sqrt(2), half = 12.706205 * 0.18 / 2 = 1.14356
+    assert said[0] == "Whether federating pays is not certain here: with FML the mean gain could be zero."
+    assert said[-1] == "An interval over 2 seeds is wide; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
+    assert "1.0 points above local-only (95 % interval 113.4 below to 115.4 above, 2 seeds)" in said[1]
+
+
+def test_one_seed_says_so(tmp_path):
+    said = verdict(write_all(tmp_path, [Made("fml", plus(0.1, 0.2, 0.15)), alone], [0]))
+    # 0.1, 0.2, 0.15: mean 0.15, s = 0.05, half = 4.302653 * 0.05 / sqrt(3) = 0.1242
+    assert said[0].startswith("In this one seed, federating pays with FML")
+    assert "(95 % interval 2.6 to 27.4, 3 clients). Of 3 clients, all gain." in said[1]
+    assert "one seed only" in said[-1]
+    assert "--seeds 3" in said[-1]
+
+
+def test_harmed_clients_are_named(tmp_path):
+    said = verdict(write_all(tmp_path, [Made("fml", plus(0.1, 0, -0.02)), alone], [0]))
+    assert "Of 3 clients, 1 gains, 1 stays equal and 1 is harmed: client 2 by 2.0 points." in said[1]
+
+
+def test_without_local_only_it_says_what_is_missing_and_how_to_get_it(tmp_path):
+    said = verdict(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), Made("fedavg", plus(0, 0, 0))], [0, 1]))
+    assert said[0] == (
+        "These runs cannot say whether federating pays: local-only training (independent) is not among these runs; "
+        "`fedmutual compare FILE.toml --methods fml,independent` makes it."
+    )
+    assert any(s.startswith("Against FedAvg: on the clients' own validation data FML is level") for s in said)
+
+
+def test_local_only_of_another_partition_is_no_measure(tmp_path):
+    other = replace(alone, counts=lambda k, s: [1, 1, 1])
+    said = verdict(write_all(tmp_path, [Made("fml", plus(0, 0, 0)), other], [0]))
+    assert "no run of the other method has the same seed and the same partition" in said[0]
+
+
+def test_nothing_federated(tmp_path):
+    assert verdict(write_all(tmp_path, [alone], [0]))[0].startswith("Nothing was federated")
+
+
+def test_clients_that_share_nothing(tmp_path):
+    silent = Made("fml", plus(0, 0, 0), lambda s, r: 0.8, tells=False)
+    said = verdict(write_all(tmp_path, [silent, alone], [0]))
+    assert 'no client shares its scores (share.metrics = "none")' in said[0]
+
+
+def test_the_ceiling_is_called_so_and_is_no_federation(tmp_path):
+    said = verdict(write_all(tmp_path, [Made("centralised", plus(0.1, 0.1, 0.1)), alone], [0]))
+    assert said[0].startswith("Nothing was federated")
+    assert said[1].startswith("Centralised (the ceiling: all data in one place): the one model scores 80.0 %")
+
+
+def test_an_unfinished_run_is_said_and_left_out(tmp_path):
+    folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1)), alone], [0, 1])
+    folders.append(write(tmp_path / "fml" / "2", Made("fml", plus(-0.5, -0.5, -0.5), seed=2, rounds=2, reached=1)))
+    said = verdict(folders)
+    assert "FML, seed 2, is unfinished: round 1 of 2. Its numbers are left out." in said
+    assert "10.0 points above local-only (95 % interval 10.0 to 10.0, 2 seeds)" in said[1]
+
+
+def test_an_unfinished_run_alone_is_used_and_compared_at_its_round(tmp_path):
+    late = Made("independent", lambda s, r, c: ALONE[c] if r == 1 else 0.1, rounds=2)
+    said = verdict(write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1), rounds=2, reached=1), late], [0]))
+    assert "FML, seed 0, is unfinished: round 1 of 2. Its numbers are from that round." in said
+    assert "10.0 points above local-only" in said[1]
+
+
+def test_runs_of_different_length_are_compared_at_the_last_common_round(tmp_path):
+    short = write(tmp_path / "alone", replace(alone, rounds=2))
+    long = write(tmp_path / "fml", Made("fml", lambda s, r, c: ALONE[c] + 0.1 * (r > 2), rounds=4))
+    said = verdict([long, short])
+    assert said[1].startswith("FML, rounds = 4: personal models score 70.0 %")
+    assert "FML, rounds = 4 is held against local-only after round 2, the last that both have." in said
+
+
+def test_a_seed_that_is_there_twice_counts_once(tmp_path):
+    folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1)), alone], [0, 1])
+    twice = write(tmp_path / "again", Made("fml", plus(0.2, 0.2, 0.2)))
+    said = verdict([*folders, twice])
+    assert f"FML: seed 0 is there twice; {twice} is left out." in said
+    assert "10.0 points above local-only" in said[1]
+
+
+def test_settings_that_differ_are_in_the_label(tmp_path):
+    small = write(tmp_path / "small", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.3}}))
+    big = write(tmp_path / "big", Made("fml", plus(0, 0, 0), config={"algorithm": {"name": "fml", "alpha": 0.7}}))
+    [found] = comparisons(read_runs([small, big, write(tmp_path / "alone", alone)]))
+    assert [m.label for m in found.methods] == ["FML, alpha = 0.3", "FML, alpha = 0.7", "Local-only"]
+
+
+def test_of_two_local_runs_the_one_with_the_same_settings_is_the_measure(tmp_path):
+    slow, fast = ({"optimizer": {"name": "sgd", "lr": lr}} for lr in (0.01, 0.1))
+    folders = [
+        write(tmp_path / "a", replace(alone, config=slow)),
+        write(tmp_path / "b", Made("independent", plus(0.1, 0.1, 0.1), config=fast)),
+        write(tmp_path / "c", Made("fml", plus(0.1, 0.1, 0.1), config=fast)),
+    ]
+    [found] = comparisons(read_runs(folders))
+    fml = found.methods[0]
+    assert fml.label == "FML, optimizer.lr = 0.1"
+    assert found.alone(fml).label == "Local-only, optimizer.lr = 0.1"
+
+
+def test_other_data_are_another_comparison(tmp_path):
+    other = {"partition": {"kind": "iid", "clients": 3}}
+    a = write_all(tmp_path / "a", [Made("fml", plus(0.1, 0.1, 0.1), name="shards"), replace(alone, name="shards")], [0, 1])
+    b = write_all(
+        tmp_path / "b",
+        [Made("fml", plus(-0.1, -0.1, -0.1), name="dealt", config=other), replace(alone, name="dealt", config=other)],
+        [0, 1],
+    )
+    said = verdict([*a, *b])
+    assert [s for s in said if s.startswith(("shards: ", "dealt: "))] == [
+        "shards: Federating pays with FML: on their own work clients do better than alone.",
+        "dealt: Federating does not pay: with FML clients do worse on their own work than alone.",
+    ]
+    found = comparisons(read_runs([*a, *b]))
+    assert differences(found) == [
+        ("partition.kind", ["shards", "iid"]),
+        ("partition.classes_per_client", ["2", "not set"]),
+    ]
+
+
+def test_the_folder_of_the_data_and_the_device_are_no_difference(tmp_path):
+    here = write(tmp_path / "a", Made("fml", plus(0, 0, 0), config={"data": {"name": "digits", "root": "/here"}}))
+    there = write(
+        tmp_path / "b",
+        replace(alone, config={"data": {"name": "digits", "root": "/there"}, "engine": {"device": "cuda"}}),
+    )
+    [found] = comparisons(read_runs([here, there]))
+    assert [m.label for m in found.methods] == ["FML", "Local-only"]
+
+
+def test_the_headline_in_the_terminal(tmp_path):
+    methods = [Made("fml", plus(0.1, 0.2, 0.0), lambda s, r: 0.75 + 0.1 * s), alone]
+    text = printed(headline(write_all(tmp_path, methods, [0, 1])))
+    # shared: 0.75, 0.85: 0.8 +- 0.63531; gain 0.1 in both seeds; mean 0.8, worst 0.6 in both
+    [line] = [x for x in text.splitlines() if "FML" in x]
+    assert [c.strip() for c in line.strip("│").split("│")] == [
+        "FML",
+        "80.0 ± 63.5",
+        "80.0 ± 0.0",
+        "60.0 ± 0.0",
+        "+10.0 ± 0.0",
+        "4/0",
+    ]
+    [line] = [x for x in text.splitlines() if "Local-only" in x]
+    assert [c.strip() for c in line.strip("│").split("│")][1::3] == ["n/a", "n/a"]
+
+
+def test_names_with_brackets_are_no_markup(tmp_path):
+    other = {"partition": {"kind": "iid", "clients": 3}}
+    folders = [
+        write(tmp_path / "a", Made("fml", plus(0, 0, 0), name="[bold]a")),
+        write(tmp_path / "b", Made("fml", plus(0, 0, 0), name="b[/red]", config=other)),
+    ]
+    text = printed(headline(folders))
+    assert "[bold]a" in text
+    assert "b[/red]" in text
