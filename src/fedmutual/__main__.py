@@ -1,0 +1,5 @@
+"""`python -m fedmutual`."""
+
+from fedmutual.cli import main
+
+main()

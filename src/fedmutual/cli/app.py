@@ -1,0 +1,257 @@
+"""The commands. Each reads its arguments, calls the library, and says what came out; nothing is computed here."""
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+import fedmutual
+from fedmutual.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from fedmutual import Config
+    from fedmutual.cli.progress import Watch
+
+app = typer.Typer(
+    name="fedmutual",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Federated mutual learning: participants that differ in data, in model and in objective teach each other.\n\n"
+    "Start with `fedmutual demo`; then `fedmutual compare FILE.toml` tells whether federating pays on your data.\n\n"
+    "Exit codes: 0 done, 2 bad input, 3 a client diverged, 4 a reply was refused at the privacy boundary, "
+    "130 stopped by hand.",
+)
+data_app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them.")
+app.add_typer(data_app, name="data")
+
+out, err = Console(), Console(stderr=True)
+
+
+class Code(IntEnum):
+    """Exit codes."""
+
+    BAD_INPUT = 2
+    DIVERGED = 3
+    REFUSED = 4
+    STOPPED = 130
+
+
+File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.", show_default=False)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. `--set algorithm.alpha=0.3`; may be repeated."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last saved round; finished runs are left alone.")]
+Methods = Annotated[str, typer.Option(help="Algorithms, separated by commas; `centralised` is the ceiling.")]
+Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]
+
+
+@app.command()
+def run(
+    file: File,
+    set: Set = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; else runs/NAME.")] = None,
+    resume: Resume = False,
+) -> None:
+    """Train one experiment into a folder: scores, bytes, models, all of it resumable.
+
+    Example: `fedmutual run mnist.toml --set rounds=50 --set algorithm.name=fedavg`
+    """
+    config = _config(file, set or [])
+    folder = out_folder or Path("runs") / config.name
+    with _watched(_again("run", str(file), set, folder)) as watch:
+        done = fedmutual.run(config, folder, resume=resume, observers=[watch])
+    from fedmutual.report import headline
+
+    out.print(headline([folder]))
+    out.print(f"{done.folder}: `fedmutual report {done.folder} -o report.html` makes a page of it", highlight=False)
+
+
+@app.command()
+def compare(
+    file: File,
+    methods: Methods = "fml,fedavg,fedprox,independent",
+    seeds: Seeds = 3,
+    set: Set = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-compare.")] = None,
+    resume: Resume = False,
+) -> None:
+    """Does it pay on my data? Several methods over several seeds, local-only beside them, and a page that says so.
+
+    Runs go to OUT/METHOD/SEED, the page to OUT/report.html.
+    """
+    config = _config(file, set or [])
+    folder = out_folder or Path("runs") / f"{config.name}-compare"
+    command = _again("compare", str(file), set, folder, f"--methods {methods}", f"--seeds {seeds}")
+    with _watched(command) as watch:
+        folders = _compare(config, methods, seeds, folder, resume, watch)
+    _conclude([(config.name, folders)], folder / "report.html")
+
+
+@app.command()
+def demo(
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/demo.")] = None,
+    seeds: Seeds = 3,
+    resume: Resume = False,
+) -> None:
+    """Real handwritten digits, in under two minutes: does federated mutual learning pay, for whom, and what crossed?
+
+    Two experiments: participants with different digits; participants with different networks and few images each.
+    """
+    folder = out_folder or Path("runs") / "demo"
+    groups = []
+    with _watched(_again("demo", "", None, folder, f"--seeds {seeds}")) as watch:
+        for name, methods in DEMO.items():
+            with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
+                config = fedmutual.load_config(file)
+            groups.append((name, _compare(config, methods, seeds, folder / name, resume, watch)))
+    _conclude(groups, folder / "report.html")
+
+
+DEMO = {"different-digits": "fml,fedavg,fedprox,independent", "different-networks": "fml,independent"}
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder that `compare` made.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Make one self-contained page of runs: scores with intervals, curves, who gains, what crossed. Trains nothing."""
+    from fedmutual.report import find_runs, headline, verdict, write_report
+
+    folders = [folder for path in runs for folder in find_runs(path)]
+    write_report(folders, output)
+    out.print(headline(folders))
+    for line in verdict(folders):
+        out.print(line, highlight=False)
+    out.print(f"report: {output}", highlight=False, soft_wrap=True)
+
+
+@data_app.command("show")
+def data_show(file: File, set: Set = None) -> None:
+    """Draw who has what: clients by classes."""
+    from fedmutual import data
+
+    federation = data.load(_config(file, set or []))
+    out.print(data.draw(federation))
+    for note in federation.notes:
+        out.print(f"note: {note}", highlight=False)
+
+
+@data_app.command("check")
+def data_check(file: File, set: Set = None) -> None:
+    """Say in plain sentences what is wrong, or worth knowing, about the data."""
+    from fedmutual import data
+
+    findings = data.findings(_config(file, set or []))
+    for finding in findings or ["nothing stands out"]:
+        out.print(finding, highlight=False)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="algorithms, models or data")],
+) -> None:
+    """List what can be named in a configuration, with its settings."""
+    from fedmutual import algorithms, data, models
+    from fedmutual.config import settings_of
+
+    lists: dict[str, Callable[[], dict[str, str]]] = {
+        "algorithms": lambda: {
+            name: f"{(kind.__doc__ or '').splitlines()[0]} Settings: {', '.join(settings_of(name)) or 'none'}."
+            for name, kind in algorithms.ALGORITHMS.items()
+        },
+        "models": lambda: models.NAMES,
+        "data": lambda: data.NAMES,
+    }
+    if what not in lists:
+        raise ConfigError(f"there is nothing to list called {what!r}; there are {', '.join(lists)}")
+    for name, about in lists[what]().items():
+        out.print(f"[bold]{name:14}[/bold] ", end="")
+        out.print(about, highlight=False, markup=False)
+
+
+@app.callback(invoke_without_command=True)
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+    """Options before a command."""
+    if version:
+        out.print(fedmutual.__version__, highlight=False)
+        raise typer.Exit
+
+
+def main() -> None:
+    """The entry point: what a user did wrong becomes one sentence and an exit code."""
+    warnings.showwarning = _note  # type: ignore[assignment]
+    try:
+        app()
+    except UserError as problem:
+        _stop(problem, Code.BAD_INPUT)
+
+
+def _note(message: Warning | str, *where: object) -> None:
+    err.print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _stop(problem: object, code: Code) -> None:
+    err.print("[bold red]error:[/bold red] ", end="")
+    err.print(str(problem), highlight=False, markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def _config(file: Path, settings: list[str]) -> "Config":
+    """The file with --set applied."""
+    from fedmutual.config import override
+
+    return fedmutual.load_config(file, **dict(override(text) for text in settings))
+
+
+def _compare(config: "Config", methods: str, seeds: int, folder: Path, resume: bool, watch: "Watch") -> list[Path]:
+    from fedmutual.compare import compare as compare_all
+
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    return [r.folder for r in compare_all(config, names, seeds, folder, resume, [watch], watch.label)]
+
+
+def _conclude(groups: list[tuple[str, list[Path]]], page: Path) -> None:
+    """The table in the terminal, the verdict, and the page's path."""
+    from fedmutual.report import headline, verdict, write_report
+
+    for name, folders in groups:
+        out.print(f"\n[bold]{name}[/bold]")
+        out.print(headline(folders))
+        for line in verdict(folders):
+            out.print(line, highlight=False)
+    write_report([folder for _, folders in groups for folder in folders], page)
+    out.print(f"\nreport: {page}", highlight=False, soft_wrap=True)
+
+
+def _again(command: str, file: str, settings: list[str] | None, folder: Path, *options: str) -> str:
+    sets = [f"--set {s!r}" for s in settings or ()]
+    return " ".join(filter(None, ("fedmutual", command, file, *options, *sets, f"--out {folder}", "--resume")))
+
+
+@contextmanager
+def _watched(command: str) -> Iterator["Watch"]:
+    """Shows a run as it goes; its stops are one sentence: what happened, what is kept, how to go on."""
+    from fedmutual.boundary import Refused
+    from fedmutual.cli.progress import Watch
+    from fedmutual.core import Diverged
+
+    try:
+        with Watch(err) as watch:
+            yield watch
+    except KeyboardInterrupt:
+        _stop(f"stopped by hand; what was saved is kept, go on with: {command}", Code.STOPPED)
+    except Diverged as problem:
+        _stop(f"{problem}; the last saved round is kept. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
+    except Refused as problem:
+        _stop(f"{problem}; nothing of the reply was sent", Code.REFUSED)

@@ -1,0 +1,188 @@
+"""What a user gets wrong is one sentence with the file, the key or the client, and the mend; nothing is written half."""
+
+import json
+import pickle
+
+import pytest
+
+from fedmutual.records.files import write_tensors
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["optimiser.lr=1"], "unknown key 'optimiser'; did you mean 'optimizer'?"),
+        (["algorithm.alpah=0.5"], "unknown key 'algorithm.alpah'; did you mean 'algorithm.alpha'?"),
+        (["algorithm.alpha=1.5"], "key 'algorithm.alpha' must be between 0 and 1, not 1.5"),
+        (["rounds=many"], "key 'rounds' must be a whole number, not \"many\""),
+        (["algorithm.name=fmll"], "there is no algorithm 'fmll'; did you mean 'fml'?"),
+        (["model.shared=lenet6"], "did you mean 'lenet5'?"),
+        (["data.name=mnits"], "did you mean 'mnist'?"),
+        (["model.shared=nowhere:net"], "key 'model.shared'"),
+        (["model.personal=nowhere:net"], "key 'model.personal'"),
+        (["clients.9.algorithm.alpha=0.3"], "key 'clients.9': there is no such client; there are 0, 1, 2"),
+        (["partition.classes_per_client=11"], "11"),
+        (["engine.device=cuda:99"], "key 'engine.device'"),
+        (["model.start=server", "model.personal=cnn1"], "client '0' has the personal network 'cnn1', which cannot start"),
+        (["data.name=mnist", "data.root=nowhere"], "nowhere"),
+    ],
+)
+def test_one_sentence_and_nothing_written(small, cli, settings, sentence):
+    code, out, err = cli("run", small, *(x for s in settings for x in ("--set", s)))
+    assert code == 2
+    assert err.startswith(("error: ", "note: "))
+    assert len([line for line in err.splitlines() if line.startswith("error: ")]) == 1
+    assert sentence in err
+    assert "Traceback" not in err
+    assert not out
+    assert not (small.parent / "runs").exists(), "something was written"
+
+
+@pytest.mark.parametrize("name", ["missing.toml", "folder"])
+def test_a_file_that_cannot_be_read(small, cli, name):
+    (small.parent / "folder").mkdir()
+    code, _, err = cli("run", name)
+    assert code == 2
+    assert name in err
+
+
+def test_set_without_a_value(small, cli):
+    code, _, err = cli("run", small, "--set", "rounds")
+    assert (code, "write key=value" in err) == (2, True)
+
+
+def test_a_compare_of_an_unknown_method(small, cli):
+    code, _, err = cli("compare", small, "--methods", "fml,fedagv")
+    assert code == 2
+    assert "there is no algorithm 'fedagv'; did you mean 'fedavg'?" in err
+    assert not (small.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("which", ["alpha", "beta"])
+def test_a_distillation_that_is_off_is_remarked_and_runs(small, cli, which):
+    code, _, err = cli("run", small, "--set", f"algorithm.{which}=1", "--set", "rounds=1")
+    assert code == 0
+    assert f"note: {which} = 1 turns distillation off" in err
+    assert "turns distillation off" in (small.parent / "runs/small/log.txt").read_text()
+
+
+def test_a_used_folder_and_a_file_in_its_place(small, cli):
+    cli("run", small, "--set", "rounds=1")
+    code, _, err = cli("run", small, "--set", "rounds=1")
+    assert (code, "runs/small: is in use; add --resume" in err) == (2, True)
+    (small.parent / "other").mkdir()
+    (small.parent / "other/thesis.txt").write_text("mine")
+    code, _, err = cli("run", small, "--out", "other")
+    assert (code, "other: is in use; choose another folder with --out" in err) == (2, True)
+    code, _, err = cli("run", small, "--out", "small.toml")
+    assert (code, "is a file" in err) == (2, True)
+    code, _, err = cli("run", small, "--out", "small.toml/inside")
+    assert code == 2
+    assert "small.toml/inside" in err
+    assert "Traceback" not in err
+
+
+def test_a_diverging_client_stops_the_run_and_the_last_good_state_is_kept(small, cli):
+    small.write_text(
+        small.read_text() + "\n[clients.2]\noptimizer = { lr = { start = 0.01, end = 1e30, shape = 'step' } }\n"
+    )
+    code, _, err = cli("run", small, "--set", "rounds=4")
+    folder = small.parent / "runs/small"
+    assert code == 3
+    assert "client '2' diverged in round 3 at batch" in err
+    assert json.loads((folder / "checkpoint.json").read_text())["round"] == 2
+    assert (folder / "clients/2/round-2.safetensors").exists()
+    assert not (folder / "summary.json").exists()
+    assert "stopped in round 3: Diverged" in (folder / "log.txt").read_text()
+
+
+def stopped(small, cli):
+    """A run of three rounds that was stopped after two: its folder."""
+    cli("run", small, "--set", "rounds=2")
+    return small.parent / "runs/small"
+
+
+def test_a_truncated_checkpoint(small, cli):
+    path = stopped(small, cli) / "clients/1/round-2.safetensors"
+    path.write_bytes(path.read_bytes()[:-50])
+    code, _, err = cli("run", small, "--resume")
+    assert (code, "clients/1/round-2.safetensors: is truncated or no safetensors file" in err) == (2, True)
+
+
+def test_a_pickle_in_a_checkpoints_place_is_never_loaded(small, cli):
+    path = stopped(small, cli) / "server/round-2.safetensors"
+
+    class Bomb:
+        def __reduce__(self):
+            return (open, (str(small.parent / "exploded"), "w"))
+
+    path.write_bytes(pickle.dumps(Bomb()))
+    code, _, err = cli("run", small, "--resume")
+    assert (code, "is a pickle, which could run code when opened" in err) == (2, True)
+    assert not (small.parent / "exploded").exists()
+
+
+def test_a_foreign_checkpoint(small, cli):
+    path = stopped(small, cli) / "clients/1/round-2.safetensors"
+    cli("run", small, "--set", "rounds=2", "--set", "seed=5", "--out", "other")
+    path.write_bytes((small.parent / "other/clients/1/round-2.safetensors").read_bytes())
+    code, _, err = cli("run", small, "--resume")
+    assert (code, "belongs to another run, configuration or round" in err) == (2, True)
+
+
+def test_a_checkpoint_of_another_network(small, cli):
+    folder = stopped(small, cli)
+    path = folder / "clients/1/round-2.safetensors"
+    run = json.loads((folder / "checkpoint.json").read_text())["run"]
+    import torch
+
+    write_tensors(path, {"personal.weight": torch.zeros(3)}, {"format": "1", "run": run, "round": "2"})
+    code, _, err = cli("run", small, "--resume")
+    assert (code, "holds another network than client '1' has" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("checkpoint.json", "{", "checkpoint.json: is damaged"),
+        ("checkpoint.json", '{"format": 9}', "checkpoint.json: is not of format 1"),
+        ("environment.json", "[]", "environment.json: is not of format 1"),
+        ("metrics.jsonl", "{nonsense}\n", "metrics.jsonl: line 1 is damaged"),
+    ],
+)
+def test_damaged_files_of_a_run(small, cli, name, text, sentence):
+    (stopped(small, cli) / name).write_text(text)
+    code, _, err = cli("run", small, "--resume")
+    assert (code, sentence in err) == (2, True), err
+
+
+def test_other_data_than_the_run_was_started_with(small, cli):
+    folder = stopped(small, cli)
+    partition = json.loads((folder / "partition.json").read_text())
+    (folder / "partition.json").write_text(json.dumps(partition | {"fingerprint": "0"}))
+    code, _, err = cli("run", small, "--resume")
+    assert (code, "are not those that this run was started with" in err) == (2, True)
+
+
+def test_ctrl_c_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatch):
+    from fedmutual.engines import loop
+
+    real, calls = loop.participate, []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) > 4:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    monkeypatch.setattr(loop, "participate", interrupted)
+    code, _, err = cli("run", small)
+    assert code == 130
+    assert "go on with: fedmutual run" in err
+    assert "--resume" in err
+    assert json.loads((small.parent / "runs/small/checkpoint.json").read_text())["round"] == 1
+    monkeypatch.undo()
+    monkeypatch.chdir(small.parent)
+    code, _, err = cli("run", small, "--resume")
+    assert code == 0, err
+    assert "resumed, going on with round 2 of 3" in (small.parent / "runs/small/log.txt").read_text()

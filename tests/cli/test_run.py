@@ -1,0 +1,219 @@
+"""`run`, `compare`, `report`, `list` as their users type them."""
+
+import json
+
+import pytest
+import torch
+
+import fedmutual
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_run_leaves_a_whole_run_folder(small, cli):
+    code, out, err = cli("run", small)
+    folder = small.parent / "runs" / "small"
+    assert code == 0
+    assert "round 3/3" in err
+    assert "fedmutual report runs/small" in out
+    assert {p.name for p in folder.iterdir()} == {
+        "config.toml",
+        "environment.json",
+        "partition.json",
+        "metrics.jsonl",
+        "ledger.jsonl",
+        "server",
+        "clients",
+        "checkpoint.json",
+        "summary.json",
+        "log.txt",
+    }
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["format"] == 1
+    assert (summary["algorithm"], summary["rounds"], summary["seed"]) == ("fml", 3, 0)
+    lines = read(folder / "metrics.jsonl")
+    assert [line["round"] for line in lines] == [1, 2, 3]
+    test = [s["accuracy"] for line in lines for s in line["scores"] if s["client"] is None]
+    found = summary["global"]["test_accuracy"]
+    assert (found["last"], found["best"], found["best_by"]) == (test[-1], max(test), "test")
+    assert test[found["best_round"] - 1] == max(test)
+    own = {s["client"]: s["accuracy"] for s in lines[-1]["scores"] if (s["model"], s["data"]) == ("personal", "validation")}
+    last = summary["personal"]["val_accuracy"]["last"]
+    assert last["per_client"] == own
+    assert last["mean"] == pytest.approx(sum(own.values()) / 3)
+    assert last["worst"] == min(own.values())
+
+
+def test_the_ledger_counts_the_tensors_sent(small, cli):
+    """An MLP 64-200-200-10: (64 + 1) 200 + (200 + 1) 200 + (200 + 1) 10 = 55,210 floats of 4 bytes."""
+    cli("run", small)
+    folder = small.parent / "runs" / "small"
+    lines = read(folder / "ledger.jsonl")
+    assert len(lines) == 9
+    assert {(line["down"], line["up"]) for line in lines} == {(220840, 220840)}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["bytes"] == {"up": 9 * 220840, "down": 9 * 220840}
+    assert sum(torch.Size(shape).numel() for _, shape in summary["leaves"]["fml"].values()) == 55210
+
+
+def test_set_changes_one_key_and_drops_what_another_algorithm_lacks(small, cli):
+    code, _, err = cli("run", small, "--set", "algorithm.name=fedavg", "--set", "rounds=1", "--out", "x")
+    assert code == 0
+    assert "algorithm 'fedavg' has no algorithm.alpha, algorithm.beta: dropped" in err
+    assert fedmutual.load_config("x/config.toml").algorithm == {"name": "fedavg"}
+    code, _, err = cli("run", small, "--set", "algorithm.name=fedavg", "--set", "algorithm.alpha=0.1", "--out", "y")
+    assert code == 2
+    assert "key 'algorithm.alpha' is a setting of fml, and the algorithm is 'fedavg'; take it out" in err
+
+
+def test_a_finished_run_is_not_trained_again_and_more_rounds_are(small, cli):
+    cli("run", small)
+    folder = small.parent / "runs" / "small"
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    code, _, err = cli("run", small, "--resume")
+    assert code == 0
+    assert "round" not in err
+    assert before == {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    cli("run", small, "--resume", "--set", "rounds=5")
+    cli("run", small, "--set", "rounds=5", "--out", "whole")
+    for name in ("metrics.jsonl", "ledger.jsonl", "server/round-5.safetensors", "clients/1/round-5.safetensors"):
+        assert (folder / name).read_bytes() == (small.parent / "whole" / name).read_bytes(), name
+
+
+def test_rounds_grow_over_sparse_evaluations_as_if_they_had_been_asked_for_at_once(small, cli):
+    sparse = ["--set", "records.evaluate_every=2", "--set", "records.checkpoint_every=2"]
+    cli("run", small, *sparse)
+    cli("run", small, *sparse, "--set", "rounds=6", "--resume")
+    cli("run", small, *sparse, "--set", "rounds=6", "--out", "whole")
+    for name in ("metrics.jsonl", "server/round-6.safetensors"):
+        assert (small.parent / "runs/small" / name).read_bytes() == (small.parent / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (["optimizer.lr=0.2"], "was started with another 'optimizer.lr'"),
+        (["rounds=2"], "was started with another 'rounds'"),
+        (["algorithm.alpha=0.9", "seed=3"], "was started with another 'algorithm.alpha'"),
+    ],
+)
+def test_a_changed_configuration_is_not_resumed_into(small, cli, change, sentence):
+    cli("run", small)
+    code, _, err = cli("run", small, "--resume", *(x for c in change for x in ("--set", c)))
+    assert code == 2
+    assert sentence in err
+
+
+def test_rounds_do_not_grow_where_a_schedule_depends_on_them(small, cli):
+    schedule = ["--set", "optimizer.lr={start=0.1,end=0.01}"]
+    cli("run", small, *schedule)
+    code, _, err = cli("run", small, *schedule, "--resume", "--set", "rounds=9")
+    assert code == 2
+    assert "because the schedule 'optimizer.lr' depends on their number" in err
+
+
+def test_models_are_read_back_and_score_as_recorded(small, cli):
+    cli("run", small)
+    run = fedmutual.Run("runs/small")
+    from fedmutual import data
+
+    federation = data.load(run.config)
+    x, y = next(iter(federation.test.rows([torch.arange(len(federation.test))])))
+    accuracy = (run.global_model()(x).argmax(1) == y).double().mean().item()
+    assert accuracy == pytest.approx(run.summary["global"]["test_accuracy"]["last"])
+    validation = federation.clients["2"].validation
+    x, y = next(iter(validation.rows([torch.arange(len(validation))])))
+    accuracy = (run.personal_model("2")(x).argmax(1) == y).double().mean().item()
+    assert accuracy == pytest.approx(run.summary["personal"]["val_accuracy"]["last"]["per_client"]["2"])
+    with pytest.raises(fedmutual.RunError, match="no personal model of client '7'; there are 0, 1, 2"):
+        run.personal_model("7")
+
+
+def test_compare_writes_a_run_for_each_method_and_seed_and_a_page(small, cli):
+    code, out, _ = cli(
+        "compare", small, "--methods", "fml,fedavg,independent,centralised", "--seeds", 2, "--out", "c", "--set", "rounds=2"
+    )
+    assert code == 0
+    folders = {str(p.parent.relative_to(small.parent / "c")) for p in (small.parent / "c").rglob("summary.json")}
+    assert folders == {f"{m}/{s}" for m in ("fml", "fedavg", "independent", "centralised") for s in (0, 1)}
+    assert (small.parent / "c/report.html").stat().st_size > 10_000
+    assert "report: c/report.html" in out
+    alone = json.loads((small.parent / "c/independent/0/summary.json").read_text())
+    assert alone["global"]["test_accuracy"] is None
+    assert alone["bytes"] == {"up": 0, "down": 0}
+    average = json.loads((small.parent / "c/fedavg/0/summary.json").read_text())
+    assert average["personal"]["model"] == "global"
+    ceiling = json.loads((small.parent / "c/centralised/0/summary.json").read_text())
+    assert set(ceiling["personal"]["val_accuracy"]["last"]["per_client"]) == {"0", "1", "2"}
+    assert fedmutual.Run("c/centralised/0").global_model() is not None
+    code, _, err = cli("compare", small, "--methods", "fml", "--seeds", 3, "--out", "c", "--set", "rounds=2", "--resume")
+    assert code == 0
+    assert "seed 2" in err
+    assert "seed 0" not in err
+
+
+def test_metrics_none_keeps_the_scores_at_the_client(small, cli):
+    small.write_text(small.read_text() + '\n[clients.1]\nshare = { metrics = "none" }\n')
+    code, _, _ = cli("run", small)
+    folder = small.parent / "runs" / "small"
+    assert code == 0
+    for line in read(folder / "metrics.jsonl"):
+        assert set(line["train"]) == {"0", "2"}
+        assert "1" not in {s["client"] for s in line["scores"]}
+    own = read(folder / "clients/1/metrics.jsonl")
+    assert [line["round"] for line in own] == [1, 2, 3]
+    assert {s["data"] for s in own[0]["scores"]} == {"validation", "test"}
+    cli("run", small, "--set", "share.metrics=none", "--out", "all")
+    summary = json.loads((small.parent / "all/summary.json").read_text())
+    assert summary["personal"]["val_accuracy"] is None
+    assert summary["global"]["test_accuracy"]["last"] > 0
+
+
+def test_local_batchnorm_leaves_no_complete_global_model(small, cli):
+    (small.parent / "normed.py").write_text(
+        "from torch import nn\n"
+        "def net(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, classes))\n"
+    )
+    local = ("model.shared=normed:net", "model.batchnorm=local", "model.personal=mlp")
+    code, _, err = cli("run", small, *(x for s in local for x in ("--set", s)))
+    assert code == 0, err
+    run = fedmutual.Run("runs/small")
+    assert run.summary["global"]["test_accuracy"] is None
+    assert set(run.summary["leaves"]["fml"]) == {"1.weight", "1.bias", "4.weight", "4.bias"}
+    with pytest.raises(fedmutual.RunError, match="no complete global model"):
+        run.global_model()
+    assert {s["model"] for s in read(run.folder / "metrics.jsonl")[-1]["scores"]} == {"personal", "meme"}
+
+
+def test_tensorboard_draws_the_same_scores(small, cli):
+    pytest.importorskip("tensorboard", reason="the extra is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    cli("run", small, "--set", "records.tensorboard=true")
+    events = EventAccumulator("runs/small/tensorboard").Reload()
+    drawn = [e.value for e in events.Scalars("accuracy/global/test")]
+    assert drawn[-1] == pytest.approx(fedmutual.Run("runs/small").summary["global"]["test_accuracy"]["last"])
+    assert "train/personal/0" in events.Tags()["scalars"]
+
+
+def test_version_and_lists(cli):
+    assert cli("--version")[1].strip() == fedmutual.__version__
+    code, out, _ = cli("list", "algorithms")
+    assert code == 0
+    assert all(
+        name in out for name in ("fml", "fedavg", "fedprox", "independent", "centralised", "alpha, beta, temperature")
+    )
+    assert "lenet5" in cli("list", "models")[1]
+    assert "mnist" in cli("list", "data")[1]
+    code, _, err = cli("list", "things")
+    assert (code, err.strip()) == (2, "error: there is nothing to list called 'things'; there are algorithms, models, data")
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "demo", "report", "list", "data"])
+def test_every_command_explains_itself(cli, command):
+    code, out, _ = cli(command, "--help")
+    assert code == 0
+    assert "Usage" in out
