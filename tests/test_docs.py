@@ -1,0 +1,48 @@
+"""Every example of the README and the docs runs: files are written, Python and commands are run, links lead somewhere."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
+NEEDS_SETUP = ("pip install", "git clone")  # what is shown with a fresh machine, in the closing notes of a release
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_the_examples_of_a_page_run(page, tmp_path):
+    env = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(tmp_path),
+    }
+    for language, title, text in BLOCK.findall(page.read_text(encoding="utf-8")):
+        if title:
+            (tmp_path / title).write_text(text)
+        if language == "toml":
+            tomllib.loads(text)
+        elif language == "python" and not title:
+            (tmp_path / "example.py").write_text(text)
+            execute([sys.executable, "example.py"], tmp_path, env)
+        elif language == "sh":
+            for line in text.splitlines():
+                if line and not line.startswith("#") and not any(word in line for word in NEEDS_SETUP):
+                    execute(["bash", "-c", line], tmp_path, env)
+
+
+def execute(command, folder, env):
+    done = subprocess.run(
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_links_to_files_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), target

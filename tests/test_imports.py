@@ -1,0 +1,112 @@
+"""Who may import whom, read from the source: an algorithm stays a short file that knows no engine."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "fedmutual"
+EXTRAS = ("tensorboard", "ray", "nvflare")
+
+
+class Import(NamedTuple):
+    file: str  # below src/fedmutual, with slashes
+    name: str  # dotted, down to the imported name
+    lazy: bool  # inside a function
+
+    @property
+    def top(self) -> str:
+        """The package, and of fedmutual the part of it: torch, fedmutual.core."""
+        parts = self.name.split(".")
+        return ".".join(parts[: 2 if parts[0] == "fedmutual" else 1])
+
+
+def imports(file: str, source: str) -> Iterator[Import]:
+    def visit(node: ast.AST, lazy: bool) -> Iterator[Import]:
+        lazy = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        if isinstance(node, ast.Import):
+            yield from (Import(file, alias.name, lazy) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: imports are written out from fedmutual on"
+            yield from (Import(file, f"{node.module}.{alias.name}", lazy) for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, lazy)
+
+    return visit(ast.parse(source), False)
+
+
+ALL = [
+    found
+    for path in sorted(SOURCE.rglob("*.py"))
+    for found in imports(path.relative_to(SOURCE).as_posix(), path.read_text(encoding="utf-8"))
+]
+
+
+def of_algorithms(found: Import) -> bool:
+    """They import the core, what they compute with, each other, torch and the standard library."""
+    parts = ("core", "losses", "gradients", "aggregation", "batches", "algorithms")
+    ours = {f"fedmutual.{part}" for part in parts}
+    allowed = found.top in ours | {"torch"} or found.top in sys.stdlib_module_names
+    return allowed or not found.file.startswith("algorithms/")
+
+
+def of_core(found: Import) -> bool:
+    """It imports torch and the standard library."""
+    return found.top == "torch" or found.top in sys.stdlib_module_names or found.file != "core.py"
+
+
+def of_cli(found: Import) -> bool:
+    """Nothing imports it but itself and ``python -m fedmutual``."""
+    return found.top != "fedmutual.cli" or found.file.startswith("cli/") or found.file == "__main__.py"
+
+
+def of_report(found: Import) -> bool:
+    """It reads run folders: of fedmutual it imports its own parts and the errors only, so there is nothing to train with."""
+    foreign = found.top == "torch" or found.top.startswith("fedmutual")
+    return not foreign or found.top in ("fedmutual.report", "fedmutual.errors") or not found.file.startswith("report/")
+
+
+def of_extras(found: Import) -> bool:
+    """Who did not install an extra does not notice: it is imported in a function, when asked for."""
+    third_party = not found.name.startswith("fedmutual.")
+    return found.lazy or not (third_party and any(part in EXTRAS for part in found.name.split(".")))
+
+
+RULES = [of_algorithms, of_core, of_cli, of_report, of_extras]
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rule(rule) -> None:
+    assert {found.file for found in ALL} > {"core.py", "algorithms/fml.py", "cli/app.py", "report/html.py"}
+    assert [found for found in ALL if not rule(found)] == []
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_an_extra_has_one_module_of_its_own(extra: str) -> None:
+    files = {f.file for f in ALL if not f.name.startswith("fedmutual.") and extra in f.name.split(".")}
+    assert len(files) <= 1
+
+
+@pytest.mark.parametrize(
+    ("rule", "file", "source"),
+    [
+        (of_algorithms, "algorithms/fml.py", "from fedmutual.engines import base"),
+        (of_algorithms, "algorithms/fml.py", "from fedmutual import core, data"),
+        (of_algorithms, "algorithms/fml.py", "import numpy as np"),
+        (of_algorithms, "algorithms/fml.py", "import fedmutual"),
+        (of_core, "core.py", "def f():\n    import fedmutual.losses"),
+        (of_core, "core.py", "import numpy"),
+        (of_cli, "runs.py", "if True:\n    from fedmutual.cli.progress import Watch"),
+        (of_cli, "runs.py", "from fedmutual import cli"),
+        (of_report, "report/html.py", "from fedmutual.engines.loop import federate"),
+        (of_report, "report/html.py", "from fedmutual import run"),
+        (of_report, "report/html.py", "import torch"),
+        (of_extras, "records/tensorboard.py", "from torch.utils.tensorboard import SummaryWriter"),
+        (of_extras, "engines/cluster.py", "class A:\n    import ray"),
+    ],
+)
+def test_a_breach_is_seen(rule, file: str, source: str) -> None:
+    assert not all(rule(found) for found in imports(file, source))
