@@ -100,7 +100,7 @@ def compare(
 @app.command()
 def demo(
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/demo.")] = None,
-    seeds: Seeds = 3,
+    seeds: Seeds = 5,
     resume: Resume = False,
 ) -> None:
     """Real handwritten digits, in under two minutes: does federated mutual learning pay, for whom, and what crossed?

@@ -11,7 +11,8 @@ Lines = Sequence[Mapping[str, Any]]
 def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:
     """The scores and bytes of summary.json. Accuracies are fractions; rounds count from 1."""
     holdout = config.split.holdout > 0
-    model = "personal" if any(s["model"] == "personal" for line in metrics for s in line["scores"]) else "global"
+    scored = {s["model"] for line in metrics for s in line["scores"] if s["client"] is not None}
+    model = next((m for m in ("personal", "global", "meme") if m in scored), None)  # what a client would use, if scored
     return {
         "global": {"test_accuracy": _global(metrics, config.records.best_by or ("holdout" if holdout else "test"))},
         "personal": {
@@ -28,21 +29,16 @@ def _global(metrics: Lines, best_by: str) -> dict[str, Any] | None:
     if not test or any(v is None for v in test.values()):
         return None
     judged = {line["round"]: _mean(line, "global", best_by) for line in metrics}
-    best, by = (
-        _best(judged if None not in judged.values() else test),
-        best_by if None not in judged.values() else "test",
-    )
+    by = best_by if None not in judged.values() else "test"
+    best = _best(judged if by == best_by else test)
     return {"last": test[max(test)], "best": test[best], "best_round": best, "best_by": by}
 
 
-def _personal(metrics: Lines, model: str, best_by: str) -> dict[str, Any] | None:
-    """The model that a client would use on its own validation data; None where no client shares its scores."""
-    scores = {line["round"]: _per_client(line, model, "validation") for line in metrics}
-    if not any(scores.values()):
-        model = "meme"  # no complete global model: what a client would use is its own fork
-        scores = {line["round"]: _per_client(line, model, "validation") for line in metrics}
-    if not scores or not any(scores.values()):
+def _personal(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] | None:
+    """The model that a client would use, on its own validation data; None where no client shares its scores."""
+    if model is None:
         return None
+    scores = {line["round"]: _per_client(line, model, "validation") for line in metrics}
     judged = {line["round"]: _mean(line, model, best_by) for line in metrics}
     by = best_by if None not in judged.values() else "validation"
     best = _best(judged if by == best_by else {r: _mean_of(s) for r, s in scores.items()})
@@ -65,9 +61,9 @@ def _per_client(line: Mapping[str, Any], model: str, data: str) -> dict[str, flo
 
 def _mean(line: Mapping[str, Any], model: str, data: str) -> float | None:
     """The mean accuracy of a model on some rows, over clients where they are the clients'."""
-    found = [s["accuracy"] for s in line["scores"] if s["model"] == model and s["data"] == data]
-    own = [s["accuracy"] for s in line["scores"] if s["model"] == model and s["data"] == data and s["client"] is None]
-    return sum(own or found) / len(own or found) if found else None
+    scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data]
+    found = [s["accuracy"] for s in scores if s["client"] is None] or [s["accuracy"] for s in scores]
+    return sum(found) / len(found) if found else None
 
 
 def _mean_of(scores: Mapping[str, float]) -> float:

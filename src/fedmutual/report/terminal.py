@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 
@@ -19,8 +20,13 @@ def headline(runs: Sequence[Path]) -> Table:
     Raises:
         RunError: a folder is no run's, or damaged.
     """
-    table = Table(caption="Last round; mean ± 95 % interval; gains in points. n/a: see the report.", caption_justify="left")
-    table.add_column("method")
+    table = Table(
+        caption="Last round; mean ± 95 % interval; gains in points. n/a: see the report.",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,  # without rules between the columns it fits 80 characters
+        pad_edge=False,
+    )
+    table.add_column("method", min_width=10, overflow="fold")
     for name in (
         "shared model\ntest set, %",
         "own data, %\nclients' mean",
