@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from fedmutual.records.checkpoint import COMMIT
+
 CONFIG = """
 name = "killed"
 rounds = {rounds}
@@ -37,11 +39,12 @@ def finish(folder: Path, out: Path) -> None:
 
 
 def kill_once(folder: Path, out: Path, rng: random.Random) -> str:
-    """Start or resume, kill at a random moment once the folder is being written, and say where that was."""
+    """Start or resume, and kill: one time in four while the folder is being opened, else at a random moment of training."""
     process = start(folder, out)
-    before = stamp(out)
+    watched = ("config.toml", "log.txt", "metrics.jsonl", COMMIT) if rng.random() < 0.25 else (COMMIT,)
+    before = stamp(out, watched)
     begun = time.monotonic()
-    while stamp(out) == before and process.poll() is None and time.monotonic() - begun < DEADLINE:
+    while stamp(out, watched) == before and process.poll() is None and time.monotonic() - begun < DEADLINE:
         time.sleep(0.001)
     time.sleep(rng.uniform(0, 0.5))
     process.kill()  # SIGKILL: nothing can be tidied up
@@ -50,10 +53,9 @@ def kill_once(folder: Path, out: Path, rng: random.Random) -> str:
     return f"killed {time.monotonic() - begun:.2f} s after the start; server files: {', '.join(saved) or 'none'}"
 
 
-def stamp(out: Path) -> tuple[tuple[str, int], ...]:
-    """What changes when a run writes anything but its first files again."""
-    watched = [out / name for name in ("config.toml", "log.txt", "metrics.jsonl", "checkpoint.json")]
-    return tuple((p.name, p.stat().st_mtime_ns) for p in watched if p.exists())
+def stamp(out: Path, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
+    """What changes when a run writes one of these files."""
+    return tuple((n, (out / n).stat().st_mtime_ns) for n in names if (out / n).exists())
 
 
 def same(a: Path, b: Path) -> list[str]:

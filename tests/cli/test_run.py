@@ -217,3 +217,26 @@ def test_every_command_explains_itself(cli, command):
     code, out, _ = cli(command, "--help")
     assert code == 0
     assert "Usage" in out
+
+
+def test_data_show_and_check(small, cli):
+    code, out, _ = cli("data", "show", small)
+    assert code == 0
+    assert "40" in out
+    code, out, _ = cli("data", "check", small)
+    assert code == 0
+    assert out.strip()
+    code, out, err = cli("data", "check", small, "--set", "data.classes=['0','1']")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+
+
+def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = cli("demo", "--seeds", 1, "--out", "demo")
+    assert code == 0
+    assert "report: demo/report.html" in out
+    page = (tmp_path / "demo/report.html").read_text()
+    assert all(name in page for name in ("different-digits", "different-networks"))
+    runs = tmp_path.glob("demo/different-networks/*/0/summary.json")
+    assert {p.parent.parent.name for p in runs} == {"fml", "independent"}

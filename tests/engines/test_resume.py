@@ -4,4 +4,4 @@ from kills import trial
 
 
 def test_three_kills_at_random_moments(tmp_path):
-    assert len(trial(tmp_path, kills=3, seed=0, rounds=60)) == 3
+    assert len(trial(tmp_path, kills=3, seed=0, rounds=150)) == 3

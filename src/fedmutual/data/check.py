@@ -14,7 +14,6 @@ from fedmutual.data.draws import Index, many
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import Federation, load
 from fedmutual.data.rows import Rows
-from fedmutual.errors import UserError
 
 _UNEVEN = 10  # the ratio of sizes from which on one speaks of imbalance
 _FEW = 30  # examples, of which one is more than 3 % of a score
@@ -24,15 +23,13 @@ _CHUNK = 1024
 
 
 def findings(config: Config) -> list[str]:
-    """One sentence a finding. Where the data cannot be used there is one only, and it begins with "error:".
+    """One sentence a finding. Reads every row, also of data that are not kept in memory.
 
-    Reads every row, also of data that are not kept in memory.
+    Raises:
+        UserError: the data cannot be used; in one sentence, why.
     """
-    try:
-        federation = load(config)
-        seen = _look(federation)
-    except UserError as problem:
-        return [f"error: {problem}"]
+    federation = load(config)
+    seen = _look(federation)
     found = [*federation.notes, *_sizes(federation), *_classes(federation), *_twins(federation, seen)]
     return [*found, *_values(federation, seen)]
 
@@ -43,8 +40,8 @@ def _sizes(federation: Federation) -> Iterator[str]:
     small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
     if sizes[large] >= _UNEVEN * sizes[small]:
         yield (
-            f"clients differ much in size: {large!r} has {many(sizes[large], 'training example')} and {small!r} has {sizes[small]}; "
-            "FML counts them alike, FedAvg by their examples"
+            f"clients differ much in size: {large!r} has {many(sizes[large], 'training example')} and {small!r} has "
+            f"{sizes[small]}; FML counts them alike, FedAvg by their examples"
         )
     for what, kind in (("training", "private"), ("validation", "validation"), ("hold-out", "holdout")):
         shares: dict[str, Rows | None] = {i: getattr(s, kind) for i, s in federation.clients.items()}
@@ -73,8 +70,8 @@ def _classes(federation: Federation) -> Iterator[str]:
     most, least = int(held.argmax()), int(np.where(held > 0, held, held.max() + 1).argmin())
     if held[most] >= _UNEVEN * held[least]:
         yield (
-            f"classes are imbalanced: {names[most]!r} has {many(int(held[most]), 'training example')} and {names[least]!r} has "
-            f"{held[least]}; read balanced accuracy beside accuracy"
+            f"classes are imbalanced: {names[most]!r} has {many(held[most], 'training example')} and {names[least]!r} "
+            f"has {held[least]}; read balanced accuracy beside accuracy"
         )
 
 

@@ -37,9 +37,9 @@ def counts(labels: Index, classes: int) -> Index:
     return np.bincount(labels, minlength=classes).astype(np.int64)
 
 
-def many(n: int, noun: str) -> str:
+def many(n: int | np.int64, noun: str) -> str:
     """A number with its noun, for a sentence."""
-    return f"{n} {noun}{'s' * (n != 1)}"
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def apportion(weights: npt.ArrayLike, total: int, caps: Index, rng: np.random.Generator) -> Index:

@@ -19,9 +19,8 @@ def remarks(config: Config, partition: Mapping[str, Any]) -> tuple[str, ...]:
     private = {i: sum(c["counts"]["private"]) for i, c in clients.items()}
     small = {i: n for i, n in private.items() if n < batch_size(config, i)}
     for i, n in list(small.items())[: _MOST if len(small) > _MOST + 1 else None]:
-        found.append(
-            f"client {i!r} has {many(n, 'example')}, fewer than batch_size {batch_size(config, i)}: it trains as one smaller batch"
-        )
+        size = batch_size(config, i)
+        found.append(f"client {i!r} has {many(n, 'example')}, fewer than batch_size {size}: it trains as one smaller batch")
     if len(small) > _MOST + 1:
         found.append(f"{len(small) - _MOST} more clients have fewer examples than their batch_size, too")
     trained = [sum(c["counts"]["private"][k] for c in clients.values()) for k in range(len(names))]

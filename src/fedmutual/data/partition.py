@@ -22,8 +22,8 @@ def iid(n: int, clients: int, rng: Stream) -> list[Index]:
     """
     if n < clients:
         raise DataError(
-            f"partition 'iid': {clients} clients cannot share {many(n, 'training example')}: client {str(n)!r} would get none; "
-            "lower partition.clients"
+            f"partition 'iid': {clients} clients cannot share {many(n, 'training example')}: client {str(n)!r} would get "
+            "none; lower partition.clients"
         )
     return [np.sort(part) for part in np.array_split(generator(rng).permutation(n), clients)]
 
@@ -58,8 +58,8 @@ def shard_table(held: Index, clients: int, per_client: int, rng: np.random.Gener
         )
     if clients * per_client < len(there):
         raise DataError(
-            f"partition 'shards': {many(clients, 'client')} of classes_per_client = {per_client} can hold {clients * per_client} classes, "
-            f"and there are {len(there)}; raise partition.clients or partition.classes_per_client"
+            f"partition 'shards': {many(clients, 'client')} of classes_per_client = {per_client} can hold "
+            f"{clients * per_client} classes, and there are {len(there)}; raise either"
         )
     least, more = divmod(clients * per_client, len(there))
     pieces = np.zeros_like(held)
@@ -68,8 +68,9 @@ def shard_table(held: Index, clients: int, per_client: int, rng: np.random.Gener
     short = (held < pieces).nonzero()[0]
     if len(short):
         c = int(short[0])
+        has, wanted = many(held[c], "training example"), many(pieces[c], "shard")
         raise DataError(
-            f"partition 'shards': class {names[c]!r} has {many(held[c], 'training example')}, too few for its {many(pieces[c], 'shard')}; "
+            f"partition 'shards': class {names[c]!r} has {has}, too few for its {wanted}; "
             "lower partition.clients or partition.classes_per_client, or leave the class out"
         )
     deck = rng.permutation(np.repeat(np.arange(len(held)), pieces)).reshape(clients, per_client)

@@ -1,6 +1,7 @@
 """Rows by index, as the core asks for them: one store of all examples, shared by every client through row numbers."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -71,12 +72,13 @@ class Resident:
         self.labels, self.where = torch.from_numpy(labels), where
         self._x = torch.empty(len(labels), *scaling(examples.take([0])).shape[1:])
         bad: list[str] = []
-        for start in range(0, len(labels), _CHUNK):
-            rows = range(start, min(start + _CHUNK, len(labels)))
-            try:
-                self._x[rows.start : rows.stop] = finite(scaling(examples.take(rows)), rows, where)
-            except BadRows as problem:
-                bad += problem.args
+        with _one_thread():
+            for start in range(0, len(labels), _CHUNK):
+                rows = range(start, min(start + _CHUNK, len(labels)))
+                try:
+                    self._x[rows.start : rows.stop] = finite(scaling(examples.take(rows)), rows, where)
+                except BadRows as problem:
+                    bad += problem.args
         if bad:
             raise BadRows(*bad)
 
@@ -122,6 +124,17 @@ class _Batches(Dataset[Any]):
             return rows, self._scaling(self._examples.take(rows))
         except DataError as problem:
             return rows, problem
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Scaling waits for memory: more threads gain nothing, and on a busy machine they wait for each other, for seconds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _whole(batch: Any) -> Any:

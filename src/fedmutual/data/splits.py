@@ -9,7 +9,7 @@ from fedmutual.data.draws import Index, Names, apportion, by_class, counts, many
 from fedmutual.errors import DataError
 
 REST = "private"
-_ORDERS = 50
+_ORDERS, _ATTEMPTS = 50, 20
 
 
 def carve(
@@ -29,8 +29,18 @@ def carve(
     """
     if groups is None:
         return {name: _rows(name, rows, labels, fractions, rng) for name, rows in parts.items()}
-    kinds: dict[str, str] = {}  # of each group, once it is known
-    return {name: _groups(name, rows, labels, groups, fractions, kinds, rng) for name, rows in parts.items()}
+    first = sorted(parts, key=lambda name: len(np.unique(groups[parts[name]])))  # who has fewest groups chooses first
+    for attempt in range(_ATTEMPTS):
+        kinds: dict[str, str] = {}  # of each group, once it is known
+        try:
+            shares = {name: _groups(name, parts[name], labels, groups, fractions, kinds, rng) for name in first}
+        except DataError:
+            if attempt == _ATTEMPTS - 1:
+                raise
+            first = [first[i] for i in rng.permutation(len(first))]
+            continue
+        break
+    return {name: shares[name] for name in parts}
 
 
 def _rows(
@@ -75,8 +85,8 @@ def _groups(
     for kind, share in shares.items():
         if not len(share):
             raise DataError(
-                f"{name} has {many(len(own), 'group')} of data.group_by, too few to be divided so that some are left for {kind}; give it "
-                "more, or hold out less"
+                f"{name} has {many(len(own), 'group')} of data.group_by, too few to be divided so that some are left for "
+                f"{kind}; give it more, or hold out less"
             )
     return shares
 

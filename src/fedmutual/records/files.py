@@ -72,12 +72,14 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """
     if not path.is_file():
         raise RunError(f"{path}: there is no such file")
-    with path.open("rb") as file:
-        head = file.read(2)
-    if head == b"PK" or head[:1] == b"\x80":
-        raise RunError(f"{path}: is a pickle, which could run code when opened; fedmutual reads safetensors only")
     try:
         with safe_open(path, framework="pt") as file:
             return {k: file.get_tensor(k) for k in file.keys()}, json.loads((file.metadata() or {}).get("fedmutual", "{}"))  # noqa: SIM118
     except (SafetensorError, OSError) as problem:
+        with path.open("rb") as file:
+            head = file.read(2)  # asked only now: a safetensors file may begin with these bytes too, as its header's length
+        if head == b"PK" or head[:1] == b"\x80":
+            raise RunError(
+                f"{path}: is a pickle, which could run code when opened; fedmutual reads safetensors only"
+            ) from None
         raise RunError(f"{path}: is truncated or no safetensors file ({problem})") from None

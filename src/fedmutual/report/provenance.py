@@ -72,8 +72,9 @@ def scaling(run: Run) -> str:
     if not found:
         return "not recorded"
     mean, std = (", ".join(f"{v:.4g}" for v in found.get(key) or ()) for key in ("mean", "std"))
-    scaled = f"minus mean ({mean}), over standard deviation ({std})" if mean and std else "not scaled"
-    return f"{scaled}; augmentation: {found.get('augment', 'not recorded')}"
+    scaled = [f"divided by {found['divisor']:g}"] if found.get("divisor", 1) != 1 else []
+    scaled += [f"minus mean ({mean}), over standard deviation ({std})"] if mean and std else []
+    return f"{', '.join(scaled) or 'not scaled'}; augmentation: {found.get('augment', 'not recorded')}"
 
 
 def run_list(comparison: Comparison) -> Table:

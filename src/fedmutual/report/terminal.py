@@ -41,7 +41,7 @@ def headline(runs: Sequence[Path]) -> Table:
             table.add_section()
             table.add_row(f"[bold]{escape(comparison.name)}[/bold]")
         for m in comparison.methods:
-            gains, decimals = measures.gains(comparison, m), comparison.decimals
+            gains, decimals = measures.gains(comparison, m), 1
             cells = [_cell(v, decimals) for v in (measures.global_last(m), measures.own_last(m), measures.own_last(m, min))]
             if isinstance(gains, Gains):
                 e = gains.estimate

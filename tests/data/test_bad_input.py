@@ -1,0 +1,264 @@
+"""Every mistake with one's own data: one sentence that names the file or the key, and a mend."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedmutual import data
+from fedmutual.errors import DataError
+from own_data import config, folder, image, npz, refused
+
+X = np.arange(24, dtype=np.float32).reshape(12, 2)
+Y = np.array([0, 1] * 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("cifar", "there is no data set 'cifar'; did you mean 'cifar10'?"),
+        ("imagenet", "there are digits, mnist,"),
+        ("folder", "data.name = 'folder' needs the key 'data.root'"),
+        ("npz", "data.name = 'npz' needs the key 'data.root'"),
+    ],
+)
+def test_names(name: str, words: str) -> None:
+    refused(words, data={"name": name})
+
+
+@pytest.mark.parametrize(("key", "value"), [("test", "x.npz"), ("group_by", "patient")])
+def test_keys_without_effect(key: str, value: str) -> None:
+    refused(f"key 'data.{key}' has no effect with data.name = 'digits'; take it out", data={"name": "digits", key: value})
+
+
+@pytest.mark.parametrize("name", ["folder", "npz", "csv"])
+def test_missing_files(name: str, tmp_path: Path) -> None:
+    refused(f"{tmp_path / 'none'}: there is no such", "key 'data.root'", data={"name": name, "root": str(tmp_path / "none")})
+
+
+def test_arrays_that_would_be_unpickled(tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    objects = np.array([Malicious(ran)] * 12, dtype=object)
+    for arrays in ({"x": objects, "y": Y}, {"x": X, "y": objects}):
+        refused(
+            "holds Python objects, which would have to be unpickled and are refused", data=npz(tmp_path / "a.npz", **arrays)
+        )
+    (tmp_path / "p.npz").write_bytes(pickle.dumps(Malicious(ran)))
+    refused("it is a pickle, and pickles are never loaded", data={"name": "npz", "root": str(tmp_path / "p.npz")})
+    np.save(tmp_path / "o.npy", objects, allow_pickle=True)
+    refused("pickles are never loaded", data={"name": "npz", "root": str(tmp_path / "o.npy")})
+    assert not ran.exists()
+
+
+class Malicious:
+    """Leaves a file behind when it is unpickled."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.file,)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "more", "words"),
+    [
+        ({"x": X}, {}, "there is no array 'y'; it has 'x'"),
+        ({"x": X, "y": Y, "x_test": X}, {}, "there is no array 'y_test'"),
+        ({"x": X[:, 0], "y": Y}, {}, "array 'x' has the shape [12]; tables are"),
+        ({"x": X.astype(str), "y": Y}, {}, "array 'x' holds str"),
+        ({"x": X[:0], "y": Y[:0]}, {}, "array 'x' has no rows"),
+        (
+            {"x": X, "y": Y, "x_test": X[:, :1], "y_test": Y},
+            {},
+            "training examples have the shape [2] and test examples [1]",
+        ),
+        ({"x": X, "y": Y}, {"group_by": "patient"}, "data.group_by needs an array 'patient'; it has 'x', 'y'"),
+        (
+            {"x": X, "y": Y, "patient": Y[:3]},
+            {"group_by": "patient"},
+            "array 'patient' has the shape [3], and one value for",
+        ),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y}, {"test": "t.npz"}, "has test rows of its own in 'x_test'"),
+        ({"x": np.where(X == 6, np.nan, X), "y": Y}, {}, "row 3 of 'x' in PATH holds NaN or infinite values"),
+        (
+            {"x": np.where(X > 5, np.inf, X), "y": Y},
+            {},
+            "row 4 of 'x' in PATH holds NaN or infinite values; mend it or leave it out; row",
+        ),
+        ({"x": np.where(X > 5, np.inf, X), "y": Y}, {}, "; and 6 more"),
+        ({"x": X, "y": Y}, {"mean": [0.5]}, "'data.mean' and 'data.std' are given together"),
+        ({"x": X, "y": Y}, {"mean": [0.5], "std": [1.0]}, "key 'data.mean' has 1 values, and the examples have 2 features"),
+        ({"x": X, "y": Y}, {"mean": [0.5, 1], "std": [1.0, 1, 1]}, "key 'data.std' has 3 values"),
+        ({"x": X, "y": Y}, {"size": [4, 4]}, "key 'data.size' is for images"),
+        ({"x": X, "y": Y}, {"augment": "crop-flip"}, "'crop-flip' is for images"),
+        ({"x": np.zeros((12, 4, 4)), "y": Y}, {"size": [4]}, "key 'data.size' is [height, width] in pixels, not [4]"),
+    ],
+)
+def test_arrays(tmp_path: Path, arrays: dict[str, Any], more: dict[str, Any], words: str) -> None:
+    path = tmp_path / "a.npz"
+    refused(words.replace("PATH", str(path)), data=npz(path, **arrays) | more)
+
+
+def test_files_that_are_no_npz(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", X)
+    refused("holds a single array", data={"name": "npz", "root": str(tmp_path / "a.npy")})
+    whole = tmp_path / "whole.npz"
+    npz(whole, x=X, y=Y)
+    (tmp_path / "half.npz").write_bytes(whole.read_bytes()[:200])
+    refused("half.npz: no npz file of arrays", data={"name": "npz", "root": str(tmp_path / "half.npz")})
+    refused("no npz file of arrays", data={"name": "npz", "root": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "words"),
+    [
+        ("", {}, "cannot be read as CSV"),
+        ("a,label\n", {}, "the table has no rows"),
+        ("a,b\n1,2\n", {}, "there is no column 'label', which data.label names; it has 'a', 'b'"),
+        ("a,label\n1,x\n2,y\n", {"group_by": "site"}, "there is no column 'site', which data.group_by names"),
+        ("label\nx\ny\n", {}, "there is no column of features beside the label"),
+        ("a,sex,label\n1,0,x\n2,f,y\n", {}, "column 'sex' holds 'f' in row 2, and features must be numbers; encode"),
+        ("a,b,label\n1,0,x\n2,,y\n3,,y\n", {}, "column 'b' is missing, NaN or infinite in row 2 (2 of 3 rows)"),
+        ("a,b,label\n1,0,x\n2,inf,y\n", {}, "column 'b' is missing, NaN or infinite in row 2"),
+        ("a,label\n1,x\n2,\n", {}, "the label of row 2 is missing"),
+        ("a,label\n1,x\n2,y\n,NA\n", {}, "column 'a' is missing, NaN or infinite in row 3 (1 of 3 rows)"),
+        ("a,label\n1,0\n2,1.5\n", {}, "the label of row 2 is 1.5, and labels must be whole numbers or names"),
+        ("a,label\n1,0\n2,-1\n", {}, "row 2 of PATH: its label -1 is out of range"),
+        ('a,label\n1,0\n2,"1\n', {}, "cannot be read as CSV"),
+    ],
+)
+def test_tables(tmp_path: Path, text: str, more: dict[str, Any], words: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    refused(words.replace("PATH", str(path)), data={"name": "csv", "root": str(path)} | more)
+
+
+def test_a_test_table_of_other_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a,b,label\n1,0,x\n2,3,y\n")
+    (tmp_path / "t.csv").write_text("a,c,label\n1,0,x\n2,3,y\n")
+    about = {"name": "csv", "root": str(tmp_path / "a.csv"), "test": str(tmp_path / "t.csv")}
+    refused("t.csv: its features are not those of the training file; they differ in 'b', 'c'", data=about)
+
+
+def test_an_image_of_another_size(tmp_path: Path) -> None:
+    about = folder(tmp_path, {"cat": 4, "dog": 4})
+    odd = image(tmp_path / "dog" / "07.png", size=(9, 5))
+    refused(f"{odd} is 9 x 5 pixels", "is 6 x 5; resize all with data.size = [6, 5]", data=about)
+    assert data.load(config(data=about | {"size": [6, 5]})).shape == (3, 6, 5)
+
+
+def test_unreadable_images_are_all_named(tmp_path: Path) -> None:
+    about = folder(tmp_path, {"cat": 4, "dog": 4})
+    (tmp_path / "cat" / "00b.png").write_bytes(b"no image at all")
+    whole = image(tmp_path / "dog" / "02.png", size=(90, 90)).read_bytes()
+    (tmp_path / "dog" / "02.png").write_bytes(whole[:60])
+    refused("00b.png cannot be read as an image", "; mend it or take it out; ", "02.png cannot be", data=about)
+    (tmp_path / "cat" / "00.png").write_bytes(b"the first one")
+    refused("00.png cannot be read as an image", data=about)
+
+
+def test_images_of_other_kinds(tmp_path: Path) -> None:
+    gray = folder(tmp_path / "gray", {"cat": 3, "dog": 3}, mode="L")
+    image(tmp_path / "gray" / "dog" / "09.png")
+    refused("09.png is in colour and", "00.png is gray; convert one or the other", data=gray)
+    deep = folder(tmp_path / "deep", {"cat": 3, "dog": 3}, mode="L")
+    Image.new("I;16", (5, 6), 1000).save(tmp_path / "deep" / "dog" / "09.png")
+    refused("09.png has more than 8 bits a pixel (mode I;16); save it with 8", data=deep)
+
+
+def test_folders_without_images_or_classes(tmp_path: Path) -> None:
+    about = folder(tmp_path, {"cat": 3, "dog": 3})
+    (tmp_path / "eel").mkdir()
+    refused(f"{tmp_path / 'eel'}: the folder of class 'eel' holds no images; fill it or take it out", data=about)
+    refused(f"{tmp_path / 'cat'}: there are no folders of classes in it", data=about | {"root": str(tmp_path / "cat")})
+    refused("partition.kind = 'domains'", data=about | {"root": str(tmp_path.parent)})
+
+
+def test_metadata_that_miss_something(tmp_path: Path) -> None:
+    about = folder(tmp_path, {"cat": 2, "dog": 2}) | {"group_by": "patient"}
+    metadata = tmp_path / "metadata.csv"
+    refused(f"{metadata}: there is no such file; data.group_by needs it", data=about)
+    metadata.write_text("file_name,site\ncat/00.png,p\n")
+    refused("there is no column 'patient'; it has 'file_name', 'site'", data=about)
+    metadata.write_text("file_name,patient\ncat/00.png,p\ncat/01.png,\n")
+    refused("it names no patient for cat/01.png; add a line for every image", data=about)
+
+
+FACTORIES = [
+    ("", "has no 'make'"),
+    (
+        "make = TensorDataset(torch.ones(3, 2), torch.ones(3))",
+        "is a ready TensorDataset; name a function or class that makes",
+    ),
+    ("def make(): return 3", "returned int, and a torch Dataset, a (train, test) pair"),
+    ("def make(): return 1, 2, 3", "returned tuple of int, int, int"),
+    ("def make(): raise FileNotFoundError('no cube.h5')", "cannot be made: FileNotFoundError: no cube.h5"),
+    ("def make(path): return 3", "cannot be made: TypeError"),
+    (
+        "class make(IterableDataset):\n    def __iter__(self): return iter([])",
+        "can only be iterated; return a Dataset with __len__ and __getitem__",
+    ),
+    ("def make(): return TensorDataset(torch.ones(0, 2), torch.ones(0))", "has no examples"),
+    ("def make(): return TensorDataset(torch.ones(6, 2))", "labels cannot be read from its items"),
+    ("def make(): return [[1, 2], [3]], [0, 1]", "returned what is no array"),
+    ("def make(): return {'a': torch.ones(6, 2)}", "there is no array 'x'; it has 'a'"),
+    (
+        """
+        class make(Dataset):
+            targets = [0, 1] * 5
+            def __len__(self): return 10
+            def __getitem__(self, i):
+                if i == 7: raise OSError("disk on fire")
+                return torch.ones(3 if i == 4 else 2), 0
+        """,
+        "example 4 of NAME is float32 of shape [3], and the first is float32 of shape [2]; let the dataset return one",
+    ),
+    (
+        """
+        class make(Dataset):
+            targets = [0, 1] * 5
+            def __len__(self): return 10
+            def __getitem__(self, i):
+                if i == 7: raise OSError("disk on fire")
+                return torch.ones(2), 0
+        """,
+        "example 7 of NAME cannot be read (OSError: disk on fire)",
+    ),
+]
+
+
+@pytest.mark.parametrize(("source", "words"), FACTORIES)
+def test_factories(source: str, words: str, module: Callable[[str], str]) -> None:
+    name = f"{module(source)}:make"
+    refused(words.replace("NAME", name), data={"name": name})
+
+
+def test_a_factory_that_is_not_there(module: Callable[[str], str]) -> None:
+    module("")
+    refused("key 'data.name': there is no module 'nowhere'", data={"name": "nowhere:make"})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_found_only_while_reading(tmp_path: Path, workers: int) -> None:
+    """Of data that are not kept in memory a bad row is named when it is read."""
+    x = np.where(X == 6, np.nan, X)
+    federation = data.load(
+        config(
+            data=npz(tmp_path / "a.npz", x=x, y=Y, x_test=X, y_test=Y) | {"resident": False, "workers": workers},
+            partition={"clients": 1},
+        )
+    )
+    rows = federation.clients["0"].private
+    with pytest.raises(DataError, match=r"^row 3 of 'x' in .*a.npz holds NaN or infinite values; mend it or leave it out$"):
+        list(rows.rows(torch.arange(len(rows)).split(5)))
+    pictures = folder(tmp_path / "f", {"cat": 4, "dog": 4}) | {"resident": False, "workers": workers}
+    (tmp_path / "f" / "dog" / "02.png").write_bytes(b"no image")
+    rows = data.load(config(data=pictures, partition={"clients": 1})).pooled().private
+    with pytest.raises(DataError, match=r"^\S*02.png cannot be read as an image"):
+        list(rows.rows([torch.arange(len(rows))]))

@@ -1,0 +1,232 @@
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmutual.data.division import Division, Table, divide
+from fedmutual.data.draws import Index, counts
+from fedmutual.data.splits import carve
+from fedmutual.errors import ConfigError, DataError
+from own_data import config
+
+KINDS: list[dict[str, Any]] = [
+    {"kind": "iid", "clients": 4},
+    {"kind": "shards", "clients": 4, "classes_per_client": 2},
+    {"kind": "dirichlet", "clients": 4, "alpha": 0.4},
+    {"kind": "domains"},
+]
+SPLITS: list[dict[str, Any]] = [
+    {"preset": "journal"},
+    {"preset": "v1"},
+    {"preset": "journal", "holdout": 0.1},
+    {"validation": 0.25, "holdout": 0.1},
+]
+
+
+def table(train: int = 400, test: int = 100, classes: int = 5, groups: int = 0, seed: int = 0) -> Table:
+    rng = np.random.default_rng(seed)
+    n = train + test
+    labels = np.concatenate([np.arange(classes).repeat(4), rng.integers(0, classes, n)])[:n]
+    return Table(
+        rng.permutation(labels),
+        train,
+        tuple("abcdefgh"[:classes]),
+        rng.integers(0, groups, n).astype(str) if groups else None,
+        np.array(["north", "south", "east"])[rng.integers(0, 3, n)],
+    )
+
+
+def kinds_apart(division: Division) -> None:
+    """No row is trained on twice, nor trained on and scored on; none held out for two purposes."""
+    private = [r for shares in division.clients.values() for r in shares["private"].tolist()]
+    holdout = [r for shares in division.clients.values() for r in shares.get("holdout", [])]
+    validation = {r for shares in division.clients.values() for r in shares["validation"].tolist()}
+    assert len(private) == len(set(private))
+    assert not set(private) & {*division.test.tolist(), *holdout, *validation}
+    assert not set(holdout) & {*division.test.tolist(), *validation}
+
+
+@pytest.mark.parametrize("own_test", [True, False])
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_has_one_use(kind: dict[str, Any], split: dict[str, Any], own_test: bool) -> None:
+    rows = table(test=100 if own_test else 0)
+    division = divide(config(partition=kind, split=split), rows)
+    kinds_apart(division)
+    assert np.array_equal(division.test, np.arange(400, 500)) or not own_test
+    used = [division.test, *(r for shares in division.clients.values() for r in shares.values())]
+    assert set(np.concatenate(used).tolist()) == set(range(len(rows.labels)))  # no row is lost
+
+
+def mix(rows: Index, table: Table) -> Index:
+    return counts(table.labels[rows], len(table.classes))
+
+
+@pytest.mark.parametrize("p", [1, 2, 3])
+def test_journal_validation_has_the_clients_own_shards(p: int) -> None:
+    rows = table(2000, 500)
+    division = divide(config(partition={"kind": "shards", "clients": 5, "classes_per_client": p}), rows)
+    validation = [s["validation"] for s in division.clients.values()]
+    assert sorted(np.concatenate(validation).tolist()) == list(range(2000, 2500))  # the whole test set, each row once
+    test = mix(division.test, rows)
+    for shares in division.clients.values():
+        own, chosen = mix(shares["private"], rows), mix(shares["validation"], rows)
+        assert ((own > 0) == (chosen > 0)).all()
+        assert (np.abs(chosen - test / p)[own > 0] < 1).all()  # a class is cut into K p / C = p equal parts
+
+
+def test_journal_validation_of_equal_clients_is_a_kth_of_the_test_set() -> None:
+    rows = table(2000, 500)
+    division = divide(config(partition={"kind": "iid", "clients": 5}), rows)
+    validation = [s["validation"] for s in division.clients.values()]
+    assert sorted(np.concatenate(validation).tolist()) == list(range(2000, 2500))
+    assert all(abs(len(v) - 100) <= 1 for v in validation)
+    per_class = np.stack([mix(s["private"], rows) for s in division.clients.values()])
+    exact = per_class / per_class.sum(0) * mix(division.test, rows)
+    assert (np.abs(np.stack([mix(v, rows) for v in validation]) - exact) < 1).all()
+
+
+@settings(max_examples=40)
+@given(st.floats(0.1, 5), st.integers(0, 10_000))
+def test_journal_validation_follows_a_dirichlet_clients_mix(alpha: float, seed: int) -> None:
+    rows = table(1000, 300, seed=seed)
+    division = divide(config(seed=seed, partition={"kind": "dirichlet", "clients": 4, "alpha": alpha}), rows)
+    kinds_apart(division)
+    for shares in division.clients.values():
+        own, chosen = mix(shares["private"], rows), mix(shares["validation"], rows)
+        assert len(set(shares["validation"].tolist())) == len(shares["validation"]) <= 75  # 300 / 4
+        assert (np.abs(chosen - own / own.sum() * chosen.sum()) < 1).all()
+
+
+def test_dirichlet_clients_share_validation_rows_only_where_a_class_runs_out() -> None:
+    rows = table(1000, 300)
+    division = divide(config(partition={"kind": "dirichlet", "clients": 4, "alpha": 1.0}), rows)
+    given_out = counts(np.concatenate([s["validation"] for s in division.clients.values()]), 1300)
+    asked = sum(mix(s["validation"], rows) for s in division.clients.values())
+    for c, there in enumerate(mix(division.test, rows)):
+        twice = (given_out[rows.labels == c] > 1).sum()
+        assert twice == max(0, asked[c] - there)
+
+
+def test_v1_holds_a_tenth_of_each_clients_own_data_out() -> None:
+    rows = table(1000, 300)
+    division = divide(config(partition={"kind": "iid", "clients": 4}, split={"preset": "v1", "holdout": 0.2}), rows)
+    for shares in division.clients.values():
+        assert [len(shares[k]) for k in ("private", "validation", "holdout")] == [175, 25, 50]
+        assert (shares["validation"] < 1000).all()
+        all_of_it = np.concatenate(list(shares.values()))
+        assert (np.abs(mix(shares["validation"], rows) - mix(all_of_it, rows) / 10) <= 1).all()  # in its class mix
+
+
+def test_seeds_share_the_test_set_that_is_held_out() -> None:
+    rows = table(test=0)
+    a, b, c = (divide(config(seed=s, rounds=r), rows) for s, r in ((0, 3), (1, 3), (0, 9)))
+    assert np.array_equal(a.test, b.test)
+    assert len(a.test) == 80
+    assert not np.array_equal(a.clients["0"]["private"], b.clients["0"]["private"])
+    assert np.array_equal(a.clients["0"]["private"], c.clients["0"]["private"])  # more rounds, the same partition
+    assert (np.abs(mix(a.test, rows) - mix(np.arange(400), rows) / 5) <= 1).all()
+
+
+def test_every_domain_has_test_rows_of_its_own() -> None:
+    rows = table(test=0)
+    division = divide(config(partition={"kind": "domains"}), rows)
+    assert list(division.clients) == ["east", "north", "south"]
+    assert rows.domains is not None
+    for name, shares in division.clients.items():
+        assert set(rows.domains[np.concatenate(list(shares.values()))]) == {name}
+        assert len(shares["validation"]) == round(0.2 * (rows.domains == name).sum())
+
+
+def test_few_training_but_many_validation_images() -> None:
+    rows = table(1000, 500)
+    kind = {"kind": "shards", "clients": 5, "classes_per_client": 2}
+    full, capped = (divide(config(partition=kind | more), rows) for more in ({}, {"examples": 30}))
+    for i, shares in capped.clients.items():
+        assert len(shares["private"]) == 30
+        assert set(shares["private"].tolist()) < set(full.clients[i]["private"].tolist())
+        assert np.array_equal(shares["validation"], full.clients[i]["validation"])
+        exact = mix(full.clients[i]["private"], rows) / len(full.clients[i]["private"]) * 30
+        assert (np.abs(mix(shares["private"], rows) - exact) < 1).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(KINDS), st.sampled_from(SPLITS), st.integers(0, 10_000))
+def test_no_group_is_on_both_sides(kind: dict[str, Any], split: dict[str, Any], seed: int) -> None:
+    rows = table(600, 0, groups=60, seed=seed)
+    division = divide(config(seed=seed, partition=kind, split=split), rows)
+    kinds_apart(division)
+    assert rows.groups is not None
+    sides = {"test": set(rows.groups[division.test])}
+    for share in ("private", "validation", "holdout"):
+        taken = [rows.groups[s[share]] for s in division.clients.values() if share in s]
+        if share != "validation" or "validation" in split or split["preset"] == "v1":  # else they are of the test set
+            sides[share] = set(np.concatenate(taken)) if taken else set()
+    assert sum(map(len, sides.values())) == len(set.union(*sides.values())) == 60
+    assert 0.1 < len(division.test) / 600 < 0.3  # 0.2 of the rows, as near as whole groups come
+
+
+def test_groups_of_few_rows_are_divided_nearly_as_asked() -> None:
+    rows = table(2000, 0, groups=400)
+    division = divide(config(partition={"kind": "iid", "clients": 4}, split={"preset": "v1", "holdout": 0.1}), rows)
+    assert abs(len(division.test) - 400) <= 5
+    for shares in division.clients.values():
+        n = sum(map(len, shares.values()))
+        assert all(abs(len(shares[k]) / n - 0.1) < 0.05 for k in ("validation", "holdout"))  # clients share groups
+
+
+def test_a_client_of_one_patient_cannot_be_divided() -> None:
+    rows = table(40, 10)
+    of_one = Table(rows.labels, 40, rows.classes, np.where(np.arange(50) < 40, "p", "q"), rows.domains)
+    with pytest.raises(DataError, match=r"client '0' has 1 group of data\.group_by, too few to be divided"):
+        divide(config(split={"validation": 0.2}), of_one)
+
+
+def test_a_test_set_of_patients_that_are_trained_on() -> None:
+    rows = table(groups=3)
+    with pytest.raises(DataError, match=r"data\.group_by: '0' has rows in the training and in the test data"):
+        divide(config(), rows)
+
+
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [
+        ({"split": {"validation": 0.0}}, "'split.validation' must be above 0"),
+        ({"split": {"validation": 0.6, "holdout": 0.4}}, "must leave training data"),
+        ({"split": {"test": 0.0}}, "'split.test' must be above 0"),
+    ],
+)
+def test_fractions_that_leave_nothing(tables: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        divide(config(**tables), table(test=0))
+
+
+def test_a_client_that_would_be_left_with_nothing() -> None:
+    few = Table(np.array([0, 1, 0, 1]), 3, ("a", "b"))
+    with pytest.raises(DataError, match=r"client '0' has 1 training example, too few to hold 0\.5 of them out for holdout"):
+        divide(config(partition={"clients": 3}, split={"holdout": 0.5}), few)
+    with pytest.raises(DataError, match=r"client '\d' gets no validation example, .* set split.validation"):
+        divide(config(partition={"clients": 2}), few)
+
+
+def test_domains_that_are_not_there_or_name_no_folder() -> None:
+    rows = table()
+    with pytest.raises(DataError, match="the data name no domains"):
+        divide(config(partition={"kind": "domains"}), Table(rows.labels, 400, rows.classes))
+    bad = np.where(np.arange(500) < 250, "a/b", "c")
+    with pytest.raises(DataError, match="domain 'a/b' cannot name a client"):
+        divide(config(partition={"kind": "domains"}), Table(rows.labels, 400, rows.classes, None, bad))
+
+
+def test_small_clients_choose_their_groups_before_large_ones() -> None:
+    groups = np.array([str(g) for g in range(10) for _ in range(3)])
+    labels = np.zeros(30, dtype=np.int64)
+    parts = {"large": np.arange(0, 30, 3), "small": np.array([1, 4]), "other": np.array([2, 5, 8])}
+    for seed in range(30):
+        shares = carve(parts, labels, groups, {"validation": 0.1}, np.random.default_rng(seed))
+        assert list(shares) == list(parts)
+        sides = [{g for s in shares.values() for g in groups[s[kind]]} for kind in ("private", "validation")]
+        assert sides[0].isdisjoint(sides[1])
+        assert all(len(s["private"]) and len(s["validation"]) for s in shares.values())

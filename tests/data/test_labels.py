@@ -1,0 +1,97 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmutual import data
+from own_data import config, folder, npz, refused
+
+X = np.arange(24, dtype=np.float32).reshape(12, 2)
+HALF: dict[str, Any] = {"split": {"test": 0.5}, "partition": {"clients": 1}}
+
+
+def classes_of(about: dict[str, Any]) -> dict[int, str]:
+    """First feature of each row (it tells the rows of X apart) -> the class that the row got."""
+    import torch
+
+    federation = data.load(config(data=about, **HALF))
+    found = {}
+    for rows in (federation.clients["0"].private, federation.test):
+        for x, y in rows.rows(torch.arange(len(rows)).split(4)):
+            found |= {int(a[0]) // 2: federation.classes[int(b)] for a, b in zip(x, y, strict=True)}
+    return found
+
+
+def test_a_site_without_class_3_keeps_4_as_4(tmp_path: Path) -> None:
+    y = np.array([0, 1, 2, 4] * 3)
+    about = npz(tmp_path / "a.npz", x=X, y=y)
+    federation = data.load(config(data=about | {"classes": ["0", "1", "2", "3", "4"]}, **HALF))
+    assert federation.classes == ("0", "1", "2", "3", "4")
+    assert set(federation.test.labels.tolist()) == {0, 1, 2, 4}
+    assert "no client has training examples of class '3', so nobody learns to recognise it" in federation.notes
+    federation = data.load(config(data=about, **HALF))  # whole numbers count classes, named or not
+    assert set(federation.test.labels.tolist()) == {0, 1, 2, 4}
+
+
+def test_a_folder_without_class_3_keeps_4_as_4(tmp_path: Path) -> None:
+    about = folder(tmp_path, {"0": 4, "1": 4, "2": 4, "4": 4}) | {"classes": ["0", "1", "2", "3", "4"]}
+    federation = data.load(config(data=about, **HALF))
+    assert set(federation.test.labels.tolist()) == {0, 1, 2, 4}
+
+
+def test_own_names_are_mapped_to_the_federations(tmp_path: Path) -> None:
+    about = npz(tmp_path / "a.npz", x=X, y=np.array(["norm", "pneu", "norm"] * 4))
+    about |= {"classes": ["pneumonia", "normal"], "labels": {"norm": "normal", "pneu": "pneumonia"}}
+    assert classes_of(about) == {i: "pneumonia" if i % 3 == 1 else "normal" for i in range(12)}
+    numbers = npz(tmp_path / "b.npz", x=X, y=np.array([7, 9, 7] * 4))
+    numbers |= {"classes": ["pneumonia", "normal"], "labels": {"7": "normal", "9": "pneumonia"}}
+    assert classes_of(numbers) == {i: "pneumonia" if i % 3 == 1 else "normal" for i in range(12)}
+
+
+def test_names_of_the_data_themselves(tmp_path: Path) -> None:
+    named = npz(tmp_path / "a.npz", x=X, y=np.array([1, 0, 1] * 4), classes=np.array(["cat", "dog"]))
+    assert classes_of(named) == {i: "cat" if i % 3 == 1 else "dog" for i in range(12)}
+    assert data.load(config(data=named, **HALF)).classes == ("cat", "dog")
+    assert data.load(config(data=named | {"classes": ["dog", "eel", "cat"]}, **HALF)).classes == ("dog", "eel", "cat")
+    assert classes_of(named | {"classes": ["dog", "eel", "cat"]}) == {i: "cat" if i % 3 == 1 else "dog" for i in range(12)}
+
+
+def test_found_names_are_sorted_as_people_count(tmp_path: Path) -> None:
+    about = npz(tmp_path / "a.npz", x=X, y=np.array(["10", "9", "b"] * 4))
+    assert data.load(config(data=about, **HALF)).classes == ("9", "10", "b")
+
+
+def test_an_unknown_name_is_named_with_its_file(tmp_path: Path) -> None:
+    about = folder(tmp_path, {"cat": 3, "dgo": 3}) | {"classes": ["cat", "dog"]}
+    said = refused("dgo/00.png: its class 'dgo' is none of the classes 'cat', 'dog'; did you mean 'dog'?", data=about)
+    assert 'data.labels = { dgo = "dog" }' in said
+    mapped = about | {"labels": {"dgo": "hound"}}
+    refused("its class 'dgo', which data.labels calls 'hound', is none of the classes", data=mapped)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"y": np.array([0, 1, -1] * 4)}, "row 2 of 'x' in PATH: its label -1 is out of range"),
+        ({"y": np.array([0, 1, 900] * 4)}, "row 2 of 'x' in PATH: its label 900 is out of range"),
+        (
+            {"y": np.array([0, 1, 5] * 4), "classes": np.array(["a", "b"])},
+            "its label 5 is out of range, there are 2 classes",
+        ),
+        ({"y": np.array([0.0, 1.5, 1.0] * 4)}, "labels must be whole numbers or names, and are float64 (1.5, for example)"),
+        ({"y": np.eye(3)[[0, 1, 2] * 4]}, "array 'y' has the shape [12, 3], and one value for each of 12 rows is wanted"),
+        ({"y": np.array([0, 1])}, "array 'y' has the shape [2]"),
+        ({"y": np.array(["a"] * 12)}, "there is one class only, 'a'"),
+        ({"y": np.array([b"a", b"b"] * 6)}, "labels must be whole numbers or names"),
+    ],
+)
+def test_labels_that_cannot_be(tmp_path: Path, arrays: dict[str, Any], words: str) -> None:
+    path = tmp_path / "a.npz"
+    refused(words.replace("PATH", str(path)), data=npz(path, x=X, **arrays))
+
+
+def test_a_class_named_twice(tmp_path: Path) -> None:
+    refused(
+        "key 'data.classes' names 'a' twice", data=npz(tmp_path / "a.npz", x=X, y=X[:, 0]) | {"classes": ["a", "b", "a"]}
+    )

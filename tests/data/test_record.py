@@ -1,0 +1,153 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmutual import data
+from fedmutual.data.division import Table
+from fedmutual.data.record import _fingerprint
+from own_data import config, npz, refused
+
+SHARDS = {"kind": "shards", "clients": 5, "classes_per_client": 4}
+SPLIT = {"holdout": 0.1}
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> tuple[Path, data.Federation]:
+    """A partition.json of digits, and whose it is."""
+    federation = data.load(config(seed=3, partition=SHARDS, split=SPLIT))
+    path = tmp_path / "partition.json"
+    path.write_text(json.dumps(federation.partition))
+    return path, federation
+
+
+def test_what_it_holds(written: tuple[Path, data.Federation]) -> None:
+    path, federation = written
+    found = json.loads(path.read_text())
+    assert found == federation.partition
+    assert (found["format"], found["source"], found["kind"], found["seed"]) == (1, "digits", "shards", 3)
+    assert found["classes"] == list("0123456789")
+    assert len(found["fingerprint"]) == 64
+    assert found["test"]["examples"] == sum(found["test"]["counts"]) == len(federation.test)
+    for id, shares in federation.clients.items():
+        client = found["clients"][id]
+        assert client["private"] == {"of": "train", "rows": shares.private.index.tolist()}
+        test = np.array(found["test"]["rows"])
+        assert client["validation"]["of"] == "test"
+        assert test[client["validation"]["rows"]].tolist() == shares.validation.index.tolist()
+        assert client["holdout"]["of"] == "train"
+        for kind, rows in (("private", shares.private), ("validation", shares.validation), ("holdout", shares.holdout)):
+            assert rows is not None
+            assert client["counts"][kind] == np.bincount(rows.labels, minlength=10).tolist()
+
+
+def test_rows_of_a_test_part_count_from_its_start(tmp_path: Path) -> None:
+    x = np.arange(12, dtype=np.float32)[:, None]
+    about = npz(tmp_path / "a.npz", x=x, y=[0, 1] * 6, x_test=x[:4], y_test=[0, 1] * 2)
+    found = data.load(config(data=about, partition={"clients": 1})).partition
+    assert found["test"] == {"examples": 4, "counts": [2, 2]}
+    assert found["clients"]["0"]["validation"] == {"of": "test", "rows": [0, 1, 2, 3]}
+
+
+def test_a_partition_is_given_back(written: tuple[Path, data.Federation]) -> None:
+    path, federation = written
+    back = data.load(config(seed=9, partition={"kind": "file", "file": str(path)}))
+    assert back.partition["clients"] == federation.partition["clients"]
+    assert back.partition["fingerprint"] == federation.partition["fingerprint"]
+    assert (back.partition["kind"], back.partition["seed"]) == ("file", 9)
+    assert np.array_equal(back.test.index, federation.test.index)
+    for id, shares in federation.clients.items():
+        assert np.array_equal(back.clients[id].private.index, shares.private.index)
+        assert np.array_equal(back.clients[id].validation.index, shares.validation.index)
+    assert not any("[split]" in note for note in back.notes)
+    other = data.load(config(partition={"kind": "file", "file": str(path)}, split={"preset": "v1"}))
+    assert "validation, hold-out and test rows come from the partition file: [split] has no effect" in other.notes
+
+
+def test_the_fingerprint_tells_data_and_rows_apart(tmp_path: Path) -> None:
+    x = np.arange(24, dtype=np.float32).reshape(12, 2)
+    y = np.array([0, 1] * 6)
+    same = npz(tmp_path / "a.npz", x=x, y=y)
+    prints = [
+        data.load(config(**tables)).partition["fingerprint"]
+        for tables in (
+            {"data": same},
+            {"data": npz(tmp_path / "b.npz", x=x, y=y)},
+            {"data": npz(tmp_path / "c.npz", x=np.where(x == 5, 5.5, x), y=y)},
+            {"data": npz(tmp_path / "d.npz", x=x, y=1 - y)},
+            {"data": same | {"classes": ["0", "1", "2"]}},
+            {"data": same, "seed": 1},
+            {"data": same, "partition": {"clients": 1}},
+        )
+    ]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 6
+
+
+def test_a_partition_of_other_data(written: tuple[Path, data.Federation], tmp_path: Path) -> None:
+    path, _ = written
+    kind = {"kind": "file", "file": str(path)}
+    about = npz(tmp_path / "a.npz", x=np.ones((12, 2)), y=[0, 1] * 6)
+    refused(f"{path}: it is the partition of other data", data=about, partition=kind)
+    refused("of other data", data={"name": "digits", "size": [16, 16]}, partition=kind)
+    refused("of other data", data={"name": "digits", "classes": list("1234567890")}, partition=kind)
+
+
+def rewrite(path: Path, change: Any) -> None:
+    found = json.loads(path.read_text())
+    change(found)
+    path.write_text(json.dumps(found))
+
+
+def test_a_partition_changed_by_hand(written: tuple[Path, data.Federation]) -> None:
+    path, _ = written
+    rewrite(path, lambda found: found["clients"]["0"]["private"]["rows"].pop())
+    refused(f"{path}: it was changed, for its fingerprint is of other rows", partition={"kind": "file", "file": str(path)})
+
+
+@pytest.mark.parametrize(
+    ("client", "share", "rows", "words"),
+    [
+        ("0", "private", [5000], "client '0', private: must be one or more different row numbers below 1797"),
+        ("0", "private", [], "client '0', private: must be one or more"),
+        ("1", "holdout", [4, 4], "client '1', holdout: must be one or more different"),
+        ("1", "validation", [359], "different row numbers below 359"),
+        ("1", "private", None, "a row is trained on twice, or both trained and scored on"),
+    ],
+)
+def test_row_numbers_that_cannot_be(
+    written: tuple[Path, data.Federation], client: str, share: str, rows: list[int] | None, words: str
+) -> None:
+    """Someone has made the fingerprint anew: the rows are looked at all the same."""
+    path, _ = written
+
+    def change(found: dict[str, Any]) -> None:
+        found["clients"][client][share]["rows"] = found["clients"]["0"]["private"]["rows"] if rows is None else rows
+        table = Table(np.zeros(0, dtype=np.int64), 0, tuple(found["classes"]))
+        found["fingerprint"] = _fingerprint(table, found["data"], found["test"], found["clients"])
+
+    rewrite(path, change)
+    refused(words, partition={"kind": "file", "file": str(path)})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (None, "there is no such file; 'partition.file' names the partition.json of an earlier run"),
+        ("{", "is no partition.json"),
+        ("[]", "is no partition.json"),
+        ('{"format": 2}', "is no partition.json: format"),
+        ('{"format": 1}', "is no partition.json: classes: field required"),
+    ],
+)
+def test_files_that_are_no_partition(text: str | None, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    if text is not None:
+        path.write_text(text)
+    refused(f"{path}: ", words, partition={"kind": "file", "file": str(path)})
+
+
+def test_keys_without_effect(written: tuple[Path, data.Federation]) -> None:
+    refused("key 'partition.examples' has no effect", partition={"kind": "file", "file": str(written[0]), "examples": 9})

@@ -1,0 +1,140 @@
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fedmutual import data
+from fedmutual.errors import DataError
+from own_data import config, folder, image, npz
+
+SHARDS = {"kind": "shards", "clients": 5, "classes_per_client": 2}
+
+
+def drawn(width: int, **tables: Any) -> list[list[str]]:
+    """The words of each line, as a terminal of this width shows them."""
+    console = Console(width=width, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(data.draw(data.load(config(**tables))))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= width
+    return [line.split() for line in lines if line.strip()]
+
+
+def test_classes_across_the_page() -> None:
+    lines = drawn(200, partition=SHARDS, split={"holdout": 0.1})
+    assert lines[0] == ["client", "train", "valid", "hold", *"0123456789"]
+    federation = data.load(config(partition=SHARDS, split={"holdout": 0.1}))
+    most = max(max(c["counts"]["private"]) for c in federation.partition["clients"].values())
+    for id, line in zip("01234", lines[2:], strict=False):
+        held = federation.partition["clients"][id]["counts"]["private"]
+        assert line[:4] == [
+            id,
+            *(str(sum(federation.partition["clients"][id]["counts"][k])) for k in ("private", "validation", "holdout")),
+        ]
+        assert [cell.strip("▁▂▃▄▅▆▇█") for cell in line[4:]] == [str(n) if n else "·" for n in held]
+        assert all("█" in cell for cell, n in zip(line[4:], held, strict=True) if n == most)
+    assert lines[7][:3] == ["test", "set", "359"]
+    assert "fingerprint " + federation.partition["fingerprint"][:12] in " ".join(lines[8])
+
+
+def test_classes_down_a_narrow_page() -> None:
+    lines = drawn(50, partition=SHARDS)
+    assert lines[0] == ["client", *"01234", "test", "set"]
+    assert lines[2][:2] == ["train", "288"]
+    assert [line[0] for line in lines[4:14]] == list("0123456789")
+
+
+def test_many_clients_and_classes_as_bars(tmp_path: Path) -> None:
+    x = np.arange(4000, dtype=np.float32)[:, None]
+    about = npz(tmp_path / "a.npz", x=x, y=np.arange(4000) % 60)
+    lines = drawn(80, data=about, partition={"clients": 12})
+    assert lines[0][:3] == ["client", "train", "valid"]
+    assert " ".join(lines[0][3:]) == "60 classes, a bar each"
+    assert "".join(word for line in lines[2:4] for word in line[3:] or line).count("▁") < 60
+
+
+def test_a_bar_tells_how_many() -> None:
+    from fedmutual.data.show import _bar
+
+    assert [_bar(n, 80) for n in (0, 1, 10, 11, 40, 79, 80)] == ["·", "▁", "▁", "▂", "▄", "█", "█"]
+
+
+def found(**tables: Any) -> str:
+    return "\n".join(data.findings(config(**tables)))
+
+
+def test_nothing_stands_out_in_digits() -> None:
+    assert data.findings(config(partition={"clients": 5})) == []
+
+
+def test_clients_and_classes() -> None:
+    said = found(partition=SHARDS)
+    assert "client '0' has training examples of 2 of 10 classes only: '0', '3'" in said
+    said = found(partition={"kind": "shards", "clients": 5, "classes_per_client": 6, "examples": 20}, split={"holdout": 0.2})
+    assert "clients '0', '1', '2', '3', '4': fewer than 30 training examples" in said
+    assert "clients '0', '1', '2', '3', '4': fewer than 30 hold-out examples; one of 4 is 25 % of a score" in said
+    assert "client '0' has no training examples of 4 of 10 classes" in said
+    said = found(partition={"kind": "dirichlet", "clients": 12, "alpha": 0.1, "min_size": 5})
+    assert "12 of 12 clients lack training examples of some class" in said
+    assert "clients differ much in size" in said
+
+
+def test_classes_of_very_different_size(tmp_path: Path) -> None:
+    x = np.arange(200, dtype=np.float32)[:, None]
+    y = np.where(np.arange(200) < 190, "common", "rare")
+    said = found(data=npz(tmp_path / "a.npz", x=x, y=y, x_test=x + 500, y_test=y))
+    assert "classes are imbalanced: 'common' has 190 training examples and 'rare' has 10; read balanced accuracy" in said
+
+
+def test_examples_that_are_there_twice(tmp_path: Path) -> None:
+    x = np.arange(80, dtype=np.float32)[:, None]
+    y = np.arange(80) % 2
+    about = npz(
+        tmp_path / "a.npz",
+        x=np.append(x, [[5.0]], 0),
+        y=np.append(y, 0),
+        x_test=x[20:23] + np.array([[100], [0], [0]]),
+        y_test=y[20:23],
+    )
+    said = found(data=about)
+    assert "2 of 3 test examples equal a training example, row 1 of 'x_test' in" in said
+    assert "for instance row 21 of 'x' in" in said
+    assert "equal examples have different labels, row 5 of 'x' in" in said or "row 80 of 'x' in" in said
+    clean = found(data=npz(tmp_path / "b.npz", x=x, y=y, x_test=x + 100, y_test=y))
+    assert "equal" not in clean
+
+
+def test_inputs_that_tell_nothing(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = "\n".join(f"{a:.4f},7,{b:.4f},{'x' if i % 2 else 'y'}" for i, (a, b) in enumerate(rng.normal(5, 2, (200, 2))))
+    (tmp_path / "a.csv").write_text(f"age,site,dose,label\n{rows}\n")
+    about = {"name": "csv", "root": str(tmp_path / "a.csv")}
+    said = found(data=about)
+    assert "the same value in every training example, which tells nothing: feature 'site'" in said
+    line = next(s for s in said.splitlines() if s.startswith("the training examples ask for"))
+    federation = data.load(config(data=about))
+    own = np.loadtxt(tmp_path / "a.csv", delimiter=",", skiprows=1, usecols=(0, 1, 2))[federation.pooled().private.index]
+    mean = ", ".join(f"{v:.4g}" for v in own.mean(0))
+    std = ", ".join(f"{v:.4g}" for v in (*own.std(0)[:1], 1, *own.std(0)[2:]))
+    assert line == f"the training examples ask for data.mean = [{mean}] and data.std = [{std}]"
+    given = about | {"mean": own.mean(0).tolist(), "std": [1.0, 1.0, 1.0]}
+    assert "ask for" not in found(data=given)
+
+
+def test_blank_images(tmp_path: Path) -> None:
+    about = folder(tmp_path, {"cat": 4, "dog": 4}, mode="L")
+    image(tmp_path / "dog" / "09.png", 9, mode="L")
+    from PIL import Image
+
+    Image.new("L", (5, 6), 7).save(tmp_path / "dog" / "09.png")
+    assert f"1 image of one value all over: {tmp_path / 'dog' / '09.png'}" in found(data=about)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_data_that_cannot_be_used(tmp_path: Path, resident: bool) -> None:
+    x = np.arange(24, dtype=np.float32).reshape(12, 2)
+    x[4, 1] = np.nan
+    given = config(data=npz(tmp_path / "a.npz", x=x, y=[0, 1] * 6) | {"resident": resident})
+    with pytest.raises(DataError, match=r"^row 4 of 'x' in .*a\.npz holds NaN or infinite values; mend it or leave it out$"):
+        data.findings(given)

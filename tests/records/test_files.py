@@ -1,0 +1,58 @@
+"""Files that are whole or not there."""
+
+import pickle
+import zipfile
+
+import pytest
+import torch
+
+from fedmutual.errors import RunError
+from fedmutual.records.files import read_json, read_tensors, write_bytes, write_tensors
+
+
+@pytest.mark.parametrize("length", range(60, 400, 5))
+def test_tensors_come_back_whatever_the_length_of_their_header(tmp_path, length):
+    """A header of 128 or 640 bytes makes a file begin as a pickle does."""
+    given = {"a" * length: torch.arange(3), "b": torch.tensor(0.5)}
+    write_tensors(tmp_path / "x.safetensors", given, {"round": "3"})
+    tensors, about = read_tensors(tmp_path / "x.safetensors")
+    assert about == {"round": "3"}
+    assert tensors.keys() == given.keys()
+    assert all(torch.equal(tensors[k], v) for k, v in given.items())
+
+
+def test_the_same_tensors_are_the_same_bytes(tmp_path):
+    about = {k: k for k in "abcdefgh"}
+    for name in ("x", "y"):
+        write_tensors(tmp_path / name, {"w": torch.zeros(3), "v": torch.ones(2)}, about)
+    assert (tmp_path / "x").read_bytes() == (tmp_path / "y").read_bytes()
+
+
+def test_pickles_of_both_kinds_are_named_and_not_opened(tmp_path):
+    (tmp_path / "old").write_bytes(pickle.dumps({"w": 1}))
+    with zipfile.ZipFile(tmp_path / "new", "w") as file:
+        file.writestr("data.pkl", pickle.dumps(1))
+    for name in ("old", "new"):
+        with pytest.raises(RunError, match="is a pickle"):
+            read_tensors(tmp_path / name)
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
+    write_bytes(tmp_path / "x", b"old")
+
+    def full(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(RunError, match="cannot be written"):
+        write_bytes(tmp_path / "x", b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+    assert (tmp_path / "x").read_bytes() == b"old"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"format": 2}', "\udce4".encode("utf-8", "surrogateescape")])
+def test_json_of_another_format_is_refused(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(RunError, match=r"x\.json: is "):
+        read_json(path)
