@@ -46,3 +46,12 @@ def execute(command, folder, env):
 def test_links_to_files_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_links_to_lines_lead_to_the_code_that_they_name():
+    """[text](file#L12 "code"): line 12 holds that code."""
+    text = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    links = re.findall(r"""\]\(([^)#\s]+)#L(\d+) (["'])(.+?)\3\)""", text)
+    assert len(links) == text.count("#L") >= 10
+    for target, line, _, code in links:
+        assert code in (ROOT / "docs" / target).read_text(encoding="utf-8").splitlines()[int(line) - 1], (target, line)

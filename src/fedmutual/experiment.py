@@ -84,7 +84,7 @@ class Experiment:
         return Client(
             id=id,
             nets=nets,
-            optimizers={n: self._optimizer(net, own) for n, net in nets.items()},
+            optimizers={n: self._optimizer(n, net, id) for n, net in nets.items()},
             data={k: OnDevice(d, self.device) if self.device.type != "cpu" else d for k, d in self._rows(id).items()},
             rate=rate,
             shared=shared,
@@ -162,9 +162,11 @@ class Experiment:
                 ) from None
         return nets
 
-    def _optimizer(self, net: nn.Module, own: ClientConfig) -> torch.optim.Optimizer:
-        given = self.config.optimizer
+    def _optimizer(self, name: str, net: nn.Module, client: str) -> torch.optim.Optimizer:
+        given, own = self.config.optimizer, self._own(client)
         params = [p for p in net.parameters() if p.requires_grad]
+        if not params:
+            raise ConfigError(f"the {name} network of client {client!r} has no trainable parameter; unfreeze some of it")
         decay = own.optimizer.weight_decay if own.optimizer.weight_decay is not None else given.weight_decay
         if given.name == "sgd":
             momentum = own.optimizer.momentum if own.optimizer.momentum is not None else given.momentum

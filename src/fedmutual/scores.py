@@ -37,7 +37,7 @@ def classification(logits: Tensor, targets: Tensor) -> Scores:
         "accuracy": float(hits.sum() / len(targets)),
         "loss": loss if math.isfinite(loss) else None,
         "balanced_accuracy": float(recall[present].mean()),
-        "auroc": _auroc(logits.double().softmax(1).cpu().numpy(), targets.cpu().numpy(), counts),
+        "auroc": _auroc(logits.cpu().double().softmax(1).numpy(), targets.cpu().numpy(), counts),
         "majority": float(counts.max() / len(targets)),
         "recall": [float(recall[c]) if counts[c] else None for c in range(classes)],
     }

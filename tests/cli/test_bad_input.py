@@ -186,3 +186,41 @@ def test_ctrl_c_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
     code, _, err = cli("run", small, "--resume")
     assert code == 0, err
     assert "resumed, going on with round 2 of 3" in (small.parent / "runs/small/log.txt").read_text()
+
+
+@pytest.mark.parametrize("domain", ["..", "a/b", "c:d", ""])
+def test_a_domain_that_cannot_name_a_folder(small, cli, domain):
+    rows = "".join(f"{i % 2},{d},{i},{-i}\n" for i in range(40) for d in ("north", domain))
+    (small.parent / "t.csv").write_text("label,domain,a,b\n" + rows)
+    small.write_text('rounds = 1\ndata = { name = "csv", root = "t.csv" }\npartition = { kind = "domains" }\n')
+    code, _, err = cli("run", small)
+    assert code == 2, err
+    assert "Traceback" not in err
+    assert domain in err
+    assert not (small.parent / "runs").exists()
+
+
+def test_a_network_with_nothing_to_train(small, cli):
+    (small.parent / "ice.py").write_text(
+        "from torch import nn\n"
+        "def net(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes)).requires_grad_(False)\n"
+    )
+    code, _, err = cli("run", small, "--set", "model.personal=ice:net")
+    assert (code, "the personal network of client '0' has no trainable parameter" in err) == (2, True), err
+
+
+def test_one_client_runs_with_a_remark(small, cli):
+    one = ("partition.kind=iid", "rounds=1")
+    text = small.read_text().replace("classes_per_client = 4, ", "").replace("clients = 3", "clients = 1")
+    small.write_text(text)
+    code, _, err = cli("run", small, *(x for s in one for x in ("--set", s)))
+    assert code == 0, err
+    assert "note: " in err
+    assert "one client" in err or "only client" in err or "1 client" in err
+
+
+def test_a_batch_larger_than_a_clients_data_is_remarked(small, cli):
+    code, _, err = cli("run", small, "--set", "training.batch_size=500", "--set", "rounds=1")
+    assert code == 0
+    assert "trains as one smaller batch" in err

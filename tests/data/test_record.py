@@ -132,6 +132,18 @@ def test_row_numbers_that_cannot_be(
     refused(words, partition={"kind": "file", "file": str(path)})
 
 
+def test_a_client_that_would_leave_the_run_folder(written: tuple[Path, data.Federation]) -> None:
+    path, _ = written
+
+    def change(found: dict[str, Any]) -> None:
+        found["clients"]["../../elsewhere"] = found["clients"].pop("0")
+        table = Table(np.zeros(0, dtype=np.int64), 0, tuple(found["classes"]))
+        found["fingerprint"] = _fingerprint(table, found["data"], found["test"], found["clients"])
+
+    rewrite(path, change)
+    refused("client '../../elsewhere' cannot name a client", partition={"kind": "file", "file": str(path)})
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -142,9 +142,14 @@ def _names(table: Table) -> list[str]:
     """The domains of the training part: they become clients, and name folders."""
     names: list[str] = np.unique(_domains(table)[: table.trains]).tolist()
     for name in names:
-        if not name.strip(". ") or _NOT_IN_NAMES & set(name):
-            raise DataError(f"domain {name!r} cannot name a client, whose name is a folder's too; rename the domain")
+        check_name(name, f"domain {name!r}")
     return names
+
+
+def check_name(name: str, what: str) -> None:
+    """Raise DataError unless a client can be called so; `what` has the name."""
+    if not name.strip(". ") or _NOT_IN_NAMES & set(name):
+        raise DataError(f"{what} cannot name a client, whose name is a folder's too; rename it")
 
 
 def _check_groups(table: Table) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.config import Config
-from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Table
+from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Table, check_name
 from fedmutual.data.draws import Index, counts
 from fedmutual.errors import DataError
 
@@ -104,6 +104,8 @@ def restore(path: Path, table: Table, data: str) -> Division:
             f"{path}: it is the partition of other data; give it with the data.name, root, classes and size it was made with"
         )
     plain = found.model_dump(exclude_none=True)
+    for i in found.clients:
+        check_name(i, f"{path}: client {i!r}")
     if _fingerprint(table, data, plain["test"], plain["clients"]) != found.fingerprint:
         raise DataError(f"{path}: it was changed, for its fingerprint is of other rows; {_AS_WRITTEN}")
     test = np.arange(table.trains, len(table.labels))
