@@ -13,7 +13,7 @@ split = { test = 0.5 }
 algorithm = { name = "fml", alpha = 0.4, beta = 0.6 }
 model = { shared = "mlp" }
 training = { local_epochs = 1, batch_size = 16 }
-engine = { device = "cpu" }
+engine = { device = "cpu", threads = 1 }
 """
 
 

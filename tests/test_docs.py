@@ -37,7 +37,7 @@ def test_the_examples_of_a_page_run(page, tmp_path):
 
 def execute(command, folder, env):
     done = subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 

@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from scipy.stats import rankdata
 from torch import Tensor
 
 FloatArray = npt.NDArray[np.floating]
@@ -51,6 +50,8 @@ def _auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None:
     present = counts.nonzero()[0]
     if len(present) < 2 or not np.isfinite(p).all():
         return None
+    from scipy.stats import rankdata  # a second to import, and only those who evaluate need it
+
     ranks = rankdata(p[:, present], axis=0)
     positive = counts[present]
     sums = np.where(y[:, None] == present, ranks, 0.0).sum(0)
