@@ -47,6 +47,7 @@ def kill_once(folder: Path, out: Path, rng: random.Random) -> str:
     while stamp(out, watched) == before and process.poll() is None and time.monotonic() - begun < DEADLINE:
         time.sleep(0.001)
     time.sleep(rng.uniform(0, 0.5))
+    assert process.poll() is None, "the run ended before it could be killed; give it more rounds"
     process.kill()  # SIGKILL: nothing can be tidied up
     process.communicate()
     saved = sorted(p.name for p in (out / "server").glob("round-*.safetensors")) if out.exists() else []

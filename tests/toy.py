@@ -98,7 +98,7 @@ def federation(
         homes={},
     )
     state = start if start is not None else (server() if "global" in algorithm.scores else {})
-    return federate(plan, ENGINES[engine](clients), state, 0, [events.append] if events is not None else [], None)
+    return federate(plan, ENGINES[engine](clients), state, None, [events.append] if events is not None else [], None)
 
 
 def weights(net: nn.Module) -> Message:

@@ -5,7 +5,8 @@ phase declared, and against what must never leave.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -37,35 +38,58 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
     inbox: what the client was sent; a tensor that goes back as it came tells nothing and passes.
 
     Raises:
-        Refused: a name, dtype or shape was not declared; or a tensor of 16 or more elements that are not all equal has
-            the bytes of a tensor of the personal net, of what stays home of the meme, of an optimiser or the memory, or
-            holds a row of private data. A meme's own tensor that began equal to the personal net's by right
-            (`Client.twins`) passes by its storage, whatever its bytes.
+        Refused: a name, dtype or shape was not declared, or what was is missing; or a tensor of 16 or more elements that
+            are not all equal has the bytes of a tensor of the personal net, of what stays home of the meme, of an
+            optimiser or the memory, or holds a row of the client's data. A meme's own tensor that equals the personal
+            net's by right (`Client.twins`) passes by its storage, whatever its bytes.
     """
+    private: dict[int, list[tuple[str, Tensor]]] = {}
+    for what, tensor in _private(client) if reply else ():
+        private.setdefault(_bytes(tensor), []).append((what, tensor))
     for name, tensor in reply.items():
-        if name not in declared:
-            raise Refused(client.id, name, f"the phase declares only {', '.join(sorted(declared)) or 'that nothing leaves'}")
-        dtype, shape = declared[name]
-        if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
-            raise Refused(client.id, name, f"declared as {dtype} {tuple(shape)}, found {tensor.dtype} {tuple(tensor.shape)}")
-        if tensor.numel() < LEAST or bool((tensor == tensor.flatten()[0]).all()):
+        _check_declared(name, tensor, declared, client.id)
+        if tensor.numel() < LEAST or constant(tensor) or (name in inbox and _equal(tensor, inbox[name])):
             continue
-        if name in inbox and _equal(tensor, inbox[name].to(tensor.device)):
-            continue
-        _check_tensor(name, tensor, client)
+        for what, own in private.get(_bytes(tensor), ()) if not _twin(name, tensor, client) else ():
+            if _equal(tensor, own):
+                raise Refused(client.id, name, f"its bytes are those of {what}")
+        for key in ("private", "holdout", "validation"):
+            if key in client.data and _holds_row(tensor, client.data[key]):
+                raise Refused(client.id, name, f"it holds a row of the client's {key} data")
+    missing = sorted(declared.keys() - reply.keys()) if reply else []
+    if missing:
+        raise Refused(client.id, missing[0], "it is declared and missing; a reply holds all that is declared, or nothing")
     return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
 
 
-def _check_tensor(name: str, tensor: Tensor, client: Client) -> None:
-    if not _twin(name, tensor, client):
-        for what, private in _private(client):
-            if tensor.numel() * tensor.element_size() == private.numel() * private.element_size() and _equal(
-                tensor, private
-            ):
-                raise Refused(client.id, name, f"its bytes are those of {what}")
-    for key in ("private", "holdout", "validation"):
-        if key in client.data and _holds_row(tensor, client.data[key]):
-            raise Refused(client.id, name, f"it holds a row of the client's {key} data")
+def tell(values: Mapping[str, Any], declared: Collection[str], client: str, width: int = 0) -> dict[str, Any]:
+    """The second channel, of losses and scores: a copy, checked.
+
+    values: name -> a number, None, or a list of exactly `width` of those (one a class).
+
+    Raises:
+        Refused: a name was not declared, or a value is anything else.
+    """
+    for name, value in values.items():
+        if name not in declared:
+            raise Refused(client, name, f"its phase or task declares to tell only {', '.join(declared) or 'nothing'}")
+        listed = value if isinstance(value, list) and len(value) == width else [value]
+        if not all(v is None or type(v) in (int, float) for v in listed):
+            raise Refused(client, name, f"a score is a number, None, or a list of one a class, not {type(value).__name__}")
+    return dict(values)
+
+
+def constant(tensor: Tensor) -> bool:
+    """Whether all elements are equal: such a tensor tells too little to prove anything by."""
+    return tensor.numel() == 0 or bool((tensor == tensor.flatten()[0]).all())
+
+
+def _check_declared(name: str, tensor: Tensor, declared: Spec, client: str) -> None:
+    if name not in declared:
+        raise Refused(client, name, f"the phase declares only {', '.join(sorted(declared)) or 'that nothing leaves'}")
+    dtype, shape = declared[name]
+    if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
+        raise Refused(client, name, f"declared as {dtype} {tuple(shape)}, found {tensor.dtype} {tuple(tensor.shape)}")
 
 
 def _twin(name: str, tensor: Tensor, client: Client) -> bool:
@@ -87,6 +111,10 @@ def _private(client: Client) -> Iterator[tuple[str, Tensor]]:
     yield from ((f"{k!r} of its memory", v) for k, v in client.memory.items())
 
 
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
 def _equal(a: Tensor, b: Tensor) -> bool:
     a, b = (t.detach().contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
     return torch.equal(a, b.to(a.device))
@@ -95,7 +123,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 def _holds_row(tensor: Tensor, data: Data) -> bool:
     """Is some row-sized piece of the tensor a row of the data, byte for byte?"""
     size, known = _digests(data)
-    if not known or tensor.numel() * tensor.element_size() % size:
+    if not known or _bytes(tensor) % size:
         return False
     return any(digest in known for digest in _pieces(tensor, size))
 

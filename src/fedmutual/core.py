@@ -137,8 +137,13 @@ class Task(Protocol):
         """The losses of two networks that teach each other, each moving its own network only -> (personal, meme)."""
         ...
 
+    @property
+    def tells(self) -> tuple[str, ...]:
+        """The names of its scores: all that an evaluation may tell."""
+        ...
+
     def score(self, output: Tensor, target: Tensor) -> Mapping[str, Any]:
-        """Scores over a whole data set: evaluation only."""
+        """Scores over a whole data set: evaluation only. Numbers, None, or a list of one a class."""
         ...
 
 
@@ -147,7 +152,8 @@ class Client:
     """One participant. No server function is ever given one."""
 
     id: str
-    nets: dict[str, nn.Module]  # "personal", and "meme" where parameters are shared: kept, with what stays home
+    nets: dict[str, nn.Module]  # "personal", and "meme" where parameters are shared: forked anew in every round that uses
+    # it. What crosses of it, and its optimiser's state, are not kept from round to round; what stays home is
     optimizers: dict[str, Optimizer]  # by the net's name
     data: Mapping[str, Data]  # "private"; "public" where the algorithm has a seed set
     rate: Setting = 0.01  # the learning rate of its optimisers
@@ -162,6 +168,7 @@ class Phase(abc.ABC):
     """One exchange. A subclass is a frozen dataclass of settings; state is passed in and out."""
 
     scores: ClassVar[tuple[str, ...]] = ("personal",)  # what is evaluated: "global", "personal"
+    terms: ClassVar[tuple[str, ...]] = ()  # the names of its loss terms: all that training may tell beside the reply
 
     def leaves(self, server: Message) -> Spec:
         """All that a reply may hold, told from public knowledge: what a site's operator reads before joining."""
@@ -188,7 +195,10 @@ class Phase(abc.ABC):
         return grads, memory
 
     def end(self, client: Client, at: At) -> Message:
-        """The reply, not copied: the privacy boundary looks at what each tensor is before it copies it out."""
+        """The reply: all that is declared, or nothing from a client that sits this phase out.
+
+        It is not copied: the privacy boundary looks at what each tensor is before it copies it out.
+        """
         return {}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
@@ -240,10 +250,10 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
         losses.append({k: v.detach() for k, v in terms.items()})
     for p in params.values():
         p.grad = None
-    return phase.end(client, at), _means(losses, params, client, at)
+    return phase.end(client, at), _means(losses, client, at)
 
 
-def _means(losses: Sequence[Message], params: Message, client: Client, at: At) -> dict[str, float]:
+def _means(losses: Sequence[Message], client: Client, at: At) -> dict[str, float]:
     """The mean of each loss term. Finiteness is asked for here, once a phase: a question a step would stall a GPU."""
     means = {}
     for name in losses[0] if losses else ():
@@ -252,7 +262,8 @@ def _means(losses: Sequence[Message], params: Message, client: Client, at: At) -
         if len(bad):
             raise Diverged(client.id, at.round, int(bad[0]), f"its {name} loss is {curve[bad[0]].item()}")
         means[name] = curve.mean().item()
-    for name, p in params.items():
-        if not p.isfinite().all():
-            raise Diverged(client.id, at.round, len(losses) - 1, f"its weight {name} is no longer finite")
+    for net, module in client.nets.items() if losses else ():
+        for name, tensor in module.state_dict().items():
+            if not tensor.isfinite().all():
+                raise Diverged(client.id, at.round, len(losses) - 1, f"its weight {net}.{name} is no longer finite")
     return means

@@ -1,5 +1,6 @@
 """From a configuration to what a run needs: data, nets, optimisers, the server's first state. Trains nothing."""
 
+import copy
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from fedmutual import data, models
+from fedmutual.boundary import constant
 from fedmutual.config import Config, client_settings, make_algorithm
 from fedmutual.config.schema import ClientConfig
 from fedmutual.core import Algorithm, At, Batch, Client, Data, Message
@@ -78,14 +80,16 @@ class Experiment:
     def client(self, id: str) -> Client:
         """One participant, as it is before round 1."""
         nets = {name: net.to(self.device) for name, net in self._nets(id).items()}
-        own = self._own(id)
+        own, rows = self._own(id), self._rows(id)
+        if min(own.training.batch_size or self.config.training.batch_size, len(rows["private"])) == 1:
+            self._check_alone(id, nets)
         shared = self.shared if "meme" in nets else ()
         rate = own.optimizer.lr if own.optimizer.lr is not None else self.config.optimizer.lr
         return Client(
             id=id,
             nets=nets,
             optimizers={n: self._optimizer(n, net, id) for n, net in nets.items()},
-            data={k: OnDevice(d, self.device) if self.device.type != "cpu" else d for k, d in self._rows(id).items()},
+            data={k: OnDevice(d, self.device) if self.device.type != "cpu" else d for k, d in rows.items()},
             rate=rate,
             shared=shared,
             twins=_twins(nets, shared),
@@ -161,6 +165,17 @@ class Experiment:
                     f"start from the shared {self.config.model.shared!r}; use model.start = 'own'"
                 ) from None
         return nets
+
+    def _check_alone(self, id: str, nets: Mapping[str, nn.Module]) -> None:
+        """Raise ConfigError where a net cannot be trained on one example at a time, as BatchNorm over features cannot."""
+        for name, net in nets.items():
+            try:
+                copy.deepcopy(net).train()(torch.zeros(1, *self.data.shape, device=self.device))
+            except ValueError as problem:
+                raise ConfigError(
+                    f"client {id!r} trains on one example at a time, which its {name} network cannot ({problem}); raise "
+                    "training.batch_size, or give it more examples"
+                ) from None
 
     def _optimizer(self, name: str, net: nn.Module, client: str) -> torch.optim.Optimizer:
         given, own = self.config.optimizer, self._own(client)
@@ -247,18 +262,33 @@ def pick_device(name: str) -> torch.device:
         return torch.device(found[0] if found else "cpu")
     try:
         device = torch.device(name)
-        torch.zeros(1, device=device)
+        torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
-        why = str(problem).splitlines()[0]
+        why = next(iter(str(problem).splitlines()), type(problem).__name__)
         raise ConfigError(f"key 'engine.device': {name!r} cannot be used here ({why}); try 'auto' or 'cpu'") from None
     return device
 
 
 def _twins(nets: Mapping[str, nn.Module], shared: tuple[str, ...]) -> frozenset[str]:
-    """The meme's shared tensors that start equal to one of the personal net's, by right."""
+    """The meme's shared tensors that equal one of the personal net's by right.
+
+    Those that start equal, unless all their elements are: every BatchNorm starts with ones and zeros. And, where both
+    nets begin with a BatchNorm of the input, its running statistics: they tell of the same inputs, not of a net.
+    """
     if not {"personal", "meme"} <= nets.keys():
         return frozenset()
     personal, meme = (nets[n].state_dict() for n in ("personal", "meme"))
-    return frozenset(
-        k for k in shared if any(v.shape == meme[k].shape and torch.equal(v, meme[k]) for v in personal.values())
-    )
+    same = {k for k in shared if not constant(meme[k]) and any(_same(v, meme[k]) for v in personal.values())}
+    both = _of_input(personal).keys() & _of_input(meme).keys()
+    return frozenset(same | (both & set(shared)))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a, b)
+
+
+def _of_input(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The running statistics of a BatchNorm before which a net has no other tensor."""
+    first = next(iter(state), "").rpartition(".")[0]
+    own = [k for k in state if k.rpartition(".")[0] == first]
+    return {k: state[k] for k in own if k.endswith(("running_mean", "running_var"))}

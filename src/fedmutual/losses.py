@@ -57,6 +57,8 @@ def mutual(
 class Classification:
     """The task of a client that brings no other: outputs are logits [B, C], targets class indices [B]."""
 
+    tells: tuple[str, ...] = scores.DECLARED
+
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, mean over the batch."""
         return F.cross_entropy(output, target)

@@ -18,7 +18,7 @@ from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
 from fedmutual.records import folder as folders
 from fedmutual.records import tensorboard
-from fedmutual.records.checkpoint import Checkpoints, committed, file_name, load_client, read_state
+from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, load_client, read_state, sweep
 from fedmutual.records.events import Observer
 from fedmutual.records.files import read_json, write_json
 from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, read_lines, rewind
@@ -81,8 +81,7 @@ class Run:
         saved = committed(self.folder)
         if saved is None:
             raise RunError(f"{self.folder}: nothing was saved yet")
-        round = int(str(saved["round"]))
-        return read_state(self.folder / half / file_name(round), str(saved["run"]), round)
+        return read_state(self.folder / half / file_name(saved.round), saved.run, saved.round)
 
     def _client_state(self, client: str) -> dict[str, torch.Tensor]:
         state = self._state(f"clients/{client}")
@@ -105,35 +104,55 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
         Diverged: a client's loss or weights stopped being finite; the last saved state is kept.
     """
     folder = Path(out) if out is not None else Path("runs") / config.name
-    if resume and (folder / folders.CONFIG).exists():
-        folders.reopen(folder, config)
-        if Run(folder).finished:
-            return Run(folder)
-        recorded = read_json(folder / folders.ENVIRONMENT) if (folder / folders.ENVIRONMENT).exists() else {}
-    else:
-        folders.check_free(folder)
-        recorded = {}
-    threads = config.engine.threads or recorded.get("threads") or torch.get_num_threads()
+    recorded = _look(folder, config, resume)
+    if recorded is None:
+        return Run(folder)
+    before = torch.get_num_threads()
+    threads = config.engine.threads or recorded.get("threads") or before
     torch.set_num_threads(threads)
-    experiment = experiments.build(config, recorded.get("device"))
-    engine = InProcess([experiment.client(i) for i in experiment.clients])
-    about = folders.environment(threads, experiment.device) | {"scaling": experiment.data.scaling}
-    folders.write_about(folder, config, about | _described(experiment, engine), experiment.data.partition)
-    _train(experiment, engine, folder, observers)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            experiment = experiments.build(config, recorded.get("device"))
+            engine = InProcess([experiment.client(i) for i in experiment.clients])
+            with folders.held(folder):
+                if _look(folder, config, resume) is None:  # another process finished it meanwhile
+                    return Run(folder)
+                about = folders.environment(threads, experiment.device) | {"scaling": experiment.data.scaling}
+                about |= _described(experiment, engine)
+                folders.write_about(folder, config, about, experiment.data.partition)
+                _train(experiment, engine, folder, observers)
+    finally:
+        torch.set_num_threads(before)
     return Run(folder)
+
+
+def _look(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
+    """What environment.json of the run in the folder says, nothing of a new run; None of one that is finished.
+
+    Raises:
+        RunError: the folder is in use, or holds a run of another configuration.
+    """
+    if not (resume and (folder / folders.CONFIG).exists()):
+        folders.check_free(folder)
+        return {}
+    folders.reopen(folder, config)
+    if Run(folder).finished and Run(folder).config.rounds == config.rounds:
+        return None
+    return read_json(folder / folders.ENVIRONMENT)
 
 
 def _train(experiment: Experiment, engine: Engine, folder: Path, observers: Sequence[Observer]) -> None:
     """Start, or go on from what is saved, to the end; then sum up."""
     config = experiment.config
     name = folders.identity(config, experiment.data.partition["fingerprint"])
-    server, done, seconds = _restored(experiment, engine, folder, name)
+    server, saved = _restored(experiment, engine, folder, name)
+    seconds = saved.seconds if saved else 0.0
     checkpoints = Checkpoints(folder, config.records.checkpoint_every, name, seconds)
     records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, checkpoints]
     if config.records.tensorboard:
         records.insert(0, tensorboard.Writer(folder))
     homes = {i: folder / "clients" / i for i in experiment.clients}
-    federate(experiment.plan(homes), engine, server, done, records, experiment.judge())
+    federate(experiment.plan(homes), engine, server, saved.round if saved else None, records, experiment.judge())
     write_json(
         folder / folders.SUMMARY,
         {
@@ -151,22 +170,24 @@ def _train(experiment: Experiment, engine: Engine, folder: Path, observers: Sequ
     )
 
 
-def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, int, float]:
-    """The server's state, the rounds done and the seconds spent, with clients and logs as of the last saved round."""
+def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, Saved | None]:
+    """The server's state and what was saved, with clients and logs as of the last saved round."""
     saved = committed(folder)
-    done = int(str(saved["round"])) if saved else 0
+    sweep(folder, saved.round if saved else None)
     due, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
     homes = {i: folder / "clients" / i for i in experiment.clients}
     for log in (folder / METRICS, *(home / METRICS for home in homes.values())):
-        rewind(log, lambda round: round <= done and (round % due == 0 or round == rounds))
-    rewind(folder / LEDGER, lambda round: saved is not None and round <= done)
+        rewind(log, lambda round: saved is not None and round <= saved.round and (round % due == 0 or round == rounds))
+    rewind(folder / LEDGER, lambda round: saved is not None and round <= saved.round)
+    server = experiment.server()
     if saved is None:
-        return experiment.server(), 0, 0.0
-    if saved["run"] != name:
+        return server, None
+    if saved.run != name:
         raise RunError(f"{folder}: its checkpoint belongs to another run; choose another folder with --out")
-    for _ in engine.each(load_client, {i: (home / file_name(done), name, done) for i, home in homes.items()}):
+    file = file_name(saved.round)
+    for _ in engine.each(load_client, {i: (home / file, name, saved.round) for i, home in homes.items()}):
         pass
-    return read_state(folder / "server" / file_name(done), name, done), done, float(str(saved["seconds"]))
+    return read_state(folder / "server" / file, name, saved.round), saved
 
 
 def _described(experiment: Experiment, engine: Engine) -> dict[str, Any]:

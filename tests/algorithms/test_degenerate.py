@@ -92,11 +92,9 @@ def test_when_all_start_equal_and_alpha_is_beta_nothing_is_taught_in_round_one()
     """The trap that `model.start = "own"` avoids: two equal nets with equal losses stay equal."""
     algorithm = FML(**E).algorithm()
     twins = clients(algorithm, personal=lambda seed: mlp(0))
-    alone = clients(Independent(**E).algorithm(), personal=lambda seed: mlp(0))
     for one in twins:
         one.twins = frozenset(one.shared)
     federation(algorithm, twins, rounds=1)
-    federation(Independent(**E).algorithm(), alone, rounds=1)
     for one in twins:
         assert difference(weights(one.nets["personal"]), weights(one.nets["meme"])) == 0.0
 

@@ -29,6 +29,7 @@ def test_run_leaves_a_whole_run_folder(small, cli):
         "checkpoint.json",
         "summary.json",
         "log.txt",
+        ".lock",
     }
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["format"] == 1

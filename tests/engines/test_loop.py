@@ -146,3 +146,27 @@ def test_the_start_runs_once_before_the_rounds_and_memory_is_carried(engine):
         Finished,
     ]
     assert [e.round for e in events if isinstance(e, PhaseDone)] == [0, 1, 2, 3]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent(FML):
+    """One client sits out."""
+
+    def end(self, client, at):
+        return {} if client.id == "1" else super().end(client, at)
+
+
+def test_a_client_that_answers_nothing_is_left_out_of_the_mean(engine):
+    absent, whole = Absent(**E).algorithm(), FML(**E).algorithm()
+    some = federation(absent, [client(i, absent) for i in ("0", "1", "2")], rounds=1, engine=engine)
+    two = federation(whole, [client(i, whole) for i in ("0", "2")], rounds=1, engine=engine)
+    assert difference(some, two) == 0.0
+
+
+def test_statistics_that_overflow_are_seen():
+    algorithm = Independent(local_epochs=1, batch_size=8).algorithm()
+    one = client("0", algorithm, n=16, personal=lambda s: mlp(s, norm=True))
+    with torch.no_grad():
+        one.nets["personal"][1].running_var.fill_(float("inf"))
+    with pytest.raises(Diverged, match="running_var is no longer finite"):
+        federation(algorithm, [one])

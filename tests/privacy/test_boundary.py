@@ -7,6 +7,9 @@ import torch
 
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.boundary import Refused, release
+from fedmutual.engines.base import Exam, examine
+from fedmutual.experiment import _twins
+from fedmutual.losses import Classification
 from fedmutual.records.events import PhaseDone, Replied
 from toy import FEATURES, Rows, client, federation, mlp, server, weights
 
@@ -38,6 +41,12 @@ class Leak(FML):
             case "memory":
                 client.memory = {"secret": torch.arange(48.0).reshape(8, 6)}
                 return reply | {"0.weight": client.memory["secret"].clone()}
+            case "statistics":
+                mine = {k: v for k, v in personal.items() if k.startswith("1.")}
+                client.nets["meme"].load_state_dict(client.nets["meme"].state_dict() | mine)
+                return super().end(client, at)
+            case "less":
+                return {k: v for k, v in reply.items() if k != "2.bias"}
             case "name":
                 return reply | {"extra": torch.zeros(1)}
             case "shape":
@@ -59,6 +68,7 @@ class Leak(FML):
         ("name", "the phase declares only 0.bias, 0.weight, 2.bias, 2.weight"),
         ("shape", "declared as torch.float32 (8,), found torch.float32 (9,)"),
         ("dtype", "found torch.float64"),
+        ("less", "'2.bias': it is declared and missing"),
     ],
 )
 def test_a_leaking_algorithm_is_refused(what, sentence):
@@ -186,3 +196,83 @@ def test_bytes_are_counted_from_the_tensors_sent():
         federation(algorithm, [client("0", algorithm)], rounds=1, events=events)
         (done,) = [e for e in events if isinstance(e, PhaseDone)]
         assert (done.down, done.up) == ({"0": 332}, {"0": up})
+
+
+def normed(seed):
+    return mlp(seed, hidden=16, norm=True)
+
+
+def built(algorithm, net, **changes):
+    """A client whose twins are found as an experiment finds them."""
+    one = client("0", algorithm, personal=net, shared=net, **changes)
+    one.twins = _twins(one.nets, one.shared)
+    return one
+
+
+def test_batchnorm_that_starts_as_ones_and_zeros_is_no_twin():
+    assert built(FML(**E).algorithm(), normed).twins == frozenset()
+    leaking = Leak(what="statistics", **E).algorithm()
+    with pytest.raises(Refused, match=r"its bytes are those of '1[.]weight' of its personal net"):
+        federation(leaking, [built(leaking, normed)], start=server(normed), rounds=1)
+    honest = FML(**E).algorithm()
+    assert federation(honest, [built(honest, normed)], start=server(normed))
+
+
+def test_statistics_of_the_input_are_the_same_in_both_nets_by_right():
+    def first(seed):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return torch.nn.Sequential(torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 3))
+
+    algorithm = FML(**E).algorithm()
+    x = torch.randn(20, 20, generator=torch.Generator().manual_seed(3))
+    one = built(algorithm, first, data={"private": Rows(x, torch.arange(20) % 3)})
+    assert one.twins == {"0.running_mean", "0.running_var"}
+    got = federation(algorithm, [one], start=server(first), rounds=2)
+    assert torch.equal(got["0.running_mean"], one.nets["personal"][0].running_mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossLeak(FML):
+    """Tells weights as if they were losses."""
+
+    def loss(self, nets, batch, const):
+        weights = nets["personal"].params["0.weight"].flatten()
+        return super().loss(nets, batch, const) | {f"w{i}": w for i, w in enumerate(weights[:5])}
+
+
+def test_what_training_tells_is_declared_too():
+    algorithm = LossLeak(**E).algorithm()
+    events = []
+    with pytest.raises(
+        Refused, match="client '0' was kept from sending 'w0': its phase or task declares to tell only personal"
+    ):
+        federation(algorithm, [client("0", algorithm)], events=events)
+    assert not [e for e in events if isinstance(e, PhaseDone)]
+
+
+class Talker(Classification):
+    """A task whose scores hold more than scores."""
+
+    def __init__(self, said):
+        object.__setattr__(self, "said", said)
+
+    def score(self, output, target):
+        return self.said
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        ({"labels": 1.0}, "'labels': its phase or task declares to tell only examples"),
+        ({"recall": [0.0] * 12}, "a list of one a class, not list"),
+        ({"accuracy": torch.zeros(3)}, "not Tensor"),
+        ({"accuracy": "0, 1, 1"}, "not str"),
+    ],
+)
+def test_what_an_evaluation_tells_is_declared_too(said, sentence):
+    one = client("0", FML(**E).algorithm(), own={"task": Talker(said)})
+    exam = Exam("personal", "validation", "personal", "0", "validation")
+    with pytest.raises(Refused) as refused:
+        examine(one, (exam,), {}, 1, None)
+    assert sentence in str(refused.value)

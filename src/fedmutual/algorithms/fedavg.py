@@ -26,6 +26,7 @@ class FedAvg(Fork):
 
     weighting: Literal["samples", "uniform"] = "samples"
     scores: ClassVar[tuple[str, ...]] = ("global",)
+    terms: ClassVar[tuple[str, ...]] = ("meme",)
 
     def leaves(self, server: Message) -> Spec:
         """The model; n_k where it weighs."""

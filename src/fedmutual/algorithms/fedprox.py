@@ -6,6 +6,7 @@ every client doing E epochs.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -18,6 +19,7 @@ class FedProx(FedAvg):
     """FedAvg whose local loss has mu / 2 ||w - w_t||^2 added, over the trainable weights w; w_t as received."""
 
     mu: Setting = 0.01
+    terms: ClassVar[tuple[str, ...]] = ("meme", "proximal")
 
     def __post_init__(self) -> None:
         within("mu", self.mu, 0, float("inf"))

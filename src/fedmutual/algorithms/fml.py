@@ -29,6 +29,7 @@ class FML(Fork):
     beta: Setting = 0.5
     temperature: float = 1.0
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
+    terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
 
     def __post_init__(self) -> None:
         within("alpha", self.alpha, 0, 1)

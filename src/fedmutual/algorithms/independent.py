@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedmutual.algorithms.local import LocalEpochs
 from fedmutual.core import At, Batch, Message, Net, Spec
@@ -10,6 +11,8 @@ from fedmutual.core import At, Batch, Message, Net, Spec
 @dataclass(frozen=True, kw_only=True)
 class Independent(LocalEpochs):
     """E epochs of the personal model on private data a round; nothing is sent, nothing leaves."""
+
+    terms: ClassVar[tuple[str, ...]] = ("personal",)
 
     def leaves(self, server: Message) -> Spec:
         """Nothing."""

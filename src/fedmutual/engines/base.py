@@ -8,7 +8,7 @@ from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedmutual.boundary import release
+from fedmutual.boundary import release, tell
 from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task, work
 from fedmutual.losses import Classification
 from fedmutual.records.events import Score
@@ -48,7 +48,8 @@ class Exam(NamedTuple):
 def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
     """A client's whole part in a phase: the work, then the boundary."""
     message, train = work(phase, client, inbox, at)
-    return Reply(release(message, declared, client, inbox), train if client.tells else {})
+    told = tell(train, phase.terms, client.id) if client.tells else {}
+    return Reply(release(message, declared, client, inbox), told)
 
 
 def examine(client: Client, exams: tuple[Exam, ...], inbox: Message, round: int, home: Path | None) -> tuple[Score, ...]:
@@ -57,7 +58,9 @@ def examine(client: Client, exams: tuple[Exam, ...], inbox: Message, round: int,
         meme = client.nets["meme"]
         meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
     task = client.own.get("task", Classification())
-    scores = tuple(Score(e.model, e.client, e.data, score(client.nets[e.net], client.data[e.rows], task)) for e in exams)
+    scores = tuple(
+        Score(e.model, e.client, e.data, score(client.nets[e.net], client.data[e.rows], task, client.id)) for e in exams
+    )
     if client.tells:
         return scores
     if home is not None:
@@ -74,12 +77,13 @@ def parameters(client: Client) -> dict[str, int]:
 
 
 @torch.no_grad()
-def score(net: nn.Module, data: Data, task: Task) -> Scores:
-    """A net's scores over all rows, in eval mode."""
+def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
+    """A net's scores over all rows, in eval mode: those that the task declares."""
     net.eval()
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
     for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), ROWS)):
         outputs.append(net(x))
         targets.append(y)
-    return dict(task.score(torch.cat(outputs), torch.cat(targets)))
+    output = torch.cat(outputs)
+    return tell(task.score(output, torch.cat(targets)), task.tells, whose, width=output.shape[-1])

@@ -42,10 +42,11 @@ Judge = Callable[[Message], Score]
 
 
 def federate(
-    plan: Plan, engine: Engine, server: Message, done: int, observers: Sequence[Observer], judge: Judge | None
+    plan: Plan, engine: Engine, server: Message, saved: int | None, observers: Sequence[Observer], judge: Judge | None
 ) -> Message:
-    """Run the rounds that are left after `done` of them -> the server's last state.
+    """Run the rounds that are left after the `saved` ones -> the server's last state.
 
+    saved: None before anything was; the algorithm's start then comes first.
     An exception of any client's, and a stop by hand, is told as `Failed` and raised again.
     """
 
@@ -53,10 +54,10 @@ def federate(
         for observer in observers:
             observer(event)
 
-    round = done
+    round = done = saved or 0
     try:
         tell(Started(done, plan.rounds, plan.clients, plan.notes))
-        if done == 0 and plan.algorithm.start:
+        if saved is None and plan.algorithm.start:
             server, _ = _exchange(plan, engine, server, -1, plan.algorithm.start, tell)
             tell(RoundDone(0, plan.rounds, server, engine.each))
         for round in range(done, plan.rounds):
@@ -88,13 +89,14 @@ def _exchange(
         replies: dict[str, Message] = {}
         told: Train = {}
         for i, reply in engine.each(participate, {i: (phase, inboxes[i], declared, at) for i in asked}):
-            replies[i] = reply.message
+            if reply.message or not declared:
+                replies[i] = reply.message
             told[i] = reply.train
-            tell(Replied(round + 1, name, i, len(replies), len(asked)))
+            tell(Replied(round + 1, name, i, len(told), len(asked)))
         server = phase.receive(server, replies, at)
         down, up = ({i: size(m) for i, m in messages.items()} for messages in (inboxes, replies))
-        told = {i: told[i] for i in asked if told[i]}
-        tell(PhaseDone(round + 1, name, down, {i: up[i] for i in asked}, told))
+        told = {i: told[i] for i in asked if told.get(i)}
+        tell(PhaseDone(round + 1, name, down, {i: up.get(i, 0) for i in asked}, told))
         for i, terms in told.items():
             train[i] = train.get(i, {}) | terms
     return server, train

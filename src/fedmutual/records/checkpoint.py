@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
 from fedmutual.core import Client, Message
@@ -52,14 +53,18 @@ class Checkpoints:
                 "format": 1,
                 "run": self._run,
                 "round": event.round,
-                "clients": self._clients,
                 "seconds": round(self.seconds, 3),
             },
         )
-        for half in ("server", *(f"clients/{i}" for i in self._clients)):
-            for old in (self._folder / half).glob("*round-*.safetensors*"):
-                if old.name != name:
-                    old.unlink(missing_ok=True)
+        sweep(self._folder, event.round)
+
+
+def sweep(folder: Path, round: int | None) -> None:
+    """Remove what is not of the saved round: older generations, those that a kill left uncommitted, and part files."""
+    for half in (folder, folder / "server", *(folder / "clients").glob("*")):
+        for file in (*half.glob("round-*.safetensors"), *half.glob(".*.part")):
+            if round is None or file.name != file_name(round):
+                file.unlink(missing_ok=True)
 
 
 def file_name(round: int) -> str:
@@ -108,9 +113,29 @@ def read_state(path: Path, run: str, round: int) -> Message:
     return tensors
 
 
-def committed(folder: Path) -> dict[str, object] | None:
-    """What checkpoint.json says, or None where nothing was saved yet."""
-    return read_json(folder / COMMIT) if (folder / COMMIT).exists() else None
+class Saved(BaseModel):
+    """What checkpoint.json says."""
+
+    model_config = ConfigDict(strict=True)
+
+    run: str
+    round: int
+    seconds: float
+
+
+def committed(folder: Path) -> Saved | None:
+    """What checkpoint.json says, or None where nothing was saved yet.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    if not (folder / COMMIT).exists():
+        return None
+    try:
+        return Saved.model_validate(read_json(folder / COMMIT))
+    except ValidationError as problem:
+        where = problem.errors()[0]
+        raise RunError(f"{folder / COMMIT}: is damaged: {where['loc'][0]}: {where['msg']}") from None
 
 
 def client_state(client: Client) -> Message:
@@ -120,7 +145,7 @@ def client_state(client: Client) -> Message:
         crosses = client.shared if name == "meme" else ()
         state |= {f"{name}.{k}": v for k, v in net.state_dict().items() if k not in crosses}
     for name, optimizer in client.optimizers.items():
-        for slot, values in optimizer.state_dict()["state"].items():
+        for slot, values in optimizer.state_dict()["state"].items() if name != "meme" else ():
             state |= {f"optimizer.{name}.{slot}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
     return state | {f"memory.{k}": v for k, v in client.memory.items()}
 

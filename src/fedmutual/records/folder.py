@@ -1,45 +1,69 @@
 """A run's folder: made, found again, and never mistaken for another's."""
 
 import hashlib
+import json
 import platform
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 
-from fedmutual.config import Config, dump_config, load_config
+from fedmutual.config import Config, client_settings, dump_config, load_config
 from fedmutual.core import Schedule
 from fedmutual.errors import RunError
 from fedmutual.records.files import read_json, write_bytes, write_json
 
-CONFIG, ENVIRONMENT, PARTITION, SUMMARY, LOG = (
-    "config.toml",
-    "environment.json",
-    "partition.json",
-    "summary.json",
-    "log.txt",
-)
+CONFIG, ENVIRONMENT, PARTITION, SUMMARY = "config.toml", "environment.json", "partition.json", "summary.json"
+LOG, LOCK = "log.txt", ".lock"
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a run's folder, made if missing, against other processes. A killed process lets go of it by dying.
+
+    Raises:
+        RunError: another process writes there, or the folder cannot be written.
+    """
+    lock = FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout:
+        raise RunError(f"{folder}: another process is writing this run; wait for it, or choose another --out") from None
+    except OSError as problem:
+        raise RunError(f"{folder}: cannot be written ({problem.strerror}); choose another folder with --out") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def check_free(folder: Path) -> None:
     """Check that a new run can be made here. What a kill left of an attempt to make one does not count.
 
     Raises:
-        RunError: the folder is in use.
+        RunError: the folder is in use, or cannot be looked into.
     """
-    if folder.exists() and not folder.is_dir():
-        raise RunError(f"{folder}: is a file; choose a folder with --out")
-    made = {ENVIRONMENT, PARTITION} if not (folder / CONFIG).exists() else set()
-    if folder.exists() and any(not p.name.endswith(".part") and p.name not in made for p in folder.iterdir()):
-        mend = "add --resume to go on with the run in it, or choose" if (folder / CONFIG).exists() else "choose"
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise RunError(f"{folder}: is a file; choose a folder with --out")
+        started = (folder / CONFIG).exists()
+        left = {LOCK} if started else {LOCK, ENVIRONMENT, PARTITION}
+        used = folder.exists() and any(not p.name.endswith(".part") and p.name not in left for p in folder.iterdir())
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{folder}: cannot be looked into ({problem}); choose another folder with --out") from None
+    if used:
+        mend = "add --resume to go on with the run in it, or choose" if started else "choose"
         raise RunError(f"{folder}: is in use; {mend} another folder with --out")
 
 
 def reopen(folder: Path, config: Config) -> None:
-    """Check that this configuration may go on with the run in a folder; more rounds are taken over.
+    """Check that this configuration may go on with the run in a folder: the same, or with more rounds. Changes nothing.
 
     Raises:
         RunError: the run in the folder is of another configuration.
@@ -47,14 +71,12 @@ def reopen(folder: Path, config: Config) -> None:
     before = load_config(folder / CONFIG)
     changed = sorted(_changes(before.model_dump(), config.model_dump()))
     if changed == ["rounds"] and config.rounds > before.rounds:
-        moving = [key for key, value in _leaves(config.model_dump()) if isinstance(value, Schedule)]
+        moving = list(_schedules(config))
         if moving:
             raise RunError(
                 f"{folder}: rounds cannot grow from {before.rounds} to {config.rounds}, because the schedule "
                 f"{moving[0]!r} depends on their number; start a new run with --out"
             )
-        (folder / SUMMARY).unlink(missing_ok=True)
-        write_bytes(folder / CONFIG, dump_config(config).encode())
     elif changed:
         raise RunError(
             f"{folder}: the run in it was started with another {changed[0]!r}; only 'rounds' may grow on resume: "
@@ -63,9 +85,12 @@ def reopen(folder: Path, config: Config) -> None:
 
 
 def identity(config: Config, fingerprint: str) -> str:
-    """What makes two runs the same: all of the configuration but the number of rounds, and the data. A hex digest."""
-    same = config.model_copy(update={"rounds": 1})
-    return hashlib.sha256(f"{dump_config(same)}\n{fingerprint}".encode()).hexdigest()[:32]
+    """What makes two runs the same: all that was set but the number of rounds, and the data. A hex digest.
+
+    Defaults are left out, so that a key which a later version adds does not make a run another's.
+    """
+    same = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
+    return hashlib.sha256(f"{json.dumps(same, sort_keys=True)}\n{fingerprint}".encode()).hexdigest()[:32]
 
 
 def write_about(folder: Path, config: Config, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:
@@ -77,8 +102,9 @@ def write_about(folder: Path, config: Config, environment: Mapping[str, Any], pa
     Raises:
         RunError: the data are not those that the run was started with, or the folder cannot be written.
     """
-    if (folder / CONFIG).exists() and read_json(folder / PARTITION)["fingerprint"] != partition["fingerprint"]:
+    if (folder / CONFIG).exists() and read_json(folder / PARTITION).get("fingerprint") != partition["fingerprint"]:
         raise RunError(f"{folder}: the data, or their partition, are not those that this run was started with")
+    (folder / SUMMARY).unlink(missing_ok=True)  # of fewer rounds
     write_json(folder / ENVIRONMENT, environment)
     write_json(folder / PARTITION, partition)
     write_bytes(folder / CONFIG, dump_config(config).encode())
@@ -106,9 +132,11 @@ def _changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and not {"start", "end"} <= value.keys():
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else key)
-    else:
-        yield path, Schedule(**value) if isinstance(value, dict) else value
+def _schedules(config: Config) -> Iterator[str]:
+    """The keys whose value depends on the number of rounds."""
+    rates = {"": config.optimizer.lr} | {f"clients.{i}.": c.optimizer.lr for i, c in config.clients.items()}
+    yield from (f"{where}optimizer.lr" for where, rate in rates.items() if isinstance(rate, Schedule))
+    for client in (None, *config.clients):
+        where = "algorithm" if client is None else f"clients.{client}.algorithm"
+        settings = client_settings(config, client)
+        yield from (f"{where}.{key}" for key, value in settings.items() if isinstance(value, Schedule))

@@ -1,0 +1,129 @@
+"""Starts, extensions, and several processes at one run folder."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.records.checkpoint import COMMIT, sweep
+
+WARM = """
+from dataclasses import dataclass, replace
+from fedmutual.algorithms import FML
+
+@dataclass(frozen=True, kw_only=True)
+class Warm(FML):
+    def algorithm(self):
+        return replace(super().algorithm(), start=(self,))
+"""
+
+
+def files(folder):
+    kinds = ("*.safetensors", "*.jsonl")
+    return {p.relative_to(folder): p.read_bytes() for kind in kinds for p in folder.rglob(kind)}
+
+
+def test_a_start_is_not_run_again_on_resume(small, cli, monkeypatch):
+    from fedmutual.engines import loop
+
+    (small.parent / "warm.py").write_text(WARM)
+    settings = ("--set", "algorithm.name=warm:Warm")
+    assert cli("run", small, *settings, "--out", "whole")[0] == 0
+    real, calls = loop.participate, []
+
+    def stopped(*args):
+        calls.append(1)
+        if len(calls) > 4:  # three clients' start, one client of round 1
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "participate", stopped)
+        assert cli("run", small, *settings, "--out", "part")[0] == 130
+    assert json.loads((small.parent / "part" / COMMIT).read_text())["round"] == 0
+    assert cli("run", small, *settings, "--out", "part", "--resume")[0] == 0
+    assert files(small.parent / "part") == files(small.parent / "whole")
+
+
+def test_an_extension_that_cannot_be_made_leaves_the_finished_run_as_it_was(small, cli):
+    import numpy as np
+
+    np.savez(small.parent / "a.npz", x=np.random.default_rng(0).normal(size=(90, 4)).astype("f4"), y=np.arange(90) % 3)
+    small.write_text('name = "own"\nrounds = 2\ndata = { name = "npz", root = "a.npz" }\npartition = { clients = 2 }\n')
+    assert cli("run", small)[0] == 0
+    folder = small.parent / "runs/own"
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    (small.parent / "a.npz").rename(small.parent / "b.npz")
+    code, _, err = cli("run", small, "--resume", "--set", "rounds=4")
+    assert code == 2
+    assert "a.npz" in err
+    assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    (small.parent / "b.npz").rename(small.parent / "a.npz")
+    assert cli("run", small, "--resume")[0] == 0
+    assert cli("run", small, "--resume", "--set", "rounds=4")[0] == 0
+    assert fedmutual.Run(folder).summary["rounds"] == 4
+
+
+def test_a_second_process_is_turned_away(small, cli):
+    folder = small.parent / "runs/small"
+    imports = "from fedmutual.records.folder import held\nfrom pathlib import Path\nimport time\n"
+    hold = f"{imports}with held(Path({str(folder)!r})):\n"
+    code = hold + " print('held', flush=True); time.sleep(60)"
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline().strip() == b"held"
+        code, _, err = cli("run", small)
+        assert code == 2
+        assert "another process is writing this run" in err
+    finally:
+        other.kill()
+        other.communicate()
+    assert cli("run", small)[0] == 0, "a killed process lets go"
+
+
+def test_sweep_takes_other_generations_and_part_files_only(tmp_path):
+    server, client = tmp_path / "server", tmp_path / "clients/0"
+    kept = [server / "round-2.safetensors", client / "round-2.safetensors", client / "metrics.jsonl"]
+    gone = [server / "round-1.safetensors", client / "round-4.safetensors", tmp_path / ".x.json.7.part"]
+    gone.append(client / ".round-2.safetensors.9.part")
+    for path in kept + gone:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    sweep(tmp_path, 2)
+    assert sorted(p for p in tmp_path.rglob("*") if p.is_file()) == sorted(kept)
+
+
+@pytest.mark.parametrize("text", ['{"format": 1}', '{"format": 1, "run": 3, "round": 1, "seconds": 0.1}'])
+def test_a_checkpoint_file_that_says_too_little(small, cli, text):
+    cli("run", small, "--set", "rounds=1")
+    (small.parent / "runs/small" / COMMIT).write_text(text)
+    code, _, err = cli("run", small, "--resume")
+    assert (code, "checkpoint.json: is damaged: run" in err) == (2, True), err
+
+
+def test_a_run_leaves_the_callers_random_stream_and_threads_alone(small):
+    config = fedmutual.load_config(small, rounds=1)
+    torch.manual_seed(3)
+    threads = torch.get_num_threads()
+    first = torch.rand(3)
+    torch.manual_seed(3)
+    fedmutual.run(config, "x")
+    assert torch.equal(torch.rand(3), first)
+    assert torch.get_num_threads() == threads
+
+
+def test_batches_of_one_are_refused_where_a_network_cannot_train_on_them(small, cli):
+    (small.parent / "normed.py").write_text(
+        "from torch import nn\n"
+        "def net(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.Linear(9, classes))\n"
+    )
+    one = ("--set", "model.shared=normed:net", "--set", "training.batch_size=1")
+    code, _, err = cli("run", small, *one)
+    assert code == 2
+    assert "client '0' trains on one example at a time, which its personal network cannot" in err
+    assert not (small.parent / "runs").exists()
+    assert cli("run", small, "--set", "training.batch_size=1", "--set", "rounds=1")[0] == 0, "an MLP can"
