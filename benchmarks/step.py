@@ -4,7 +4,7 @@
 
 The work: two networks, noise in the shape of MNIST in memory, batch 128, SGD with momentum 0.9 and weight decay 5e-4,
 one forward each, detached teachers, one epoch of 94 batches (a fifth of MNIST) a measurement. Engine and loop take turns in
-one process (A B, B A, ...), so that a machine that drifts drifts for both; printed are the medians and quartiles of the ratio
+one process (A B, B A, ...), so that a machine that drifts drifts for both; printed: median and quartiles of the ratio
 pair by pair. The engine's time holds the whole of a client's part: fork, steps, finiteness, the privacy boundary, the copy
 that leaves. Both start from the same weights and take the same batches; their weights after the first pair are compared, so
 that what is timed is the same work. What a round costs beside its steps (evaluation, checkpoint) is printed apart.

@@ -4,14 +4,25 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from fedmutual.config import Config, with_algorithm
+from fedmutual.errors import ConfigError
 from fedmutual.records.events import Observer
+from fedmutual.records.folder import CONFIG, check_free, reopen
 from fedmutual.runs import Run, run
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
 
 
 def variants(config: Config, methods: Sequence[str], seeds: int) -> Iterator[tuple[str, int, Config]]:
-    """(method, seed, configuration): the same experiment under each method, from the configured seed upwards."""
+    """(method, seed, configuration): the same experiment under each method, from the configured seed upwards.
+
+    Raises:
+        ConfigError: there is no method, one comes twice, or one does not fit the configuration.
+    """
+    if not methods:
+        raise ConfigError(f"--methods names no algorithm; name some, separated by commas: {','.join(METHODS)}")
+    twice = [method for n, method in enumerate(methods) if method in methods[:n]]
+    if twice:
+        raise ConfigError(f"--methods names {twice[0]!r} twice; name each algorithm once")
     for method in methods:
         changed, _ = with_algorithm(config, method)
         for seed in range(config.seed, config.seed + seeds):
@@ -30,10 +41,18 @@ def compare(
     """Run every method with every seed into OUT/<method>/<seed>; a finished one is not trained again on resume.
 
     label: told the name of each run before it starts.
+
+    Raises:
+        UserError: as `run`; what is wrong with a method or a folder, before the first is trained.
     """
+    planned = [(m, seed, variant, out / m / str(seed)) for m, seed, variant in variants(config, methods, seeds)]
+    for _, _, variant, folder in planned:
+        if resume and (folder / CONFIG).exists():
+            reopen(folder, variant)
+        else:
+            check_free(folder)
     runs = []
-    for method, seed, variant in list(variants(config, methods, seeds)):  # all are checked before the first is trained
-        folder = out / method / str(seed)
+    for method, seed, variant, folder in planned:
         label(f"{method}, seed {seed}")
         runs.append(run(variant, folder, resume=resume, observers=observers))
     return runs

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import shlex
 
 import pytest
 
@@ -21,7 +22,10 @@ from fedmutual.records.files import write_tensors
         (["model.shared=nowhere:net"], "key 'model.shared'"),
         (["model.personal=nowhere:net"], "key 'model.personal'"),
         (["clients.9.algorithm.alpha=0.3"], "key 'clients.9': there is no such client; there are 0, 1, 2"),
-        (["partition.classes_per_client=11"], "11"),
+        (
+            ["partition.classes_per_client=11"],
+            "the 10 classes that have training examples; lower partition.classes_per_client",
+        ),
         (["engine.device=cuda:99"], "key 'engine.device'"),
         (["model.start=server", "model.personal=cnn1"], "client '0' has the personal network 'cnn1', which cannot start"),
         (["data.name=mnist", "data.root=nowhere"], "nowhere"),
@@ -56,6 +60,44 @@ def test_a_compare_of_an_unknown_method(small, cli):
     assert code == 2
     assert "there is no algorithm 'fedagv'; did you mean 'fedavg'?" in err
     assert not (small.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("methods", "sentence"),
+    [
+        ("fml, fml", "--methods names 'fml' twice"),
+        (",", "--methods names no algorithm"),
+        ("", "--methods names no algorithm"),
+    ],
+)
+def test_methods_that_are_none_or_come_twice(small, cli, methods, sentence):
+    code, _, err = cli("compare", small, "--methods", methods)
+    assert (code, sentence in err) == (2, True), err
+    assert not (small.parent / "runs").exists()
+
+
+def test_a_used_folder_of_a_later_method_is_found_before_the_first_is_trained(small, cli):
+    (small.parent / "c/fedavg/0").mkdir(parents=True)
+    (small.parent / "c/fedavg/0/thesis.txt").write_text("mine")
+    for more in ((), ("--resume",)):
+        code, _, err = cli("compare", small, "--methods", "fml,fedavg", "--seeds", 1, "--out", "c", *more)
+        assert (code, "c/fedavg/0: is in use; choose another folder" in err) == (2, True), err
+        assert not (small.parent / "c/fml").exists()
+
+
+def test_a_run_of_another_configuration_is_found_before_the_first_is_trained(small, cli):
+    cli("run", small, "--set", "algorithm.name=fedavg", "--set", "seed=0", "--set", "rounds=1", "--out", "c/fedavg/0")
+    settings = ("--seeds", 1, "--out", "c", "--resume", "--set", "optimizer.lr=0.2", "--set", "rounds=1")
+    code, _, err = cli("compare", small, "--methods", "fml,fedavg", *settings)
+    assert (code, "was started with another 'optimizer.lr'" in err) == (2, True), err
+    assert not (small.parent / "c/fml").exists()
+
+
+@pytest.mark.parametrize("page", [".", ".."])
+def test_a_page_that_is_a_folder(small, cli, page):
+    cli("run", small, "--set", "rounds=1")
+    code, _, err = cli("report", "runs/small", "-o", page)
+    assert (code, err.count("error: "), f"{page}: " in err, "-o" in err) == (2, 1, True, True), err
 
 
 @pytest.mark.parametrize("which", ["alpha", "beta"])
@@ -178,14 +220,26 @@ def test_ctrl_c_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
     monkeypatch.setattr(loop, "participate", interrupted)
     code, _, err = cli("run", small)
     assert code == 130
-    assert "go on with: fedmutual run" in err
-    assert "--resume" in err
+    said = shlex.split(err.split("go on with: ")[1])
+    assert said == ["fedmutual", "run", str(small), "--out", "runs/small", "--resume"]
     assert json.loads((small.parent / "runs/small/checkpoint.json").read_text())["round"] == 1
     monkeypatch.undo()
     monkeypatch.chdir(small.parent)
     code, _, err = cli("run", small, "--resume")
     assert code == 0, err
     assert "resumed, going on with round 2 of 3" in (small.parent / "runs/small/log.txt").read_text()
+
+
+def test_the_command_that_goes_on_is_what_a_shell_takes(small, cli, monkeypatch):
+    def interrupted(*args, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedmutual.compare.compare", interrupted)
+    given = ("--methods", "fml, fedavg", "--seeds", "2", "--set", "name=it's", "--set", 'data.root="a b"', "--out", "$c d")
+    code, _, err = cli("compare", small, *given)
+    assert code == 130
+    said = shlex.split(err.split("go on with: ")[1])
+    assert said == ["fedmutual", "compare", str(small), *given, "--resume"]
 
 
 @pytest.mark.parametrize("domain", ["..", "a/b", "c:d", ""])

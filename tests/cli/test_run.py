@@ -155,6 +155,30 @@ def test_compare_writes_a_run_for_each_method_and_seed_and_a_page(small, cli):
     assert "seed 0" not in err
 
 
+def test_paths_and_names_that_look_like_markup_are_printed_as_they_are(small, cli):
+    code, out, err = cli("run", small, "--set", "rounds=1", "--out", "c3/[/x]")
+    assert code == 0, err
+    assert "c3/[/x]: `fedmutual report 'c3/[/x]' -o report.html`" in out
+    code, out, err = cli("report", "c3/[/x]", "-o", "c3/[red]z.html")
+    assert code == 0, err
+    assert "report: c3/[red]z.html" in out
+    settings = ("--methods", "independent", "--seeds", 1, "--set", "rounds=1", "--set", "name=[bold]n", "--out", "[i]c")
+    code, out, err = cli("compare", small, *settings)
+    assert code == 0, err
+    assert out.startswith("\n[bold]n\n")
+    assert "report: [i]c/report.html" in out
+
+
+def test_data_notes_that_look_like_markup_are_printed_as_they_are(small, cli):
+    rows = "".join(f"{i % 2},{domain},{i},{-i}\n" for i in range(40) for domain in ("[red]", "[bold]"))
+    (small.parent / "t.csv").write_text("label,domain,a,b\n" + rows)
+    small.write_text('data = { name = "csv", root = "t.csv" }\npartition = { kind = "domains" }\n')
+    for command in ("check", "show"):
+        code, out, err = cli("data", command, small)
+        assert code == 0, err
+        assert "client '[red]' has " in out
+
+
 def test_metrics_none_keeps_the_scores_at_the_client(small, cli):
     small.write_text(small.read_text() + '\n[clients.1]\nshare = { metrics = "none" }\n')
     code, _, _ = cli("run", small)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from fedmutual.config import load_config
+from fedmutual.config import load_config, make_algorithm
 from fedmutual.errors import ConfigError
 
+IDLE = "has no effect with"
 SCHEDULE = 'a schedule is { start = 0.9, end = 0.3, shape = "linear" }'
 
 WRONG = [
@@ -73,6 +74,22 @@ WRONG = [
     ("rounds = 0", "key 'rounds' must be greater than or equal to 1, not 0"),
     ("name = ''", "key 'name': a run's name is that of its folder, so it cannot be ''"),
     ("name = '../x'", "key 'name': a run's name is that of its folder, so it cannot be '../x'"),
+    (
+        'name = "a\\u0007b"',
+        "key 'name': a run's name is that of its folder, so it cannot hold control characters, as 'a\\x07b' does",
+    ),
+    (
+        "[training]\nbatch_size = 100000000000000000000",
+        "key 'training.batch_size' must be less than or equal to 1000000000, not 100000000000000000000",
+    ),
+    (
+        "[clients.0.training]\nbatch_size = 1000000001",
+        "key 'clients.0.training.batch_size' must be less than or equal to 1000000000, not 1000000001",
+    ),
+    (
+        "[engine]\nthreads = 1000000000000",
+        "key 'engine.threads' must be less than or equal to 4096, not 1000000000000",
+    ),
     ("[split]\nholdout = 1.0", "key 'split.holdout' must be less than 1, not 1.0"),
     ("[engine]\nparticipation = 0", "key 'engine.participation' must be greater than 0, not 0"),
     ("[data]\nstd = [0.5, 0.0]", "key 'data.std.1' must be greater than 0, not 0.0"),
@@ -140,6 +157,26 @@ WRONG = [
         "[model]\npersonal = ['mlp', 'lenet5']",
         "key 'model.personal' names 2 networks for 5 clients; name one for all, or one for each",
     ),
+    ("[optimizer]\nname = 'adam'\nmomentum = 0.5", f"key 'optimizer.momentum' {IDLE} optimizer.name = 'adam'; take it out"),
+    (
+        "[optimizer]\nname = 'adamw'\n[clients.1.optimizer]\nmomentum = 0.9",
+        f"key 'clients.1.optimizer.momentum' {IDLE} optimizer.name = 'adamw'; take it out",
+    ),
+    ("[optimizer]\namsgrad = true", f"key 'optimizer.amsgrad' {IDLE} optimizer.name = 'sgd'; take it out"),
+    ("[partition]\nmin_size = 3", f"key 'partition.min_size' {IDLE} partition.kind = 'iid'; take it out"),
+    (
+        "[records]\nbest_by = 'holdout'",
+        "records.best_by = 'holdout' needs rows to choose by; set the key 'split.holdout', say to 0.1",
+    ),
+    # What only the federation sets.
+    (
+        "[algorithm]\nname = 'fedavg'\n[clients.0]\nalgorithm.weighting = 'uniform'",
+        "key 'clients.0.algorithm.weighting' is the federation's to set; take it out",
+    ),
+    (
+        "[clients.0.algorithm]\ntemperature = 2.0",
+        "key 'clients.0.algorithm.temperature' is the federation's to set; take it out",
+    ),
     # Client names that look like steps of the library that checks types.
     (
         "[clients.union.training]\nlocal_epochs = 0",
@@ -203,3 +240,32 @@ def test_an_algorithm_of_ones_own_that_needs_a_key(tmp_path: Path, monkeypatch: 
     assert load_config(path, **{"algorithm.gamma": 2}).algorithm["gamma"] == 2
     path.write_text("[algorithm]\nname = 'no_such_module_here:Needy'", encoding="utf-8")
     assert refusal(path).startswith("key 'algorithm.name': there is no module 'no_such_module_here'; put ")
+
+
+def test_algorithms_of_ones_own_that_are_not_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_halves.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fedmutual.algorithms.fml import FML\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Untyped(FML):\n"
+        "    gamma: 'Nowhere' = 1.0\n\n\n"
+        "@dataclass(frozen=True, kw_only=True)\n"
+        "class Other(FML):\n"
+        "    def algorithm(self):\n"
+        "        return 'fml'\n",
+        encoding="utf-8",
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text("[algorithm]\nname = 'own_halves:Untyped'", encoding="utf-8")
+    assert refusal(path) == (
+        f"{path}: key 'algorithm.name': the fields of 'own_halves:Untyped' have a type that cannot be resolved: "
+        "name 'Nowhere' is not defined"
+    )
+    path.write_text("[algorithm]\nname = 'own_halves:Other'", encoding="utf-8")
+    with pytest.raises(ConfigError) as problem:
+        make_algorithm(load_config(path))
+    assert str(problem.value) == (
+        "key 'algorithm.name': algorithm() of 'own_halves:Other' returned str, and a fedmutual.core.Algorithm is wanted"
+    )

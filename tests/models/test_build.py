@@ -183,6 +183,42 @@ WRONG = [
 ]
 
 
+TRAINS = """
+class make(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head, self.calls = nn.BatchNorm1d(784), nn.Linear(784, 10), 0
+    def forward(self, x):
+        self.calls += self.training
+        out = self.head(self.norm(x.flatten(1)))
+        if self.training:
+            LINE
+        return out
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("self.head(x)", "does not take examples of shape (1, 28, 28) in training mode: RuntimeError: "),
+        ("return out, out", "gives tuple as output in training mode, and a tensor of logits [batch, 10] is wanted"),
+        ("return out[:1]", "gives outputs [1, 10] in training mode for 2 examples of 10 classes, not [2, 10]; let its"),
+        ("out = out.exp(); out += 1", "cannot be trained: RuntimeError: "),
+    ],
+)
+def test_a_network_that_fails_in_training_mode_only(line: str, why: str, module: Module) -> None:
+    assert why in refusal(f"{module(TRAINS.replace('LINE', line))}:make")
+
+
+def test_the_try_in_training_mode_leaves_no_trace(module: Module) -> None:
+    net = build(f"{module(TRAINS.replace('LINE', 'torch.rand(1)'))}:make")
+    assert net.calls == 0
+    assert net.norm.num_batches_tracked == 0
+    assert torch.equal(net.norm.running_var, torch.ones(784))
+    assert all(p.grad is None for p in net.parameters())
+    assert net.training
+
+
 @pytest.mark.parametrize(("source", "why"), WRONG)
 def test_a_factory_that_does_not_work(source: str, why: str, module: Module) -> None:
     name = module(source)

@@ -5,6 +5,7 @@ import zipfile
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from fedmutual.errors import RunError
 from fedmutual.records.files import read_json, read_tensors, write_bytes, write_tensors
@@ -35,6 +36,26 @@ def test_pickles_of_both_kinds_are_named_and_not_opened(tmp_path):
     for name in ("old", "new"):
         with pytest.raises(RunError, match="is a pickle"):
             read_tensors(tmp_path / name)
+
+
+def test_tensors_that_cannot_be_read(tmp_path, monkeypatch):
+    with pytest.raises(RunError, match="there is no such file"):
+        read_tensors(tmp_path / "x")
+    write_tensors(tmp_path / "x", {"w": torch.zeros(3)}, {})
+
+    def forbidden(*args, **named):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.open", forbidden)  # a superuser may read whatever its mode
+    with pytest.raises(RunError, match=r"x: cannot be read \(Permission denied\)"):
+        read_tensors(tmp_path / "x")
+
+
+@pytest.mark.parametrize("about", ["{", "[1]", "3"])
+def test_a_header_that_says_nothing_of_ours(tmp_path, about):
+    (tmp_path / "x").write_bytes(save({"w": torch.zeros(3)}, metadata={"fedmutual": about}))
+    with pytest.raises(RunError, match="x: is truncated or no safetensors file"):
+        read_tensors(tmp_path / "x")
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):

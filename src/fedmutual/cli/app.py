@@ -1,5 +1,6 @@
 """The commands. Each reads its arguments, calls the library, and says what came out; nothing is computed here."""
 
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 import fedmutual
 from fedmutual.errors import ConfigError, UserError
@@ -68,12 +70,12 @@ def run(
     """
     config = _config(file, set or [])
     folder = out_folder or Path("runs") / config.name
-    with _watched(_again("run", str(file), set, folder)) as watch:
+    with _watched(_again("run", set, folder, str(file))) as watch:
         done = fedmutual.run(config, folder, resume=resume, observers=[watch])
     from fedmutual.report import headline
 
     out.print(headline([folder]))
-    out.print(f"{done.folder}: `fedmutual report {done.folder} -o report.html` makes a page of it", highlight=False)
+    _say(f"{done.folder}: `{shlex.join(('fedmutual', 'report', str(done.folder), '-o', 'report.html'))}` makes a page of it")
 
 
 @app.command()
@@ -91,7 +93,7 @@ def compare(
     """
     config = _config(file, set or [])
     folder = out_folder or Path("runs") / f"{config.name}-compare"
-    command = _again("compare", str(file), set, folder, f"--methods {methods}", f"--seeds {seeds}")
+    command = _again("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
     with _watched(command) as watch:
         folders = _compare(config, methods, seeds, folder, resume, watch)
     _conclude([(config.name, folders)], folder / "report.html")
@@ -109,7 +111,7 @@ def demo(
     """
     folder = out_folder or Path("runs") / "demo"
     groups = []
-    with _watched(_again("demo", "", None, folder, f"--seeds {seeds}")) as watch:
+    with _watched(_again("demo", None, folder, "--seeds", str(seeds))) as watch:
         for name, methods in DEMO.items():
             with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
                 config = fedmutual.load_config(file)
@@ -132,8 +134,8 @@ def report(
     write_report(folders, output)
     out.print(headline(folders))
     for line in verdict(folders):
-        out.print(line, highlight=False)
-    out.print(f"report: {output}", highlight=False, soft_wrap=True)
+        _say(line)
+    _say(f"report: {output}", soft_wrap=True)
 
 
 @data_app.command("show")
@@ -144,7 +146,7 @@ def data_show(file: File, set: Set = None) -> None:
     federation = data.load(_config(file, set or []))
     out.print(data.draw(federation))
     for note in federation.notes:
-        out.print(f"note: {note}", highlight=False)
+        _say(f"note: {note}")
 
 
 @data_app.command("check")
@@ -154,7 +156,7 @@ def data_check(file: File, set: Set = None) -> None:
 
     findings = data.findings(_config(file, set or []))
     for finding in findings or ["nothing stands out"]:
-        out.print(finding, highlight=False)
+        _say(finding)
 
 
 @app.command("list")
@@ -177,7 +179,7 @@ def list_(
         raise ConfigError(f"there is nothing to list called {what!r}; there are {', '.join(lists)}")
     for name, about in lists[what]().items():
         out.print(f"[bold]{name:14}[/bold] ", end="")
-        out.print(about, highlight=False, markup=False)
+        _say(about)
 
 
 @app.callback(invoke_without_command=True)
@@ -199,6 +201,11 @@ def main() -> None:
 
 def _note(message: Warning | str, *where: object) -> None:
     err.print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _say(text: str, soft_wrap: bool = False) -> None:
+    """Print text as it is: what users name may look like markup."""
+    out.print(text, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
 def _stop(problem: object, code: Code) -> None:
@@ -226,17 +233,18 @@ def _conclude(groups: list[tuple[str, list[Path]]], page: Path) -> None:
     from fedmutual.report import headline, verdict, write_report
 
     for name, folders in groups:
-        out.print(f"\n[bold]{name}[/bold]")
+        out.print(f"\n[bold]{escape(name)}[/bold]")
         out.print(headline(folders))
         for line in verdict(folders):
-            out.print(line, highlight=False)
+            _say(line)
     write_report([folder for _, folders in groups for folder in folders], page)
-    out.print(f"\nreport: {page}", highlight=False, soft_wrap=True)
+    _say(f"\nreport: {page}", soft_wrap=True)
 
 
-def _again(command: str, file: str, settings: list[str] | None, folder: Path, *options: str) -> str:
-    sets = [f"--set {s!r}" for s in settings or ()]
-    return " ".join(filter(None, ("fedmutual", command, file, *options, *sets, f"--out {folder}", "--resume")))
+def _again(command: str, settings: list[str] | None, folder: Path, *arguments: str) -> str:
+    """The command that goes on with what is saved, as a shell takes it."""
+    sets = [word for setting in settings or () for word in ("--set", setting)]
+    return shlex.join(("fedmutual", command, *arguments, *sets, "--out", str(folder), "--resume"))
 
 
 @contextmanager

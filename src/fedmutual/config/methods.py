@@ -18,9 +18,17 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def make_algorithm(config: Config) -> Algorithm:
-    """The configured algorithm's phases, with the federation's settings."""
+    """The configured algorithm's phases, with the federation's settings.
+
+    Raises:
+        ConfigError: what it says of itself is no Algorithm.
+    """
     made = _kind(config)(**client_settings(config)).algorithm()
-    assert isinstance(made, Algorithm)
+    if not isinstance(made, Algorithm):
+        raise ConfigError(
+            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} returned {type(made).__name__}, and a "
+            "fedmutual.core.Algorithm is wanted"
+        )
     return made
 
 
@@ -65,6 +73,8 @@ def check_methods(config: Config, source: str) -> None:
                 continue
             if key not in known:
                 raise ConfigError(f"{source}: {_foreign(where, key, name)}")
+            if client is not None and known[key] != Setting:  # numbers in a client's own loss; the rest all must agree on
+                raise ConfigError(f"{source}: key '{where}.{key}' is the federation's to set; take it out")
             try:
                 _typed(known[key], value)
             except ValidationError as problem:
@@ -105,6 +115,10 @@ def _find(name: str) -> Any:
     kind = plugins.load(name, "algorithm.name")
     if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "algorithm")):
         raise LookupError(f"{name!r} is no algorithm: it must be a frozen dataclass derived from fedmutual.core.Phase")
+    try:
+        _setting_types(kind)
+    except Exception as problem:  # an annotation may be any expression
+        raise LookupError(f"the fields of {name!r} have a type that cannot be resolved: {problem}") from None
     return kind
 
 

@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedmutual.config.methods import all_keys, check_methods, settings_of
-from fedmutual.config.schema import Config, Table
+from fedmutual.config.schema import Config, OptimizerConfig, PartitionConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
@@ -65,6 +65,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
         raise ConfigError(f"{source}: {sentence(problem.errors()[0], all_keys())}") from None
     check_methods(config, source)
     _check_partition(config, source)
+    _check_effect(config, source)
     return config
 
 
@@ -168,4 +169,22 @@ def _check_partition(config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: key 'model.personal' names {nets} networks for {partition.clients} clients; "
             "name one for all, or one for each"
+        )
+
+
+def _check_effect(config: Config, source: str) -> None:
+    """Keys that do nothing beside others. Only what is not their default: a dumped configuration holds all keys."""
+    name, kind = config.optimizer.name, config.partition.kind
+    momenta = {"optimizer.momentum": config.optimizer.momentum != OptimizerConfig().momentum}
+    momenta |= {f"clients.{i}.optimizer.momentum": c.optimizer.momentum is not None for i, c in config.clients.items()}
+    idle = {key: f"optimizer.name = {name!r}" for key, given in momenta.items() if given and name != "sgd"}
+    if config.optimizer.amsgrad and name == "sgd":
+        idle["optimizer.amsgrad"] = f"optimizer.name = {name!r}"
+    if config.partition.min_size != PartitionConfig().min_size and kind != "dirichlet":
+        idle["partition.min_size"] = f"partition.kind = {kind!r}"
+    for key, beside in idle.items():
+        raise ConfigError(f"{source}: key {key!r} has no effect with {beside}; take it out")
+    if config.records.best_by == "holdout" and not config.split.holdout:
+        raise ConfigError(
+            f"{source}: records.best_by = 'holdout' needs rows to choose by; set the key 'split.holdout', say to 0.1"
         )

@@ -1,6 +1,7 @@
 """Every key of a configuration, its type and its default. Keys of [algorithm] are the algorithm's own: see methods.py."""
 
 import math
+import unicodedata
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,6 +29,8 @@ def _path(value: object) -> object:
 def _folder(value: str) -> str:
     if value in ("", ".", "..") or "/" in value or "\\" in value:
         raise ValueError(f"a run's name is that of its folder, so it cannot be {value!r}")
+    if any(unicodedata.category(c) in ("Cc", "Cs") for c in value):  # control characters, halves of characters
+        raise ValueError(f"a run's name is that of its folder, so it cannot hold control characters, as {value!r} does")
     return value
 
 
@@ -76,6 +79,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_listed)]
 Spreads = Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(_listed)]
 Sides = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)]
+BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Moving = Annotated[float | Schedule, BeforeValidator(_schedule)]
 Rate = Annotated[Moving, AfterValidator(_not_negative)]
@@ -136,7 +140,7 @@ class TrainingConfig(Section):
     """The local work of a round."""
 
     local_epochs: Annotated[int, Field(ge=1)] = 5
-    batch_size: Annotated[int, Field(ge=1)] = 128
+    batch_size: BatchSize = 128
 
 
 class OptimizerConfig(Section):
@@ -154,7 +158,7 @@ class EngineConfig(Section):
 
     name: Literal["auto", "inprocess"] = "auto"
     device: str = "auto"
-    threads: Annotated[int, Field(ge=1)] | None = None  # unset: torch's own choice, recorded and kept on resume
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # unset: torch's own choice, recorded and kept on resume
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # the fraction of clients in a round, at least one
 
 
@@ -183,7 +187,7 @@ class ClientTraining(Section):
     """A client's own local work."""
 
     local_epochs: Annotated[int, Field(ge=1)] | None = None
-    batch_size: Annotated[int, Field(ge=1)] | None = None
+    batch_size: BatchSize | None = None
 
 
 class ClientOptimizer(Section):

@@ -1,6 +1,7 @@
 """Networks by name: ours, torchvision's, and "module:factory". Their first weights come from a given stream only."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from difflib import get_close_matches
 
 import torch
@@ -66,22 +67,36 @@ def _make(name: str, shape: tuple[int, ...], classes: int, key: str) -> nn.Modul
     raise ConfigError(f"key {key!r}: there is no network {name!r}; {mend}")
 
 
-@torch.no_grad()
 def _check(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
-    """One forward on zeros, in eval mode."""
+    """A forward in eval mode; a forward and a backward in training mode, on a copy, so that the net is as it was."""
+    with torch.no_grad():
+        _forward(net.eval(), name, shape, classes, "")
+    output = _forward(deepcopy(net).train(), name, shape, classes, " in training mode")
+    if output.requires_grad:
+        try:
+            torch.autograd.backward([output.sum()])
+        except Exception as problem:
+            raise ValueError(f"cannot be trained: {said(problem)}") from problem
+
+
+def _forward(net: nn.Module, name: str, shape: tuple[int, ...], classes: int, mode: str) -> Tensor:
+    """The output for two examples of zeros, if it is logits [2, classes]."""
     try:
-        output = net.eval()(torch.zeros(2, *shape))
+        output = net(torch.zeros(2, *shape))
     except Exception as problem:  # whatever a network's code may raise
-        raise ValueError(_misfit(name, shape, problem)) from problem
+        raise ValueError(_misfit(name, shape, problem, mode)) from problem
     if not isinstance(output, Tensor):
-        raise ValueError(f"gives {type(output).__name__} as output, and a tensor of logits [batch, {classes}] is wanted")
+        kind = type(output).__name__
+        raise ValueError(f"gives {kind} as output{mode}, and a tensor of logits [batch, {classes}] is wanted")
     if output.shape != (2, classes):
         mend = "; let its factory take the argument `classes`" if ":" in name else ""
-        raise ValueError(f"gives outputs {list(output.shape)} for 2 examples of {classes} classes, not [2, {classes}]{mend}")
+        got = f"gives outputs {list(output.shape)}{mode}"
+        raise ValueError(f"{got} for 2 examples of {classes} classes, not [2, {classes}]{mend}")
+    return output
 
 
-def _misfit(name: str, shape: tuple[int, ...], problem: Exception) -> str:
+def _misfit(name: str, shape: tuple[int, ...], problem: Exception, mode: str) -> str:
     least = 1 if name in _OURS or ":" in name else published.least(name)
     if min(shape[-2:]) < least:
         return too_small(shape, least)
-    return f"does not take examples of shape {shape}: {said(problem)}"
+    return f"does not take examples of shape {shape}{mode}: {said(problem)}"

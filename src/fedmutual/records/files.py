@@ -68,16 +68,23 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A safetensors file -> (tensors, header). Nothing else is ever loaded: no pickle is opened.
 
     Raises:
-        RunError: it is missing, truncated, or no safetensors file.
+        RunError: it is missing, unreadable, truncated, or no safetensors file.
     """
-    if not path.is_file():
-        raise RunError(f"{path}: there is no such file")
+    try:
+        with path.open("rb") as raw:
+            head = raw.read(2)
+    except FileNotFoundError:
+        raise RunError(f"{path}: there is no such file") from None
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be read ({problem.strerror or problem})") from None
     try:
         with safe_open(path, framework="pt") as file:
-            return {k: file.get_tensor(k) for k in file.keys()}, json.loads((file.metadata() or {}).get("fedmutual", "{}"))  # noqa: SIM118
-    except (SafetensorError, OSError) as problem:
-        with path.open("rb") as file:
-            head = file.read(2)  # asked only now: a safetensors file may begin with these bytes too, as its header's length
+            about = json.loads((file.metadata() or {}).get("fedmutual", "{}"))
+            if not isinstance(about, dict):
+                raise ValueError("what its header says of it is no table")
+            return {k: file.get_tensor(k) for k in file.keys()}, about  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as problem:
+        # asked only now: a safetensors file may begin with these bytes too, as its header's length
         if head == b"PK" or head[:1] == b"\x80":
             raise RunError(
                 f"{path}: is a pickle, which could run code when opened; fedmutual reads safetensors only"

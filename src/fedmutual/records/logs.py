@@ -1,7 +1,7 @@
 """Lines that a run appends: its scores and its bytes. Without wall times, so that a resumed run's are the same bytes."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ class Metrics:
         """Append the scores."""
         if isinstance(event, Evaluated):
             scores = [{"model": s.model, "client": s.client, "data": s.data, **s.values} for s in event.scores]
-            _append(self._path, [{"round": event.round, "train": event.train, "scores": scores}])
+            append(self._path, [_line({"round": event.round, "train": event.train, "scores": scores})])
 
 
 class Ledger:
@@ -35,17 +35,19 @@ class Ledger:
         """Append the bytes."""
         if isinstance(event, PhaseDone):
             about = {"round": event.round, "phase": event.phase}
-            _append(self._path, [{**about, "client": i, "down": event.down[i], "up": up} for i, up in event.up.items()])
+            append(
+                self._path, (_line({**about, "client": i, "down": event.down[i], "up": up}) for i, up in event.up.items())
+            )
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """All lines of a log; none where there is no log yet.
 
     Raises:
-        RunError: a line is no JSON: the file and the line.
+        RunError: a line is no JSON, or the file cannot be read: the file and the line.
     """
     lines = []
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else (), 1):
+    for number, text in enumerate((_read(path) or "").splitlines(), 1):
         try:
             lines.append(json.loads(text))
         except ValueError:
@@ -54,11 +56,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rewind(path: Path, keep: Callable[[int], bool]) -> None:
-    """Take out the lines of rounds that were not saved; a half-written last line goes with them."""
-    if not path.exists():
+    """Take out the lines of rounds that were not saved; a half-written last line goes with them.
+
+    Raises:
+        RunError: as `read_lines`.
+    """
+    text = _read(path)
+    if text is None:
         return
     kept = []
-    whole = path.read_text(encoding="utf-8").split("\n")[:-1]  # what follows the last line end was cut off by a kill
+    whole = text.split("\n")[:-1]  # what follows the last line end was cut off by a kill
     for number, text in enumerate(whole, 1):
         try:
             round = json.loads(text)["round"]
@@ -69,9 +76,33 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     write_bytes(path, "".join(kept).encode())
 
 
-def _append(path: Path, lines: list[dict[str, Any]]) -> None:
+def append(path: Path, lines: Iterable[str]) -> None:
+    """Append lines to a log.
+
+    Raises:
+        RunError: it cannot be written.
+    """
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+            file.write("".join(f"{line}\n" for line in lines))
     except OSError as problem:
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem})") from None
+
+
+def _read(path: Path) -> str | None:
+    """The text of a log; None where there is none."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be read ({problem.strerror or problem})") from None
+    try:
+        return content.decode()
+    except UnicodeDecodeError as problem:
+        number = content.count(b"\n", 0, problem.start) + 1
+        raise RunError(f"{path}: line {number} is damaged; start the run anew in another folder") from None
+
+
+def _line(content: dict[str, Any]) -> str:
+    return json.dumps(content, allow_nan=False)

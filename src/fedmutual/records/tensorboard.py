@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.events import Evaluated, Event, Failed, Finished
 
 
@@ -11,6 +11,7 @@ class Writer:
 
     Raises:
         ConfigError: TensorBoard is not installed.
+        RunError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -20,7 +21,10 @@ class Writer:
             raise ConfigError(
                 "key 'records.tensorboard': TensorBoard is not installed; pip install 'fedmutual[tensorboard]'"
             ) from None
-        self._writer = SummaryWriter(str(folder / "tensorboard"))
+        try:
+            self._writer = SummaryWriter(str(folder / "tensorboard"))
+        except OSError as problem:
+            raise RunError(f"{folder / 'tensorboard'}: cannot be written ({problem.strerror or problem})") from None
 
     def __call__(self, event: Event) -> None:
         """Write the numbers of an evaluation; close with the run."""

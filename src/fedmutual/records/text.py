@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fedmutual.records.events import Evaluated, Event, Failed, Finished, Score, Started
 from fedmutual.records.folder import LOG
+from fedmutual.records.logs import append
 
 
 class TextLog:
@@ -19,8 +20,7 @@ class TextLog:
         """Append what the event says, if anything."""
         if said := told(event):
             now = datetime.now().astimezone().isoformat(timespec="seconds")
-            with self._path.open("a", encoding="utf-8") as file:
-                file.writelines(f"{now}  {line}\n" for line in said)
+            append(self._path, (f"{now}  {line}" for line in said))
 
 
 class TimeLeft:

@@ -69,6 +69,8 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
         RunError: a folder is no run's or damaged, or `out` cannot be written.
     """
     out = Path(out)
+    if not out.name:  # "." or "/"
+        raise RunError(f"{out}: is a folder; name a file with -o")
     page = render([*runs])
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:

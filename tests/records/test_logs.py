@@ -1,0 +1,38 @@
+"""Logs that cannot be read or written: one sentence with the file, and the line where there is one."""
+
+import pytest
+
+from fedmutual.errors import RunError
+from fedmutual.records.events import Finished
+from fedmutual.records.logs import read_lines, rewind
+from fedmutual.records.text import TextLog
+
+WHOLE = b'{"round": 1}\n{"round": 2}\n'
+
+
+def test_lines_come_back_and_those_of_unsaved_rounds_go(tmp_path):
+    path = tmp_path / "m.jsonl"
+    assert read_lines(path) == []
+    rewind(path, bool)
+    assert not path.exists()
+    path.write_bytes(WHOLE + b'{"rou')
+    rewind(path, lambda round: round < 2)
+    assert read_lines(path) == [{"round": 1}]
+
+
+@pytest.mark.parametrize("read", [read_lines, lambda path: rewind(path, bool)])
+def test_a_log_that_is_not_utf_8_is_damaged_in_that_line(tmp_path, read):
+    path = tmp_path / "m.jsonl"
+    path.write_bytes(WHOLE + b'{"round": "\xff"}\n')
+    with pytest.raises(RunError, match=r"m\.jsonl: line 3 is damaged; start the run anew"):
+        read(path)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RunError, match=r"m\.jsonl: cannot be read \(Is a directory\)"):
+        read(path)
+
+
+def test_a_text_log_that_cannot_be_written(tmp_path):
+    (tmp_path / "log.txt").mkdir()
+    with pytest.raises(RunError, match=r"log\.txt: cannot be written \(Is a directory\)"):
+        TextLog(tmp_path)(Finished(rounds=3))
