@@ -264,4 +264,4 @@ def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):
     page = (tmp_path / "demo/report.html").read_text()
     assert all(name in page for name in ("different-digits", "different-networks"))
     runs = tmp_path.glob("demo/different-networks/*/0/summary.json")
-    assert {p.parent.parent.name for p in runs} == {"fml", "independent"}
+    assert {p.parent.parent.name for p in runs} == {"fml", "fedavg", "independent"}

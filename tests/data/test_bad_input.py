@@ -262,3 +262,13 @@ def test_what_is_found_only_while_reading(tmp_path: Path, workers: int) -> None:
     rows = data.load(config(data=pictures, partition={"clients": 1})).pooled().private
     with pytest.raises(DataError, match=r"^\S*02.png cannot be read as an image"):
         list(rows.rows([torch.arange(len(rows))]))
+
+
+@pytest.mark.parametrize("group", [None, "pid"])
+def test_rows_with_more_fields_than_the_header_are_refused_not_shifted(tmp_path: Path, group: str | None) -> None:
+    """A decimal comma makes one field two; pandas alone would take the first column as an index and shift the others."""
+    path = tmp_path / "a.csv"
+    path.write_text("pid,hb,age,label\n" + "".join(f"{i},14,{i % 9},28,{'sick' if i % 2 else 'well'}\n" for i in range(60)))
+    given = {"name": "csv", "root": str(path)} | ({"group_by": group} if group else {})
+    with pytest.raises(DataError, match=r"a\.csv: a row has more fields than the header.*decimal comma"):
+        data.load(config(data=given))

@@ -119,7 +119,7 @@ def demo(
     _conclude(groups, folder / "report.html")
 
 
-DEMO = {"different-digits": "fml,fedavg,fedprox,independent", "different-networks": "fml,independent"}
+DEMO = {"different-digits": "fml,fedavg,fedprox,independent", "different-networks": "fml,fedavg,independent"}
 
 
 @app.command()

@@ -1,5 +1,6 @@
 """A CSV file: a row an example, a column for the label, the others its features."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +57,21 @@ def _read(path: Path, config: DataConfig) -> pd.DataFrame:
     names = [c for c in (config.label, config.group_by, DOMAIN) if c is not None]
     try:
         numbers = [c for c in pd.read_csv(path, nrows=0).columns if c not in names]
-        table = pd.read_csv(
-            path, dtype=dict.fromkeys(names, str), keep_default_na=False, na_values=dict.fromkeys(numbers, _MISSING)
-        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(
+                path,
+                index_col=False,  # else a field too many makes the first column an index and shifts all others
+                dtype=dict.fromkeys(names, str),
+                keep_default_na=False,
+                na_values=dict.fromkeys(numbers, _MISSING),
+            )
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file; key 'data.root' or 'data.test' names it") from None
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{path}: a row has more fields than the header; is there a decimal comma, or another delimiter than the comma?"
+        ) from None
     except (OSError, ValueError) as problem:  # pandas' own errors are ValueErrors
         raise DataError(f"{path}: cannot be read as CSV ({str(problem).strip().splitlines()[0]})") from None
     if table.empty:
