@@ -32,6 +32,7 @@ class Made:
     algorithm: str
     own: Own
     shared: Shared = lambda seed, round: None
+    shared_own: Own | None = None  # of the shared model beside personal ones; of the forks, where there is none
     seed: int = 0
     rounds: int = 2
     reached: int | None = None  # evaluated rounds, where the run is unfinished
@@ -162,6 +163,9 @@ def _evaluation(made: Made, round: int) -> dict[str, Any]:
         scores += [_score(made, serves, i, data, own) for data in ("validation", "holdout")]
         if serves == "personal":
             scores.append(_score(made, "personal", i, "test", own / 2))
+        if made.shared_own:
+            model = "meme" if shared is None else "global"
+            scores.append(_score(made, model, i, "validation", made.shared_own(made.seed, round, i)))
     terms = LOSSES.get(made.algorithm, ("personal",))
     who = ("pooled",) if made.algorithm == "centralised" else made.clients
     train = {i: {t: (2.0 - 0.3 * k) / (0.5 + round) for k, t in enumerate(terms)} for i in who} if made.tells else {}

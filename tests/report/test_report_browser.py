@@ -6,9 +6,10 @@ import shutil
 from urllib.parse import unquote
 
 import pytest
+from matplotlib.image import imread
 
 from fedmutual.report import write_report
-from run_folders import Made, write_all
+from run_folders import Made, write, write_all
 
 playwright = pytest.importorskip("playwright.sync_api", reason="the python package playwright is not installed")
 CHROME = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
@@ -149,6 +150,41 @@ def test_the_headline_is_cards_on_a_phone_and_stays_a_table_to_a_reader(visit):
     assert table.get_by_role("rowheader", name="FML").is_visible()
     box = table.bounding_box()
     assert box["x"] + box["width"] <= 400
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_table_that_is_wider_than_a_phone_fades_where_it_goes_on(visit, scheme):
+    page, _, _ = visit(color_scheme=scheme, viewport={"width": 400, "height": 900})
+    scroll = page.locator(".scroll", has=page.locator("#c1-beyond-table"))
+    wide = scroll.evaluate("e => [e.scrollWidth, e.clientWidth]")
+    assert wide[0] > wide[1] + 100
+
+    def shade():
+        """How far the right edge is from the page's own colour, of 255, above the caption, where nothing is written."""
+        picture = imread(io.BytesIO(scroll.screenshot()))[:, :, :3].mean(2) * 255
+        return abs(float(picture[1, -2] - picture[1, 100]))
+
+    assert shade() > 12
+    scroll.evaluate("e => { e.scrollLeft = e.scrollWidth; }")
+    assert shade() < 2
+
+
+def test_a_key_stays_on_one_line_on_a_phone(browser, tmp_path):
+    runs = [
+        write(tmp_path / name, Made("fml", lambda s, r, c: 0.5, name=name, config={"model": model}))
+        for name, model in (("a", {"shared": "mlp"}), ("b", {"shared": "cnn1", "a_long_name_of_a_key": ["mlp", "cnn1"] * 9}))
+    ]
+    runs.append(write(tmp_path / "c", Made("fml", lambda s, r, c: 0.5, name="c", config={"data": {"name": "mnist"}})))
+    write_report(runs, tmp_path / "report.html")
+    context = browser.new_context(viewport={"width": 400, "height": 900})
+    page = context.new_page()
+    page.goto((tmp_path / "report.html").as_uri())
+    lines = """[...document.querySelectorAll('.keys tbody th')].map(th => {
+        const range = document.createRange(); range.selectNodeContents(th); return range.getClientRects().length; })"""
+    found = page.evaluate(lines)
+    assert len(found) >= 2
+    assert set(found) == {1}
+    context.close()
 
 
 def test_print_is_light_and_whole(visit):

@@ -88,6 +88,69 @@ def test_the_headline(two_seeds):
     assert float(line["personal_last_half_width"]) == pytest.approx(0.423540, abs=1e-6)
 
 
+def test_a_method_with_two_models_has_a_line_for_each(tmp_path):
+    """After round 2 the shared model is 0.1 above local-only with client 0, 0.1 below with client 1, equal with client 2."""
+    both = Made("fml", better, shared, shared_own=lambda s, r, c: ALONE[c] + {"0": 0.1, "1": -0.1, "2": 0}[c] * (r == 2))
+    table = accuracy.headline(comparison(write_all(tmp_path, [both, *METHODS[1:]], [0, 1])))
+    assert [(row[0].text, row[0].sub) for row in table.rows] == [
+        ("FML", "personal models"),
+        ("FML", "shared model"),
+        ("FedAvg", "shared model"),
+        ("Local-only", "personal models"),
+    ]
+    personal, common, *_ = texts(table)
+    # the personal models as in test_the_headline; the shared one: 0.6, 0.3, 0.3 in both seeds, so mean 0.4 and gain 0
+    assert [text for text, _ in personal] == ["FML", "n/a", "n/a", "50.0", "40.0", "30.0", "30.0", "+10.0", "4 / 0"]
+    assert common == [
+        ("FML", ""),
+        ("70.0", "± 63.5"),
+        ("65.0", "± 63.5"),
+        ("40.0", "± 0.0"),
+        ("n/a", ""),
+        ("30.0", "± 0.0"),
+        ("n/a", ""),
+        ("0.0", "± 0.0"),
+        ("2 / 2", ""),
+    ]
+    assert table.rows[1][8].sub == "of 6, 2 equal"
+    assert table.notes[:2] == (
+        "n/a: the shared model has a line of its own",
+        "n/a: on own data a run chooses its best round for the personal models",
+    )
+    assert [(r["method"], r["model"], r["global_last"], r["personal_last"]) for r in records(table)[:3]] == [
+        ("FML", "personal models", "", "0.5"),
+        ("FML", "shared model", "0.7", "0.4"),
+        ("FedAvg", "shared model", "0.7", "0.4"),
+    ]
+
+
+def test_both_models_are_told_apart_everywhere(tmp_path):
+    both = Made("fml", better, shared, shared_own=lambda s, r, c: 0.45)
+    found = comparison(write_all(tmp_path, [both, METHODS[2]], [0, 1]))
+    assert [row[0].sub for row in tables.beyond_accuracy(found).rows[:4]] == [
+        "shared model, test set",
+        "personal model, own validation data",
+        "personal model, all classes (test set)",
+        "shared model, own validation data",
+    ]
+    # seed 1, client 1: 0.6 by its personal model, 0.45 by the shared one, 0.4 alone
+    table = tables.clients(found)
+    assert [c.name for c in table.columns[5:]] == ["FML, personal", "FML, shared", "Local-only"]
+    assert [(c.text, c.spread) for c in table.rows[4][5:]] == [("60.0", "+20.0"), ("45.0", "+5.0"), ("40.0", "")]
+    drawn = {p.id: p.curves for p in pictures(found)}
+    for id in ("personal", "worst"):
+        assert [(c.label, c.slot, c.style) for c in drawn[id][:2]] == [("FML, personal", 1, 0), ("FML, shared", 1, 1)]
+    assert [p.mean for p in drawn["personal"][1].points] == pytest.approx([0.45, 0.45])
+    assert [c.label for c in drawn["global"]] == ["FML"]
+
+
+def test_forks_that_no_complete_model_unites_are_called_so(tmp_path):
+    parted = Made("fml", better, shared_own=lambda s, r, c: 0.45)
+    table = accuracy.headline(comparison([write(tmp_path / "a", parted)]))
+    assert [(row[0].sub, row[3].text) for row in table.rows] == [("personal models", "46.7"), ("clients' forks", "45.0")]
+    assert "n/a: no complete shared model exists: a part of it stays with the clients" in table.notes
+
+
 def test_a_best_on_test_is_called_so(tmp_path):
     made = Made("fml", better, shared, best_by=("test", "validation"))
     table = accuracy.headline(comparison([write(tmp_path / "a", made)]))
@@ -100,11 +163,28 @@ def test_a_best_on_test_is_called_so(tmp_path):
     table = accuracy.headline(comparison([write(tmp_path / "b", replace(made, validation_of="test"))]))
     assert [c.name for c in table.columns if "best" in c.name] == [
         "best on test",
-        "mean, best on test",
-        "worst, best on test",
+        "mean, best on validation (test examples)",
+        "worst, best on validation (test examples)",
     ]
     assert table.columns[4].note == table.columns[6].note == table.notes[0]
     assert table.notes[0].startswith("the best round was chosen on the very test examples")
+
+
+@pytest.mark.parametrize(
+    ("by", "validation_of", "said"),
+    [
+        ("holdout", "train", "best on hold-out"),
+        ("holdout", "test", "best on hold-out"),
+        ("validation", "train", "best on validation"),
+        ("validation", "test", "best on validation (test examples)"),
+        ("test", "train", "best on test"),
+    ],
+)
+def test_what_chose_the_best_round_is_said(tmp_path, by, validation_of, said):
+    made = Made("fml", better, shared, best_by=(by, by), validation_of=validation_of)
+    table = accuracy.headline(comparison([write(tmp_path / "a", made)]))
+    assert [c.name for c in table.columns if "best" in c.name] == [said, f"mean, {said}", f"worst, {said}"]
+    assert bool(table.columns[2].note) == ("test" in said)
 
 
 def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
@@ -126,7 +206,7 @@ def test_what_is_missing_says_why(tmp_path):
         f"n/a: {measures.NO_LOCAL}",
     )
     table = accuracy.headline(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
-    assert table.rows[0][0].sub == "unfinished: round 1 of 2"
+    assert table.rows[0][0].sub == "personal models, unfinished: round 1 of 2"
     assert table.rows[0][1].text == "60.0"
     assert table.rows[0][2].note == "n/a: a best round is chosen when the run is finished"
 
@@ -306,4 +386,4 @@ def test_how_it_was_made(two_seeds):
 
 def test_gains_need_a_pair(two_seeds, tmp_path):
     lonely = comparison([write(tmp_path / "x", Made("fml", better))])
-    assert measures.gains(lonely, lonely.methods[0]) == Missing(measures.NO_LOCAL)
+    assert measures.gains(lonely, lonely.uses[0]) == Missing(measures.NO_LOCAL)

@@ -19,10 +19,15 @@ def plus(*gains):
     return lambda seed, round, client: ALONE[client] + gains[int(client)]
 
 
-def printed(table):
-    console = Console(width=120, record=True, file=io.StringIO())
+def printed(table, width=120):
+    console = Console(width=width, record=True, file=io.StringIO())
     console.print(table)
     return console.export_text()
+
+
+def rows(text, start):
+    """The cells of the terminal's lines that begin so."""
+    return [re.split(r"  +", line.strip()) for line in text.splitlines() if line.strip().startswith(start)]
 
 
 alone = Made("independent", plus(0, 0, 0))
@@ -79,6 +84,70 @@ def test_one_seed_says_so(tmp_path):
     assert "(95 % interval 2.6 to 27.4, 3 clients). Of 3 clients, all gain." in said[1]
     assert "one seed only" in said[-1]
     assert "--seeds 3" in said[-1]
+
+
+def both(personal, common, global_=lambda s, r: 0.7):
+    """FML's gains over local-only, client by client: of its personal models, and of its shared one."""
+    return Made("fml", plus(*personal), global_, shared_own=plus(*common))
+
+
+def of_two_models(said):
+    return [s for s in said if s.startswith(("With FML", "Of the two"))]
+
+
+def test_of_two_models_the_better_one_on_own_data_is_named(tmp_path):
+    # shared less personal: 0.1, 0.1, -0.05 in both seeds: 0.05 in the mean
+    said = verdict(write_all(tmp_path / "a", [both((0.05, 0.05, 0.05), (0.15, 0.15, 0)), alone], [0, 1]))
+    assert said[2] == (
+        "With FML, the shared model does better on the clients' own validation data than the personal models: "
+        "by 5.0 points (95 % interval 5.0 to 5.0, 2 seeds), for 4 of 6 clients over 2 seeds."
+    )
+    assert said[0] == "Federating pays with FML: on their own work clients do better than alone."
+    assert said[1].startswith("FML: personal models score 75.0 % on the clients' own validation data, 5.0 points above")
+    said = verdict(write_all(tmp_path / "b", [both((0.1, 0.1, 0.1), (0.05, 0.05, 0.05)), alone], [0]))
+    assert of_two_models(said) == [
+        "With FML, the personal models do better on the clients' own validation data than the shared model: "
+        "by 5.0 points (95 % interval 5.0 to 5.0, 3 clients), for 3 of 3 clients."
+    ]
+
+
+def test_of_two_models_neither_may_be_better(tmp_path):
+    # shared less personal: 0.1, 0, -0.04: mean 0.02, s = 0.072111, half = 4.302653 * s / sqrt(3) = 0.179134
+    said = verdict(write_all(tmp_path, [both((0, 0, 0.04), (0.1, 0, 0)), alone], [0]))
+    assert of_two_models(said) == [
+        "Of the two models of FML neither is certain to be better on the clients' own validation data: "
+        "the shared model is 2.0 points ahead (95 % interval 15.9 behind to 19.9 ahead, 3 clients)."
+    ]
+
+
+def test_of_two_models_without_local_only(tmp_path):
+    said = verdict(write_all(tmp_path, [both((0, 0, 0), (0.1, 0.1, 0.1))], [0, 1]))
+    assert "by 10.0 points (95 % interval 10.0 to 10.0, 2 seeds), for 6 of 6 clients over 2 seeds." in said[1]
+
+
+def test_forks_are_no_shared_model(tmp_path):
+    said = verdict(write_all(tmp_path, [both((0, 0, 0), (0.1, 0.1, 0.1), lambda s, r: None), alone], [0, 1]))
+    [line] = of_two_models(said)
+    assert line.startswith("With FML, the clients' forks do better on the clients' own validation data than the personal")
+
+
+def test_one_model_has_no_rival_of_its_own(tmp_path):
+    said = verdict(write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1)), Made("fedavg", plus(0, 0, 0)), alone], [0, 1]))
+    assert of_two_models(said) == []
+
+
+def test_models_that_fare_differently_are_told_apart_in_the_lead(tmp_path):
+    said = verdict(write_all(tmp_path / "a", [both((-0.1, -0.1, -0.1), (0.1, 0.1, 0.1)), alone], [0, 1]))
+    assert said[0] == (
+        "Federating pays with FML (shared model): on their own work clients do better than alone; "
+        "with FML (personal models) they do worse."
+    )
+    # a shared model that serves nobody's own data is no harm to those who have a personal one
+    said = verdict(write_all(tmp_path / "c", [both((0.1, 0.1, 0.1), (-0.1, -0.1, -0.1)), alone], [0, 1]))
+    assert said[0] == "Federating pays with FML: on their own work clients do better than alone."
+    other = Made("fedavg", plus(0, 0, 0))
+    said = verdict(write_all(tmp_path / "b", [both((0.1, 0.1, 0.1), (0.2, 0.2, 0.2)), other, alone], [0, 1]))
+    assert "on the clients' own validation data FML (personal models) wins by 10.0 points" in said[4]
 
 
 def test_harmed_clients_are_named(tmp_path):
@@ -188,6 +257,24 @@ def test_other_data_are_another_comparison(tmp_path):
     ]
 
 
+def test_all_keys_in_which_comparisons_differ_are_found_but_not_those_of_their_methods(tmp_path):
+    small = {"data": {"name": "digits", "size": [8, 8]}, "model": {"shared": "mlp"}}
+    large = {
+        "data": {"name": "digits", "size": [16, 16]},
+        "model": {"shared": "cnn1", "personal": ["mlp", "cnn1"]},
+        "optimizer": {"name": "sgd", "lr": 0.02},
+    }
+    slow = replace(alone, config=large | {"optimizer": {"name": "sgd", "lr": 0.01}})
+    a = write_all(tmp_path / "a", [replace(both((0, 0, 0), (0, 0, 0)), config=small), replace(alone, config=small)], [0, 1])
+    b = write_all(tmp_path / "b", [Made("fml", plus(0, 0, 0), config=large), slow], [0])
+    assert differences(comparisons(read_runs([*a, *b]))) == [
+        ("data.size", ["[8, 8]", "[16, 16]"]),
+        ("model.shared", ["mlp", "cnn1"]),
+        ("optimizer.lr", ["0.01", "0.02; 0.01"]),
+        ("model.personal", ["not set", '["mlp", "cnn1"]']),
+    ]
+
+
 def test_the_folder_of_the_data_and_the_device_are_no_difference(tmp_path):
     here = write(tmp_path / "a", Made("fml", plus(0, 0, 0), config={"data": {"name": "digits", "root": "/here"}}))
     there = write(
@@ -213,6 +300,34 @@ def test_the_headline_in_the_terminal(tmp_path):
     ]
     [line] = [x for x in text.splitlines() if "Local-only" in x]
     assert re.split(r"  +", line.strip())[1::3] == ["n/a", "n/a"]
+
+
+def test_the_headline_in_the_terminal_has_a_line_for_each_model(tmp_path):
+    text = printed(headline(write_all(tmp_path, [both((0.1, 0.1, 0.1), (0.2, 0, -0.1)), alone], [0, 1])))
+    assert rows(text, "FML") == [
+        ["FML, personal", "n/a", "80.0 ± 0.0", "70.0 ± 0.0", "+10.0 ± 0.0", "6/0"],
+        ["FML, shared", "70.0 ± 0.0", "73.3 ± 0.0", "50.0 ± 0.0", "+3.3 ± 0.0", "2/2"],
+    ]
+
+
+def test_the_headline_fits_a_terminal_of_80_columns_when_intervals_are_as_wide_as_can_be(tmp_path):
+    clients = tuple(map(str, range(50)))
+    never = Made("independent", lambda s, r, c: 1.0 - s, clients=clients)
+    methods = [
+        Made("fml", lambda s, r, c: float(s), lambda s, r: float(s), shared_own=lambda s, r, c: float(s), clients=clients),
+        Made("fedavg", lambda s, r, c: float(s), lambda s, r: float(s), clients=clients),
+        never,
+    ]
+    text = printed(headline(write_all(tmp_path, methods, [0, 1])), width=80)
+    # 0 and 1 have s / sqrt(2) = 0.5, so half = 12.7062 * 0.5; gains of -1 and 1 have twice that
+    assert rows(text, "FedAvg") == [["FedAvg", *["50.0 ± 635.3"] * 3, "0.0 ± 1270.6", "50/50"]]
+    assert [line[1:] for line in rows(text, "FML")] == [
+        ["n/a", *["50.0 ± 635.3"] * 2, "0.0 ± 1270.6", "50/50"],
+        [*["50.0 ± 635.3"] * 3, "0.0 ± 1270.6", "50/50"],
+    ]
+    assert "harmed" in text
+    assert "…" not in text
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
 def test_names_with_brackets_are_no_markup(tmp_path):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from fedmutual.report import measures
 from fedmutual.report.cells import Cell, Column, Table, csv_text, gain, missing, numbers, share
-from fedmutual.report.comparison import Comparison, Method
+from fedmutual.report.comparison import Comparison, Use
 from fedmutual.report.measures import Best
 from fedmutual.report.statistics import Gains, Missing
 from fedmutual.report.text import count
@@ -13,31 +13,32 @@ SHARED, OWN, GAIN = "Shared model, test set", "Client's model, own data", "Gain 
 
 
 def headline(comparison: Comparison) -> Table:
-    """A line a method: the shared model, the clients' own, the gain over training alone."""
+    """A line a method, or one for each of its models: the shared model, the clients' own, the gain over training alone."""
     decimals = comparison.decimals
-    shared = {m.label: measures.global_best(m) for m in comparison.methods}
-    own = {m.label: measures.own_best(m) for m in comparison.methods}
+    shared = {u: measures.global_best(u) for u in comparison.uses}
+    own = {u: measures.own_best(u) for u in comparison.uses}
     chosen_shared, chosen_own = _chosen(shared.values()), _chosen(own.values())
     best_shared, best_own = (f"best on {by}" if by else "best" for by in (chosen_shared, chosen_own))
     rows, lines = [], []
-    for m in comparison.methods:
-        last, mean, worst = measures.global_last(m), measures.own_last(m), measures.own_last(m, min)
-        worst_best = measures.own_best(m, worst=True)
-        found = measures.gains(comparison, m)
+    for u in comparison.uses:
+        last, mean, worst = measures.global_last(u), measures.own_last(u), measures.own_last(u, min)
+        worst_best = measures.own_best(u, worst=True)
+        found = measures.gains(comparison, u)
         rows.append(
             (
-                Cell(m.label, sub=_state(comparison, m)),
+                Cell(u.method.label, sub=_state(comparison, u)),
                 share(last, decimals),
-                _best(shared[m.label], decimals, chosen_shared),
+                _best(shared[u], decimals, chosen_shared),
                 share(mean, decimals),
-                _best(own[m.label], decimals, chosen_own),
+                _best(own[u], decimals, chosen_own),
                 share(worst, decimals),
                 _best(worst_best, decimals, chosen_own),
                 *_gains(found, decimals),
             )
         )
-        values = (last, shared[m.label].value, mean, own[m.label].value, worst, worst_best.value)
-        lines.append([m.label, len(m.counted), *(v for value in values for v in numbers(value)[:2]), *_gain_numbers(found)])
+        values = (last, shared[u].value, mean, own[u].value, worst, worst_best.value)
+        about = (u.method.label, u.name, len(u.method.counted))
+        lines.append([*about, *(v for value in values for v in numbers(value)[:2]), *_gain_numbers(found)])
     columns = (
         Column("Method", numeric=False),
         Column("last round", SHARED),
@@ -50,7 +51,7 @@ def headline(comparison: Comparison) -> Table:
         Column("gain / harmed", GAIN),
     )
     names = ("global_last", "global_best", "personal_last", "personal_best", "worst_last", "worst_best", "gain")
-    header = ["method", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
+    header = ["method", "model", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
     header += ["gain_n", "gain_unit", "gained", "harmed", "equal"]
     caption = f"Accuracy of every method, %{_over(comparison)}"
     return Table("headline", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
@@ -64,12 +65,14 @@ def _over(comparison: Comparison) -> str:
     return f" (mean ± 95 % interval over {many})"
 
 
-def _state(comparison: Comparison, method: Method) -> str:
-    """Said beneath a method's name where its rounds or its number of seeds need saying."""
-    if not method.counted:
+def _state(comparison: Comparison, use: Use) -> str:
+    """Said beneath a method's name: whose numbers on own data these are; its rounds and seeds where they need saying."""
+    counted = use.method.counted
+    if not counted:
         return "nothing evaluated yet"
-    run = method.counted[0]
-    said = [] if len({len(m.counted) for m in comparison.methods}) == 1 else [count(len(method.counted), "seed")]
+    said = [use.name] if use.name else []
+    said += [] if len({len(m.counted) for m in comparison.methods}) == 1 else [count(len(counted), "seed")]
+    run = counted[0]
     return ", ".join(said + ([] if run.finished else [f"unfinished: round {run.reached} of {run.settings.rounds}"]))
 
 
@@ -90,7 +93,7 @@ def _best(best: Best, decimals: int, common: str) -> Cell:
 
 def _caution(comparison: Comparison, by: str, own: bool) -> str:
     """A footnote to a best that was chosen on the very data that it is scored on."""
-    if by != "test" or (own and not measures.validation_is_test(comparison.first)):
+    if "test" not in by or (own and not measures.validation_is_test(comparison.first)):
         return ""
     return "the best round was chosen on the very test examples that it is scored on: too good for a forecast"
 

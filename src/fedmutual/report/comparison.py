@@ -9,6 +9,8 @@ from typing import Any
 from fedmutual.report.runs import Run
 
 NAMES = {"fml": "FML", "fedavg": "FedAvg", "fedprox": "FedProx", "independent": "Local-only", "centralised": "Centralised"}
+MODELS = {"personal": "personal models", "global": "shared model", "meme": "clients' forks"}
+_SHORT = {"personal": "personal", "global": "shared", "meme": "fork"}
 ALONE, POOLED = "independent", "centralised"
 _ORDER = list(NAMES)
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
@@ -45,6 +47,32 @@ class Method:
         """Whether participants with data of their own learn together."""
         return self.algorithm not in (ALONE, POOLED)
 
+    @cached_property
+    def uses(self) -> tuple["Use", ...]:
+        """The models that its clients could use on their own data, the one that they would use first; at least one."""
+        models = next((r.models for r in self.counted if r.models), ())
+        return tuple(Use(self, m) for m in models) or (Use(self, None),)
+
+
+@dataclass(frozen=True)
+class Use:
+    """A method whose clients use one of its models on their own data: what a number on their data is of."""
+
+    method: Method
+    model: str | None  # "personal", "global", "meme"; None where no client shares its scores
+
+    @property
+    def label(self) -> str:
+        """ "FML, shared": the method's own label where it has one model only."""
+        if self.model is None or len(self.method.uses) == 1:
+            return self.method.label
+        return f"{self.method.label}, {_SHORT[self.model]}"
+
+    @property
+    def name(self) -> str:
+        """What the model is called; "" where there is none."""
+        return MODELS[self.model] if self.model else ""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -68,6 +96,11 @@ class Comparison:
     def federated(self) -> tuple[Method, ...]:
         """The methods that federate."""
         return tuple(m for m in self.methods if m.federated)
+
+    @property
+    def uses(self) -> tuple[Use, ...]:
+        """The models of all methods."""
+        return tuple(use for m in self.methods for use in m.uses)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -101,11 +134,16 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def differences(found: Sequence[Comparison]) -> list[tuple[str, list[str]]]:
-    """The keys of data, partition and split in which comparisons differ, each with its value in every one."""
-    tables = [dict(flat({key: c.first.config.get(key, {}) for key in _SAME_DATA})) for c in found]
-    keys = dict.fromkeys(k for table in tables for k in table if not k.startswith(_NO_MATTER))
-    rows = [(key, [plain(table[key]) if key in table else "not set" for table in tables]) for key in keys]
+    """The keys in which comparisons differ, their algorithms' own left out, each with its values in every one."""
+    tables = [[dict(flat(run.config)) for run in c.runs] for c in found]
+    keys = dict.fromkeys(k for runs in tables for t in runs for k in t if not k.startswith((*_NO_MATTER, "algorithm.")))
+    rows = [(key, [_values(runs, key) for runs in tables]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _values(tables: Sequence[Mapping[str, Any]], key: str) -> str:
+    """A key's values in the runs of a comparison, each once."""
+    return "; ".join(dict.fromkeys(plain(t[key]) if key in t else "not set" for t in tables))
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

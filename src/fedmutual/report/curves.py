@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
-from fedmutual.report.comparison import NAMES, Comparison, Method
+from fedmutual.report.comparison import NAMES, Comparison, Method, Use
 from fedmutual.report.lines import Evaluation
 from fedmutual.report.runs import Run
 from fedmutual.report.svg import SLOTS
@@ -65,27 +65,32 @@ def pictures(comparison: Comparison) -> list[Picture]:
         score = evaluation.find("global", "test")
         return score.accuracy if score else None
 
-    def mean(run: Run, evaluation: Evaluation) -> float | None:
-        scores = run.own(evaluation).values()
-        return fmean(s.accuracy for s in scores) if scores else None
-
-    def worst(run: Run, evaluation: Evaluation) -> float | None:
-        return min((s.accuracy for s in run.own(evaluation).values()), default=None)
-
-    numbers: list[tuple[str, str, Number]] = [
-        ("global", "Shared model on the test set: accuracy, %", shared),
-        ("personal", "Client's model on own validation data: mean accuracy, %", mean),
-        ("worst", "The same for the worst client, %", worst),
-    ]
     taken = slots(comparison.methods)
+
+    def own(pick: Callable[[list[float]], float]) -> tuple[Curve, ...]:
+        uses = [(style, use) for m in comparison.methods for style, use in enumerate(m.uses)]
+        return tuple(_curve(u.method, u.label, taken[u.method.label], style, _own(u, pick)) for style, u in uses)
+
+    tests = tuple(_curve(m, m.label, taken[m.label], 0, shared) for m in comparison.methods)
     found = [
-        Picture(id, title, True, tuple(_curve(m, m.label, taken[m.label], 0, n) for m in comparison.methods))
-        for id, title, n in numbers
+        Picture("global", "Shared model on the test set: accuracy, %", True, tests),
+        Picture("personal", "Client's model on own validation data: mean accuracy, %", True, own(fmean)),
+        Picture("worst", "The same for the worst client, %", True, own(min)),
     ]
     losses = tuple(c for m in comparison.methods for c in _losses(m, taken[m.label]))
     found.append(Picture("loss", "Training loss, mean over clients", False, losses))
     kept = [Picture(p.id, p.title, p.percent, tuple(c for c in p.curves if c.points)) for p in found]
     return [p for p in kept if p.curves]
+
+
+def _own(use: Use, pick: Callable[[list[float]], float]) -> Number:
+    """A model on the clients' own validation data: the clients' mean, or `pick` of them."""
+
+    def number(run: Run, evaluation: Evaluation) -> float | None:
+        scores = [s.accuracy for s in run.own(evaluation, use.model).values()]
+        return pick(scores) if scores else None
+
+    return number
 
 
 def slots(methods: Sequence[Method]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 What sets its size: a picture of curves costs about 100 bytes a method and round (line, band and what it says), its CSV
 8 bytes a round and run, a table about 30 bytes a cell. Lines are thinned to 100 rounds, tables to 40, so long runs grow
 by their CSV alone; style and script are 10 kB. Four methods over three seeds, five clients, ten classes and twenty
-rounds make 120 kB; every further comparison in the page costs its own.
+rounds make 130 kB; every further comparison in the page costs its own.
 """
 
 import os
@@ -20,7 +20,7 @@ from markupsafe import Markup, escape
 from fedmutual.errors import RunError
 from fedmutual.report import accuracy, holdings, measures, provenance, tables
 from fedmutual.report.cells import Table
-from fedmutual.report.comparison import Comparison, Method, comparisons, differences
+from fedmutual.report.comparison import Comparison, Use, comparisons, differences
 from fedmutual.report.curves import data_table, pictures
 from fedmutual.report.plots import draw_curves, draw_gains
 from fedmutual.report.runs import read_runs
@@ -112,7 +112,7 @@ def _prose(text: str) -> Markup:
 
 
 def _section(comparison: Comparison, id: str, styles: Styles) -> Section:
-    found = [(m, g) for m in comparison.methods if isinstance(g := measures.gains(comparison, m), Gains)]
+    found = [(u, g) for u in comparison.uses if isinstance(g := measures.gains(comparison, u), Gains)]
     return Section(
         id=id,
         comparison=comparison,
@@ -142,11 +142,11 @@ def _lacks_local(comparison: Comparison) -> bool:
     return all(comparison.alone(m) is None for m in comparison.methods)
 
 
-def _gains(found: Sequence[tuple[Method, Gains]], id: str, styles: Styles) -> list[Drawn]:
-    """A picture a method, all over the same range."""
+def _gains(found: Sequence[tuple[Use, Gains]], id: str, styles: Styles) -> list[Drawn]:
+    """A picture a method, or one for each of its models, all over the same range."""
     ends = [v for _, g in found for v in (*(p.gain for p in g.pairs), g.estimate.low, g.estimate.high, 0.0)]
     if not found:
         return []
     room = 0.06 * (max(ends) - min(ends) or 0.01)
     limits = min(ends) - room, max(ends) + room
-    return [Drawn(m.label, draw_gains(m, g, limits, f"{id}-gain{k}", styles)) for k, (m, g) in enumerate(found)]
+    return [Drawn(u.label, draw_gains(u.label, g, limits, f"{id}-gain{k}", styles)) for k, (u, g) in enumerate(found)]

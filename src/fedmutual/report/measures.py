@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.comparison import ALONE, Comparison, Method
+from fedmutual.report.comparison import ALONE, Comparison, Method, Use
 from fedmutual.report.lines import Evaluation, Score
 from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
@@ -29,51 +29,57 @@ def over_seeds(runs: Sequence[Run], number: Callable[[Run], float | None], why: 
     return estimate(found, SEEDS) if found else Missing(why)
 
 
-def global_last(method: Method) -> Value:
-    """The shared model on the test set after the last round."""
+def global_last(use: Use) -> Value:
+    """The shared model on the test set after the last round; of a method's models, personal ones are not it."""
+    if use != use.method.uses[-1]:
+        return Missing("the shared model has a line of its own")
 
     def number(run: Run) -> float | None:
         score = run.last.find("global", "test") if run.last else None
         return score.accuracy if score else None
 
-    return over_seeds(method.counted, number, _no_global(method))
+    return over_seeds(use.method.counted, number, _no_global(use.method))
 
 
-def global_best(method: Method) -> Best:
-    """The shared model on the test set after the chosen round."""
-    scores = [r.summary.global_.test_accuracy for r in method.counted if r.summary and r.summary.global_]
+def global_best(use: Use) -> Best:
+    """The same after the chosen round."""
+    last = global_last(use)
+    scores = [r.summary.global_.test_accuracy for r in use.method.counted if r.summary and r.summary.global_]
     found = [s for s in scores if s]
-    if not found:
-        last = global_last(method)
+    if isinstance(last, Missing) or not found:
         return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
-    by = dict.fromkeys(_chosen_by(s.best_by, method.runs[0]) for s in found)
+    by = dict.fromkeys(_chosen_by(s.best_by, use.method.runs[0]) for s in found)
     return Best(estimate([s.best for s in found], SEEDS), " or ".join(by), tuple(s.best_round for s in found))
 
 
-def own_last(method: Method, pick: Callable[[list[float]], float] = fmean) -> Value:
-    """The model a client would use on its own validation data after the last round: the clients' mean, or `pick` of them."""
+def own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
+    """A model on the clients' own validation data after the last round: the clients' mean, or `pick` of them."""
 
     def number(run: Run) -> float | None:
-        scores = [s.accuracy for s in run.own(run.last).values()]
+        scores = [s.accuracy for s in run.own(run.last, use.model).values()]
         return pick(scores) if scores else None
 
-    return over_seeds(method.counted, number, _no_own(method))
+    return over_seeds(use.method.counted, number, _no_own(use.method))
 
 
-def own_best(method: Method, worst: bool = False) -> Best:
+def own_best(use: Use, worst: bool = False) -> Best:
     """The same after the chosen round: the clients' mean, or the worst client."""
+    method = use.method
+    if use != method.uses[0]:
+        return Best(Missing(f"on own data a run chooses its best round for the {method.uses[0].name}"), "")
     scores = [r.summary.personal.val_accuracy for r in method.counted if r.summary and r.summary.personal]
     found = [s.best for s in scores if s]
     if not found:
-        last = own_last(method)
+        last = own_last(use)
         return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
     by = dict.fromkeys(_chosen_by(s.best_by or "validation", method.runs[0]) for s in found)
     value = estimate([s.worst if worst else s.mean for s in found], SEEDS)
     return Best(value, " or ".join(by), tuple(s.best_round for s in found if s.best_round))
 
 
-def gains(comparison: Comparison, method: Method) -> Gains | Missing:
+def gains(comparison: Comparison, use: Use) -> Gains | Missing:
     """Each client's gain over training alone."""
+    method = use.method
     alone = comparison.alone(method)
     if method.algorithm == ALONE:
         return Missing("this is local-only training itself")
@@ -81,7 +87,7 @@ def gains(comparison: Comparison, method: Method) -> Gains | Missing:
         return Missing(NO_LOCAL)
     if any(r.evaluations for r in method.runs) and not any(r.serves for r in method.counted):
         return Missing(_no_own(method))
-    return pair_clients(method.counted, alone.counted)
+    return pair_clients(method.counted, alone.counted, use.model)
 
 
 @dataclass(frozen=True)
@@ -94,13 +100,12 @@ class Subject:
 
 def subjects(method: Method) -> list[Subject]:
     """What was scored under a method."""
-    serves = next((r.serves for r in method.counted if r.serves), None)
-    name = {"personal": "personal model", "meme": "own fork"}.get(serves or "", "shared model")
     all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]))]
-    if serves:
-        all_of.append(Subject(f"{name}, own validation data", _own(serves, "validation")))
-        if serves != "global":
-            all_of.append(Subject(f"{name}, all classes (test set)", _own(serves, "test")))
+    for model in (use.model for use in method.uses if use.model):
+        name = {"personal": "personal model", "meme": "own fork"}.get(model, "shared model")
+        all_of.append(Subject(f"{name}, own validation data", _own(model, "validation")))
+        if model != "global":
+            all_of.append(Subject(f"{name}, all classes (test set)", _own(model, "test")))
     return [s for s in all_of if any(s.scores(r) for r in method.counted)]
 
 
@@ -120,7 +125,7 @@ def _chosen_by(data: str, run: Run) -> str:
     if data == "holdout":
         return "hold-out"
     if data == "validation" and validation_is_test(run):
-        return "test"
+        return "validation (test examples)"
     return data
 
 

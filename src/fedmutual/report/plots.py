@@ -7,7 +7,6 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedmutual.report.comparison import Method
 from fedmutual.report.curves import DRAWN, Curve, Picture, thin
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Hit, Styles, colour, inline
@@ -47,7 +46,7 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     return inline(figure, prefix, label, styles, _columns(axes, picture))
 
 
-def draw_gains(method: Method, gains: Gains, limits: tuple[float, float], prefix: str, styles: Styles) -> str:
+def draw_gains(title: str, gains: Gains, limits: tuple[float, float], prefix: str, styles: Styles) -> str:
     """Each client's gain in points as SVG, a row a client: a mark a seed; the mean with its interval in the last row."""
     clients = list(dict.fromkeys(p.client for p in gains.pairs))
     room = 9 + 6.2 * max(len("mean"), *(len(_row(c)) for c in clients))
@@ -73,7 +72,7 @@ def draw_gains(method: Method, gains: Gains, limits: tuple[float, float], prefix
     axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel("gain over local-only, points", color=colour("muted"), fontsize=TEXT)
-    label = f"{method.label}: each client's gain; the numbers are in the table below"
+    label = f"{title}: each client's gain; the numbers are in the table below"
     return inline(figure, prefix, label, styles, _rows(axes, rows, gains))
 
 

@@ -60,18 +60,24 @@ class Run:
         return self.evaluations[-1] if self.evaluations else None
 
     @cached_property
-    def serves(self) -> str | None:
-        """The model that a client would use; None where no client shares its scores."""
+    def models(self) -> tuple[str, ...]:
+        """The models that clients score on their own validation data; none where no client shares its scores."""
         there = {s.model for e in self.evaluations for s in e.scores if s.client is not None and s.data == "validation"}
-        return next((m for m in ("personal", "global", "meme") if m in there), None)
+        return tuple(m for m in ("personal", "global", "meme") if m in there)
+
+    @property
+    def serves(self) -> str | None:
+        """The model that a client would use: the first of `models`."""
+        return next(iter(self.models), None)
 
     def at(self, round: int) -> Evaluation | None:
         """The evaluation after a round; None where there was none."""
         return next((e for e in self.evaluations if e.round == round), None)
 
-    def own(self, evaluation: Evaluation | None, data: str = "validation") -> dict[str, Score]:
-        """Client -> the score of the model it would use on its own rows."""
-        return evaluation.per_client(self.serves, data) if evaluation and self.serves else {}
+    def own(self, evaluation: Evaluation | None, model: str | None = None, data: str = "validation") -> dict[str, Score]:
+        """Client -> the score of a model on its own rows; without a name, of the one that it would use."""
+        model = model or self.serves
+        return evaluation.per_client(model, data) if evaluation and model else {}
 
 
 def find_runs(path: Path) -> list[Path]:

@@ -108,12 +108,17 @@ class Gains:
         return estimate(by_seed[0], "clients")
 
 
-def pair_clients(ours: Sequence[Run], others: Sequence[Run]) -> Gains | Missing:
-    """Pairs of the same seed, data and client after the last round that both runs have evaluated."""
+def pair_clients(
+    ours: Sequence[Run], others: Sequence[Run], model: str | None = None, other: str | None = None
+) -> Gains | Missing:
+    """Pairs of the same seed, data and client after the last round that both runs have evaluated.
+
+    `model` is ours, `other` theirs; the ones that clients would use where they are not named.
+    """
     pairs = []
     for a, b in matches(ours, others):
         round = last_common(a, b)
-        mine, theirs = a.own(a.at(round)), b.own(b.at(round))
+        mine, theirs = a.own(a.at(round), model), b.own(b.at(round), other)
         pairs += [Pair(a.seed, i, round, mine[i].accuracy, theirs[i].accuracy) for i in mine if i in theirs]
     if pairs:
         return Gains(tuple(pairs))

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from fedmutual.report import measures
 from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share
-from fedmutual.report.comparison import ALONE, Comparison, Method
+from fedmutual.report.comparison import ALONE, Comparison, Use
 from fedmutual.report.measures import Subject, mean_of, over_seeds
 from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Gains, Missing, Pair
@@ -63,7 +63,7 @@ def recall(comparison: Comparison) -> Table:
 
 def clients(comparison: Comparison) -> Table:
     """Every client of every seed: what it has, how well it is served, and what it gains."""
-    pairs = {m.label: _pairs(comparison, m) for m in comparison.methods}
+    pairs = {u: _pairs(comparison, u) for u in comparison.uses}
     runs: dict[int, Run] = {}  # of the first method that has the seed
     for run in (r for m in comparison.methods for r in m.counted):
         runs.setdefault(run.seed, run)
@@ -77,11 +77,11 @@ def clients(comparison: Comparison) -> Table:
         majority = score.majority if score else None
         about = (Cell(client), Cell(str(seed)), Cell(f"{examples:,}"), Cell(network))
         served = []
-        for m in comparison.methods:
-            pair, accuracy = pairs[m.label].get((seed, client)), _accuracy(m, seed, client)
+        for u in comparison.uses:
+            pair, accuracy = pairs[u].get((seed, client)), _accuracy(u, seed, client)
             served.append(_served(accuracy, pair, comparison.decimals))
             compared = (pair.round, pair.other, pair.gain) if pair else (None, None, None)
-            lines.append([seed, client, examples, network, majority, m.label, accuracy, *compared])
+            lines.append([seed, client, examples, network, majority, u.label, accuracy, *compared])
         rows.append((*about, _majority(majority, comparison.decimals), *served))
     columns = (
         Column("Client", numeric=False),
@@ -89,14 +89,14 @@ def clients(comparison: Comparison) -> Table:
         Column("Training examples"),
         Column("Own network", numeric=False),
         Column("Most frequent class, %"),
-        *(Column(m.label, "Accuracy on own validation data, % (gain over local-only, points)") for m in comparison.methods),
+        *(Column(u.label, "Accuracy on own validation data, % (gain over local-only, points)") for u in comparison.uses),
     )
     header = ["seed", "client", "examples", "network", "majority", "method", "accuracy", "compared_at_round", "local_only"]
     return Table("clients", "Every client, last round", columns, tuple(rows), csv_text([*header, "gain"], lines))
 
 
-def _pairs(comparison: Comparison, method: Method) -> dict[tuple[int, str], Pair]:
-    found = measures.gains(comparison, method)
+def _pairs(comparison: Comparison, use: Use) -> dict[tuple[int, str], Pair]:
+    found = measures.gains(comparison, use)
     return {(p.seed, p.client): p for p in found.pairs} if isinstance(found, Gains) else {}
 
 
@@ -129,9 +129,9 @@ def _shaded(value: float) -> Cell:
     return Cell(percent(value), shade=value)
 
 
-def _accuracy(method: Method, seed: int, client: str) -> float | None:
-    run = next((r for r in method.counted if r.seed == seed), None)
-    score = run.own(run.last).get(client) if run else None
+def _accuracy(use: Use, seed: int, client: str) -> float | None:
+    run = next((r for r in use.method.counted if r.seed == seed), None)
+    score = run.own(run.last, use.model).get(client) if run else None
     return score.accuracy if score else None
 
 

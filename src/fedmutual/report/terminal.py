@@ -15,7 +15,7 @@ from fedmutual.report.text import percent, points
 
 
 def headline(runs: Sequence[Path]) -> Table:
-    """Every method of these run folders in a line; percent after the last round, with 95 % intervals over seeds.
+    """Every method of these run folders in a line, or each of its models; percent after the last round, with 95 % intervals.
 
     Raises:
         RunError: a folder is no run's, or damaged.
@@ -23,8 +23,10 @@ def headline(runs: Sequence[Path]) -> Table:
     table = Table(
         caption="Last round; mean ± 95 % interval; gains in points. n/a: see the report.",
         caption_justify="left",
-        box=box.SIMPLE_HEAD,  # without rules between the columns it fits 80 characters
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),  # two blanks between columns, not three: the widest intervals fit 80 characters
         pad_edge=False,
+        show_edge=False,
     )
     table.add_column("method", min_width=10, overflow="fold")
     for name in (
@@ -40,17 +42,18 @@ def headline(runs: Sequence[Path]) -> Table:
         if len(found) > 1:
             table.add_section()
             table.add_row(f"[bold]{escape(comparison.name)}[/bold]")
-        for m in comparison.methods:
-            gains, decimals = measures.gains(comparison, m), 1
-            cells = [_cell(v, decimals) for v in (measures.global_last(m), measures.own_last(m), measures.own_last(m, min))]
+        for u in comparison.uses:
+            gains, decimals = measures.gains(comparison, u), 1
+            cells = [_cell(v, decimals) for v in (measures.global_last(u), measures.own_last(u), measures.own_last(u, min))]
             if isinstance(gains, Gains):
                 e = gains.estimate
                 half = "" if e.half is None else f" ± {percent(e.half, decimals)}"
                 cells += [f"{points(e.mean, decimals)}{half}", f"{len(gains.gained)}/{len(gains.harmed)}"]
             else:
                 cells += ["n/a", "n/a"]
-            unfinished = "" if all(r.finished for r in m.counted) and m.counted else " (unfinished)"
-            table.add_row(escape(m.label) + unfinished, *cells)
+            counted = u.method.counted
+            unfinished = "" if all(r.finished for r in counted) and counted else " (unfinished)"
+            table.add_row(escape(u.label) + unfinished, *cells)
     return table
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from fedmutual.report import measures
-from fedmutual.report.comparison import POOLED, Comparison, Method, comparisons
+from fedmutual.report.comparison import POOLED, Comparison, Method, Use, comparisons
 from fedmutual.report.runs import read_runs
 from fedmutual.report.statistics import Estimate, Gains, Missing, Pair, pair_clients, pair_global
 from fedmutual.report.text import count, listed, percent
@@ -37,11 +37,26 @@ def verdict(runs: Sequence[Path]) -> list[str]:
 
 def judge(comparison: Comparison) -> Verdict:
     """The verdict on one comparison."""
-    gains = {m.label: measures.gains(comparison, m) for m in comparison.federated}
-    sentences = [s for m in comparison.methods for s in _method(comparison, m)]
+    sentences = [s for m in comparison.methods for s in (*_method(comparison, m), *_models(comparison, m))]
     sentences += [s for m in comparison.methods if m.algorithm == "fml" for s in _rivals(comparison, m)]
     sentences += _beside(comparison)
-    return Verdict(_lead(comparison, gains), (*sentences, *comparison.remarks))
+    return Verdict(_lead(comparison, _ways(comparison)), (*sentences, *comparison.remarks))
+
+
+def _ways(comparison: Comparison) -> dict[str, Gains | Missing]:
+    """The federating methods' gains over local-only: of each model by itself where another than the first fares better."""
+    ways: dict[str, Gains | Missing] = {}
+    for method in comparison.federated:
+        found = {use: measures.gains(comparison, use) for use in method.uses}
+        signs = [g.estimate.sign for g in found.values() if isinstance(g, Gains)]
+        apart = bool(signs) and max(signs) > signs[0]
+        ways |= {_named(use): g for use, g in found.items()} if apart else {method.label: found[method.uses[0]]}
+    return ways
+
+
+def _named(use: Use) -> str:
+    """ "FML (shared model)": a method, with the model where there are several."""
+    return f"{use.method.label} ({use.name})" if len(use.method.uses) > 1 else use.method.label
 
 
 def _lead(comparison: Comparison, gains: dict[str, Gains | Missing]) -> str:
@@ -66,14 +81,16 @@ def _lead(comparison: Comparison, gains: dict[str, Gains | Missing]) -> str:
 
 def _method(comparison: Comparison, method: Method) -> Iterator[str]:
     """How a method's clients fare against training alone."""
-    found = measures.gains(comparison, method)
+    use = method.uses[0]
+    found = measures.gains(comparison, use)
     if not isinstance(found, Gains):
         if method.federated and comparison.alone(method):
             yield f"{method.label} cannot be held against local-only: {found.why}."
         return
     decimals = comparison.decimals
-    serves = next((r.serves for r in method.counted if r.serves), None) or "personal"
-    who = {"personal": "personal models score", "meme": "the clients' forks score"}.get(serves, "the shared model scores")
+    who = {"personal": "personal models score", "meme": "the clients' forks score"}.get(
+        use.model or "personal", "the shared model scores"
+    )
     who = "the one model scores" if method.algorithm == POOLED else who
     ceiling = " (the ceiling: all data in one place)" if method.algorithm == POOLED else ""
     ours = percent(fmean(p.ours for p in found.pairs), decimals)
@@ -85,10 +102,38 @@ def _method(comparison: Comparison, method: Method) -> Iterator[str]:
         yield f"{method.label} is held against local-only after round {at}, the last that both have."
 
 
+def _models(comparison: Comparison, method: Method) -> Iterator[str]:
+    """Where clients end with two models: which of them is the better one on their own data."""
+    for use in method.uses[1:]:
+        found = pair_clients(method.counted, method.counted, use.model, method.uses[0].model)
+        if isinstance(found, Gains):
+            yield _better(comparison, use, found)
+
+
+def _better(comparison: Comparison, use: Use, found: Gains) -> str:
+    """A model against the one that the method's clients would use, in pairs."""
+    label, e, decimals, where = use.method.label, found.estimate, comparison.decimals, "on the clients' own validation data"
+    other = use.method.uses[0]
+    if not e.sign:
+        ahead = _away(e, decimals, ("ahead", "behind", "level"))
+        verb = "is" if use.model == "global" else "are"
+        return f"Of the two models of {label} neither is certain to be better {where}: the {use.name} {verb} {ahead}."
+    better, worse, wins = (use, other, found.gained) if e.sign > 0 else (other, use, found.harmed)
+    verb = "does" if better.model == "global" else "do"
+    by = f"by {_away(e, decimals, ('', '', ''))}, for {len(wins)} of {_clients(found)}"
+    return f"With {label}, the {better.name} {verb} better {where} than the {worse.name}: {by}."
+
+
+def _clients(found: Gains) -> str:
+    """ "25 clients over 5 seeds"."""
+    seeds = len(found.seeds)
+    return count(len(found.pairs), "client") + (f" over {seeds} seeds" if seeds > 1 else "")
+
+
 def _who(found: Gains, decimals: int) -> str:
     """How many gain and who is harmed."""
     n, gained, harmed, seeds = len(found.pairs), len(found.gained), found.harmed, len(found.seeds)
-    of = f"Of {count(n, 'client')}" + (f" over {seeds} seeds" if seeds > 1 else "")
+    of = f"Of {_clients(found)}"
     if gained == n:
         return f"{of}, {'all gain' if n > 1 else 'it gains'}."
     if len(harmed) == n:
@@ -115,23 +160,23 @@ def _rivals(comparison: Comparison, fml: Method) -> Iterator[str]:
         own = pair_clients(fml.counted, other.counted)
         shared = pair_global(fml.counted, other.counted)
         parts = (
-            [f"on the clients' own validation data {_score(fml, own.estimate, comparison)}"]
+            [f"on the clients' own validation data {_score(_named(fml.uses[0]), own.estimate, comparison)}"]
             if isinstance(own, Gains)
             else []
         )
-        parts += [f"as one shared model on the test set {_score(fml, shared, comparison)}"] if shared else []
+        parts += [f"as one shared model on the test set {_score(fml.label, shared, comparison)}"] if shared else []
         if parts:
             yield f"Against {other.label}: {'; '.join(parts)}."
 
 
-def _score(method: Method, e: Estimate, comparison: Comparison) -> str:
+def _score(name: str, e: Estimate, comparison: Comparison) -> str:
     """Whether a method wins, and by how much."""
     decimals = comparison.decimals
     if e.sign:
         verb = "wins by" if e.sign > 0 else "loses by"
-        return f"{method.label} {verb} {_away(e, decimals, ('', '', ''))}"
+        return f"{name} {verb} {_away(e, decimals, ('', '', ''))}"
     chance = ", which may be chance" if e.half is not None and e.mean else ""
-    return f"{method.label} is {_away(e, decimals, ('ahead', 'behind', 'level'), chance)}"
+    return f"{name} is {_away(e, decimals, ('ahead', 'behind', 'level'), chance)}"
 
 
 def _away(e: Estimate, decimals: int, words: tuple[str, str, str], remark: str = "") -> str:
@@ -154,9 +199,9 @@ def _beside(comparison: Comparison) -> Iterator[str]:
     decimals = comparison.decimals
     for m in comparison.methods:
         everything = measures.over_seeds(
-            m.counted, lambda r: measures.mean_of(list(r.own(r.last, "test").values()), "accuracy"), ""
+            m.counted, lambda r: measures.mean_of(list(r.own(r.last, data="test").values()), "accuracy"), ""
         )
-        shared = measures.global_last(m)
+        shared = measures.global_last(m.uses[-1])
         if m.algorithm == "fml" and isinstance(everything, Estimate) and isinstance(shared, Estimate):
             yield (
                 f"On all classes (the test set) {m.label}'s personal models score {percent(everything.mean, decimals)} %, "
@@ -167,7 +212,7 @@ def _beside(comparison: Comparison) -> Iterator[str]:
     if isinstance(always, Estimate):
         score = percent(always.mean, decimals)
         yield f"Always naming a client's most frequent class would score {score} % on its validation data."
-    found = [g.estimate for m in comparison.federated if isinstance(g := measures.gains(comparison, m), Gains)]
+    found = [g.estimate for m in comparison.federated if isinstance(g := measures.gains(comparison, m.uses[0]), Gains)]
     if any(e.sign == 0 and e.unit == "seeds" and e.n < 5 for e in found):
         few = min(e.n for e in found)
         yield f"An interval over {few} seeds is wide; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
