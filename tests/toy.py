@@ -1,18 +1,43 @@
 """Small federations made by hand, for every test that needs clients: known data, known nets, any algorithm, any engine."""
 
+import os
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from fedmutual.core import Algorithm, At, Batch, Client, Message
+from fedmutual.algorithms import FML, Independent
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import Plan, federate
+from fedmutual.engines.processes import Processes
+from fedmutual.engines.stacked import Stacked
+from fedmutual.errors import ConfigError
 from fedmutual.records.events import Event
 
-ENGINES: dict[str, Callable[[list[Client]], Any]] = {"inprocess": InProcess}
+
+class Ready:
+    """Clients that were made before the engine: picklable, so that worker processes can have copies."""
+
+    def __init__(self, clients: Iterable[Client]) -> None:
+        self._clients = {client.id: client for client in clients}
+
+    def __call__(self, id: str) -> Client:
+        return self._clients[id]
+
+
+def processes(clients: list[Client]) -> Processes:
+    """Two workers, started once for all tests."""
+    return Processes(Ready(clients), dict.fromkeys((c.id for c in clients), 1.0), workers=2, threads=torch.get_num_threads())
+
+
+ENGINES: dict[str, Callable[[list[Client]], Any]] = {"inprocess": InProcess, "processes": processes, "stacked": Stacked}
+EXACT = ("inprocess", "processes")
+"""Engines whose results are the same bits."""
 CLASSES, FEATURES = 3, 6
 
 
@@ -98,7 +123,17 @@ def federation(
         homes={},
     )
     state = start if start is not None else (server() if "global" in algorithm.scores else {})
-    return federate(plan, ENGINES[engine](clients), state, None, [events.append] if events is not None else [], None)
+    with closing(ENGINES[engine](clients)) as hosted:
+        last = federate(plan, hosted, state, None, [events.append] if events is not None else [], None)
+        lived = dict(hosted.each(itself, {c.id: () for c in clients}))
+    for client in clients:
+        vars(client).update(vars(lived[client.id]))
+    return last
+
+
+def itself(client: Client) -> Client:
+    """The client as it is where it lives; a test may look."""
+    return client
 
 
 def weights(net: nn.Module) -> Message:
@@ -115,3 +150,81 @@ def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 def at(round: int = 0, rounds: int = 3, seed: int = 7) -> At:
     """A place in a run."""
     return At(seed, round, rounds)
+
+
+class Spare(nn.Module):
+    """A net with a frozen layer, and one that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = mlp(0)
+        self.unused = mlp(1)[0]
+        self.net[0].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(Independent):
+    """Counts in memory, at every step."""
+
+    def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
+        return grads, {"steps": memory.get("steps", torch.zeros(())) + 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exchange(Phase):
+    """A phase of one step, as peers without a server take: a batch by the phase, gradients kept and taken off the next."""
+
+    back: bool = False
+    terms: ClassVar[tuple[str, ...]] = ("personal",)
+
+    def leaves(self, server: Message) -> Spec:
+        return {}
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        data = client.data["private"]
+        return data.rows([torch.randperm(len(data), generator=at.rng(client.id, "batches"))[:6]])
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        x, y = batch
+        return {"personal": nn.functional.cross_entropy(nets["personal"](x), y)}
+
+    def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
+        if not self.back:
+            return grads, {k: g.clone() for k, g in grads.items()}
+        dot = torch.stack([(g * memory[k]).sum() for k, g in grads.items()]).sum().clamp(max=0)
+        return {k: g - dot * memory[k] for k, g in grads.items()}, memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Absent(FML):
+    """One client sits out."""
+
+    def end(self, client: Client, at: At) -> Message:
+        return {} if client.id == "1" else super().end(client, at)
+
+
+def pid(client: Client) -> int:
+    """Where a client lives."""
+    return os.getpid()
+
+
+def killed(client: Client) -> None:
+    """Its process dies."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def refused(client: Client) -> None:
+    """A sentence for the user."""
+    raise ConfigError(f"not {client.id}")
+
+
+def odd(client: Client) -> None:
+    """An exception that cannot be pickled."""
+
+    class Local(Exception):
+        pass
+
+    raise Local("cannot cross")

@@ -7,7 +7,7 @@ the same lines in every eager engine. Shapes: B batch, C classes; ``...`` whatev
 import abc
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -160,6 +160,7 @@ class Client:
     shared: tuple[str, ...] = ()  # the names of the meme's tensors that cross; the others are its adaptor and stay home
     twins: frozenset[str] = frozenset()  # those of them that began equal to a tensor of the personal net, by right
     own: Mapping[str, Any] = field(default_factory=dict)  # its own alpha, task, ...: replace the phase's, never sent
+    precision: torch.dtype | None = None  # a lower one that its networks compute in; weights keep theirs
     tells: bool = True  # whether its losses and scores may be told; messages cross either way
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
 
@@ -227,14 +228,10 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
     Raises:
         Diverged: a loss or a weight is no longer finite; the client's nets are then not to be used.
     """
-    settings = {f.name for f in fields(phase)}  # type: ignore[arg-type]
-    phase = replace(phase, **{k: v for k, v in client.own.items() if k in settings})  # type: ignore[type-var]
-    torch.manual_seed(at.rng(client.id, "nets").initial_seed())  # dropout
-    for optimizer in client.optimizers.values():
-        for group in optimizer.param_groups:
-            group["lr"] = at.number(client.rate)
+    phase = own(phase, client)
+    ready(client, at)
     const = phase.begin(client, inbox, at)
-    nets = {n: Net(m.train(), {k: p for k, p in m.named_parameters() if p.requires_grad}) for n, m in client.nets.items()}
+    nets = {n: Net(lowered(m, client), trainable(m)) for n, m in client.nets.items()}
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
     losses: list[Message] = []
     for batch in phase.batches(client, inbox, at):
@@ -244,26 +241,72 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
             {k: g for k, g in zip(params, grads, strict=True) if g is not None}, client.memory
         )
         for name, p in params.items():
-            p.grad = edited.get(name)
+            p.grad = laid_as(p, edited[name]) if name in edited else None
         for optimizer in client.optimizers.values():
             optimizer.step()
         losses.append({k: v.detach() for k, v in terms.items()})
     for p in params.values():
         p.grad = None
-    return phase.end(client, at), _means(losses, client, at)
+    curves = {name: torch.stack([terms[name] for terms in losses]) for name in (losses[0] if losses else ())}
+    return phase.end(client, at), means(curves, client, at)
 
 
-def _means(losses: Sequence[Message], client: Client, at: At) -> dict[str, float]:
-    """The mean of each loss term. Finiteness is asked for here, once a phase: a question a step would stall a GPU."""
-    means = {}
-    for name in losses[0] if losses else ():
-        curve = torch.stack([terms[name] for terms in losses])
+def own(phase: Phase, client: Client) -> Phase:
+    """The phase with a client's own settings in it."""
+    settings = {f.name for f in fields(phase)}  # type: ignore[arg-type]
+    return replace(phase, **{k: v for k, v in client.own.items() if k in settings})  # type: ignore[type-var]
+
+
+def ready(client: Client, at: At) -> None:
+    """Before a phase: its stream for dropout, its learning rate, its nets in training mode."""
+    torch.manual_seed(at.rng(client.id, "nets").initial_seed())
+    for optimizer in client.optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] = at.number(client.rate)
+    for net in client.nets.values():
+        net.train()
+
+
+def lowered(call: Callable[[Tensor], Tensor], client: Client) -> Callable[[Tensor], Tensor]:
+    """A net's call in the client's precision: matrices and convolutions in the lower one, its output as x is."""
+    if client.precision is None:
+        return call
+
+    def lower(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, client.precision, cache_enabled=False):  # a cache keeps the last step's weights
+            return call(x).to(x.dtype)
+
+    return lower
+
+
+def trainable(net: nn.Module) -> Message:
+    """A net's parameters that are not frozen."""
+    return {k: p for k, p in net.named_parameters() if p.requires_grad}
+
+
+def laid_as(p: Tensor, value: Tensor) -> Tensor:
+    """The value, in memory as p is: a fused optimiser goes through both from front to back, whatever their strides."""
+    return value if value.stride() == p.stride() else torch.empty_like(p).copy_(value)
+
+
+def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, float]:
+    """The mean of each loss term over the steps [S].
+
+    Finiteness, of losses and weights, is asked for here, once a phase: a question a step would stall a GPU.
+
+    Raises:
+        Diverged: something is not finite.
+    """
+    if not curves:
+        return {}
+    for name, curve in curves.items():
         bad = (~curve.isfinite()).nonzero()
         if len(bad):
             raise Diverged(client.id, at.round, int(bad[0]), f"its {name} loss is {curve[bad[0]].item()}")
-        means[name] = curve.mean().item()
-    for net, module in client.nets.items() if losses else ():
-        for name, tensor in module.state_dict().items():
-            if not tensor.isfinite().all():
-                raise Diverged(client.id, at.round, len(losses) - 1, f"its weight {net}.{name} is no longer finite")
-    return means
+    named = {f"{net}.{k}": t for net, module in client.nets.items() for k, t in module.state_dict().items()}
+    finite = torch.stack([t.isfinite().all() for t in named.values()])
+    if not finite.all():
+        worst = list(named)[int((~finite).nonzero()[0])]
+        steps = len(next(iter(curves.values())))
+        raise Diverged(client.id, at.round, steps - 1, f"its weight {worst} is no longer finite")
+    return {name: curve.mean().item() for name, curve in curves.items()}

@@ -1,6 +1,7 @@
 """One experiment, from its configuration to its folder; and the folder opened again."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from fedmutual import models
 from fedmutual.config import Config, load_config
 from fedmutual.core import At, Message
 from fedmutual.engines.base import Engine, parameters
-from fedmutual.engines.inprocess import InProcess
+from fedmutual.engines.choice import choose, opened
 from fedmutual.engines.loop import federate
+from fedmutual.engines.spread import Lost
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
 from fedmutual.records import folder as folders
@@ -108,22 +110,76 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
     if recorded is None:
         return Run(folder)
     before = torch.get_num_threads()
-    threads = config.engine.threads or recorded.get("threads") or before
-    torch.set_num_threads(threads)
+    torch.set_num_threads(config.engine.threads)
     try:
         with torch.random.fork_rng(devices=[]):
             experiment = experiments.build(config, recorded.get("device"))
-            engine = InProcess([experiment.client(i) for i in experiment.clients])
-            with folders.held(folder):
+            hosted = Hosted(experiment, recorded.get("engine", {}).get("name"))
+            with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is None:  # another process finished it meanwhile
                     return Run(folder)
-                about = folders.environment(threads, experiment.device) | {"scaling": experiment.data.scaling}
-                about |= _described(experiment, engine)
+                about = folders.environment(config.engine.threads, experiment.device)
+                about |= {"engine": hosted.choice._asdict(), "scaling": experiment.data.scaling}
+                about |= _described(experiment, hosted.engine)
                 folders.write_about(folder, config, about, experiment.data.partition)
-                _train(experiment, engine, folder, observers)
+                _train_through(hosted, folder, observers)
+    except Lost as problem:
+        raise RunError(f"{folder}: {problem} again and again; is there memory for all? {MEND}") from None
     finally:
         torch.set_num_threads(before)
     return Run(folder)
+
+
+MEND = "set engine.workers lower, or engine.name = 'inprocess', and go on with --resume"
+PATIENCE = 3  # deaths of workers in one round
+
+
+class Hosted:
+    """An experiment with the engine that its clients live in, which can be had anew."""
+
+    def __init__(self, experiment: Experiment, before: str | None) -> None:
+        """before: the engine that the run was begun with, if it was."""
+        engine = experiment.config.engine
+        self.experiment, self.work = experiment, experiment.work()
+        self._automatic = engine.name == "auto"
+        name = before if before and self._automatic else engine.name
+        self.choice = choose(name, engine.workers, experiment.device, self.work)
+        self.engine = self._open()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was picked, where the user left it open."""
+        many = f" with {self.choice.workers} workers" if self.choice.workers > 1 else ""
+        return (f"engine {self.choice.name!r}{many}: {self.choice.why}",) if self._automatic else ()
+
+    def again(self) -> None:
+        """A new engine, with clients as they are before round 1."""
+        self.engine.close()
+        self.engine = self._open()
+
+    def close(self) -> None:
+        """Let go of the clients."""
+        self.engine.close()
+
+    def _open(self) -> Engine:
+        threads = self.experiment.config.engine.threads
+        engine, self.choice = opened(self.choice, self.experiment.client, self.work, threads, self._automatic)
+        return engine
+
+
+def _train_through(hosted: Hosted, folder: Path, observers: Sequence[Observer]) -> None:
+    """Train to the end; where a worker dies, go on from what is saved."""
+    notes, deaths = hosted.notes, list[int]()
+    while True:
+        try:
+            return _train(hosted.experiment, hosted.engine, folder, observers, notes)
+        except Lost as lost:
+            saved = committed(folder)
+            deaths.append(saved.round if saved else 0)
+            if deaths.count(deaths[-1]) == PATIENCE:
+                raise
+            notes = (f"{lost}; all clients go on from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
+            hosted.again()
 
 
 def _look(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
@@ -141,7 +197,9 @@ def _look(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
     return read_json(folder / folders.ENVIRONMENT)
 
 
-def _train(experiment: Experiment, engine: Engine, folder: Path, observers: Sequence[Observer]) -> None:
+def _train(
+    experiment: Experiment, engine: Engine, folder: Path, observers: Sequence[Observer], notes: tuple[str, ...]
+) -> None:
     """Start, or go on from what is saved, to the end; then sum up."""
     config = experiment.config
     name = folders.identity(config, experiment.data.partition["fingerprint"])
@@ -152,7 +210,7 @@ def _train(experiment: Experiment, engine: Engine, folder: Path, observers: Sequ
     if config.records.tensorboard:
         records.insert(0, tensorboard.Writer(folder))
     homes = {i: folder / "clients" / i for i in experiment.clients}
-    federate(experiment.plan(homes), engine, server, saved.round if saved else None, records, experiment.judge())
+    federate(experiment.plan(homes, notes), engine, server, saved.round if saved else None, records, experiment.judge())
     write_json(
         folder / folders.SUMMARY,
         {

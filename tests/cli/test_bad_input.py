@@ -3,6 +3,7 @@
 import json
 import pickle
 import shlex
+import signal as signals
 
 import pytest
 
@@ -74,6 +75,35 @@ def test_methods_that_are_none_or_come_twice(small, cli, methods, sentence):
     code, _, err = cli("compare", small, "--methods", methods)
     assert (code, sentence in err) == (2, True), err
     assert not (small.parent / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("setting", "sentence"),
+    [
+        ("algorithm.muu=0.1", "unknown key 'algorithm.muu'; did you mean 'algorithm.mu'? (of algorithms fml, fedprox)"),
+        (
+            "algorithm.alpah=0.1",
+            "unknown key 'algorithm.alpah'; did you mean 'algorithm.alpha'? (of algorithms fml, fedprox)",
+        ),
+        ("algorithm.mu=-1", "key 'algorithm.mu' must be at least 0, not -1"),
+        ("algorithm.mu=much", "key 'algorithm.mu' must be a number, not \"much\""),
+        ("algorithm.lr=0.1", "unknown key 'algorithm.lr'; did you mean 'optimizer.lr'? (of algorithms fml, fedprox)"),
+        ("fedprox.mu=0.1", "unknown key 'fedprox'"),
+    ],
+)
+def test_a_compare_with_a_key_that_no_method_has_or_that_is_out_of_range(small, cli, setting, sentence):
+    code, _, err = cli("compare", small, "--methods", "fml,fedprox", "--set", setting)
+    assert (code, err.count("error: "), sentence in err) == (2, 1, True), err
+    assert not (small.parent / "runs").exists()
+
+
+@pytest.mark.parametrize("key", ["alpha", "mu"])
+def test_a_compare_with_a_key_of_a_method_that_is_not_compared(small, cli, key):
+    """Also where it is the file's own method, alpha's fml: what has no effect is refused."""
+    code, _, err = cli("compare", small, "--methods", "fedavg,independent", "--set", f"algorithm.{key}=0.1")
+    owner = {"alpha": "fml", "mu": "fedprox"}[key]
+    sentence = f"key 'algorithm.{key}' is a setting of {owner}, and the methods are fedavg, independent; take it out"
+    assert (code, sentence in err) == (2, True), err
 
 
 def test_a_used_folder_of_a_later_method_is_found_before_the_first_is_trained(small, cli):
@@ -206,7 +236,8 @@ def test_other_data_than_the_run_was_started_with(small, cli):
     assert (code, "are not those that this run was started with" in err) == (2, True)
 
 
-def test_ctrl_c_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatch):
+@pytest.mark.parametrize(("signal", "expected"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatch, signal, expected):
     from fedmutual.engines import loop
 
     real, calls = loop.participate, []
@@ -214,12 +245,15 @@ def test_ctrl_c_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
     def interrupted(*args):
         calls.append(1)
         if len(calls) > 4:
-            raise KeyboardInterrupt
+            signals.raise_signal(getattr(signals, signal))
         return real(*args)
 
     monkeypatch.setattr(loop, "participate", interrupted)
+    before = signals.getsignal(signals.SIGTERM)
     code, _, err = cli("run", small)
-    assert code == 130
+    assert signals.getsignal(signals.SIGTERM) == before
+    assert code == expected
+    assert err.splitlines()[-1].startswith("error: stopped by hand; what was saved is kept, go on with: ")
     said = shlex.split(err.split("go on with: ")[1])
     assert said == ["fedmutual", "run", str(small), "--out", "runs/small", "--resume"]
     assert json.loads((small.parent / "runs/small/checkpoint.json").read_text())["round"] == 1

@@ -1,6 +1,7 @@
 """`run`, `compare`, `report`, `list` as their users type them."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,7 +97,10 @@ def test_rounds_grow_over_sparse_evaluations_as_if_they_had_been_asked_for_at_on
     ("change", "sentence"),
     [
         (["optimizer.lr=0.2"], "was started with another 'optimizer.lr'"),
-        (["rounds=2"], "was started with another 'rounds'"),
+        (
+            ["rounds=2"],
+            "runs/small: the run in it is of 3 rounds, and they cannot shrink to 2 on resume; set 'rounds' to 3 or more",
+        ),
         (["algorithm.alpha=0.9", "seed=3"], "was started with another 'algorithm.alpha'"),
     ],
 )
@@ -153,6 +157,33 @@ def test_compare_writes_a_run_for_each_method_and_seed_and_a_page(small, cli):
     assert code == 0
     assert "seed 2" in err
     assert "seed 0" not in err
+
+
+def test_compare_sets_a_key_for_the_methods_that_have_it(small, cli):
+    """The file's algorithm, fml, has neither mu nor weighting; alpha it has."""
+    sets = ("algorithm.mu=0.1", "algorithm.weighting=uniform", "algorithm.alpha=0.3", "rounds=1")
+    given = ("--methods", "fml,fedavg,fedprox", "--seeds", 1, "--out", "c", *(x for s in sets for x in ("--set", s)))
+    for more in ((), ("--resume",)):
+        code, _, err = cli("compare", small, *given, *more)
+        assert code == 0, err
+    assert fedmutual.load_config("c/fml/0/config.toml").algorithm == {"name": "fml", "alpha": 0.3, "beta": 0.6}
+    assert fedmutual.load_config("c/fedavg/0/config.toml").algorithm == {"name": "fedavg", "weighting": "uniform"}
+    assert fedmutual.load_config("c/fedprox/0/config.toml").algorithm == {
+        "name": "fedprox",
+        "weighting": "uniform",
+        "mu": 0.1,
+    }
+    code, _, err = cli("compare", small, *given, "--resume", "--set", "algorithm.mu=0.2")
+    assert (code, "c/fedprox/0: the run in it was started with another 'algorithm.mu'" in err) == (2, True), err
+
+
+def test_compare_sets_a_schedule_and_knows_the_method_that_set_names(small, cli):
+    sets = ("algorithm.name=fedavg", "algorithm.mu.start=0.1", "algorithm.mu.end=0", "rounds=1")
+    given = ("--methods", "fedavg,fedprox", "--seeds", 1, "--out", "c", *(x for s in sets for x in ("--set", s)))
+    code, _, err = cli("compare", small, *given)
+    assert code == 0, err
+    assert fedmutual.load_config("c/fedprox/0/config.toml").algorithm["mu"] == {"start": 0.1, "end": 0}
+    assert fedmutual.load_config("c/fedavg/0/config.toml").algorithm == {"name": "fedavg"}
 
 
 def test_paths_and_names_that_look_like_markup_are_printed_as_they_are(small, cli):
@@ -234,7 +265,17 @@ def test_version_and_lists(cli):
     assert "lenet5" in cli("list", "models")[1]
     assert "mnist" in cli("list", "data")[1]
     code, _, err = cli("list", "things")
-    assert (code, err.strip()) == (2, "error: there is nothing to list called 'things'; there are algorithms, models, data")
+    assert (code, err.strip()) == (
+        2,
+        "error: there is nothing to list called 'things'; there are algorithms, models, data, keys",
+    )
+
+
+def test_the_page_of_keys_is_what_the_command_prints(cli):
+    page = Path(__file__).parents[2] / "docs" / "configuration.md"
+    code, out, _ = cli("list", "keys")
+    assert code == 0
+    assert page.read_text(encoding="utf-8") == out, "renew it: uv run fedmutual list keys > docs/configuration.md"
 
 
 @pytest.mark.parametrize("command", ["run", "compare", "demo", "report", "list", "data"])

@@ -19,6 +19,7 @@ WRONG = [
     ("[algorithm]\nlr = 0.3", "unknown key 'algorithm.lr'; did you mean 'optimizer.lr'? (of algorithm 'fml')"),
     ("lr = 0.1", "unknown key 'lr'; did you mean 'optimizer.lr'?"),
     ("alpha = 0.1", "unknown key 'alpha'; did you mean 'partition.alpha' or 'algorithm.alpha'?"),
+    ("[data]\nclients = 3", "unknown key 'data.clients'; did you mean 'partition.clients'?"),
     ("local_epoch = 1", "unknown key 'local_epoch'; did you mean 'training.local_epochs'?"),
     ("[share]\nsecrets = 1", "unknown key 'share.secrets'; there is 'metrics'"),
     ("[training]\nsteps = 1", "unknown key 'training.steps'; there are 'local_epochs', 'batch_size'"),

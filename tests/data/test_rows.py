@@ -8,7 +8,7 @@ import torch
 from torchvision.transforms.v2 import functional as published
 
 from fedmutual import data
-from fedmutual.data.augment import PAD, crop_flip
+from fedmutual.data.augment import PAD, CropFlip
 from own_data import config, everything, folder, npz
 
 DIGITS = {"name": "digits", "augment": "crop-flip"}
@@ -54,7 +54,7 @@ def test_crop_flip_is_torchvisions_pad_crop_and_flip() -> None:
     x, black = torch.rand(40, 3, 6, 5), torch.tensor([-1.0, -2.0, -3.0])
     padded = torch.stack([published.pad(x[:, c], [PAD], fill=float(black[c])) for c in range(3)], 1)
     seen = set()
-    for i, got in enumerate(crop_flip(black)(x, torch.Generator().manual_seed(0))):
+    for i, got in enumerate(CropFlip(black)(x, torch.Generator().manual_seed(0))):
         ways = [
             (top, left, flip)
             for top in range(2 * PAD + 1)

@@ -1,6 +1,6 @@
 """The rounds: who takes part, what a start is, what stops a run, what BatchNorm and frozen parts do."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.core import Algorithm, Diverged
 from fedmutual.engines.loop import participants
 from fedmutual.records.events import Failed, Finished, PhaseDone, RoundDone, Started
-from toy import ENGINES, Rows, at, client, difference, federation, mlp, server, weights
+from toy import ENGINES, Absent, Count, Rows, Spare, at, client, difference, federation, mlp, server, weights
 
 E = {"local_epochs": 1, "batch_size": 8}
 
@@ -66,16 +66,6 @@ def test_a_last_batch_of_one_trains_with_batchnorm(engine):
 
 
 def test_frozen_and_unused_parameters_are_left_as_they_are(engine):
-    class Spare(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = mlp(0)
-            self.unused = torch.nn.Linear(4, 4)
-            self.net[0].requires_grad_(False)
-
-        def forward(self, x):
-            return self.net(x)
-
     algorithm = FML(**E).algorithm()
     one = client("0", algorithm, personal=lambda s: Spare())
     before = weights(one.nets["personal"])
@@ -122,14 +112,6 @@ def test_labels_that_are_nan_features_are_named_at_the_batch_that_holds_them():
         federation(algorithm, [one])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Count(Independent):
-    """Counts in memory, at every step."""
-
-    def edit(self, grads, memory):
-        return grads, {"steps": memory.get("steps", torch.zeros(())) + 1}
-
-
 def test_the_start_runs_once_before_the_rounds_and_memory_is_carried(engine):
     phase = Count(**E)
     algorithm = Algorithm("count", (phase,), start=(phase,))
@@ -146,14 +128,6 @@ def test_the_start_runs_once_before_the_rounds_and_memory_is_carried(engine):
         Finished,
     ]
     assert [e.round for e in events if isinstance(e, PhaseDone)] == [0, 1, 2, 3]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Absent(FML):
-    """One client sits out."""
-
-    def end(self, client, at):
-        return {} if client.id == "1" else super().end(client, at)
 
 
 def test_a_client_that_answers_nothing_is_left_out_of_the_mean(engine):

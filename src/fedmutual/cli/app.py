@@ -1,14 +1,16 @@
 """The commands. Each reads its arguments, calls the library, and says what came out; nothing is computed here."""
 
+import os
 import shlex
+import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -30,7 +32,7 @@ app = typer.Typer(
     help="Federated mutual learning: participants that differ in data, in model and in objective teach each other.\n\n"
     "Start with `fedmutual demo`; then `fedmutual compare FILE.toml` tells whether federating pays on your data.\n\n"
     "Exit codes: 0 done, 2 bad input, 3 a client diverged, 4 a reply was refused at the privacy boundary, "
-    "130 stopped by hand.",
+    "130 stopped by hand, 143 told to stop (SIGTERM).",
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them.")
 app.add_typer(data_app, name="data")
@@ -45,6 +47,7 @@ class Code(IntEnum):
     DIVERGED = 3
     REFUSED = 4
     STOPPED = 130
+    TERMINATED = 143
 
 
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.", show_default=False)]
@@ -89,13 +92,16 @@ def compare(
 ) -> None:
     """Does it pay on my data? Several methods over several seeds, local-only beside them, and a page that says so.
 
-    Runs go to OUT/METHOD/SEED, the page to OUT/report.html.
+    Runs go to OUT/METHOD/SEED, the page to OUT/report.html. `--set algorithm.KEY=VALUE` goes to the methods that have KEY.
     """
-    config = _config(file, set or [])
+    from fedmutual.config import load_compared, override
+
+    names = _names(methods)
+    config, own = load_compared(file, names, dict(override(text) for text in set or ()))
     folder = out_folder or Path("runs") / f"{config.name}-compare"
     command = _again("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
     with _watched(command) as watch:
-        folders = _compare(config, methods, seeds, folder, resume, watch)
+        folders = _compare(config, names, seeds, folder, resume, watch, own)
     _conclude([(config.name, folders)], folder / "report.html")
 
 
@@ -115,7 +121,7 @@ def demo(
         for name, methods in DEMO.items():
             with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
                 config = fedmutual.load_config(file)
-            groups.append((name, _compare(config, methods, seeds, folder / name, resume, watch)))
+            groups.append((name, _compare(config, _names(methods), seeds, folder / name, resume, watch)))
     _conclude(groups, folder / "report.html")
 
 
@@ -161,23 +167,19 @@ def data_check(file: File, set: Set = None) -> None:
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="algorithms, models or data")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="algorithms, models, data or keys")],
 ) -> None:
-    """List what can be named in a configuration, with its settings."""
-    from fedmutual import algorithms, data, models
-    from fedmutual.config import settings_of
+    """List what can be named in a configuration: algorithms, models, data; or every key, its type, default and meaning."""
+    from fedmutual import data, models
+    from fedmutual.config import reference
 
-    lists: dict[str, Callable[[], dict[str, str]]] = {
-        "algorithms": lambda: {
-            name: f"{(kind.__doc__ or '').splitlines()[0]} Settings: {', '.join(settings_of(name)) or 'none'}."
-            for name, kind in algorithms.ALGORITHMS.items()
-        },
-        "models": lambda: models.NAMES,
-        "data": lambda: data.NAMES,
-    }
+    if what == "keys":
+        _say(reference.page(), soft_wrap=True)
+        return
+    lists: dict[str, dict[str, str]] = {"algorithms": reference.algorithms(), "models": models.NAMES, "data": data.NAMES}
     if what not in lists:
-        raise ConfigError(f"there is nothing to list called {what!r}; there are {', '.join(lists)}")
-    for name, about in lists[what]().items():
+        raise ConfigError(f"there is nothing to list called {what!r}; there are {', '.join(lists)}, keys")
+    for name, about in lists[what].items():
         out.print(f"[bold]{name:14}[/bold] ", end="")
         _say(about)
 
@@ -221,11 +223,22 @@ def _config(file: Path, settings: list[str]) -> "Config":
     return fedmutual.load_config(file, **dict(override(text) for text in settings))
 
 
-def _compare(config: "Config", methods: str, seeds: int, folder: Path, resume: bool, watch: "Watch") -> list[Path]:
+def _names(methods: str) -> list[str]:
+    return [name.strip() for name in methods.split(",") if name.strip()]
+
+
+def _compare(
+    config: "Config",
+    methods: list[str],
+    seeds: int,
+    folder: Path,
+    resume: bool,
+    watch: "Watch",
+    own: dict[str, Any] | None = None,
+) -> list[Path]:
     from fedmutual.compare import compare as compare_all
 
-    names = [name.strip() for name in methods.split(",") if name.strip()]
-    return [r.folder for r in compare_all(config, names, seeds, folder, resume, [watch], watch.label)]
+    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, [watch], watch.label, own)]
 
 
 def _conclude(groups: list[tuple[str, list[Path]]], page: Path) -> None:
@@ -255,11 +268,34 @@ def _watched(command: str) -> Iterator["Watch"]:
     from fedmutual.core import Diverged
 
     try:
-        with Watch(err) as watch:
+        with _terminable(), Watch(err) as watch:
             yield watch
-    except KeyboardInterrupt:
-        _stop(f"stopped by hand; what was saved is kept, go on with: {command}", Code.STOPPED)
+    except KeyboardInterrupt as stop:
+        code = Code.TERMINATED if isinstance(stop, Terminated) else Code.STOPPED
+        _stop(f"stopped by hand; what was saved is kept, go on with: {command}", code)
     except Diverged as problem:
         _stop(f"{problem}; the last saved round is kept. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
     except Refused as problem:
         _stop(f"{problem}; nothing of the reply was sent", Code.REFUSED)
+
+
+class Terminated(KeyboardInterrupt):
+    """Told to stop by SIGTERM: what a cluster, a container or `kill` sends."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """While it lasts, SIGTERM stops this process as Ctrl-C does. A child forked meanwhile dies of it, as it would."""
+    here = os.getpid()
+
+    def stop(*_: object) -> None:
+        if os.getpid() != here:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise Terminated("SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -6,7 +6,7 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedmutual.records.events import Evaluated, Event, Failed, Finished, Replied, Started
+from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, Replied, Started
 from fedmutual.records.text import TimeLeft, scores_line, told
 
 
@@ -44,6 +44,8 @@ class Watch:
         match event:
             case Started():
                 self._start(event)
+            case Noted():
+                self._say_once(told(event))
             case Replied():
                 self._round = max(event.round - 1, 0) + event.answered / event.expected
                 self._show()
@@ -68,8 +70,12 @@ class Watch:
         if self._console.is_terminal:
             self._task = self._bar.add_task(self._label, total=event.rounds, completed=event.done, said="")
         lines = told(event)
-        for line in lines[1:] if not event.done else lines:
-            if line not in self._said:  # the same note for every seed is said once
+        self._say_once(lines[1:] if not event.done else lines)
+
+    def _say_once(self, lines: list[str]) -> None:
+        """The same note for every seed is said once."""
+        for line in lines:
+            if line not in self._said:
                 self._said.add(line)
                 self._print(line)
 

@@ -1,7 +1,15 @@
 """The configuration of an experiment: TOML files, typed settings, and errors that name the key and the mend."""
 
 from fedmutual.config.methods import all_keys, client_settings, make_algorithm, settings_of
-from fedmutual.config.reading import dump_config, load_config, override, parse_config, read_tables, with_algorithm
+from fedmutual.config.reading import (
+    dump_config,
+    load_compared,
+    load_config,
+    override,
+    parse_config,
+    read_tables,
+    with_algorithm,
+)
 from fedmutual.config.schema import Config, DataConfig, ModelConfig, PartitionConfig, SplitConfig
 
 __all__ = [
@@ -13,6 +21,7 @@ __all__ = [
     "all_keys",
     "client_settings",
     "dump_config",
+    "load_compared",
     "load_config",
     "make_algorithm",
     "override",

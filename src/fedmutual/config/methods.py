@@ -1,6 +1,6 @@
 """[algorithm] and [clients.ID.algorithm]: their keys are the fields of the algorithm's own dataclass."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, get_type_hints
@@ -53,7 +53,7 @@ def all_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
         elif name == "algorithm":
             yield f"{prefix}algorithm.name"
             yield from (f"{prefix}algorithm.{k}" for k in sorted({k for a in ALGORITHMS for k in settings_of(a)}))
-        elif name != "clients":
+        elif prefix or name != "clients":
             yield f"{prefix}{name}"
 
 
@@ -72,7 +72,7 @@ def check_methods(config: Config, source: str) -> None:
             if key == "name" and client is None:
                 continue
             if key not in known:
-                raise ConfigError(f"{source}: {_foreign(where, key, name)}")
+                raise ConfigError(f"{source}: {foreign(where, key, [name])}")
             if client is not None and known[key] != Setting:  # numbers in a client's own loss; the rest all must agree on
                 raise ConfigError(f"{source}: key '{where}.{key}' is the federation's to set; take it out")
             try:
@@ -87,12 +87,15 @@ def check_methods(config: Config, source: str) -> None:
             raise ConfigError(f"{source}: {said}") from None
 
 
-def _foreign(where: str, key: str, name: str) -> str:
-    """What is wrong with a key that is none of the algorithm's settings."""
-    owners = [a for a in ALGORITHMS if key in settings_of(a)]
+def foreign(where: str, key: str, names: Sequence[str]) -> str:
+    """What is wrong with a key that is a setting of none of these algorithms: that of a run, or those that are compared."""
+    owners, alone = [a for a in ALGORITHMS if key in settings_of(a)], len(names) == 1
     if owners:
-        return f"key '{where}.{key}' is a setting of {' and '.join(owners)}, and the algorithm is {name!r}; take it out"
-    return f"{unknown(f'{where}.{key}', settings_of(name), all_keys())} (of algorithm {name!r})"
+        these = f"algorithm is {names[0]!r}" if alone else f"methods are {', '.join(names)}"
+        return f"key '{where}.{key}' is a setting of {' and '.join(owners)}, and the {these}; take it out"
+    known = dict.fromkeys(k for name in names for k in settings_of(name))
+    these = f"algorithm {names[0]!r}" if alone else f"algorithms {', '.join(names)}"
+    return f"{unknown(f'{where}.{key}', known, all_keys())} (of {these})"
 
 
 def _settings(own: Config | ClientConfig) -> Table:

@@ -2,7 +2,7 @@
 
 import tomllib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from datetime import date, time
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedmutual.config.methods import all_keys, check_methods, settings_of
+from fedmutual.config.methods import all_keys, check_methods, foreign, settings_of
 from fedmutual.config.schema import Config, OptimizerConfig, PartitionConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.core import Schedule
@@ -82,14 +82,52 @@ def override(text: str) -> tuple[str, Any]:
     return key.strip(), value.strip() if plain else read["value"]
 
 
-def with_algorithm(config: Config, name: str) -> tuple[Config, tuple[str, ...]]:
-    """The same experiment under another algorithm -> (config, the keys of [algorithm] it lacks, dropped)."""
+def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, Any]) -> tuple[Config, Table]:
+    """Read an experiment whose methods are to be compared -> (config, the settings that are other methods' alone).
+
+    overrides: as `load_config` takes them. One under `algorithm` is for those of the methods that have it.
+
+    Raises:
+        ConfigError: as `load_config`; a setting that none of the methods has.
+    """
+    try:
+        known = {method: settings_of(method) for method in methods}
+    except LookupError as problem:
+        raise ConfigError(f"--methods: {problem}") from None
+    own: Table = {}
+    base = _known(read_tables(path), overrides)
+    for key in [k for k in overrides if k.startswith("algorithm.") and k != "algorithm.name" and methods]:
+        setting, *inner = key.split(".")[1:]
+        if not any(setting in settings for settings in known.values()):
+            raise ConfigError(f"--set: {foreign('algorithm', setting, methods)}")
+        if setting not in base:
+            own = _set(own, [setting, *inner], overrides[key], "algorithm.")
+            overrides = {k: v for k, v in overrides.items() if k != key}
+    return load_config(path, **overrides), own
+
+
+def _known(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
+    """The settings of the algorithm that the tables or an override name; none of what is no algorithm."""
+    table = tables.get("algorithm")
+    name = overrides.get("algorithm.name", table.get("name", "fml") if isinstance(table, dict) else "fml")
+    try:
+        return settings_of(name) if isinstance(name, str) else ()
+    except LookupError:
+        return ()
+
+
+def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = None) -> tuple[Config, tuple[str, ...]]:
+    """The same experiment under another algorithm -> (config, the keys of [algorithm] it lacks, dropped).
+
+    own: settings to add, those that the algorithm has.
+    """
     try:
         tables, dropped = _without_foreign(config.model_dump(), name)
     except LookupError as problem:
         raise ConfigError(f"key 'algorithm.name': {problem}") from None
     clients = {i: c.model_copy(update={"algorithm": tables["clients"][i]["algorithm"]}) for i, c in config.clients.items()}
-    changed = config.model_copy(update={"algorithm": {**tables["algorithm"], "name": name}, "clients": clients})
+    added = {k: v for k, v in (own or {}).items() if k in settings_of(name)}
+    changed = config.model_copy(update={"algorithm": {**tables["algorithm"], "name": name, **added}, "clients": clients})
     check_methods(changed, "configuration")
     return changed, dropped
 

@@ -1,4 +1,5 @@
-"""Every key of a configuration, its type and its default. Keys of [algorithm] are the algorithm's own: see methods.py."""
+"""Every key of a configuration, its type, its default and its meaning. Keys of [algorithm] are the algorithm's own: see
+methods.py. `fedmutual list keys` says them all, from here."""
 
 import math
 import unicodedata
@@ -17,6 +18,11 @@ class Section(BaseModel):
     """A table of the configuration: no unknown keys, no coercion ("true" is no boolean, 1.5 no integer), no change."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+def key(default: Any, about: str) -> Any:
+    """A key: its default, None where it is unset, and what it means, in one line."""
+    return Field(default, description=about)
 
 
 def _path(value: object) -> object:
@@ -77,10 +83,13 @@ def _named(value: object) -> object:
 PathSetting = Annotated[Path, BeforeValidator(_path)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_listed)]
-Spreads = Annotated[tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(_listed)]
-Sides = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_listed)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Spreads = Annotated[tuple[Positive, ...], BeforeValidator(_listed)]
+Sides = Annotated[tuple[Count, ...], BeforeValidator(_listed)]
 BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[float, Field(ge=0)]
 Moving = Annotated[float | Schedule, BeforeValidator(_schedule)]
 Rate = Annotated[Moving, AfterValidator(_not_negative)]
 Settings = Annotated[Table, BeforeValidator(_settings)]
@@ -89,117 +98,126 @@ Settings = Annotated[Table, BeforeValidator(_settings)]
 class DataConfig(Section):
     """Where the examples come from, and what their labels are called."""
 
-    name: str = "digits"  # digits, mnist, cifar10, cifar100, folder, npz, csv, or "module:factory"
-    root: PathSetting | None = None  # the file or folder; of a published set: its cache ($FEDMUTUAL_DATA, else ~/.cache)
-    test: PathSetting | None = None  # a test file or folder of one's own; else `split.test` of the rows is held out
-    classes: Names | None = None  # the federation's classes, in the order of the outputs
-    labels: dict[str, str] = {}  # own label -> the federation's name for it
-    label: str = "label"  # csv: the column of the label
-    group_by: str | None = None  # patient, account: validation never shares a group with training
-    size: Sides | None = None  # resize images to [height, width]
-    mean: Floats | None = None  # after x / 255, a value a channel; published sets have theirs
-    std: Spreads | None = None
-    augment: Literal["none", "crop-flip"] = "none"
-    resident: bool | None = None  # keep all rows in memory; unset: if they take less than 4 GiB
-    workers: Annotated[int, Field(ge=0)] = 0  # processes that read rows which are not kept in memory
+    name: str = key("digits", 'digits, mnist, cifar10, cifar100, folder, npz, csv, or one\'s own as "module:factory"')
+    root: PathSetting | None = key(None, "the file or folder, counted from the working folder; of a published set its cache")
+    test: PathSetting | None = key(None, "a test file or folder of one's own; unset, `split.test` of the rows is held out")
+    classes: Names | None = key(None, "the federation's classes, in the order of the outputs; unset, those that are found")
+    labels: dict[str, str] = key({}, "own label = the federation's name for it, a table of such")
+    label: str = key("label", "csv: the column of the label")
+    group_by: str | None = key(None, "the column of groups (patient, account); none is both trained on and scored on")
+    size: Sides | None = key(None, "resize images to [height, width], in pixels")
+    mean: Floats | None = key(None, "taken off inputs (of images: x / 255), a value a channel; published sets have theirs")
+    std: Spreads | None = key(None, "what they are divided by then, a value a channel; goes with `data.mean`")
+    augment: Literal["none", "crop-flip"] = key("none", "what is done to training images at random")
+    resident: bool | None = key(None, "keep all rows in memory; unset, if they take less than 4 GiB")
+    workers: Annotated[int, Field(ge=0)] = key(0, "processes that read rows which are not kept in memory")
 
 
 class PartitionConfig(Section):
     """Who has which training examples."""
 
-    kind: Literal["iid", "shards", "dirichlet", "domains", "file"] = "iid"
-    clients: Annotated[int, Field(ge=1)] = 5
-    classes_per_client: Annotated[int, Field(ge=1)] | None = None  # shards
-    alpha: Annotated[float, Field(gt=0)] | None = None  # dirichlet
-    min_size: Annotated[int, Field(ge=1)] = 10  # dirichlet: draw again until every client has as many examples
-    examples: Annotated[int, Field(ge=1)] | None = None  # at most as many training examples a client, drawn at random
-    file: PathSetting | None = None  # kind = "file": a partition.json of an earlier run
+    kind: Literal["iid", "shards", "dirichlet", "domains", "file"] = key("iid", "how the examples are divided")
+    clients: Count = key(5, "how many participants; not of domains and file, which say it themselves")
+    classes_per_client: Count | None = key(None, "shards, needed there: how many classes a client has")
+    alpha: Positive | None = key(None, "dirichlet, needed there: small is uneven, large is even")
+    min_size: Count = key(10, "dirichlet: drawn again until every client has as many examples")
+    examples: Count | None = key(None, "at most as many training examples a client, drawn at random")
+    file: PathSetting | None = key(None, "file, needed there: a partition.json of an earlier run")
 
 
 class SplitConfig(Section):
     """What is held out, and of what."""
 
-    preset: Literal["journal", "v1"] = (
-        "journal"  # validation: 1/K of the test set, own class mix | 10 % of own training data
+    preset: Literal["journal", "v1"] = key(
+        "journal",
+        "a client's validation data: 1/K of the test set in its own class mix, or (v1) a tenth of its training data",
     )
-    validation: Fraction | None = None  # this fraction of a client's training data instead of the preset's choice
-    holdout: Fraction = 0.0  # of each client's training data, to choose anything (a round, a learning rate) with
-    test: Fraction = 0.2  # of all rows, where the data have no test set of their own
+    validation: Fraction | None = key(None, "this fraction of a client's training data instead of the preset's choice")
+    holdout: Fraction = key(0.0, "the fraction of each client's training data to choose a round or a setting by")
+    test: Fraction = key(0.2, "the fraction of all rows, where the data have no test set of their own")
 
 
 class ModelConfig(Section):
     """The shared network and the clients' own."""
 
-    shared: str = "mlp"
-    personal: Names | None = None  # one for all, or one a client; unset: the shared architecture
-    batchnorm: Literal["average", "local"] = "average"
-    start: Literal["own", "server"] = "own"
+    shared: str = key("mlp", 'what crosses: a name of `fedmutual list models`, or one\'s own as "module:factory"')
+    personal: Names | None = key(None, "what never leaves: a name for all, or one a client; unset, the shared architecture")
+    batchnorm: Literal["average", "local"] = key("average", "BatchNorm layers are averaged, or stay with their client")
+    start: Literal["own", "server"] = key("own", "personal networks start from their own weights, or from the server's")
 
 
 class TrainingConfig(Section):
     """The local work of a round."""
 
-    local_epochs: Annotated[int, Field(ge=1)] = 5
-    batch_size: BatchSize = 128
+    local_epochs: Count = key(5, "passes over a client's training data in a round")
+    batch_size: BatchSize = key(128, "examples in a minibatch")
 
 
 class OptimizerConfig(Section):
     """torch.optim by name."""
 
-    name: Literal["sgd", "adam", "adamw"] = "sgd"
-    lr: Rate = 0.01
-    momentum: Fraction = 0.9  # sgd
-    weight_decay: Annotated[float, Field(ge=0)] = 5e-4
-    amsgrad: bool = False  # adam, adamw
+    name: Literal["sgd", "adam", "adamw"] = key("sgd", "the optimiser")
+    lr: Rate = key(0.01, "the learning rate, at least 0")
+    momentum: Fraction = key(0.9, "sgd: its momentum")
+    weight_decay: Decay = key(5e-4, "the weight decay of torch.optim")
+    amsgrad: bool = key(False, "adam, adamw: the AMSGrad variant")
 
 
 class EngineConfig(Section):
     """Where the work runs."""
 
-    name: Literal["auto", "inprocess"] = "auto"
-    device: str = "auto"
-    threads: Annotated[int, Field(ge=1, le=4096)] | None = None  # unset: torch's own choice, recorded and kept on resume
-    participation: Annotated[float, Field(gt=0, le=1)] = 1.0  # the fraction of clients in a round, at least one
+    name: Literal["auto", "inprocess", "processes", "stacked"] = key(
+        "auto", "who does the work; auto picks, and says what and why"
+    )
+    device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU")
+    threads: Annotated[int, Field(ge=1, le=4096)] = key(1, "threads of each process; part of what makes a result repeatable")
+    workers: Count | None = key(None, "processes: how many; unset: one a core, and none without a client")
+    precision: Literal["float32", "tf32", "bf16"] = key(
+        "float32", "of matrices and convolutions; tf32: on NVIDIA GPUs, bf16: by autocast. Weights and losses stay float32"
+    )
+    participation: Annotated[float, Field(gt=0, le=1)] = key(1.0, "the fraction of clients in a round, at least one")
 
 
 class RecordsConfig(Section):
     """What is written, and how often (in rounds)."""
 
-    evaluate_every: Annotated[int, Field(ge=1)] = 1
-    checkpoint_every: Annotated[int, Field(ge=1)] = 1
-    best_by: Literal["holdout", "validation", "test"] | None = None  # unset: holdout if there is one, else test
-    tensorboard: bool = False
+    evaluate_every: Count = key(1, "rounds from one scoring to the next; the last round is always scored")
+    checkpoint_every: Count = key(1, "rounds from one saved state to the next; the last is always saved")
+    best_by: Literal["holdout", "validation", "test"] | None = key(
+        None, "the data that choose the best round; unset, holdout if there is one, else the very data reported on"
+    )
+    tensorboard: bool = key(False, "write scores and losses for TensorBoard too (the extra `tensorboard`)")
 
 
 class ShareConfig(Section):
     """What a client tells beside its messages."""
 
-    metrics: Literal["all", "none"] = "all"
+    metrics: Literal["all", "none"] = key("all", "its scores and training losses; with none they stay in its own folder")
 
 
 class ClientModel(Section):
     """A client's own network."""
 
-    personal: str | None = None
+    personal: str | None = key(None, "its own network")
 
 
 class ClientTraining(Section):
     """A client's own local work."""
 
-    local_epochs: Annotated[int, Field(ge=1)] | None = None
-    batch_size: BatchSize | None = None
+    local_epochs: Count | None = key(None, "its own passes over its training data in a round")
+    batch_size: BatchSize | None = key(None, "examples in its own minibatches")
 
 
 class ClientOptimizer(Section):
     """A client's own optimiser settings."""
 
-    lr: Rate | None = None
-    momentum: Fraction | None = None
-    weight_decay: Annotated[float, Field(ge=0)] | None = None
+    lr: Rate | None = key(None, "its own learning rate, at least 0")
+    momentum: Fraction | None = key(None, "sgd: its own momentum")
+    weight_decay: Decay | None = key(None, "its own weight decay")
 
 
 class ClientConfig(Section):
-    """[clients.ID]: what one participant does its own way. Nothing here crosses."""
+    """What one participant does its own way: ID is its number, or the name of its domain. Nothing here crosses."""
 
     algorithm: Settings = {}
     model: ClientModel = ClientModel()
@@ -211,9 +229,9 @@ class ClientConfig(Section):
 class Config(Section):
     """A whole experiment, as `load_config` returns it and `run` takes it."""
 
-    name: Annotated[str, AfterValidator(_folder)] = "run"
-    seed: Annotated[int, Field(ge=0)] = 0
-    rounds: Annotated[int, Field(ge=1)] = 20
+    name: Annotated[str, AfterValidator(_folder)] = key("run", "what the run is called; its folder is runs/NAME")
+    seed: Annotated[int, Field(ge=0)] = key(0, "where all random numbers come from")
+    rounds: Count = key(20, "how many times the server and the clients exchange")
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     split: SplitConfig = SplitConfig()

@@ -1,6 +1,7 @@
 """Augmentation of a whole batch at once; all randomness is drawn from the stream given."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,23 +12,24 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 PAD = 4
 
 
-def crop_flip(black: Tensor) -> Augment:
+@dataclass(frozen=True)
+class CropFlip:
     """Random crop after padding by 4 pixels, and a mirror image half of the time: the usual one for CIFAR.
 
     black [C]: what a pixel of value 0 became by scaling; it fills the border.
     """
-    border = black.view(1, -1, 1, 1)
 
-    def augment(x: Tensor, rng: torch.Generator) -> Tensor:
+    black: Tensor
+
+    def __call__(self, x: Tensor, rng: torch.Generator) -> Tensor:
+        """As `Augment`; which pixels are taken is drawn on the CPU, whatever device x is on."""
         b, c, h, w = x.shape
         top, left = torch.randint(2 * PAD + 1, (2, b, 1), generator=rng)
         mirrored = torch.randint(2, (b, 1), generator=rng).bool()
         rows = torch.arange(h) + top  # [B, H]
         columns = torch.arange(w)
         columns = torch.where(mirrored, columns.flip(0), columns) + left  # [B, W]
-        padded = border.repeat(b, 1, h + 2 * PAD, w + 2 * PAD)
+        padded = self.black.to(x.device).view(1, -1, 1, 1).repeat(b, 1, h + 2 * PAD, w + 2 * PAD)
         padded[..., PAD:-PAD, PAD:-PAD] = x
-        pixels = (rows[:, :, None] * (w + 2 * PAD) + columns[:, None, :]).view(b, 1, -1)
+        pixels = (rows[:, :, None] * (w + 2 * PAD) + columns[:, None, :]).view(b, 1, -1).to(x.device)
         return padded.flatten(2).gather(2, pixels.expand(-1, c, -1)).view(b, c, h, w)
-
-    return augment

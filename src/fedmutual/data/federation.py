@@ -7,7 +7,7 @@ import numpy as np
 
 from fedmutual.config import Config
 from fedmutual.data import labels, record, rows, scaling, sources
-from fedmutual.data.augment import Augment, crop_flip
+from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Table, divide
 from fedmutual.data.draws import Names
 from fedmutual.data.examples import Examples, Joined, Part, Source
@@ -60,7 +60,7 @@ def load(config: Config) -> Federation:
     scaled, notes = scaling.of_source(config.data, source)
     examples = _examples(source)
     store, shape = rows.make_store(examples, table.labels, scaled, _where(source), config.data.resident, config.data.workers)
-    augment = crop_flip(scaled.black(shape[0])) if config.data.augment == "crop-flip" else None
+    augment = CropFlip(scaled.black(shape[0])) if config.data.augment == "crop-flip" else None
     digest = record.data_digest(examples.digest(), table, shape)
     division = _division(config, table, digest)
     partition = record.describe(config, table, division, digest)

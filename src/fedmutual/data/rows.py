@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,10 @@ class Store(Protocol):
     labels: Tensor  # [N] int64
     where: Where  # what messages call a row
 
+    def to(self, device: torch.device) -> "Store":
+        """The same examples, handed out on that device."""
+        ...
+
     def batches(self, plan: Iterable[Tensor]) -> Iterable[Batch]:
         """(x [B, *shape] float32, y [B] int64) for each index tensor [B] of the plan."""
         ...
@@ -38,7 +43,6 @@ class Rows:
     def __init__(self, store: Store, index: Index, augment: Augment | None = None) -> None:
         self._store, self._augment = store, augment
         self.index = index  # row numbers in the store [n]
-        self._index = torch.from_numpy(index)
 
     def __len__(self) -> int:
         return len(self.index)
@@ -46,7 +50,7 @@ class Rows:
     @property
     def labels(self) -> Index:
         """The classes of the rows [n]."""
-        return self._store.labels[self._index].numpy()
+        return self._store.labels[torch.from_numpy(self.index)].numpy()
 
     def where(self, position: int) -> str:
         """What messages call the row at this position."""
@@ -56,9 +60,14 @@ class Rows:
         """Other rows of the same store, augmented alike."""
         return Rows(self._store, index, self._augment)
 
+    def to(self, device: torch.device) -> "Rows":
+        """The same rows, handed out on that device."""
+        return Rows(self._store.to(device), self.index, self._augment)
+
     def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
         """As `fedmutual.core.Data.rows`."""
-        batches = self._store.batches(self._index.index_select(0, i) for i in plan)
+        index = torch.from_numpy(self.index)
+        batches = self._store.batches(index.index_select(0, i) for i in plan)
         augment = self._augment
         if rng is None or augment is None:
             return batches
@@ -66,11 +75,13 @@ class Rows:
 
 
 class Resident:
-    """Everything in memory, scaled once."""
+    """Everything in memory, scaled once; images with their channels last in memory, as convolutions on a CPU like them."""
 
     def __init__(self, examples: Examples, labels: Index, scaling: Scaling, where: Where) -> None:
         self.labels, self.where = torch.from_numpy(labels), where
-        self._x = torch.empty(len(labels), *scaling(examples.take([0])).shape[1:])
+        shape = (len(labels), *scaling(examples.take([0])).shape[1:])
+        self._x = torch.empty(shape, memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+        self._elsewhere: dict[torch.device, Resident] = {}
         bad: list[str] = []
         with _one_thread():
             for start in range(0, len(labels), _CHUNK):
@@ -82,9 +93,50 @@ class Resident:
         if bad:
             raise BadRows(*bad)
 
-    def batches(self, plan: Iterable[Tensor]) -> Iterable[Batch]:
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: what names rows in messages may hold open files, and no message is left to be said."""
+        return self.__dict__ | {"where": _by_number, "_elsewhere": {}}
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self._x.device
+
+    def to(self, device: torch.device) -> "Resident":
+        """The same rows, resident there."""
+        if device == self.device:
+            return self
+        if device not in self._elsewhere:
+            moved = self._elsewhere[device] = copy(self)
+            moved._x, moved.labels = self._x.contiguous().to(device), self.labels.to(device)
+        return self._elsewhere[device]
+
+    def batches(self, plan: Iterable[Tensor]) -> "Picked":
         """As `Store.batches`."""
-        return ((self._x.index_select(0, i), self.labels.index_select(0, i)) for i in plan)
+        return Picked(self, list(plan))
+
+    def take(self, index: Tensor) -> Batch:
+        """Rows by number, index [...] on the store's device -> x [..., *shape], y [...]."""
+        flat = index.reshape(-1)
+        if self._x.is_contiguous():
+            x = self._x.index_select(0, flat)
+        else:
+            x = self._x.permute(0, 2, 3, 1).index_select(0, flat).permute(0, 3, 1, 2)
+        y = self.labels.index_select(0, flat)
+        return x.reshape(*index.shape, *x.shape[1:]) if index.dim() != 1 else x, y.view(index.shape)
+
+
+class Picked:
+    """Batches of resident rows by their numbers: taken one by one, or by an engine that stacks clients for all at once."""
+
+    def __init__(self, store: Resident, plan: list[Tensor]) -> None:
+        self.store, self.plan = store, plan
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self.plan:
+            return iter(())
+        numbers = torch.cat(self.plan).to(self.store.device)  # all at once: a copy a step would stall a GPU
+        return map(self.store.take, torch.split(numbers, [len(i) for i in self.plan]))
 
 
 class Streamed:
@@ -94,6 +146,13 @@ class Streamed:
         self.labels, self.where = torch.from_numpy(labels), where
         self._dataset = _Batches(examples, scaling)
         self._workers = workers
+        self._device = torch.device("cpu")
+
+    def to(self, device: torch.device) -> "Streamed":
+        """The same rows, each batch moved there."""
+        moved = copy(self)
+        moved._device = device
+        return moved
 
     def batches(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
         """As `Store.batches`. Raises DataError where a row cannot be read or is not finite."""
@@ -107,7 +166,8 @@ class Streamed:
         for rows, x in loader:
             if isinstance(x, DataError):
                 raise x
-            yield finite(x, rows, self.where), self.labels[torch.tensor(rows)]
+            batch = finite(x, rows, self.where), self.labels[torch.tensor(rows)]
+            yield tuple(t.to(self._device, non_blocking=True) for t in batch)
 
 
 class _Batches(Dataset[Any]):
@@ -135,6 +195,10 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+def _by_number(row: int) -> str:
+    return f"example {row}"
 
 
 def _whole(batch: Any) -> Any:

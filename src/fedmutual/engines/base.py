@@ -12,6 +12,7 @@ from fedmutual.boundary import release, tell
 from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task, work
 from fedmutual.losses import Classification
 from fedmutual.records.events import Score
+from fedmutual.records.logs import METRICS, append
 from fedmutual.scores import Scores
 
 R = TypeVar("R")
@@ -20,6 +21,14 @@ ROWS = 512  # rows of an evaluation's batch
 
 class Engine(Protocol):
     """Holds the clients. Messages cross; clients do not."""
+
+    def remarks(self) -> list[str]:
+        """What a user should know of how it works, not said before."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the clients, and of what they lived in."""
+        ...
 
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
@@ -48,6 +57,11 @@ class Exam(NamedTuple):
 def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
     """A client's whole part in a phase: the work, then the boundary."""
     message, train = work(phase, client, inbox, at)
+    return let_go(client, phase, message, train, inbox, declared)
+
+
+def let_go(client: Client, phase: Phase, message: Message, train: dict[str, float], inbox: Message, declared: Spec) -> Reply:
+    """What of a client's work passes the boundary."""
     told = tell(train, phase.terms, client.id) if client.tells else {}
     return Reply(release(message, declared, client, inbox), told)
 
@@ -66,8 +80,7 @@ def examine(client: Client, exams: tuple[Exam, ...], inbox: Message, round: int,
     if home is not None:
         line = {"round": round, "scores": [{"model": s.model, "data": s.data, **s.values} for s in scores]}
         home.mkdir(parents=True, exist_ok=True)
-        with (home / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(home / METRICS, [json.dumps(line)])
     return ()
 
 

@@ -20,3 +20,11 @@ class InProcess:
         """One client after the other, in the order of `arguments`."""
         for id, given in arguments.items():
             yield id, do(self._clients[id], *given)
+
+    def remarks(self) -> list[str]:
+        """As `Engine.remarks`."""
+        return []
+
+    def close(self) -> None:
+        """As `Engine.close`."""
+        self._clients = {}

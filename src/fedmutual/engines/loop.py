@@ -13,6 +13,7 @@ from fedmutual.records.events import (
     Event,
     Failed,
     Finished,
+    Noted,
     Observer,
     PhaseDone,
     Replied,
@@ -93,7 +94,10 @@ def _exchange(
                 replies[i] = reply.message
             told[i] = reply.train
             tell(Replied(round + 1, name, i, len(told), len(asked)))
+        replies = {i: replies[i] for i in asked if i in replies}  # in one order, whoever answered first
         server = phase.receive(server, replies, at)
+        for remark in engine.remarks():
+            tell(Noted(round + 1, remark))
         down, up = ({i: size(m) for i, m in messages.items()} for messages in (inboxes, replies))
         told = {i: told[i] for i in asked if told.get(i)}
         tell(PhaseDone(round + 1, name, down, {i: up.get(i, 0) for i in asked}, told))
@@ -104,15 +108,13 @@ def _exchange(
 
 def _evaluate(plan: Plan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None) -> Evaluated:
     """Score the shared model beside the clients, and their nets where they live, in the order of the clients."""
-    scores = [judge(server)] if judge else []
     last = plan.algorithm.phases[-1]
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
-    told = dict(
-        engine.each(
-            examine,
-            {i: (exams, last.send(server, i, at), round + 1, plan.homes.get(i)) for i, exams in plan.exams.items()},
-        )
+    answers = engine.each(
+        examine, {i: (exams, last.send(server, i, at), round + 1, plan.homes.get(i)) for i, exams in plan.exams.items()}
     )
+    scores = [judge(server)] if judge else []  # while workers, where there are any, score theirs
+    told = dict(answers)
     return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in told[i])))
 
 

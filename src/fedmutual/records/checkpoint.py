@@ -13,7 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from fedmutual.core import Client, Message
+from fedmutual.core import Client, Message, laid_as
 from fedmutual.errors import RunError
 from fedmutual.records.events import Event, RoundDone, Started
 from fedmutual.records.files import read_json, read_tensors, write_json, write_tensors
@@ -98,6 +98,8 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
             slot, _, what = key.partition(".")
             slots.setdefault(int(slot), {})[what] = value
         optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
+        for p, values in optimizer.state.items():
+            values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
     client.memory = _under(state, "memory.")
 
 

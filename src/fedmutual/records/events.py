@@ -42,6 +42,14 @@ class Replied:
 
 
 @dataclass(frozen=True)
+class Noted:
+    """Something that a user should know came up."""
+
+    round: int
+    text: str
+
+
+@dataclass(frozen=True)
 class PhaseDone:
     """A phase is over."""
 
@@ -96,5 +104,5 @@ class Finished:
     rounds: int
 
 
-Event = Started | Replied | PhaseDone | Evaluated | RoundDone | Failed | Finished
+Event = Started | Replied | Noted | PhaseDone | Evaluated | RoundDone | Failed | Finished
 Observer = Callable[[Event], None]

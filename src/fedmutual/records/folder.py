@@ -20,6 +20,7 @@ from fedmutual.records.files import read_json, write_bytes, write_json
 
 CONFIG, ENVIRONMENT, PARTITION, SUMMARY = "config.toml", "environment.json", "partition.json", "summary.json"
 LOG, LOCK = "log.txt", ".lock"
+_ANYWHERE = ("engine.name", "engine.workers")  # may change on resume
 
 
 @contextmanager
@@ -70,6 +71,7 @@ def reopen(folder: Path, config: Config) -> None:
     """
     before = load_config(folder / CONFIG)
     changed = sorted(_changes(before.model_dump(), config.model_dump()))
+    changed = [key for key in changed if key not in _ANYWHERE]
     if changed == ["rounds"] and config.rounds > before.rounds:
         moving = list(_schedules(config))
         if moving:
@@ -77,6 +79,11 @@ def reopen(folder: Path, config: Config) -> None:
                 f"{folder}: rounds cannot grow from {before.rounds} to {config.rounds}, because the schedule "
                 f"{moving[0]!r} depends on their number; start a new run with --out"
             )
+    elif changed == ["rounds"]:
+        raise RunError(
+            f"{folder}: the run in it is of {before.rounds} rounds, and they cannot shrink to {config.rounds} on resume; "
+            f"set 'rounds' to {before.rounds} or more, or start a new run with --out"
+        )
     elif changed:
         raise RunError(
             f"{folder}: the run in it was started with another {changed[0]!r}; only 'rounds' may grow on resume: "
@@ -85,11 +92,14 @@ def reopen(folder: Path, config: Config) -> None:
 
 
 def identity(config: Config, fingerprint: str) -> str:
-    """What makes two runs the same: all that was set but the number of rounds, and the data. A hex digest.
+    """What makes two runs the same: all that was set but the number of rounds and who works, and the data. A hex digest.
 
     Defaults are left out, so that a key which a later version adds does not make a run another's.
     """
-    same = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
+    who = {key.removeprefix("engine.") for key in _ANYWHERE}
+    same = config.model_dump(mode="json", exclude={"rounds": True, "engine": who}, exclude_defaults=True)
+    if not same.get("engine", True):
+        del same["engine"]
     return hashlib.sha256(f"{json.dumps(same, sort_keys=True)}\n{fingerprint}".encode()).hexdigest()[:32]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
-from fedmutual.records.events import Evaluated, Event, Failed, Finished, Score, Started
+from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, Score, Started
 from fedmutual.records.folder import LOG
 from fedmutual.records.logs import append
 
@@ -47,6 +47,8 @@ def told(event: Event) -> list[str]:
             whither = f"round {event.done + 1} of {event.rounds}" if event.done < event.rounds else "the summary"
             start = f"resumed, going on with {whither}" if event.done else f"started, {event.rounds} rounds"
             return [f"{start}, clients {', '.join(event.clients)}", *(f"note: {n}" for n in event.notes)]
+        case Noted():
+            return [f"note: {event.text}"]
         case Evaluated():
             return [f"round {event.round}  {scores_line(event.scores)}"]
         case Failed():

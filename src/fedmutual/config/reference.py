@@ -1,0 +1,124 @@
+"""Every key of a configuration in words: what `fedmutual list keys` prints, and the page docs/configuration.md."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config.methods import settings_of
+from fedmutual.config.schema import Config, Section
+from fedmutual.core import Schedule, Setting
+
+_HEAD = """# Every key of a configuration
+
+`fedmutual list keys` prints this page. In brackets stand a key's type and its default. A schedule moves a number over the
+rounds: `{ start = 0.9, end = 0.3, shape = "linear" }`, or with the shape `"cosine"`, or `"step"` after the fraction `at` of
+them. `--set data.name=mnist` sets a key for one command; a key that is unknown or has no effect is an error."""
+
+_ALGORITHM = "What is minimised, and how replies are combined. The keys beside `name` are each algorithm's own."
+
+_SETTINGS = {
+    "alpha": "the weight of the labels in a personal model's loss, 0 to 1; the rest is what the meme teaches it",
+    "beta": "the weight of the labels in a meme's loss, 0 to 1; the rest is what the personal model teaches it",
+    "temperature": "what divides the logits of both where they teach each other, 0.001 to 1000",
+    "weighting": "clients weigh by their number of examples, which each then tells, or all alike",
+    "mu": "the pull towards the model that the server sent, at least 0",
+}
+
+
+class Key(NamedTuple):
+    """One key; ID stands for any client."""
+
+    name: str  # dotted
+    type: str
+    default: str
+    about: str
+
+
+def page() -> str:
+    """All keys as Markdown, a heading for each table."""
+    lines, table = [_HEAD, ""], ""
+    for key in keys():
+        above = key.name.partition(".")[0] if "." in key.name else ""
+        if above != table:
+            table = above
+            kind = _section(Config.model_fields[table].annotation)
+            lines += ["", f"## {table}", "", (kind.__doc__ or "") if kind else _ALGORITHM, ""]
+        lines.append(f"- `{key.name}` ({key.type}; {key.default}): {key.about}")
+    return "\n".join(lines)
+
+
+def algorithms() -> dict[str, str]:
+    """What each algorithm is, in one line, with its settings."""
+    about = {name: (kind.__doc__ or "").splitlines()[0] for name, kind in ALGORITHMS.items()}
+    about["centralised"] = "One model, trained on all participants' data in one place: the ceiling, nothing is private."
+    return {name: f"{line} Settings: {', '.join(settings_of(name)) or 'none'}." for name, line in about.items()}
+
+
+def keys(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
+    """Every key, in the order of the schema."""
+    types = get_type_hints(kind, include_extras=True)
+    for name, spec in kind.model_fields.items():
+        key, inner = f"{prefix}{name}", _section(spec.annotation)
+        if name == "algorithm":
+            yield from _settings(key)
+        elif inner is not None:
+            yield from keys(inner, f"{key}.ID." if get_origin(spec.annotation) is dict else f"{key}.")
+        else:
+            default = "the federation's" if prefix.startswith("clients.") else _value(spec.default)
+            yield Key(key, _words(types[name]), default, spec.description or "")
+
+
+def _settings(table: str) -> Iterator[Key]:
+    """[algorithm], with the settings of each algorithm; or [clients.ID.algorithm], with those that a client may set."""
+    own = table != "algorithm"
+    if not own:
+        yield Key(f"{table}.name", "text", '"fml"', f'{", ".join(ALGORITHMS)}, or one\'s own as "module:Class"')
+    owners: dict[Key, list[str]] = {}
+    for name, kind in ALGORITHMS.items():
+        defaults = {f.name: f.default for f in fields(kind)}
+        for setting, type in settings_of(name).items():
+            default = "the federation's" if own else _value(defaults[setting])
+            if type == Setting or not own:
+                key = Key(f"{table}.{setting}", _words(type), default, _SETTINGS[setting])
+                owners.setdefault(key, []).append(name)
+    for key, names in owners.items():
+        yield key._replace(about=f"{' and '.join(names)}: {key.about}")
+
+
+def _section(kind: Any) -> type[Section] | None:
+    """The table that a field is, if it is one."""
+    return next((k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, Section)), None)
+
+
+_NAMES = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", Schedule: "schedule"}
+
+
+def _words(kind: Any) -> str:
+    """A type as one says it: ``Annotated[int, Field(ge=1)]`` is "whole number >= 1"."""
+    inner = get_args(kind)
+    if kind in _NAMES:
+        return _NAMES[kind]
+    if get_origin(kind) is Annotated:
+        return ", ".join([_words(inner[0]), *_bounds(inner[1:])]).replace("number, ", "number ", 1)
+    if get_origin(kind) is tuple:
+        return "list of " + _words(inner[0]).replace("number", "numbers")
+    if get_origin(kind) is dict:
+        return "table of " + _words(inner[1])
+    *first, last = map(json.dumps if get_origin(kind) is Literal else _words, (k for k in inner if k is not type(None)))
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _bounds(extras: tuple[Any, ...]) -> Iterator[str]:
+    """The limits among what is annotated to a type."""
+    for limit in (limit for extra in extras for limit in getattr(extra, "metadata", ())):
+        for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+            if hasattr(limit, name):
+                yield f"{sign} {getattr(limit, name)}"
+
+
+def _value(default: Any) -> str:
+    """A default as TOML has it."""
+    return "unset" if default is None else json.dumps(default)

@@ -1,0 +1,84 @@
+"""Which engine runs an experiment, and why: "auto" picks by what there is to do and what there is to do it with."""
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedmutual.engines.base import Engine
+from fedmutual.engines.inprocess import InProcess
+from fedmutual.engines.processes import Make, Processes, Unportable
+from fedmutual.engines.stacked import Stacked
+
+LONG = 60.0  # seconds of training in one process from which worker processes, whose start takes some, are worth it
+_STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step takes, floating-point operations a second
+
+
+class Work(NamedTuple):
+    """What a client does in a run."""
+
+    steps: float
+    flops: float
+
+    @property
+    def seconds(self) -> float:
+        """About how long it takes a core; only ever compared."""
+        return self.steps * _STEP + self.flops / _RATE
+
+
+class Choice(NamedTuple):
+    """An engine by its name, and what to say of it."""
+
+    name: str
+    workers: int
+    why: str
+
+
+def choose(name: str, workers: int | None, device: torch.device, work: Mapping[str, Work]) -> Choice:
+    """The engine of that name, or for "auto" the one that fits.
+
+    workers: as configured; unset, a worker a core.
+    work: of each client, in one place.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = min(workers or cores, len(work))
+    if name != "auto":
+        return Choice(name, count if name in ("processes", "cluster") else 1, "as configured")
+    if device.type == "cuda":
+        return Choice("stacked", 1, "there is a GPU, and small networks fill it only together")
+    if device.type != "cpu":
+        return Choice("inprocess", 1, f"the device is {device.type}")
+    seconds = sum(w.seconds for w in work.values())
+    if count < 2:
+        return Choice("inprocess", 1, "there is one client" if len(work) < 2 else "there is one core")
+    if seconds < LONG:
+        return Choice("inprocess", 1, "there is little to compute, and workers take seconds to start")
+    return Choice("processes", count, f"there are {cores} cores, and minutes of work")
+
+
+def opened(choice: Choice, make: Make, work: Mapping[str, Work], threads: int, automatic: bool) -> tuple[Engine, Choice]:
+    """The engine with its clients in it; where "auto" picked one that cannot hold them, the plain one.
+
+    Raises:
+        ConfigError: the engine cannot hold these clients.
+        Lost: a worker died while it made its own.
+    """
+    if choice.name == "processes":
+        try:
+            return Processes(make, {i: w.seconds for i, w in work.items()}, choice.workers, threads), choice
+        except Unportable as problem:
+            if not automatic:
+                raise
+            choice = Choice("inprocess", 1, str(problem))
+    plain = Stacked if choice.name == "stacked" else InProcess
+    return plain(map(make, work)), choice
+
+
+def flops(net: nn.Module, shape: tuple[int, ...]) -> float:
+    """Floating-point operations of a forward of one example."""
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net.eval()(torch.zeros(1, *shape))
+    return float(counter.get_total_flops())

@@ -1,0 +1,284 @@
+"""Clients spread over worker processes, which keep them for the whole run: messages cross, clients do not."""
+
+import io
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
+from typing import Any, Concatenate, NamedTuple, TypeVar
+
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from fedmutual.core import Client
+from fedmutual.engines import allocator
+from fedmutual.engines.spread import Lost, assign
+from fedmutual.errors import ConfigError
+
+R = TypeVar("R")
+Make = Callable[[str], Client]
+
+
+class Unportable(ConfigError):
+    """What clients are made of cannot be handed to another process."""
+
+
+class Host(NamedTuple):
+    """What a worker is told first: to make these clients and keep them, instead of those it had."""
+
+    number: int
+    make: Make
+    clients: Sequence[str]
+    threads: int
+    dtype: torch.dtype
+    folder: str  # where relative paths begin,
+    path: Sequence[str]  # and where modules are found: either may have changed since the worker was started
+
+
+class Job(NamedTuple):
+    """What a worker is told then: what to do with which of its clients."""
+
+    number: int
+    do: Callable[..., Any]
+    arguments: Mapping[str, tuple[Any, ...]]
+
+
+class Answer(NamedTuple):
+    """What it says, a client at a time."""
+
+    job: int
+    client: str
+    result: Any
+    problem: BaseException | None = None
+
+
+class Processes:
+    """Worker processes with one thread each, or more. Results are bit for bit those of one process with as many threads.
+
+    make: a client by its id; called where it is to live. It must be picklable, and tensors in it cross as shared memory.
+    costs: the work of each client, in any unit, by which they are spread.
+
+    Raises:
+        Unportable: what clients are made of cannot be handed to another process.
+        Lost: a worker died. The engine is then to be closed.
+    """
+
+    def __init__(self, make: Make, costs: Mapping[str, float], workers: int, threads: int) -> None:
+        self._workers: list[_Worker] = []
+        number = next(_numbers)
+        try:
+            for ids in assign(costs, workers):
+                self._workers.append(_worker())
+                self._workers[-1].host(Host(number, make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path))
+            for _ in self._answers(number, len(self._workers)):
+                pass
+        except BaseException:
+            self.close()
+            raise
+
+    def each(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    ) -> Iterator[tuple[str, R]]:
+        """As `Engine.each`, in the order in which clients end. Work begins with the call, not with the first result."""
+        number = next(_numbers)
+        for worker in self._workers:
+            mine = {i: given for i, given in arguments.items() if i in worker.clients}
+            if mine:
+                worker.tell(_packed(Job(number, do, mine)), len(mine))
+        return ((answer.client, answer.result) for answer in self._answers(number, len(arguments)))
+
+    def remarks(self) -> list[str]:
+        """As `Engine.remarks`."""
+        return []
+
+    def close(self) -> None:
+        """Let the workers go: one that waits for work is kept for the next engine of this process, for it took seconds."""
+        for worker in self._workers:
+            if worker.due or not worker.process.is_alive():
+                worker.stop()
+            else:
+                worker.host(Host(next(_numbers), _no_client, (), 1, torch.float32, os.getcwd(), sys.path))
+                _idle.append(worker)
+        self._workers = []
+
+    def _answers(self, number: int, due: int) -> Iterator[Answer]:
+        """That many answers to what was told under this number; the first problem is raised."""
+        while due:
+            for ready in wait([w.connection for w in self._workers]):
+                worker = next(w for w in self._workers if w.connection is ready)
+                answer = worker.answer()
+                if answer.problem is not None:
+                    raise answer.problem
+                if answer.job == number:  # else to the last thing that an earlier engine told
+                    due -= 1
+                    yield answer
+
+
+class _Worker:
+    """A process, seen from here."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        self.clients: tuple[str, ...] = ()
+        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.due = 0  # answers that it owes
+        with _without_main():
+            self.process.start()
+        theirs.close()
+
+    def host(self, told: Host) -> None:
+        """Give it clients to make and keep."""
+        self.clients = tuple(told.clients)
+        self.tell(_shared(told), 1)
+
+    def tell(self, message: bytes | memoryview, answers: int) -> None:
+        """Send it something that it owes so many answers to."""
+        self.due += answers
+        try:
+            self.connection.send_bytes(message)
+        except OSError:
+            raise self._lost() from None
+
+    def answer(self) -> Answer:
+        """Its next answer. Raises Lost where it died."""
+        try:
+            answer: Answer = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):
+            raise self._lost() from None
+        self.due -= answer.problem is None  # with a problem it stays in debt, and is not used again
+        return answer
+
+    def stop(self) -> None:
+        """End it, whatever it does."""
+        self.process.kill()
+        self.process.join()
+        self.connection.close()
+
+    def _lost(self) -> Lost:
+        self.process.join(5)
+        code = self.process.exitcode
+        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
+        return Lost(f"worker process {self.process.pid}", self.clients, how)
+
+
+_idle: list[_Worker] = []
+_numbers = count(1)
+
+
+def _worker() -> _Worker:
+    """One that waits for work, or a new one."""
+    while _idle:
+        worker = _idle.pop()
+        if worker.process.is_alive():
+            return worker
+        worker.stop()
+    return _Worker()
+
+
+def _serve(connection: Connection) -> None:
+    """A worker's life: make clients, do what is asked with them, until the other end closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop by hand is the parent's to handle
+    allocator.keep()
+    clients: dict[str, Client] = {}
+    with suppress(EOFError, OSError):
+        while True:
+            for answer in _answered(connection.recv_bytes(), clients):
+                connection.send_bytes(_packed(answer))
+
+
+def _answered(message: bytes, clients: dict[str, Client]) -> Iterator[Answer]:
+    """Do what a message asks for with these clients, or make them: an answer for each, up to the first problem."""
+    number, id = 0, ""
+    try:
+        told = _opened(message)
+        number = told.number
+        if isinstance(told, Host):
+            clients.clear()
+            os.chdir(told.folder)
+            sys.path[:] = told.path
+            torch.set_num_threads(told.threads)
+            torch.set_default_dtype(told.dtype)
+            clients |= {id: told.make(id) for id in told.clients}
+            yield Answer(number, "", None)
+        else:
+            for id, given in told.arguments.items():
+                yield Answer(number, id, told.do(clients[id], *given))
+    except Exception as problem:
+        yield Answer(number, id, None, _portable(problem))
+
+
+def _opened(message: bytes) -> Host | Job:
+    try:
+        told: Host | Job = pickle.loads(message)
+    except Exception as problem:  # a module that is not found here, for instance
+        raise Unportable(_unportable(problem)) from None
+    return told
+
+
+def _portable(problem: Exception) -> Exception:
+    """An exception that can cross, with its trace as a note; one that cannot becomes a RuntimeError with its text."""
+    problem.add_note("".join(traceback.format_exception(problem)))
+    try:
+        pickle.loads(pickle.dumps(problem))
+    except Exception:
+        return RuntimeError(f"{type(problem).__name__}: {problem}")
+    return problem
+
+
+def _no_client(id: str) -> Client:
+    raise AssertionError(id)
+
+
+def _shared(host: Host) -> bytes:
+    """For a worker, with tensors as shared memory."""
+    try:
+        return bytes(ForkingPickler.dumps(host))
+    except Exception as problem:  # whatever a user's dataset or network says to being pickled; and a full /dev/shm
+        raise Unportable(_unportable(problem)) from None
+
+
+def _unportable(problem: Exception) -> str:
+    return (
+        "the data, networks or algorithm cannot be handed to worker processes "
+        f"({type(problem).__name__}: {problem}); use engine.name = 'inprocess'"
+    )
+
+
+class _Pickler(pickle.Pickler):
+    """Tensors as their bytes: plain pickle would write each as a file of torch's."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if type(thing) is Tensor and thing.device.type == "cpu" and not thing.requires_grad:
+            return _tensor, (thing.contiguous().reshape(-1).view(torch.uint8).numpy(), thing.dtype, tuple(thing.shape))
+        return NotImplemented
+
+
+def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.from_numpy(content).view(dtype).view(shape)
+
+
+def _packed(what: Job | Answer) -> memoryview:
+    file = io.BytesIO()
+    _Pickler(file, protocol=5).dump(what)
+    return file.getbuffer()
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Hide the main module: a new process would import it, and a script without `if __name__ == "__main__"` run itself."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -1,0 +1,296 @@
+"""Clients of one architecture stepped together, their networks stacked and the phase's loss under vmap: for GPUs.
+
+A step is masked, never a row: clients whose batch is of another size step in a sub-stack of their own, and who has no batch
+left stays as it was. What vmap refuses, active dropout for one, is stepped client after client, and said once.
+"""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Concatenate, NamedTuple, TypeVar, get_type_hints
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from fedmutual.core import At, Batch, Client, Message, Net, Phase, Setting, Spec, lowered, means, own, ready
+from fedmutual.data.rows import Picked
+from fedmutual.engines.base import Reply, let_go, participate
+from fedmutual.engines.inprocess import InProcess
+from fedmutual.engines.stack import Rows, Stack, alike
+
+R = TypeVar("R")
+
+
+class Part(NamedTuple):
+    """A client's part in a phase."""
+
+    client: Client
+    phase: Phase  # with the client's own settings
+    inbox: Message
+    declared: Spec
+    at: At
+
+
+class Stacked(InProcess):
+    """Clients in this process, those of one architecture as one. Results differ from the other engines' by rounding."""
+
+    def __init__(self, clients: Iterable[Client]) -> None:
+        super().__init__(clients)
+        groups = alike(list(self._clients.values()))
+        self._groups = [Group(group) for group in groups if len(group) > 1]
+        self._refused: set[Any] = set()
+        self._fitting: set[Any] = set()
+        self._remarks: list[str] = []
+
+    def each(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    ) -> Iterator[tuple[str, R]]:
+        """As `Engine.each`; a phase is done by all clients alike at once."""
+        if do is not participate:
+            yield from super().each(do, arguments)
+            return
+        left = dict(arguments)
+        for group in self._groups:
+            parts = [_part(client, *left[client.id]) for client in group.clients if client.id in left]
+            for together in _by_key(parts):
+                if self._fits(group, together):
+                    for part in together:
+                        del left[part.client.id]
+                    yield from group.run(together)  # type: ignore[misc]  # R is Reply
+        yield from super().each(do, left)
+
+    def remarks(self) -> list[str]:
+        """As `Engine.remarks`."""
+        said, self._remarks = self._remarks, []
+        return said
+
+    def _fits(self, group: "Group", parts: Sequence[Part]) -> bool:
+        """Whether vmap takes this phase of these clients: tried once, on copies."""
+        key = (id(group), _key(parts[0]))
+        if len(parts) < 2 or key in self._refused:
+            return False
+        if key not in self._fitting:
+            try:
+                _rehearse(parts[:2])
+            except Exception as problem:  # whatever a network's or an algorithm's code may do
+                self._refused.add(key)
+                why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+                who = ", ".join(p.client.id for p in parts)
+                self._remarks.append(f"clients {who} step one after the other, not stacked: vmap refuses ({why[:200]})")
+                return False
+            self._fitting.add(key)
+        return True
+
+
+class Group:
+    """Clients alike, in stacks for as long as the engine lives."""
+
+    def __init__(self, clients: Sequence[Client]) -> None:
+        self.clients = clients
+        self._number = {client.id: number for number, client in enumerate(clients)}
+        self._stacks = {net: Stack(clients, net) for net in clients[0].nets}
+
+    def begin(self, parts: Sequence[Part]) -> "Steps":
+        """These clients take their inboxes in."""
+        consts = []
+        for part in parts:
+            ready(part.client, part.at)
+            consts.append(part.phase.begin(part.client, part.inbox, part.at))
+        numbers = [self._number[part.client.id] for part in parts]
+        for number in numbers:
+            for stack in self._stacks.values():
+                stack.collect(number)
+        return Steps(self._stacks, parts[0], numbers, _stacked(consts), _stacked([p.client.memory for p in parts]))
+
+    def run(self, parts: Sequence[Part]) -> Iterator[tuple[str, Reply]]:
+        """A phase of these of its clients, of one key."""
+        steps = self.begin(parts)
+        for part, memory in zip(parts, steps.memories(_plans(parts)), strict=True):
+            part.client.memory = memory
+            for stack in self._stacks.values():
+                stack.expose(self._number[part.client.id])
+        for part, curves in zip(parts, steps.curves(), strict=True):
+            message = part.phase.end(part.client, part.at)
+            train = means(curves, part.client, part.at)
+            yield part.client.id, let_go(part.client, part.phase, message, train, part.inbox, part.declared)
+
+
+class Steps:
+    """The steps of one phase, for some clients of a group."""
+
+    def __init__(
+        self, stacks: Mapping[str, Stack], like: Part, numbers: Sequence[int], const: Message, memory: Message
+    ) -> None:
+        self._stacks, self._like, self._phase, self._numbers = stacks, like, like.phase, numbers
+        self._lr = like.at.number(like.client.rate)
+        self._device = next(iter(stacks.values())).device
+        self._const = {k: v.to(self._device) for k, v in const.items()}
+        self._memory = memory
+        self._log: list[tuple[list[int], Message]] = []  # who stepped, and the terms [k]
+        for stack in stacks.values():
+            stack.skeleton.train()
+
+    def memories(self, plans: "Plans") -> list[Message]:
+        """Take all steps -> each client's memory after them."""
+        for step in range(max(plans.lengths, default=0)):
+            for who in self._alike(plans, step):
+                self._step(who, plans.batch(who, step))
+        return [{k: v[i] for k, v in self._memory.items()} for i in range(len(self._numbers))]
+
+    def curves(self) -> list[Message]:
+        """Each client's loss terms over its steps. The only question to the device."""
+        who = torch.tensor([i for members, _ in self._log for i in members])
+        names = self._log[0][1] if self._log else ()
+        values = {name: torch.cat([terms[name] for _, terms in self._log]).cpu() for name in names}
+        return [{k: v[who == i] for k, v in values.items() if (who == i).any()} for i in range(len(self._numbers))]
+
+    def _alike(self, plans: "Plans", step: int) -> Iterator[list[int]]:
+        """Those that have a batch, by what makes them step alike: its shape, and how many steps their optimisers count."""
+        groups: dict[Any, list[int]] = {}
+        for i, number in enumerate(self._numbers):
+            if step < plans.lengths[i]:
+                counts = tuple(stack.steps(number) for stack in self._stacks.values())
+                groups.setdefault((plans.shape(i, step), counts), []).append(i)
+        yield from groups.values()
+
+    def _step(self, who: list[int], batch: Batch) -> None:
+        """One step of these, by their places among the phase's clients."""
+        rows = self._rows([self._numbers[i] for i in who])
+        places = self._index(who, len(self._numbers))
+        const = {k: _taken(v, places) for k, v in self._const.items()}
+        memory = {k: _taken(v, places) for k, v in self._memory.items()}
+        taken = {net: stack.taken(rows) for net, stack in self._stacks.items()}
+        params, rest = ({net: both[n] for net, both in taken.items()} for n in (0, 1))
+        skeletons = {net: stack.skeleton for net, stack in self._stacks.items()}
+        grads, terms = gradients(self._phase, skeletons, params, rest, batch, const, self._like.client)
+        if type(self._phase).edit is not Phase.edit:
+            grads, memory = vmap(self._phase.edit)(grads, memory)
+            self._remember(memory, places)
+        for net, stack in self._stacks.items():
+            mine = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
+            stack.step(rows, params[net], rest[net], mine, self._lr)
+        self._log.append((who, terms))
+
+    def _remember(self, memory: Message, places: Tensor | None) -> None:
+        if places is None:
+            self._memory = memory
+            return
+        for name, value in memory.items():
+            if name not in self._memory:
+                self._memory[name] = value.new_zeros(len(self._numbers), *value.shape[1:])
+            self._memory[name] = self._memory[name].index_copy(0, places, value)
+
+    def _rows(self, numbers: list[int]) -> Rows:
+        return Rows(numbers, self._index(numbers, next(iter(self._stacks.values())).count))
+
+    def _index(self, places: list[int], count: int) -> Tensor | None:
+        return None if places == list(range(count)) else torch.tensor(places, device=self._device)
+
+
+class Plans(NamedTuple):
+    """What batches clients take in a phase."""
+
+    lengths: list[int]
+    shape: Callable[[int, int], Any]  # of client i's batch at a step
+    batch: Callable[[Sequence[int], int], Batch]  # of several clients, stacked
+
+
+@dataclass
+class _Listed:
+    """Batches as they come: a client's are held until all have theirs."""
+
+    batches: list[list[Batch]]
+
+    def plans(self) -> Plans:
+        return Plans(
+            [len(b) for b in self.batches],
+            lambda i, step: tuple(t.shape for t in self.batches[i][step]),
+            lambda who, step: tuple(map(torch.stack, zip(*(self.batches[i][step] for i in who), strict=True))),
+        )
+
+
+def _plans(parts: Sequence[Part]) -> Plans:
+    """The batches of all: of one resident store by their rows' numbers, which a single gather fetches for all clients."""
+    batches = [part.phase.batches(part.client, part.inbox, part.at) for part in parts]
+    picked = [b for b in batches if isinstance(b, Picked)]
+    if len(picked) < len(batches) or any(p.store is not picked[0].store for p in picked):
+        return _Listed([list(b) for b in batches]).plans()
+    store = picked[0].store
+    plans = [[i.to(store.device) for i in p.plan] for p in picked]
+    return Plans(
+        [len(p) for p in plans],
+        lambda i, step: len(plans[i][step]),
+        lambda who, step: store.take(torch.stack([plans[i][step] for i in who])),
+    )
+
+
+def gradients(
+    phase: Phase,
+    skeletons: Mapping[str, torch.nn.Module],
+    params: Mapping[str, Message],
+    rest: Mapping[str, Message],
+    batch: Batch,
+    const: Message,
+    like: Client,
+) -> tuple[Message, Message]:
+    """The gradients [k, ...] of each client's own losses, and the loss terms [k]. Buffers in `rest` move in place."""
+
+    def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:
+        nets = {n: Net(lowered(_caller(skeletons[n], params[n], rest[n]), like), params[n]) for n in skeletons}
+        return phase.loss(nets, batch, const)
+
+    terms: Message = vmap(loss)(dict(params), dict(rest), batch, const)
+    flat = {f"{net}.{k}": p for net, own in params.items() for k, p in own.items()}
+    total = torch.stack([term.sum() for term in terms.values()]).sum()  # a client's terms hold its own parameters only
+    found = torch.autograd.grad(total, list(flat.values()), allow_unused=True)
+    grads = {k: g for k, g in zip(flat, found, strict=True) if g is not None}
+    return grads, {k: v.detach() for k, v in terms.items()}
+
+
+def _caller(skeleton: torch.nn.Module, params: Message, rest: Message) -> Callable[[Tensor], Tensor]:
+    return lambda x: functional_call(skeleton, {**params, **rest}, (x,))
+
+
+def _rehearse(parts: Sequence[Part]) -> None:
+    """The first step of copies of these clients; raises what vmap raises."""
+    copies = []
+    for part in parts:
+        nets, optimizers = copy.deepcopy((part.client.nets, part.client.optimizers))
+        client = replace(part.client, nets=nets, optimizers=optimizers, memory=dict(part.client.memory))
+        copies.append(part._replace(client=client))
+    steps = Group([part.client for part in copies]).begin(copies)
+    plans = _plans(copies)
+    steps.memories(plans._replace(lengths=[min(1, length) for length in plans.lengths]))
+    steps.curves()
+
+
+def _part(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Part:
+    return Part(client, own(phase, client), inbox, declared, at)
+
+
+def _by_key(parts: Sequence[Part]) -> list[list[Part]]:
+    groups: dict[Any, list[Part]] = {}
+    for part in parts:
+        groups.setdefault(_key(part), []).append(part)
+    return list(groups.values())
+
+
+def _key(part: Part) -> Any:
+    """What clients must have in common to be stepped as one: all but numbers that a loss takes from `const`, and batches."""
+    types = get_type_hints(type(part.phase))
+    apart = ("local_epochs", "batch_size")
+    settings = [
+        (f.name, repr(getattr(part.phase, f.name)))
+        for f in fields(part.phase)  # type: ignore[arg-type]
+        if f.name not in apart and types[f.name] != Setting
+    ]
+    return type(part.phase), tuple(settings), part.at.number(part.client.rate), tuple(part.client.memory)
+
+
+def _stacked(messages: Sequence[Message]) -> Message:
+    return {k: torch.stack([m[k] for m in messages]) for k in messages[0]}
+
+
+def _taken(stacked: Tensor, places: Tensor | None) -> Tensor:
+    return stacked if places is None else stacked.index_select(0, places)

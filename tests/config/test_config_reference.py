@@ -1,0 +1,70 @@
+"""What `list keys` and `list algorithms` say of a configuration, held against the schema."""
+
+import pytest
+
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config import all_keys
+from fedmutual.config.reference import algorithms, keys, page
+
+KEYS = {key.name: key for key in keys()}
+
+
+def test_every_key_is_there_once_in_the_order_of_the_schema() -> None:
+    names = [key.name for key in keys()]
+    assert len(names) == len(set(names))
+    assert {name for name in names if not name.startswith("clients.")} == set(all_keys())
+    assert names[:4] == ["name", "seed", "rounds", "data.name"]
+    tables = list(dict.fromkeys(name.split(".")[0] for name in names if "." in name))
+    expected = ["data", "partition", "split", "algorithm", "model", "training", "optimizer", "engine", "records", "share"]
+    expected.append("clients")
+    assert tables == expected
+    assert [line[3:] for line in page().splitlines() if line.startswith("## ")] == expected
+
+
+def test_every_key_has_a_meaning_in_one_line() -> None:
+    assert [key.name for key in keys() if not key.about.strip() or "\n" in key.about] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "type", "default"),
+    [
+        ("rounds", "whole number >= 1", "20"),
+        ("data.name", "text", '"digits"'),
+        ("data.root", "path", "unset"),
+        ("data.classes", "list of text", "unset"),
+        ("data.labels", "table of text", "{}"),
+        ("data.size", "list of whole numbers >= 1", "unset"),
+        ("data.std", "list of numbers > 0", "unset"),
+        ("data.resident", "true or false", "unset"),
+        ("partition.kind", '"iid", "shards", "dirichlet", "domains" or "file"', '"iid"'),
+        ("partition.clients", "whole number >= 1", "5"),
+        ("split.validation", "number >= 0, < 1", "unset"),
+        ("optimizer.lr", "number or schedule", "0.01"),
+        ("optimizer.weight_decay", "number >= 0", "0.0005"),
+        ("optimizer.amsgrad", "true or false", "false"),
+        ("algorithm.name", "text", '"fml"'),
+        ("algorithm.alpha", "number or schedule", "0.5"),
+        ("algorithm.temperature", "number", "1.0"),
+        ("algorithm.weighting", '"samples" or "uniform"', '"samples"'),
+        ("clients.ID.algorithm.mu", "number or schedule", "the federation's"),
+        ("clients.ID.share.metrics", '"all" or "none"', "the federation's"),
+        ("clients.ID.training.batch_size", "whole number >= 1, <= 1000000000", "the federation's"),
+    ],
+)
+def test_types_and_defaults_in_words(name: str, type: str, default: str) -> None:
+    assert KEYS[name][1:3] == (type, default)
+
+
+def test_a_setting_of_an_algorithm_names_its_owners_and_a_client_has_those_that_are_its_own_to_set() -> None:
+    assert KEYS["algorithm.alpha"].about.startswith("fml: ")
+    assert KEYS["algorithm.weighting"].about.startswith("fedavg and fedprox: ")
+    own = {name.rpartition(".")[2] for name in KEYS if name.startswith("clients.ID.algorithm.")}
+    assert own == {"alpha", "beta", "mu"}
+
+
+def test_every_algorithm_has_a_line_of_its_own() -> None:
+    said = algorithms()
+    assert list(said) == list(ALGORITHMS)
+    assert len(set(said.values())) == len(said)
+    assert said["centralised"].startswith("One model, trained on all participants' data")
+    assert said["fml"].endswith("Settings: alpha, beta, temperature.")

@@ -1,0 +1,167 @@
+"""Every engine does the same with every algorithm: the same bits where that is promised, else the same but for rounding."""
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+import pytest
+import torch
+from torch import nn
+
+from fedmutual.algorithms import FML, FedAvg, FedProx, Independent
+from fedmutual.core import Algorithm, Schedule
+from fedmutual.records.events import Noted, PhaseDone
+from toy import ENGINES, EXACT, Exchange, Spare, client, difference, federation, mlp, server, weights
+
+E = {"local_epochs": 2, "batch_size": 8}
+SIZES = (24, 24, 21, 17)
+PHASES = {
+    "fml": FML(alpha=0.3, beta=Schedule(0.9, 0.2), temperature=2.0, **E),
+    "fedavg": FedAvg(**E),
+    "fedprox": FedProx(mu=0.5, **E),
+    "independent": Independent(**E),
+}
+BOUND = {torch.float64: 1e-12, torch.float32: 1e-5}
+
+
+@pytest.fixture(params=[e for e in ENGINES if e != "inprocess"])
+def engine(request):
+    return request.param
+
+
+@pytest.fixture(params=[torch.float64, torch.float32], ids=["float64", "float32"])
+def dtype(request):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(before)
+
+
+@dataclass(frozen=True)
+class Net:
+    norm: bool = False
+
+    def __call__(self, seed):
+        return mlp(seed, norm=self.norm)
+
+
+def spare(seed):
+    return Spare()
+
+
+def sgd(net):
+    return torch.optim.SGD([p for p in net.parameters() if p.requires_grad], momentum=0.9, weight_decay=5e-4)
+
+
+def amsgrad(net):
+    return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], amsgrad=True, weight_decay=5e-4)
+
+
+def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES):
+    made = []
+    for i, n in enumerate(sizes):
+        one = client(str(i), algorithm, n=n, personal=personal, shared=shared)
+        one.optimizers = {k: optimizer(net) for k, net in one.nets.items()}
+        one.rate = 0.05
+        made.append(one)
+    return made
+
+
+def apart(engine, algorithm, rounds=1, participation=1.0, start=None, stacked=True, own=None, **made):
+    """The greatest difference of anything that two engines leave, and what the losses were."""
+    results = []
+    for name in ("inprocess", engine):
+        ours = clients(algorithm, **made)
+        for one, settings in zip(ours, own or [{}] * len(ours), strict=False):
+            one.own = settings
+        events = []
+        last = federation(
+            algorithm, ours, rounds=rounds, start=start, engine=name, participation=participation, events=events
+        )
+        left = {f"server.{k}": v for k, v in last.items()}
+        for one in ours:
+            for net, module in one.nets.items():
+                left |= {f"{one.id}.{net}.{k}": v for k, v in weights(module).items()}
+            left |= {f"{one.id}.memory.{k}": v for k, v in one.memory.items()}
+            for net, optimizer in one.optimizers.items():
+                for slot, values in optimizer.state_dict()["state"].items():
+                    tensors = {k: v for k, v in values.items() if isinstance(v, torch.Tensor)}
+                    left |= {f"{one.id}.{net}.{slot}.{k}": v.clone() for k, v in tensors.items() if v.any()}
+        losses = [
+            (e.round, e.phase, i, k, v)
+            for e in events
+            if isinstance(e, PhaseDone)
+            for i in e.train
+            for k, v in e.train[i].items()
+        ]
+        if stacked:
+            assert not [e.text for e in events if isinstance(e, Noted)], "nobody was refused"
+        results.append((left, losses))
+    (left, losses), (left2, losses2) = results
+    assert [entry[:4] for entry in losses] == [entry[:4] for entry in losses2]
+    told = max((abs(a[4] - b[4]) for a, b in zip(losses, losses2, strict=True)), default=0.0)
+    return max(difference(left, left2), told)
+
+
+def check(engine, dtype, found):
+    if engine in EXACT:
+        assert found == 0.0
+    else:
+        assert 0.0 <= found < BOUND[dtype]
+
+
+@pytest.mark.parametrize(("kind", "norm"), list(product(PHASES, (False, True))))
+def test_unequal_clients(engine, dtype, kind, norm):
+    algorithm = PHASES[kind].algorithm()
+    net = Net(norm)
+    start = server(net) if "global" in algorithm.scores else {}
+    check(engine, dtype, apart(engine, algorithm, start=start, personal=net, shared=net))
+
+
+@pytest.mark.parametrize("optimizer", [sgd, amsgrad])
+@pytest.mark.parametrize("kind", ["fml", "independent"])
+def test_a_part_of_the_clients_takes_part_and_optimisers_go_on(engine, dtype, kind, optimizer):
+    algorithm = replace(PHASES[kind], local_epochs=1).algorithm()
+    found = apart(engine, algorithm, rounds=3, participation=0.6, optimizer=optimizer)
+    check(engine, dtype, found)
+
+
+def test_frozen_layers_and_unused_parameters(engine, dtype):
+    check(engine, dtype, apart(engine, PHASES["fml"].algorithm(), personal=spare))
+
+
+def test_clients_with_settings_of_their_own(engine, dtype):
+    own = [{"alpha": 0.9}, {"local_epochs": 1}, {"batch_size": 5, "beta": 0.1}, {"alpha": Schedule(0.2, 0.8)}]
+    check(engine, dtype, apart(engine, PHASES["fml"].algorithm(), own=own))
+
+
+def test_phases_of_one_step_with_memory_and_edited_gradients(engine, dtype):
+    algorithm = Algorithm("exchange", (Exchange(), Exchange(back=True)))
+    check(engine, dtype, apart(engine, algorithm, rounds=4, start={}))
+
+
+def dropping(seed):
+    net = mlp(seed)
+    return nn.Sequential(net[0], nn.Dropout(0.5), net[2])
+
+
+def test_active_dropout_is_stepped_client_after_client_and_said():
+    algorithm = PHASES["independent"].algorithm()
+    found = apart("stacked", algorithm, rounds=2, personal=dropping, stacked=False)
+    assert found == 0.0
+    events = []
+    federation(algorithm, clients(algorithm, personal=dropping), rounds=3, engine="stacked", events=events)
+    (note,) = [e.text for e in events if isinstance(e, Noted)]
+    assert note.startswith("clients 0, 1, 2, 3 step one after the other, not stacked: vmap refuses (")
+    assert "random" in note
+
+
+def test_architectures_are_stacked_by_group():
+    algorithm = PHASES["fml"].algorithm()
+    found = []
+    for name in ("inprocess", "stacked"):
+        ours = [
+            client(str(i), algorithm, n=20, personal=lambda s, h=h: mlp(s, hidden=h)) for i, h in enumerate((8, 9, 8, 9, 7))
+        ]
+        last = federation(algorithm, ours, engine=name)
+        found.append(last | {f"{c.id}.{k}": v for c in ours for k, v in weights(c.nets["personal"]).items()})
+    assert 0 < difference(*found) < 1e-5, "rounding tells that they were stacked"

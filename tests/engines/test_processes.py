@@ -1,0 +1,174 @@
+"""Worker processes: what they are handed, how they die, and that a run is the same bytes for it."""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.algorithms import FML
+from fedmutual.engines import processes
+from fedmutual.engines.choice import Work, choose
+from fedmutual.engines.processes import Processes, Unportable
+from fedmutual.engines.spread import Lost, assign
+from fedmutual.errors import ConfigError, RunError
+from fedmutual.records.events import Failed, Replied, Started
+from toy import Ready, client, killed, odd, pid, refused
+
+E = {"local_epochs": 1, "batch_size": 8}
+CPU = torch.device("cpu")
+
+
+def files(folder):
+    """What a run came to, in bytes."""
+    kinds = ("*.safetensors", "*.jsonl", "partition.json")
+    return {p.relative_to(folder): p.read_bytes() for kind in kinds for p in folder.rglob(kind)}
+
+
+def hosted(count=3):
+    algorithm = FML(**E).algorithm()
+    ids = [str(i) for i in range(count)]
+    clients = [client(i, algorithm) for i in ids]
+    return Processes(Ready(clients), dict.fromkeys(ids, 1.0), workers=2, threads=1)
+
+
+def test_clients_live_in_two_processes_which_are_used_again():
+    engine = hosted()
+    first = dict(engine.each(pid, dict.fromkeys("012", ())))
+    assert first["0"] == first["2"] != first["1"]
+    assert os.getpid() not in first.values()
+    engine.close()
+    engine = hosted()
+    again = dict(engine.each(pid, dict.fromkeys("012", ())))
+    engine.close()
+    assert set(again.values()) == set(first.values())
+    for worker in processes._idle:
+        worker.process.kill()
+        worker.process.join()
+    engine = hosted()
+    assert not set(dict(engine.each(pid, dict.fromkeys("012", ()))).values()) & set(first.values()), "nobody wants the dead"
+    engine.close()
+
+
+def test_a_killed_worker_is_named_with_its_clients():
+    engine = hosted()
+    living = dict(engine.each(pid, {"0": ()}))["0"]
+    with pytest.raises(Lost, match=rf"worker process {living} with clients 0, 2 was killed by SIGKILL"):
+        list(engine.each(killed, {"0": ()}))
+    engine.close()
+
+
+def test_a_clients_exception_arrives_as_itself_and_one_that_cannot_cross_by_its_text():
+    engine = hosted()
+    with pytest.raises(ConfigError, match="not 1") as caught:
+        list(engine.each(refused, {"1": ()}))
+    assert "in refused" in caught.value.__notes__[0], "where it was raised"
+    engine.close()
+    engine = hosted()
+    with pytest.raises(RuntimeError, match="Local: cannot cross"):
+        list(engine.each(odd, {"1": ()}))
+    engine.close()
+
+
+def test_what_cannot_be_handed_over_is_said():
+    with pytest.raises(Unportable, match=r"cannot be handed to worker processes .*use engine.name = 'inprocess'"):
+        Processes(lambda id: None, {"0": 1.0}, workers=1, threads=1)
+
+
+def test_the_heaviest_clients_are_spread_first():
+    assert assign({"a": 1, "b": 5, "c": 3, "d": 3}, 2) == [["b", "a"], ["c", "d"]]
+    assert assign({"a": 1}, 4) == [["a"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "workers", "seconds", "device", "picked", "why"),
+    [
+        ("auto", 2, 1, "cpu", ("inprocess", 1), "little to compute"),
+        ("auto", 2, 900, "cpu", ("processes", 2), "minutes of work"),
+        ("auto", 1, 900, "cpu", ("inprocess", 1), "one core"),
+        ("auto", 2, 900, "mps", ("inprocess", 1), "mps"),
+        ("inprocess", 2, 900, "cpu", ("inprocess", 1), "configured"),
+        ("processes", 7, 1, "cpu", ("processes", 3), "configured"),
+    ],
+)
+def test_auto_picks_by_the_work_and_says_why(name, workers, seconds, device, picked, why):
+    work = dict.fromkeys("012", Work(0, seconds / 3 * 4e10))
+    choice = choose(name, workers, torch.device(device), work)
+    assert (choice.name, choice.workers) == picked
+    assert why in choice.why
+
+
+def at_work():
+    """The processes of workers that hold clients."""
+    idle = [worker.process for worker in processes._idle]
+    return [child for child in multiprocessing.active_children() if child not in idle]
+
+
+@pytest.fixture
+def whole(small):
+    fedmutual.run(fedmutual.load_config(small, **{"engine.name": "inprocess"}), "whole")
+    return small.parent / "whole"
+
+
+def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, whole):
+    config = fedmutual.load_config(small, **{"engine.name": "processes", "engine.workers": 2})
+    events, deaths = [], []
+
+    def kill(event):
+        events.append(event)
+        moments = [(1, 1), (3, 2)][len(deaths) :]
+        if isinstance(event, Replied) and moments and (event.round, event.answered) == moments[0]:
+            victim = at_work()[-1]
+            deaths.append(victim.pid)
+            victim.kill()
+            victim.join()
+
+    fedmutual.run(config, "part", observers=[kill])
+    assert len(deaths) == 2
+    assert files(small.parent / "part") == files(whole)
+    lost = [e.problem for e in events if isinstance(e, Failed)]
+    assert [type(p) for p in lost] == [Lost, Lost]
+    log = (small.parent / "part" / "log.txt").read_text()
+    assert f"worker process {deaths[0]} with client" in log
+    assert "all clients go on from the start" in log
+    assert "all clients go on from round 2, the last saved" in log
+    assert [e.done for e in events if isinstance(e, Started)] == [0, 0, 2]
+
+
+def test_a_worker_that_dies_again_and_again_stops_the_run_with_one_sentence(small):
+    config = fedmutual.load_config(small, **{"engine.name": "processes", "engine.workers": 2})
+
+    def kill(event):
+        if isinstance(event, Replied) and event.round == 2:
+            at_work()[-1].kill()
+
+    with pytest.raises(RunError, match=r"part: worker process \d+ with clients? .* was killed by SIGKILL again and again"):
+        fedmutual.run(config, "part", observers=[kill])
+    fedmutual.run(config, "part", resume=True)
+
+
+def test_a_run_goes_on_in_another_engine(small, whole, cli):
+    def stop(event):
+        if isinstance(event, Replied) and event.round == 2:
+            raise KeyboardInterrupt
+
+    config = fedmutual.load_config(small, **{"engine.name": "processes", "engine.workers": 2})
+    with pytest.raises(KeyboardInterrupt):
+        fedmutual.run(config, "part", observers=[stop])
+    code, _, err = cli("run", small, "--set", "engine.name=inprocess", "--out", "part", "--resume")
+    assert code == 0, err
+    assert files(small.parent / "part") == files(whole)
+
+
+def test_a_script_without_a_guard_runs_once(small):
+    script = small.parent / "script.py"
+    script.write_text(
+        "import fedmutual\nprint('here')\n"
+        "config = fedmutual.load_config('small.toml', rounds=1, **{'engine.name': 'processes'})\n"
+        "print(fedmutual.run(config, 'out').summary['rounds'])\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, cwd=small.parent)
+    assert (done.returncode, done.stdout.split()) == (0, ["here", "1"]), done.stderr
