@@ -1,5 +1,6 @@
 """Every mistake with one's own data: one sentence that names the file or the key, and a mend."""
 
+import gzip
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -123,13 +124,20 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
         ("a,b\n1,2\n", {}, "there is no column 'label', which data.label names; it has 'a', 'b'"),
         ("a,label\n1,x\n2,y\n", {"group_by": "site"}, "there is no column 'site', which data.group_by names"),
         ("label\nx\ny\n", {}, "there is no column of features beside the label"),
-        ("a,sex,label\n1,0,x\n2,f,y\n", {}, "column 'sex' holds 'f' in row 2, and features must be numbers; encode"),
-        ("a,b,label\n1,0,x\n2,,y\n3,,y\n", {}, "column 'b' is missing, NaN or infinite in row 2 (2 of 3 rows)"),
-        ("a,b,label\n1,0,x\n2,inf,y\n", {}, "column 'b' is missing, NaN or infinite in row 2"),
-        ("a,label\n1,x\n2,\n", {}, "the label of row 2 is missing"),
-        ("a,label\n1,x\n2,y\n,NA\n", {}, "column 'a' is missing, NaN or infinite in row 3 (1 of 3 rows)"),
-        ("a,label\n1,0\n2,1.5\n", {}, "the label of row 2 is 1.5, and labels must be whole numbers or names"),
-        ("a,label\n1,0\n2,-1\n", {}, "row 2 of PATH: its label -1 is out of range"),
+        ("a,sex,label\n1,0,x\n2,f,y\n", {}, "column 'sex' holds 'f' in line 3, and features must be numbers; encode"),
+        ("a,b,label\n1,0,x\n2,,y\n3,,y\n", {}, "column 'b' is missing, NaN or infinite in line 3 (2 of 3 rows)"),
+        ("a,b,label\n1,0,x\n2,inf,y\n", {}, "column 'b' is missing, NaN or infinite in line 3"),
+        ("a,label\n1,x\n2,\n", {}, "the label in line 3 is missing"),
+        ("a,label\n1,x\n2,y\n,NA\n", {}, "column 'a' is missing, NaN or infinite in line 4 (1 of 3 rows)"),
+        ("a,label\n1,0\n2,1.5\n", {}, "the label in line 3 is 1.5, and labels must be whole numbers or names"),
+        ("a,label\n1,0\n2,-1\n", {}, "line 3 of PATH: its label -1 is out of range"),
+        # Lines as an editor counts them: blank ones, and those inside of quotes, count too.
+        ("a,label\n\n1,x\n  \n2,y\n3,\n", {}, "the label in line 6 is missing"),
+        ('note,a,label\n1,1,"x\ny\nz"\n2,,x\n', {}, "column 'a' is missing, NaN or infinite in line 5"),
+        ('"a\nb",c,label\n1,1,x\n2,?,x\n', {}, "column 'c' holds '?' in line 4"),
+        ("a,label\r\n1,x\r\n\r\n2,\r\n", {}, "the label in line 4 is missing"),
+        ("\ufeffa,label\n1,x\n2,\n", {}, "the label in line 3 is missing"),
+        ('a,label\n1,x\n2,"x\n"\n3,"\n"\n', {}, "the label in line 5 is missing"),
         ('a,label\n1,0\n2,"1\n', {}, "cannot be read as CSV"),
     ],
 )
@@ -137,6 +145,12 @@ def test_tables(tmp_path: Path, text: str, more: dict[str, Any], words: str) -> 
     path = tmp_path / "a.csv"
     path.write_text(text)
     refused(words.replace("PATH", str(path)), data={"name": "csv", "root": str(path)} | more)
+
+
+def test_a_table_whose_lines_cannot_be_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"a,label\n1,x\n2,\n"))
+    refused("the label in row 2 (without the header) is missing", data={"name": "csv", "root": str(path)})
 
 
 def test_a_test_table_of_other_columns(tmp_path: Path) -> None:
@@ -167,6 +181,13 @@ def test_images_of_other_kinds(tmp_path: Path) -> None:
     gray = folder(tmp_path / "gray", {"cat": 3, "dog": 3}, mode="L")
     image(tmp_path / "gray" / "dog" / "09.png")
     refused("09.png is in colour and", "00.png is gray; convert one or the other", data=gray)
+    colour = folder(tmp_path / "colour", {"cat": 3, "dog": 3})
+    odd = image(tmp_path / "colour" / "cat" / "00.png", mode="L")
+    said = refused(f"{odd} is gray and the other images are in colour; convert one or the other", data=colour)
+    assert "01.png" not in said
+    assert "more" not in said
+    image(tmp_path / "colour" / "dog" / "01.png", mode="L")
+    refused(f"{odd} (and 1 more) is gray and the other images are in colour", data=colour)
     deep = folder(tmp_path / "deep", {"cat": 3, "dog": 3}, mode="L")
     Image.new("I;16", (5, 6), 1000).save(tmp_path / "deep" / "dog" / "09.png")
     refused("09.png has more than 8 bits a pixel (mode I;16); save it with 8", data=deep)

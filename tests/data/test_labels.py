@@ -70,6 +70,16 @@ def test_an_unknown_name_is_named_with_its_file(tmp_path: Path) -> None:
     refused("its class 'dgo', which data.labels calls 'hound', is none of the classes", data=mapped)
 
 
+def test_a_name_in_data_labels_that_no_label_has(tmp_path: Path) -> None:
+    about = npz(tmp_path / "a.npz", x=X, y=np.array(["norm", "Pneu", "norm"] * 4))
+    said = "key 'data.labels' renames 'pneu', and no label is called so; did you mean 'Pneu'?"
+    refused(said, data=about | {"labels": {"norm": "normal", "pneu": "pneumonia"}})
+    said = "key 'data.labels' renames 'x', and no label is called so; there are 'Pneu', 'norm'"
+    refused(said, data=about | {"labels": {"x": "y"}})
+    lacking = npz(tmp_path / "b.npz", x=X, y=np.array([0, 1] * 6), classes=np.array(["cat", "dog", "eel"]))
+    assert data.load(config(data=lacking | {"labels": {"eel": "fish"}}, **HALF)).classes == ("cat", "dog", "fish")
+
+
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [

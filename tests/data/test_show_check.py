@@ -87,6 +87,28 @@ def test_classes_of_very_different_size(tmp_path: Path) -> None:
     assert "classes are imbalanced: 'common' has 190 training examples and 'rare' has 10; read balanced accuracy" in said
 
 
+def test_labels_that_look_alike(tmp_path: Path) -> None:
+    """The rarer are to be called as the most frequent is. What the user lists as classes is meant."""
+    x = np.random.default_rng(0).normal(size=(400, 2)).astype(np.float32)
+    y = np.array(
+        ["sick", "well", "sick", "Sick", "sick ", "well", "lung  cancer", "Lung cancer", "sick", "lung  cancer"] * 40
+    )
+    about = npz(tmp_path / "a.npz", x=x, y=y)
+    said = found(data=about)
+    assert (
+        "classes 'Sick', 'sick' and 'sick ' look alike; if they are one, write "
+        'data.labels = { Sick = "sick", "sick " = "sick" }'
+    ) in said
+    assert (
+        "classes 'Lung cancer' and 'lung  cancer' look alike; if they are one, write "
+        'data.labels = { "Lung cancer" = "lung  cancer" }'
+    ) in said
+    merged = about | {"labels": {"Sick": "sick", "sick ": "sick", "Lung cancer": "lung  cancer"}}
+    assert data.load(config(data=merged)).classes == ("lung  cancer", "sick", "well")
+    assert "look alike" not in found(data=merged)
+    assert "look alike" not in found(data=about | {"classes": sorted(set(y.tolist()))})
+
+
 def test_examples_that_are_there_twice(tmp_path: Path) -> None:
     x = np.arange(80, dtype=np.float32)[:, None]
     y = np.arange(80) % 2

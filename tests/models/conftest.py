@@ -1,5 +1,5 @@
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -7,15 +7,15 @@ import pytest
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], str]]:
     """Write a user's module into the folder that the command runs in -> its name."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    name = f"own_{tmp_path.name}".replace("-", "_")
 
     def write(source: str) -> str:
-        name = f"own_{tmp_path.name}".replace("-", "_")
         (tmp_path / f"{name}.py").write_text("import torch\nfrom torch import nn\n" + dedent(source), encoding="utf-8")
         return name
 
-    return write
+    yield write
+    sys.modules.pop(name, None)  # `sys.modules` itself stays: a copy in its place is not what imports look into

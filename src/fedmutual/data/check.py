@@ -1,6 +1,9 @@
 """What is wrong with one's data, or worth knowing before one trains on them, in plain sentences."""
 
 import hashlib
+import json
+import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +33,8 @@ def findings(config: Config) -> list[str]:
     """
     federation = load(config)
     seen = _look(federation)
-    found = [*federation.notes, *_sizes(federation), *_classes(federation), *_twins(federation, seen)]
+    alike = () if config.data.classes else _alike(federation)  # the classes that a user lists are meant
+    found = [*federation.notes, *_sizes(federation), *_classes(federation), *alike, *_twins(federation, seen)]
     return [*found, *_values(federation, seen)]
 
 
@@ -66,13 +70,44 @@ def _classes(federation: Federation) -> Iterator[str]:
                 yield f"client {i!r} has training examples of {len(has)} of {len(names)} classes only: {listed(has)}"
             else:
                 yield f"client {i!r} has no training examples of {len(lacks)} of {len(names)} classes: {listed(lacks)}"
-    held = np.sum([c["counts"]["private"] for c in clients.values()], axis=0)
+    held = _held(federation)
     most, least = int(held.argmax()), int(np.where(held > 0, held, held.max() + 1).argmin())
     if held[most] >= _UNEVEN * held[least]:
         yield (
             f"classes are imbalanced: {names[most]!r} has {many(held[most], 'training example')} and {names[least]!r} "
             f"has {held[least]}; read balanced accuracy beside accuracy"
         )
+
+
+def _held(federation: Federation) -> Index:
+    """How many training examples of each class there are."""
+    clients: dict[str, Any] = federation.partition["clients"]
+    held: Index = np.sum([c["counts"]["private"] for c in clients.values()], axis=0)
+    return held
+
+
+def _alike(federation: Federation) -> Iterator[str]:
+    """Classes whose names differ in case, blanks or the form of their characters only."""
+    groups: dict[str, list[int]] = {}
+    for i, name in enumerate(federation.classes):
+        groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(i)
+    held = _held(federation)
+    for group in (g for g in groups.values() if len(g) > 1):
+        names, kept = [federation.classes[i] for i in group], federation.classes[max(group, key=lambda i: held[i])]
+        mend = ", ".join(f"{_key(n)} = {_text(kept)}" for n in names if n != kept)
+        yield (
+            f"classes {', '.join(map(repr, names[:-1]))} and {names[-1]!r} look alike; if they are one, write "
+            f"data.labels = {{ {mend} }}"
+        )
+
+
+def _key(name: str) -> str:
+    """A key as TOML has it."""
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
+
+
+def _text(name: str) -> str:
+    return json.dumps(name, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

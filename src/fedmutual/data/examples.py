@@ -23,8 +23,9 @@ class BadRows(DataError):
     """Examples that cannot be used, each with its sentence; the message holds the first few."""
 
     def __str__(self) -> str:
-        more = len(self.args) - _LISTED
-        return "; ".join(map(str, self.args[:_LISTED])) + (f"; and {more} more" if more > 0 else "")
+        said = list(dict.fromkeys(map(str, self.args)))  # what is wrong with the whole may come with every batch
+        more = len(said) - _LISTED
+        return "; ".join(said[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
 
 
 class Examples(Protocol):

@@ -4,6 +4,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -67,6 +68,15 @@ class Images:
         about = [(str(f.relative_to(self._root)), os.path.getsize(f)) for f in self.files]
         return hashlib.sha256(repr(about).encode()).digest()
 
+    @cached_property
+    def _few_gray(self) -> str:
+        """The sentence on gray images among more in colour; "" where they are no fewer, or those of another part."""
+        gray = [f for f in self.files if _is_gray(f)] if self._first == self.files[0] else self.files
+        if 2 * len(gray) >= len(self.files):
+            return ""
+        more = f" (and {len(gray) - 1} more)" if len(gray) > 1 else ""
+        return f"{gray[0]}{more} is gray and the other images are in colour; convert one or the other"
+
     def _look(self) -> tuple[bool, tuple[int, int], Path]:
         first = self.files[0]
         try:
@@ -83,7 +93,7 @@ class Images:
                     mend = "save it with 8, or bring a factory that scales it"
                     return f"{path} has more than 8 bits a pixel (mode {image.mode}); {mend}"
                 if self.gray and image.mode not in _GRAY:
-                    return f"{path} is in colour and {self._first} is gray; convert one or the other"
+                    return self._few_gray or f"{path} is in colour and {self._first} is gray; convert one or the other"
                 found = image.convert("L" if self.gray else "RGB")
         except Exception as problem:  # decoders fail in many ways on a damaged file
             return _unreadable(path, problem)
@@ -97,6 +107,14 @@ class Images:
             )
         x = np.asarray(found)
         return x[None] if self.gray else np.ascontiguousarray(x.transpose(2, 0, 1))
+
+
+def _is_gray(path: Path) -> bool:
+    try:
+        with Image.open(path) as image:
+            return image.mode in _GRAY
+    except (OSError, UnidentifiedImageError):
+        return False
 
 
 def _unreadable(path: Path, problem: Exception) -> str:

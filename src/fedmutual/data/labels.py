@@ -1,6 +1,6 @@
 """Labels are matched by class name: a site that lacks a class keeps the numbers of the others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any
 
@@ -31,6 +31,7 @@ def match(source: Source, config: DataConfig) -> tuple[tuple[str, ...], list[Ind
         declared = _counted(parts, source)
     own = [_named(p, declared, source) for p in parts]
     found = [names for names, _ in own]
+    _check_renamed(config.labels, {*(declared or ()), *(str(n) for names in found for n in names)})
     renamed = [np.array([config.labels.get(n, n) for n in names]) for names in found]
     classes = config.classes or _classes(declared, renamed, config.labels)
     if len(classes) < 2:
@@ -45,6 +46,15 @@ def match(source: Source, config: DataConfig) -> tuple[tuple[str, ...], list[Ind
                 raise DataError(_unknown(part.where(int(np.argmax(codes == i))), str(names[i]), str(name), classes))
         coded.append(np.array([numbers[n] for n in new], dtype=np.int64)[codes])
     return classes, coded
+
+
+def _check_renamed(labels: Mapping[str, str], known: Set[str]) -> None:
+    """Raise ConfigError where data.labels renames what no label is called."""
+    for name in labels:
+        if name not in known:
+            near = get_close_matches(name, known, 1) or [n for n in known if n.strip().casefold() == name.strip().casefold()]
+            mend = f"did you mean {near[0]!r}?" if near else f"there are {listed(sorted(known))}"
+            raise ConfigError(f"key 'data.labels' renames {name!r}, and no label is called so; {mend}")
 
 
 def _kind(part: Part, source: Source) -> str:

@@ -1,6 +1,9 @@
 """A CSV file: a row an example, a column for the label, the others its features."""
 
+import csv as records
 import warnings
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +46,44 @@ def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None) -> tu
         odd = sorted(set(own) ^ set(columns))
         raise DataError(f"{path}: its features are not those of the training file; they differ in {listed(odd)}")
     columns = columns or own
-    x = rows_first(_numbers(table[list(columns)], path), str(path)).numpy()
+    at = _Lines(path, len(table))
+    x = rows_first(_numbers(table[list(columns)], path, at), str(path)).numpy()
     labels = _text(table[config.label])
     groups = _text(table[config.group_by]) if config.group_by is not None else None
     domains = _text(table[DOMAIN]) if DOMAIN in table else None
     blank = np.flatnonzero(labels == "")
     if len(blank):
-        raise DataError(f"{path}: the label of row {blank[0] + 1} is missing; fill it in or take the row out")
-    return Part(Arrays(x), _whole_or_names(labels, path), lambda i: f"row {i + 1} of {path}", groups, domains), columns
+        raise DataError(f"{path}: the label in {at(blank[0])} is missing; fill it in or take the row out")
+    return Part(Arrays(x), _whole_or_names(labels, path, at), lambda i: f"{at(i)} of {path}", groups, domains), columns
+
+
+class _Lines:
+    """What messages call the rows of a file: by the line that an editor shows. Looked up when the first is asked for."""
+
+    def __init__(self, path: Path, rows: int) -> None:
+        self._path, self._rows = path, rows
+
+    def __call__(self, row: int) -> str:
+        """ "line 5"; where the lines cannot be told, "row 4 (without the header)"."""
+        known = len(self._starts) == self._rows
+        return f"line {self._starts[row]}" if known else f"row {row + 1} (without the header)"
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The line that each row begins on."""
+        try:
+            return list(self._read())[1:]
+        except (OSError, UnicodeDecodeError, records.Error):  # compressed, for instance
+            return []
+
+    def _read(self) -> Iterator[int]:
+        """Where the header and each row begin. A quoted cell may run over lines; blank lines are no rows."""
+        with self._path.open(newline="", encoding="utf-8-sig") as file:
+            line, reader = 1, records.reader(file)
+            for cells in reader:
+                if len(cells) > 1 or any(cell.strip() for cell in cells):
+                    yield line
+                line = reader.line_num + 1
 
 
 def _read(path: Path, config: DataConfig) -> pd.DataFrame:
@@ -83,7 +116,7 @@ def _text(column: "pd.Series[str]") -> Names:
     return np.asarray(column.str.strip(), dtype=str)
 
 
-def _numbers(features: pd.DataFrame, path: Path) -> npt.NDArray[np.float32]:
+def _numbers(features: pd.DataFrame, path: Path, at: Callable[[int], str]) -> npt.NDArray[np.float32]:
     if not len(features.columns):
         raise DataError(f"{path}: there is no column of features beside the label")
     for name in features.columns:
@@ -92,19 +125,19 @@ def _numbers(features: pd.DataFrame, path: Path) -> npt.NDArray[np.float32]:
         if len(odd):
             value = features[name].iloc[odd[0]]
             raise DataError(
-                f"{path}: column {name!r} holds {value!r} in row {odd[0] + 1}, and features must be numbers; encode the "
+                f"{path}: column {name!r} holds {value!r} in {at(odd[0])}, and features must be numbers; encode the "
                 "column as numbers or take it out"
             )
         lacking = np.flatnonzero(~np.isfinite(column.to_numpy(float)))
         if len(lacking):
             raise DataError(
-                f"{path}: column {name!r} is missing, NaN or infinite in row {lacking[0] + 1} ({len(lacking)} of "
+                f"{path}: column {name!r} is missing, NaN or infinite in {at(lacking[0])} ({len(lacking)} of "
                 f"{len(column)} rows); fill the values in or take the column out"
             )
     return np.asarray(features.apply(pd.to_numeric), dtype=np.float32)
 
 
-def _whole_or_names(labels: Names, path: Path) -> npt.NDArray[Any]:
+def _whole_or_names(labels: Names, path: Path, at: Callable[[int], str]) -> npt.NDArray[Any]:
     """Labels read as text: whole numbers if all are, else names. Numbers that are not whole are no labels."""
     try:
         numbers = labels.astype(float)
@@ -115,6 +148,6 @@ def _whole_or_names(labels: Names, path: Path) -> npt.NDArray[Any]:
     except ValueError:
         odd = next(i for i, v in enumerate(numbers) if not v.is_integer() or not labels[i].lstrip("+-").isdecimal())
         raise DataError(
-            f"{path}: the label of row {odd + 1} is {labels[odd]}, and labels must be whole numbers or names; mend the "
+            f"{path}: the label in {at(odd)} is {labels[odd]}, and labels must be whole numbers or names; mend the "
             "column or name another in data.label"
         ) from None
