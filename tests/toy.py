@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from fedmutual.algorithms import FML, Independent
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
+from fedmutual.engines.cluster import Cluster
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import Plan, federate
 from fedmutual.engines.processes import Processes
@@ -35,8 +36,21 @@ def processes(clients: list[Client]) -> Processes:
     return Processes(Ready(clients), dict.fromkeys((c.id for c in clients), 1.0), workers=2, threads=torch.get_num_threads())
 
 
-ENGINES: dict[str, Callable[[list[Client]], Any]] = {"inprocess": InProcess, "processes": processes, "stacked": Stacked}
-EXACT = ("inprocess", "processes")
+def cluster(clients: list[Client]) -> Cluster:
+    """Two workers on two nodes, started once for all tests."""
+    from nodes import two_nodes  # not where a worker imports this file
+
+    two_nodes()
+    return Cluster(Ready(clients), dict.fromkeys((c.id for c in clients), 1.0), workers=2, threads=torch.get_num_threads())
+
+
+ENGINES: dict[str, Callable[[list[Client]], Any]] = {
+    "inprocess": InProcess,
+    "processes": processes,
+    "cluster": cluster,
+    "stacked": Stacked,
+}
+EXACT = ("inprocess", "processes", "cluster")
 """Engines whose results are the same bits."""
 CLASSES, FEATURES = 3, 6
 

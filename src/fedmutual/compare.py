@@ -8,7 +8,7 @@ from fedmutual.config import Config, with_algorithm
 from fedmutual.errors import ConfigError
 from fedmutual.records.events import Observer
 from fedmutual.records.folder import CONFIG, check_free, reopen
-from fedmutual.runs import Run, run
+from fedmutual.runs import Run, run, run_together, stacks
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
 
@@ -40,13 +40,13 @@ def compare(
     seeds: int,
     out: Path,
     resume: bool = False,
-    observers: Sequence[Observer] = (),
-    label: Callable[[str], None] = lambda text: None,
+    watch: Callable[[str], Observer] | None = None,
     own: Mapping[str, Any] | None = None,
 ) -> list[Run]:
     """Run every method with every seed into OUT/<method>/<seed>; a finished one is not trained again on resume.
 
-    label: told the name of each run before it starts. own: as `variants` takes it.
+    watch: an observer for the run of this name. own: as `variants` takes it. With the engine "stacked", or "auto" on a GPU,
+    all runs go on at once, their clients in common stacks.
 
     Raises:
         UserError: as `run`; what is wrong with a method or a folder, before the first is trained.
@@ -57,8 +57,9 @@ def compare(
             reopen(folder, variant)
         else:
             check_free(folder)
-    runs = []
-    for method, seed, variant, folder in planned:
-        label(f"{method}, seed {seed}")
-        runs.append(run(variant, folder, resume=resume, observers=observers))
-    return runs
+    observers = [[watch(f"{method}, seed {seed}")] if watch else [] for method, seed, _, _ in planned]
+    configs, folders = [variant for _, _, variant, _ in planned], [folder for *_, folder in planned]
+    if stacks(config):
+        return run_together(configs, folders, resume, observers)
+    each = zip(configs, folders, observers, strict=True)
+    return [run(variant, folder, resume, watching) for variant, folder, watching in each]

@@ -257,13 +257,13 @@ class Experiment:
             yield from (Exam("meme", kind, model, id, kind) for kind in own)
 
 
-def build(config: Config, device: str | None = None) -> Experiment:
-    """Read the data and check that everything the configuration names can be made.
+def build(config: Config, device: str | None = None, prepared: data.Prepared | None = None) -> Experiment:
+    """Read the data, unless they are prepared, and check that everything the configuration names can be made.
 
     Raises:
         UserError: in one sentence, what cannot.
     """
-    federation = data.load(config)
+    federation = data.load(config, prepared)
     experiment = Experiment(config, federation, make_algorithm(config), pick_device(device or config.engine.device))
     unknown = [i for i in config.clients if i not in federation.clients]
     if unknown:

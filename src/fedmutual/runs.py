@@ -1,19 +1,21 @@
 """One experiment, from its configuration to its folder; and the folder opened again."""
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from fedmutual import data, models
 from fedmutual import experiment as experiments
-from fedmutual import models
 from fedmutual.config import Config, load_config
 from fedmutual.core import At, Message
 from fedmutual.engines.base import Engine, parameters
-from fedmutual.engines.choice import choose, opened
+from fedmutual.engines.choice import Choice, choose, opened
+from fedmutual.engines.lanes import Lanes
 from fedmutual.engines.loop import federate
 from fedmutual.engines.spread import Lost
 from fedmutual.errors import RunError
@@ -109,25 +111,74 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
     recorded = _look(folder, config, resume)
     if recorded is None:
         return Run(folder)
-    before = torch.get_num_threads()
-    torch.set_num_threads(config.engine.threads)
     try:
-        with torch.random.fork_rng(devices=[]):
+        with _alone(config.engine.threads):
             experiment = experiments.build(config, recorded.get("device"))
             hosted = Hosted(experiment, recorded.get("engine", {}).get("name"))
             with closing(hosted), folders.held(folder):
-                if _look(folder, config, resume) is None:  # another process finished it meanwhile
-                    return Run(folder)
-                about = folders.environment(config.engine.threads, experiment.device)
-                about |= {"engine": hosted.choice._asdict(), "scaling": experiment.data.scaling}
-                about |= _described(experiment, hosted.engine)
-                folders.write_about(folder, config, about, experiment.data.partition)
-                _train_through(hosted, folder, observers)
+                if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
+                    _describe(folder, experiment, hosted.engine, hosted.choice)
+                    _train_through(hosted, folder, observers)
     except Lost as problem:
         raise RunError(f"{folder}: {problem} again and again; is there memory for all? {MEND}") from None
+    return Run(folder)
+
+
+def run_together(
+    configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
+) -> list[Run]:
+    """Train several experiments at once, as `run` does each, with the clients of all in common stacks.
+
+    Raises:
+        UserError, Diverged: of the first run that failed; the others were trained to their end.
+    """
+    looked = [_look(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
+    left = [n for n, recorded in enumerate(looked) if recorded is not None]
+    with _alone(max((config.engine.threads for config in configs), default=1)):
+        prepared: dict[Any, data.Prepared] = {}
+        built = {}
+        for n in left:
+            key = repr((configs[n].data, configs[n].partition.kind == "domains"))
+            prepared[key] = prepared.get(key) or data.prepare(configs[n])
+            built[n] = experiments.build(configs[n], (looked[n] or {}).get("device"), prepared[key])
+        lanes = Lanes([[built[n].client(i) for i in built[n].clients] for n in left])
+        choice = Choice("stacked", 1, f"{len(left)} runs at once fill a device better")
+
+        def train(n: int, lane: Engine) -> None:
+            with folders.held(outs[n]):
+                if _look(outs[n], configs[n], resume) is not None:
+                    _describe(outs[n], built[n], lane, choice)
+                    _train(built[n], lane, outs[n], observers[n], ())
+
+        problems = [problem for problem in lanes.run([partial(train, n) for n in left]) if problem is not None]
+    if problems:
+        raise problems[0]
+    return [Run(folder) for folder in outs]
+
+
+def stacks(config: Config) -> bool:
+    """Whether several runs of such a configuration are to be trained together."""
+    name, device = config.engine.name, config.engine.device
+    return name == "stacked" or (name == "auto" and experiments.pick_device(device).type == "cuda")
+
+
+@contextmanager
+def _alone(threads: int) -> Iterator[None]:
+    """With so many threads, and with the caller's random streams and threads as they were afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         torch.set_num_threads(before)
-    return Run(folder)
+
+
+def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choice) -> None:
+    """Write what the run is, before it is."""
+    about = folders.environment(experiment.config.engine.threads, experiment.device)
+    about |= {"engine": choice._asdict(), "scaling": experiment.data.scaling}
+    folders.write_about(folder, experiment.config, about | _networks(experiment, engine), experiment.data.partition)
 
 
 MEND = "set engine.workers lower, or engine.name = 'inprocess', and go on with --resume"
@@ -248,7 +299,7 @@ def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -
     return read_state(folder / "server" / file, name, saved.round), saved
 
 
-def _described(experiment: Experiment, engine: Engine) -> dict[str, Any]:
+def _networks(experiment: Experiment, engine: Engine) -> dict[str, Any]:
     """The networks, as environment.json holds them."""
     sizes = dict(engine.each(parameters, dict.fromkeys(experiment.clients, ())))
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}

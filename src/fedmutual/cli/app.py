@@ -74,7 +74,7 @@ def run(
     config = _config(file, set or [])
     folder = out_folder or Path("runs") / config.name
     with _watched(_again("run", set, folder, str(file))) as watch:
-        done = fedmutual.run(config, folder, resume=resume, observers=[watch])
+        done = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
     from fedmutual.report import headline
 
     out.print(headline([folder]))
@@ -194,7 +194,10 @@ def top(version: Annotated[bool, typer.Option("--version", help="Print the versi
 
 def main() -> None:
     """The entry point: what a user did wrong becomes one sentence and an exit code."""
+    from fedmutual.engines import allocator
+
     warnings.showwarning = _note  # type: ignore[assignment]
+    allocator.keep()
     try:
         app()
     except UserError as problem:
@@ -238,7 +241,7 @@ def _compare(
 ) -> list[Path]:
     from fedmutual.compare import compare as compare_all
 
-    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, [watch], watch.label, own)]
+    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own)]
 
 
 def _conclude(groups: list[tuple[str, list[Path]]], page: Path) -> None:

@@ -6,19 +6,16 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, Replied, Started
+from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Started
 from fedmutual.records.text import TimeLeft, scores_line, told
 
 
 class Watch:
-    """Observer of one run, or of one after the other under one heading."""
+    """The screen: makes an observer for each run, one after the other or several at once."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
-        self._label = ""
-        self._left = TimeLeft()
-        self._rounds, self._round, self._scores, self._said = 0, 0.0, "", set[str]()
-        self._bar = Progress(
+        self.console = console
+        self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[said]}"),
@@ -26,18 +23,39 @@ class Watch:
             transient=True,
             disable=not console.is_terminal,
         )
-        self._task: TaskID | None = None
+        self._said = set[str]()
 
     def __enter__(self) -> Self:
-        self._bar.start()
+        self.bar.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
-        self._bar.stop()
+        self.bar.stop()
 
-    def label(self, text: str) -> None:
-        """What the next run is called."""
-        self._label = text
+    def of(self, label: str) -> Observer:
+        """Observer of the run that is called so."""
+        return _Line(self, label)
+
+    def say_once(self, lines: list[str], label: str) -> None:
+        """The same note for every seed is said once."""
+        for line in lines:
+            if line not in self._said:
+                self._said.add(line)
+                self.say(line, label)
+
+    def say(self, line: str, label: str) -> None:
+        """A line of a run."""
+        self.console.print(f"{label}  {line}".strip(), highlight=False, markup=False, soft_wrap=True)
+
+
+class _Line:
+    """Observer of one run: a line of the screen."""
+
+    def __init__(self, watch: Watch, label: str) -> None:
+        self._watch, self._label = watch, label
+        self._left = TimeLeft()
+        self._rounds, self._round, self._scores = 0, 0.0, ""
+        self._task: TaskID | None = None
 
     def __call__(self, event: Event) -> None:
         """Show what is new."""
@@ -45,45 +63,36 @@ class Watch:
             case Started():
                 self._start(event)
             case Noted():
-                self._say_once(told(event))
+                self._watch.say_once(told(event), self._label)
             case Replied():
                 self._round = max(event.round - 1, 0) + event.answered / event.expected
                 self._show()
             case Evaluated():
                 self._scores = scores_line(event.scores)
                 self._round = event.round
-                if self._console.is_terminal:
+                if self._watch.console.is_terminal:
                     self._show()
                 else:
                     left = self._left.after(event.round)
-                    self._print(f"round {event.round}/{self._rounds}  {self._scores}  {left}".rstrip())
+                    line = f"round {event.round}/{self._rounds}  {self._scores}  {left}"
+                    self._watch.say(line.rstrip(), self._label)
             case Failed() | Finished():
                 if self._task is not None:
-                    self._bar.remove_task(self._task)
+                    self._watch.bar.remove_task(self._task)
                     self._task = None
-                if isinstance(event, Finished) and self._console.is_terminal:
-                    self._print(f"{event.rounds} rounds  {self._scores}")
+                if isinstance(event, Finished) and self._watch.console.is_terminal:
+                    self._watch.say(f"{event.rounds} rounds  {self._scores}", self._label)
 
     def _start(self, event: Started) -> None:
         self._left.start(event)
         self._rounds, self._round, self._scores = event.rounds, event.done, ""
-        if self._console.is_terminal:
-            self._task = self._bar.add_task(self._label, total=event.rounds, completed=event.done, said="")
+        if self._watch.console.is_terminal:
+            self._task = self._watch.bar.add_task(self._label, total=event.rounds, completed=event.done, said="")
         lines = told(event)
-        self._say_once(lines[1:] if not event.done else lines)
-
-    def _say_once(self, lines: list[str]) -> None:
-        """The same note for every seed is said once."""
-        for line in lines:
-            if line not in self._said:
-                self._said.add(line)
-                self._print(line)
+        self._watch.say_once(lines[1:] if not event.done else lines, self._label)
 
     def _show(self) -> None:
         if self._task is not None:
             said = "  ".join(filter(None, (self._scores, self._left.after(self._round))))
             done = f"{self._label}  {min(int(self._round) + 1, self._rounds)}/{self._rounds}".strip()
-            self._bar.update(self._task, completed=self._round, description=done, said=said)
-
-    def _print(self, line: str) -> None:
-        self._console.print(f"{self._label}  {line}".strip(), highlight=False, markup=False, soft_wrap=True)
+            self._watch.bar.update(self._task, completed=self._round, description=done, said=said)

@@ -2,8 +2,8 @@
 
 from fedmutual.data import partition
 from fedmutual.data.check import findings
-from fedmutual.data.federation import Federation, Shares, load
+from fedmutual.data.federation import Federation, Prepared, Shares, load, prepare
 from fedmutual.data.show import draw
 from fedmutual.data.sources import NAMES
 
-__all__ = ["NAMES", "Federation", "Shares", "draw", "findings", "load", "partition"]
+__all__ = ["NAMES", "Federation", "Prepared", "Shares", "draw", "findings", "load", "partition", "prepare"]

@@ -49,28 +49,52 @@ class Federation:
         )
 
 
-def load(config: Config) -> Federation:
-    """Read the configured data, divide them among the clients, and scale them.
+@dataclass(frozen=True)
+class Prepared:
+    """Data read and scaled, not yet divided: what several runs on the same data may share."""
+
+    source: Source
+    table: Table
+    store: rows.Store
+    shape: tuple[int, ...]
+    scaled: scaling.Scaling
+    notes: tuple[str, ...]
+    digest: str
+
+
+def prepare(config: Config) -> Prepared:
+    """Read the configured data, and scale them.
 
     Raises:
-        UserError: in one sentence, what is wrong with which file, key or client, and the mend.
+        UserError: in one sentence, what is wrong with which file or key, and the mend.
     """
     source = sources.read(config.data, config.partition.kind == "domains")
     table = _table(source, config)
     scaled, notes = scaling.of_source(config.data, source)
     examples = _examples(source)
     store, shape = rows.make_store(examples, table.labels, scaled, _where(source), config.data.resident, config.data.workers)
-    augment = CropFlip(scaled.black(shape[0])) if config.data.augment == "crop-flip" else None
     digest = record.data_digest(examples.digest(), table, shape)
-    division = _division(config, table, digest)
-    partition = record.describe(config, table, division, digest)
+    return Prepared(source, table, store, shape, scaled, notes, digest)
+
+
+def load(config: Config, prepared: Prepared | None = None) -> Federation:
+    """Read the configured data unless they are prepared, and divide them among the clients.
+
+    Raises:
+        UserError: in one sentence, what is wrong with which file, key or client, and the mend.
+    """
+    read = prepared or prepare(config)
+    source, table, store, scaled = read.source, read.table, read.store, read.scaled
+    augment = CropFlip(scaled.black(read.shape[0])) if config.data.augment == "crop-flip" else None
+    division = _division(config, table, read.digest)
+    partition = record.describe(config, table, division, read.digest)
     return Federation(
         classes=table.classes,
-        shape=shape,
+        shape=read.shape,
         clients={i: _shares(store, shares, augment) for i, shares in division.clients.items()},
         test=Rows(store, division.test),
         partition=partition,
-        notes=(*source.notes, *notes, *remarks(config, partition)),
+        notes=(*source.notes, *read.notes, *remarks(config, partition)),
         scaling={
             "divisor": scaled.divisor,
             "mean": list(scaled.mean),

@@ -7,6 +7,7 @@ left stays as it was. What vmap refuses, active dropout for one, is stepped clie
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, Concatenate, NamedTuple, TypeVar, get_type_hints
 
 import torch
@@ -37,11 +38,7 @@ class Stacked(InProcess):
 
     def __init__(self, clients: Iterable[Client]) -> None:
         super().__init__(clients)
-        groups = alike(list(self._clients.values()))
-        self._groups = [Group(group) for group in groups if len(group) > 1]
-        self._refused: set[Any] = set()
-        self._fitting: set[Any] = set()
-        self._remarks: list[str] = []
+        self._stacker = Stacker(self._clients.values())
 
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
@@ -50,15 +47,36 @@ class Stacked(InProcess):
         if do is not participate:
             yield from super().each(do, arguments)
             return
-        left = dict(arguments)
+        asked: list[tuple[Client, tuple[Any, ...]]] = [(self._clients[i], given) for i, given in arguments.items()]
+        for client, reply in self._stacker.participate(asked):
+            yield client.id, reply()  # type: ignore[misc]  # R is Reply
+
+    def remarks(self) -> list[str]:
+        """As `Engine.remarks`."""
+        return self._stacker.remarks()
+
+
+class Stacker:
+    """Phases of many clients at once, be they of one federation or of several."""
+
+    def __init__(self, clients: Iterable[Client]) -> None:
+        self._groups = [Group(group) for group in alike(list(clients)) if len(group) > 1]
+        self._refused: set[Any] = set()
+        self._fitting: set[Any] = set()
+        self._remarks: list[str] = []
+
+    def participate(self, asked: Sequence[tuple[Client, tuple[Any, ...]]]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
+        """As `base.participate` of each client with its arguments -> (client, its reply or the exception, when called)."""
+        left = {id(client): (client, given) for client, given in asked}
         for group in self._groups:
-            parts = [_part(client, *left[client.id]) for client in group.clients if client.id in left]
+            parts = [_part(*left[id(client)]) for client in group.clients if id(client) in left]
             for together in _by_key(parts):
                 if self._fits(group, together):
                     for part in together:
-                        del left[part.client.id]
-                    yield from group.run(together)  # type: ignore[misc]  # R is Reply
-        yield from super().each(do, left)
+                        del left[id(part.client)]
+                    yield from group.run(together)
+        for client, given in left.values():
+            yield client, partial(participate, client, *given)
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""
@@ -76,7 +94,7 @@ class Stacked(InProcess):
             except Exception as problem:  # whatever a network's or an algorithm's code may do
                 self._refused.add(key)
                 why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-                who = ", ".join(p.client.id for p in parts)
+                who = ", ".join(dict.fromkeys(p.client.id for p in parts))
                 self._remarks.append(f"clients {who} step one after the other, not stacked: vmap refuses ({why[:200]})")
                 return False
             self._fitting.add(key)
@@ -88,7 +106,7 @@ class Group:
 
     def __init__(self, clients: Sequence[Client]) -> None:
         self.clients = clients
-        self._number = {client.id: number for number, client in enumerate(clients)}
+        self._number = {id(client): number for number, client in enumerate(clients)}
         self._stacks = {net: Stack(clients, net) for net in clients[0].nets}
 
     def begin(self, parts: Sequence[Part]) -> "Steps":
@@ -97,23 +115,27 @@ class Group:
         for part in parts:
             ready(part.client, part.at)
             consts.append(part.phase.begin(part.client, part.inbox, part.at))
-        numbers = [self._number[part.client.id] for part in parts]
+        numbers = [self._number[id(part.client)] for part in parts]
         for number in numbers:
             for stack in self._stacks.values():
                 stack.collect(number)
         return Steps(self._stacks, parts[0], numbers, _stacked(consts), _stacked([p.client.memory for p in parts]))
 
-    def run(self, parts: Sequence[Part]) -> Iterator[tuple[str, Reply]]:
-        """A phase of these of its clients, of one key."""
+    def run(self, parts: Sequence[Part]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
+        """A phase of these of its clients, of one key -> each one's reply, when called."""
         steps = self.begin(parts)
         for part, memory in zip(parts, steps.memories(_plans(parts)), strict=True):
             part.client.memory = memory
             for stack in self._stacks.values():
-                stack.expose(self._number[part.client.id])
+                stack.expose(self._number[id(part.client)])
         for part, curves in zip(parts, steps.curves(), strict=True):
-            message = part.phase.end(part.client, part.at)
-            train = means(curves, part.client, part.at)
-            yield part.client.id, let_go(part.client, part.phase, message, train, part.inbox, part.declared)
+            yield part.client, partial(_reply, part, curves)
+
+
+def _reply(part: Part, curves: Message) -> Reply:
+    message = part.phase.end(part.client, part.at)
+    train = means(curves, part.client, part.at)
+    return let_go(part.client, part.phase, message, train, part.inbox, part.declared)
 
 
 class Steps:
@@ -265,7 +287,8 @@ def _rehearse(parts: Sequence[Part]) -> None:
     steps.curves()
 
 
-def _part(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Part:
+def _part(client: Client, given: tuple[Phase, Message, Spec, At]) -> Part:
+    phase, inbox, declared, at = given
     return Part(client, own(phase, client), inbox, declared, at)
 
 

@@ -1,0 +1,126 @@
+"""Stacked clients in whole runs: read from resident rows, resumed, and several runs at once."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual import experiment
+from fedmutual.compare import compare
+from fedmutual.core import Diverged
+from fedmutual.data.rows import Picked
+from fedmutual.records.events import Finished, Replied
+from fedmutual.records.files import read_tensors
+from toy import difference
+
+
+def tensors(folder):
+    return {f"{p.relative_to(folder)}/{k}": t for p in folder.rglob("*.safetensors") for k, t in read_tensors(p)[0].items()}
+
+
+def scores(folder):
+    return [json.loads(line)["scores"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def loaded(small, **changes):
+    return fedmutual.load_config(small, **{"engine.name": "stacked", **changes})
+
+
+def test_a_run_is_that_of_one_process_but_for_rounding(small):
+    changes = {"rounds": 1, "model.personal": ["cnn1", "mlp", "cnn1"]}
+    ours = fedmutual.run(loaded(small, **changes), "stacked").folder
+    theirs = fedmutual.run(loaded(small, **changes, **{"engine.name": "inprocess"}), "plain").folder
+    assert 0 < difference(tensors(ours), tensors(theirs)) < 1e-5
+    assert "vmap refuses" not in (ours / "log.txt").read_text()
+
+
+def test_batches_are_gathered_for_all_clients_at_once(small):
+    made = experiment.build(loaded(small))
+    batches = []
+    for id in made.clients:
+        client = made.client(id)
+        batches.append(client.data["private"].rows([torch.tensor([0, 3])]))
+    assert all(isinstance(b, Picked) and b.store is batches[0].store for b in batches)
+    x, y = batches[0].store.take(torch.stack([b.plan[0] for b in batches]))
+    for i, batch in enumerate(batches):
+        ((one, label),) = batch
+        assert torch.equal(x[i], one)
+        assert torch.equal(y[i], label)
+
+
+def test_a_stopped_run_goes_on_to_the_same_bytes(small):
+    whole = fedmutual.run(loaded(small), "whole").folder
+
+    def stop(event):
+        if isinstance(event, Replied) and event.round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedmutual.run(loaded(small), "part", observers=[stop])
+    part = fedmutual.run(loaded(small), "part", resume=True).folder
+    assert difference(tensors(whole), tensors(part)) == 0.0
+    assert scores(whole) == scores(part)
+
+
+METHODS = ["fml", "fedavg", "fedprox", "independent"]
+
+
+def test_all_runs_of_a_comparison_at_once_are_each_what_it_is_alone(small):
+    at_once = compare(loaded(small, rounds=1), METHODS, 2, Path("together"))
+    alone = compare(loaded(small, rounds=1, **{"engine.name": "inprocess"}), METHODS, 2, Path("alone"))
+    for one, other in zip(at_once, alone, strict=True):
+        assert one.folder.relative_to("together") == other.folder.relative_to("alone")
+        assert difference(tensors(one.folder), tensors(other.folder)) < 1e-5
+        assert one.config.seed == other.config.seed
+        assert one.summary["bytes"] == other.summary["bytes"]
+
+
+def test_one_runs_end_is_its_own(small):
+    """One diverges, one is stopped by its observer, one was finished before; the others are trained to their end."""
+    config = loaded(small, rounds=2)
+    (finished,) = compare(config, ["independent"], 1, Path("out"))
+    before = (finished.folder / "summary.json").stat().st_mtime_ns
+    ended = []
+
+    def watch(label):
+        def look(event):
+            if label == "fedavg, seed 1" and isinstance(event, Replied) and event.round == 2:
+                raise Diverged("0", 1, 0, "made up")
+            if isinstance(event, Finished):
+                ended.append(label)
+
+        return look
+
+    with pytest.raises(Diverged, match="made up"):
+        compare(config, ["fml", "fedavg", "independent"], 2, Path("out"), resume=True, watch=watch)
+    assert sorted(ended) == ["fedavg, seed 0", "fml, seed 0", "fml, seed 1", "independent, seed 1"]
+    assert (finished.folder / "summary.json").stat().st_mtime_ns == before
+    runs = compare(config, ["fml", "fedavg", "independent"], 2, Path("out"), resume=True)
+    assert all(run.finished for run in runs)
+
+
+def test_a_stop_by_hand_stops_all(small, cli):
+    def watch(label):
+        def look(event):
+            if label == "fml, seed 1" and isinstance(event, Replied) and event.round == 2:
+                raise KeyboardInterrupt
+
+        return look
+
+    config = loaded(small, rounds=3)
+    with pytest.raises(KeyboardInterrupt):
+        compare(config, ["fml", "fedavg"], 2, Path("out"), watch=watch)
+    assert not list(Path("out").rglob("summary.json"))
+    compare(config, ["fml", "fedavg"], 2, Path("out"), resume=True)
+    alone = compare(config, ["fml"], 1, Path("alone"))
+    assert difference(tensors(alone[0].folder), tensors(Path("out/fml/0"))) < 1e-4
+
+
+def test_lower_precision_computes_lower_and_keeps_weights(small):
+    plain = fedmutual.run(loaded(small, rounds=1, **{"engine.name": "inprocess"}), "plain").folder
+    for engine in ("inprocess", "stacked"):
+        low = fedmutual.run(loaded(small, rounds=1, **{"engine.name": engine, "engine.precision": "bf16"}), engine).folder
+        assert all(t.dtype != torch.bfloat16 for t in tensors(low).values())
+        assert 1e-5 < difference(tensors(low), tensors(plain)) < 0.1
