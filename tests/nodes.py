@@ -13,13 +13,13 @@ CPUS = max(2, torch.get_num_threads())  # of a node: room for all workers when t
 
 @cache
 def two_nodes() -> Any:
-    """The cluster, with this process in it. A test that asks for it skips where Ray is not installed."""
+    """The cluster; engines join it by its address. A test that asks for it skips where Ray is not installed."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": CPUS, "include_dashboard": False})
     cluster.add_node(num_cpus=CPUS)
-    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
-    atexit.register(lambda: (ray.shutdown(), cluster.shutdown()))
+    atexit.register(cluster.shutdown)
+    atexit.register(ray.shutdown)  # before it
     return cluster

@@ -40,8 +40,8 @@ def cluster(clients: list[Client]) -> Cluster:
     """Two workers on two nodes, started once for all tests."""
     from nodes import two_nodes  # not where a worker imports this file
 
-    two_nodes()
-    return Cluster(Ready(clients), dict.fromkeys((c.id for c in clients), 1.0), workers=2, threads=torch.get_num_threads())
+    costs, threads = dict.fromkeys((c.id for c in clients), 1.0), torch.get_num_threads()
+    return Cluster(Ready(clients), costs, workers=2, threads=threads, address=two_nodes().address)
 
 
 ENGINES: dict[str, Callable[[list[Client]], Any]] = {
@@ -223,6 +223,11 @@ class Absent(FML):
 def pid(client: Client) -> int:
     """Where a client lives."""
     return os.getpid()
+
+
+def echo(client: Client, thing: Tensor) -> Tensor:
+    """What it was given."""
+    return thing
 
 
 def killed(client: Client) -> None:

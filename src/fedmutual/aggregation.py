@@ -4,9 +4,11 @@ The rule for what is not a weight: floating-point buffers (BatchNorm's running m
 weights; integer and boolean ones (its counter of batches) take the maximum, because a mean of counters is no counter.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
 
 import torch
+from torch import Tensor
 
 from fedmutual.core import Message
 
@@ -26,15 +28,18 @@ def mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None = N
     for other in ids[1:]:
         if replies[other].keys() != replies[ids[0]].keys():
             raise ValueError(f"{other!r} and {ids[0]!r} answered with different names")
-    result = {}
-    for name in names:
-        column = torch.stack([replies[i][name] for i in ids])
-        if not column.is_floating_point():
-            result[name] = column.amax(0)
-        elif weights is None:
-            result[name] = column.mean(0)
-        else:
-            share = torch.tensor([weights[i] for i in ids], dtype=torch.float64)
-            share = (share / share.sum()).to(column).reshape(-1, *[1] * (column.dim() - 1))
-            result[name] = (column * share).sum(0)
-    return result
+    return {
+        name: _mean([replies[i][name] for i in ids], None if weights is None else [weights[i] for i in ids])
+        for name in names
+    }
+
+
+def _mean(tensors: Sequence[Tensor], weights: Sequence[float] | None) -> Tensor:
+    """One after the other, in double precision: no second copy of all replies, and no rounding to speak of."""
+    first = tensors[0]
+    if not first.is_floating_point():
+        return reduce(torch.maximum, tensors)
+    total = torch.zeros_like(first, dtype=torch.float64)
+    for number, tensor in enumerate(tensors):
+        total.add_(tensor, alpha=1.0 if weights is None else weights[number])
+    return (total / (len(tensors) if weights is None else sum(weights))).to(first.dtype)

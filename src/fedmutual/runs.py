@@ -15,6 +15,7 @@ from fedmutual.config import Config, load_config
 from fedmutual.core import At, Message
 from fedmutual.engines.base import Engine, parameters
 from fedmutual.engines.choice import Choice, choose, opened
+from fedmutual.engines.cluster import Cluster
 from fedmutual.engines.lanes import Lanes
 from fedmutual.engines.loop import federate
 from fedmutual.engines.spread import Lost
@@ -120,7 +121,7 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
                     _describe(folder, experiment, hosted.engine, hosted.choice)
                     _train_through(hosted, folder, observers)
     except Lost as problem:
-        raise RunError(f"{folder}: {problem} again and again; is there memory for all? {MEND}") from None
+        raise RunError(f"{folder}: {problem}; is there memory for all? {MEND}") from None
     return Run(folder)
 
 
@@ -141,14 +142,15 @@ def run_together(
             key = repr((configs[n].data, configs[n].partition.kind == "domains"))
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
             built[n] = experiments.build(configs[n], (looked[n] or {}).get("device"), prepared[key])
-        lanes = Lanes([[built[n].client(i) for i in built[n].clients] for n in left])
+        compiled = any(configs[n].engine.compile for n in left)
+        lanes = Lanes([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
         choice = Choice("stacked", 1, f"{len(left)} runs at once fill a device better")
 
         def train(n: int, lane: Engine) -> None:
             with folders.held(outs[n]):
                 if _look(outs[n], configs[n], resume) is not None:
                     _describe(outs[n], built[n], lane, choice)
-                    _train(built[n], lane, outs[n], observers[n], ())
+                    _train(built[n], lane, outs[n], observers[n], _picked(choice))
 
         problems = [problem for problem in lanes.run([partial(train, n) for n in left]) if problem is not None]
     if problems:
@@ -182,7 +184,7 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choi
 
 
 MEND = "set engine.workers lower, or engine.name = 'inprocess', and go on with --resume"
-PATIENCE = 3  # deaths of workers in one round
+PATIENCE = 3  # deaths of workers since a saved round
 
 
 class Hosted:
@@ -195,27 +197,38 @@ class Hosted:
         self._automatic = engine.name == "auto"
         name = before if before and self._automatic else engine.name
         self.choice = choose(name, engine.workers, experiment.device, self.work)
+        if name != engine.name:
+            self.choice = self.choice._replace(why="as the run was begun")
         self.engine = self._open()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was picked, where the user left it open."""
-        many = f" with {self.choice.workers} workers" if self.choice.workers > 1 else ""
-        return (f"engine {self.choice.name!r}{many}: {self.choice.why}",) if self._automatic else ()
+        return _picked(self.choice) if self._automatic else ()
 
     def again(self) -> None:
         """A new engine, with clients as they are before round 1."""
         self.engine.close()
         self.engine = self._open()
 
+    def reach(self, folder: Path) -> None:
+        """Check that the folder is there wherever clients live, for they write their state into it."""
+        if isinstance(self.engine, Cluster):
+            self.engine.reach(folder)
+
     def close(self) -> None:
         """Let go of the clients."""
         self.engine.close()
 
     def _open(self) -> Engine:
-        threads = self.experiment.config.engine.threads
-        engine, self.choice = opened(self.choice, self.experiment.client, self.work, threads, self._automatic)
+        config, device = self.experiment.config.engine, self.experiment.device
+        engine, self.choice = opened(self.choice, self.experiment.client, self.work, config, device)
         return engine
+
+
+def _picked(choice: Choice) -> tuple[str, ...]:
+    many = f" with {choice.workers} workers" if choice.workers > 1 else ""
+    return (f"engine {choice.name!r}{many}: {choice.why}",)
 
 
 def _train_through(hosted: Hosted, folder: Path, observers: Sequence[Observer]) -> None:
@@ -223,12 +236,13 @@ def _train_through(hosted: Hosted, folder: Path, observers: Sequence[Observer]) 
     notes, deaths = hosted.notes, list[int]()
     while True:
         try:
+            hosted.reach(folder)
             return _train(hosted.experiment, hosted.engine, folder, observers, notes)
         except Lost as lost:
             saved = committed(folder)
             deaths.append(saved.round if saved else 0)
             if deaths.count(deaths[-1]) == PATIENCE:
-                raise
+                raise RunError(f"{folder}: {lost}, again and again; is there memory for all? {MEND}") from None
             notes = (f"{lost}; all clients go on from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
             hosted.again()
 

@@ -165,3 +165,101 @@ def test_architectures_are_stacked_by_group():
         last = federation(algorithm, ours, engine=name)
         found.append(last | {f"{c.id}.{k}": v for c in ours for k, v in weights(c.nets["personal"]).items()})
     assert 0 < difference(*found) < 1e-5, "rounding tells that they were stacked"
+
+
+class Tied(nn.Module):
+    """Two layers of one weight."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.first, self.second, self.last = mlp(seed, hidden=6)[0], mlp(seed, hidden=6)[0], mlp(seed, hidden=6)[2]
+        self.second.weight = self.first.weight
+
+    def forward(self, x):
+        return self.last(self.second(self.first(x).relu()))
+
+
+def test_tied_parameters():
+    algorithm = PHASES["independent"].algorithm()
+    assert apart("stacked", algorithm, rounds=2, personal=Tied) < 1e-5
+
+
+class Scaled(nn.Module):
+    """Nets alike but for a plain number, or a tensor that is no buffer."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.net, self._scale, self.mask = mlp(seed), float(seed), torch.full((6,), float(seed))
+
+    def forward(self, x):
+        return self.net(x * self.mask) * self._scale / 100
+
+
+def test_nets_that_compute_unlike_things_are_not_stacked():
+    algorithm = PHASES["independent"].algorithm()
+    assert apart("stacked", algorithm, rounds=2, personal=Scaled) == 0.0
+
+
+def test_adam_where_a_client_is_stacked_in_one_round_and_alone_in_the_next():
+    algorithm = replace(PHASES["independent"], local_epochs=1).algorithm()
+    found = []
+    for name in ("inprocess", "stacked"):
+        ours = [
+            client(str(i), algorithm, n=20, personal=lambda s, h=h: mlp(s, hidden=h)) for i, h in enumerate((8, 9, 8, 9, 8))
+        ]
+        for one in ours:
+            one.optimizers = {"personal": amsgrad(one.nets["personal"])}
+            one.rate = 0.01
+        federation(algorithm, ours, rounds=12, participation=0.4, engine=name)
+        found.append({f"{c.id}.{k}": v for c in ours for k, v in weights(c.nets["personal"]).items()})
+    assert difference(*found) < 1e-4
+
+
+def test_adam_with_a_parameter_that_is_never_used(dtype):
+    found = apart("stacked", PHASES["independent"].algorithm(), personal=spare, optimizer=amsgrad)
+    assert found < (1e-10 if dtype == torch.float64 else 1e-4)
+
+
+def test_clients_with_learning_rates_of_their_own(monkeypatch):
+    from fedmutual.engines import stacked
+
+    rehearsed = []
+    real = stacked._rehearse
+    monkeypatch.setattr(stacked, "_rehearse", lambda parts: (rehearsed.append(parts), real(parts)))
+    algorithm = replace(PHASES["fml"], local_epochs=1).algorithm()
+    found = []
+    for name in ("inprocess", "stacked"):
+        ours = clients(algorithm)
+        for one, rate in zip(ours, (Schedule(0.1, 0.01), Schedule(0.1, 0.01), 0.02, 0.02), strict=True):
+            one.rate = rate
+        found.append(federation(algorithm, ours, rounds=4, engine=name))
+    assert difference(*found) < 1e-5
+    assert len(rehearsed) == 1, "a rate that moves makes nothing new"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(Independent):
+    """Constants of another shape for one client; another takes no step, and remembers nothing."""
+
+    def begin(self, client, inbox, at):
+        return {"c": torch.ones(4 if client.id == "2" else 2)}
+
+    def batches(self, client, inbox, at):
+        return () if client.id == "1" else super().batches(client, inbox, at)
+
+    def edit(self, grads, memory):
+        return grads, {"steps": memory.get("steps", torch.zeros(())) + 1}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Idle(Odd):
+    """The same without the odd shape."""
+
+    def begin(self, client, inbox, at):
+        return {}
+
+
+@pytest.mark.parametrize("kind", [Odd, Idle])
+def test_odd_constants_and_clients_without_a_step(kind):
+    algorithm = kind(**E).algorithm()
+    assert apart("stacked", algorithm, rounds=2) < 1e-5

@@ -1,7 +1,9 @@
 """Worker processes: what they are handed, how they die, and that a run is the same bytes for it."""
 
+import importlib
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 
@@ -16,7 +18,7 @@ from fedmutual.engines.processes import Processes, Unportable
 from fedmutual.engines.spread import Lost, assign
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.events import Failed, Replied, Started
-from toy import Ready, client, killed, odd, pid, refused
+from toy import Ready, client, echo, killed, odd, pid, refused
 
 E = {"local_epochs": 1, "batch_size": 8}
 CPU = torch.device("cpu")
@@ -145,7 +147,7 @@ def test_a_worker_that_dies_again_and_again_stops_the_run_with_one_sentence(smal
         if isinstance(event, Replied) and event.round == 2:
             at_work()[-1].kill()
 
-    with pytest.raises(RunError, match=r"part: worker process \d+ with clients? .* was killed by SIGKILL again and again"):
+    with pytest.raises(RunError, match=r"part: worker process \d+ with clients? .* was killed by SIGKILL, again and again"):
         fedmutual.run(config, "part", observers=[kill])
     fedmutual.run(config, "part", resume=True)
 
@@ -172,3 +174,39 @@ def test_a_script_without_a_guard_runs_once(small):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, cwd=small.parent)
     assert (done.returncode, done.stdout.split()) == (0, ["here", "1"]), done.stderr
+
+
+def test_answers_that_nobody_waited_for_do_not_block_the_next_question():
+    engine = hosted()
+    big = torch.zeros(2_000_000)
+    next(engine.each(echo, dict.fromkeys("012", (big,))))
+    again = dict(engine.each(echo, dict.fromkeys("012", (big + 1,))))
+    engine.close()
+    assert all(torch.equal(t, big + 1) for t in again.values())
+
+
+def test_a_users_module_is_read_anew_by_the_next_run(small, monkeypatch):
+    """Workers are used again; code that a user changed between two runs in one process must not be the old."""
+    monkeypatch.syspath_prepend(small.parent)
+    source = (
+        "from torch import nn\n"
+        "def net(shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, {}), nn.Linear({}, classes))\n"
+    )
+    sizes = []
+    for width in (5, 11):
+        (small.parent / "mine.py").write_text(source.format(width, width))
+        sys.modules.pop("mine", None)
+        importlib.invalidate_caches()
+        shutil.rmtree(small.parent / "__pycache__", ignore_errors=True)
+        changes = {"engine.name": "processes", "engine.workers": 2, "model.shared": "mine:net", "rounds": 1}
+        run = fedmutual.run(fedmutual.load_config(small, **changes), f"w{width}")
+        sizes.append(run.global_model()[1].out_features)
+    assert sizes == [5, 11]
+
+
+def test_rows_that_are_not_resident_are_read_by_workers_too(small):
+    changes = {"data.resident": False, "data.workers": 1, "rounds": 1}
+    ours = fedmutual.run(fedmutual.load_config(small, **changes, **{"engine.name": "processes"}), "ours").folder
+    theirs = fedmutual.run(fedmutual.load_config(small, **changes, **{"engine.name": "inprocess"}), "theirs").folder
+    assert files(ours) == files(theirs)

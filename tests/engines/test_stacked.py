@@ -11,6 +11,7 @@ from fedmutual import experiment
 from fedmutual.compare import compare
 from fedmutual.core import Diverged
 from fedmutual.data.rows import Picked
+from fedmutual.errors import DataError
 from fedmutual.records.events import Finished, Replied
 from fedmutual.records.files import read_tensors
 from toy import difference
@@ -124,3 +125,49 @@ def test_lower_precision_computes_lower_and_keeps_weights(small):
         low = fedmutual.run(loaded(small, rounds=1, **{"engine.name": engine, "engine.precision": "bf16"}), engine).folder
         assert all(t.dtype != torch.bfloat16 for t in tensors(low).values())
         assert 1e-5 < difference(tensors(low), tensors(plain)) < 0.1
+
+
+def test_a_compiled_step_is_the_same_but_for_rounding(small):
+    changes = {"rounds": 1, "training.batch_size": 40}  # one shape: each is compiled anew
+    plain = fedmutual.run(loaded(small, **changes), "plain").folder
+    ours = fedmutual.run(loaded(small, **changes, **{"engine.compile": True}), "compiled").folder
+    assert difference(tensors(ours), tensors(plain)) < 1e-5
+    assert "refuses" not in (ours / "log.txt").read_text()
+
+
+def test_a_compiler_that_fails_is_said_once_and_done_without(small, monkeypatch):
+    def fails(call, **options):
+        def refuse(*args):
+            raise RuntimeError("no compiler here\nand more")
+
+        return refuse
+
+    monkeypatch.setattr(torch, "compile", fails)
+    plain = fedmutual.run(loaded(small), "plain").folder
+    ours = fedmutual.run(loaded(small, **{"engine.compile": True}), "compiled").folder
+    assert difference(tensors(ours), tensors(plain)) == 0.0
+    log = (ours / "log.txt").read_text()
+    assert log.count("engine.compile has no effect here: torch.compile refuses (no compiler here)") == 1
+
+
+def test_what_goes_wrong_in_a_common_step_is_said_by_every_run(small, monkeypatch):
+    from fedmutual.engines import stacked
+
+    def fails(parts):
+        raise DataError("row 3 cannot be read")
+
+    monkeypatch.setattr(stacked, "_rehearse", lambda parts: None)
+    monkeypatch.setattr(stacked, "_plans", fails)
+    with pytest.raises(DataError, match="row 3 cannot be read"):
+        compare(loaded(small), ["fml", "independent"], 2, Path("out"))
+    logs = [path.read_text() for path in Path("out").rglob("log.txt")]
+    assert len(logs) == 4
+    assert all("DataError: row 3 cannot be read" in log for log in logs)
+
+
+def test_a_run_begun_in_one_process_goes_on_stacked_with_adam(small):
+    changes = {"optimizer.name": "adam", "optimizer.lr": 0.001, "engine.name": "inprocess"}
+    whole = fedmutual.run(loaded(small, **changes), "whole").folder
+    fedmutual.run(loaded(small, **changes, rounds=1), "part")
+    part = fedmutual.run(loaded(small, **{**changes, "engine.name": "stacked"}), "part", resume=True).folder
+    assert difference(tensors(whole), tensors(part)) < 1e-4

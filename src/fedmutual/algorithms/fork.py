@@ -14,7 +14,9 @@ class Fork(LocalEpochs):
         """Fork: the shared tensors are the server's, what stays home is the client's; momentum starts afresh."""
         meme = client.nets["meme"]
         meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
-        client.optimizers["meme"].state.clear()
+        for state in client.optimizers["meme"].state.values():
+            for remembered in state.values():
+                remembered.zero_()  # as never stepped; new tensors in every round would leave holes in the memory
         return {}
 
     def end(self, client: Client, at: At) -> Message:

@@ -2,6 +2,7 @@
 methods.py. `fedmutual list keys` says them all, from here."""
 
 import math
+import re
 import unicodedata
 from dataclasses import asdict
 from pathlib import Path
@@ -37,6 +38,12 @@ def _folder(value: str) -> str:
         raise ValueError(f"a run's name is that of its folder, so it cannot be {value!r}")
     if any(unicodedata.category(c) in ("Cc", "Cs") for c in value):  # control characters, halves of characters
         raise ValueError(f"a run's name is that of its folder, so it cannot hold control characters, as {value!r} does")
+    return value
+
+
+def _cluster(value: str) -> str:
+    if value != "auto" and not re.fullmatch(r"[^/\s]+:\d{1,5}", value):
+        raise ValueError(f"a Ray cluster is 'auto' or HOST:PORT, not {value!r}")
     return value
 
 
@@ -166,15 +173,22 @@ class OptimizerConfig(Section):
 class EngineConfig(Section):
     """Where the work runs."""
 
-    name: Literal["auto", "inprocess", "processes", "stacked"] = key(
+    name: Literal["auto", "inprocess", "processes", "stacked", "cluster"] = key(
         "auto", "who does the work; auto picks, and says what and why"
     )
     device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU")
     threads: Annotated[int, Field(ge=1, le=4096)] = key(1, "threads of each process; part of what makes a result repeatable")
-    workers: Count | None = key(None, "processes: how many; unset: one a core, and none without a client")
+    workers: Count | None = key(None, "processes, cluster: how many; unset: one a core, and none without a client")
+    address: Annotated[str, AfterValidator(_cluster)] | None = key(
+        None, 'cluster: of one that runs Ray, "auto" or "HOST:PORT"; unset, a local one is started for the run'
+    )
+    gpus: Annotated[float, Field(ge=0, le=1)] = key(
+        0.0, "cluster: a worker's share of a GPU; 0: none on a CPU, and on CUDA equal shares of all that there are"
+    )
     precision: Literal["float32", "tf32", "bf16"] = key(
         "float32", "of matrices and convolutions; tf32: on NVIDIA GPUs, bf16: by autocast. Weights and losses stay float32"
     )
+    compile: bool = key(False, "stacked: through torch.compile, which takes half a minute at first and needs a C++ compiler")
     participation: Annotated[float, Field(gt=0, le=1)] = key(1.0, "the fraction of clients in a round, at least one")
 
 

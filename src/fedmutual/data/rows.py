@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from multiprocessing import current_process
 from typing import Any, Protocol
 
 import numpy as np
@@ -133,10 +134,14 @@ class Picked:
         self.store, self.plan = store, plan
 
     def __iter__(self) -> Iterator[Batch]:
+        return map(self.store.take, self.numbers())
+
+    def numbers(self) -> Sequence[Tensor]:
+        """Of each batch's rows, where the store is."""
         if not self.plan:
-            return iter(())
+            return ()
         numbers = torch.cat(self.plan).to(self.store.device)  # all at once: a copy a step would stall a GPU
-        return map(self.store.take, torch.split(numbers, [len(i) for i in self.plan]))
+        return torch.split(numbers, [len(i) for i in self.plan])
 
 
 class Streamed:
@@ -147,6 +152,10 @@ class Streamed:
         self._dataset = _Batches(examples, scaling)
         self._workers = workers
         self._device = torch.device("cpu")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """As `Resident`'s."""
+        return self.__dict__ | {"where": _by_number}
 
     def to(self, device: torch.device) -> "Streamed":
         """The same rows, each batch moved there."""
@@ -160,7 +169,7 @@ class Streamed:
             self._dataset,
             batch_sampler=(i.tolist() for i in plan),
             collate_fn=_whole,
-            num_workers=self._workers,
+            num_workers=0 if current_process().daemon else self._workers,  # a worker process may have none of its own
             generator=torch.Generator(),  # else it would move torch's global stream, which dropout draws from
         )
         for rows, x in loader:

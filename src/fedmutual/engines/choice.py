@@ -8,7 +8,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedmutual.config.schema import EngineConfig
 from fedmutual.engines.base import Engine
+from fedmutual.engines.cluster import Cluster
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.processes import Make, Processes, Unportable
 from fedmutual.engines.stacked import Stacked
@@ -59,26 +61,37 @@ def choose(name: str, workers: int | None, device: torch.device, work: Mapping[s
     return Choice("processes", count, f"there are {cores} cores, and minutes of work")
 
 
-def opened(choice: Choice, make: Make, work: Mapping[str, Work], threads: int, automatic: bool) -> tuple[Engine, Choice]:
-    """The engine with its clients in it; where "auto" picked one that cannot hold them, the plain one.
+def opened(
+    choice: Choice, make: Make, work: Mapping[str, Work], config: EngineConfig, device: torch.device
+) -> tuple[Engine, Choice]:
+    """The engine with its clients in it, and how many workers it came to; where "auto" picked one that cannot hold them,
+    the plain one.
 
     Raises:
         ConfigError: the engine cannot hold these clients.
         Lost: a worker died while it made its own.
     """
+    costs = {i: w.seconds for i, w in work.items()}
+    if choice.name == "cluster":
+        gpus = config.gpus or (None if device.type == "cuda" else 0.0)
+        cluster = Cluster(make, costs, config.workers, config.threads, config.address, gpus)
+        return cluster, choice._replace(workers=cluster.workers)
     if choice.name == "processes":
         try:
-            return Processes(make, {i: w.seconds for i, w in work.items()}, choice.workers, threads), choice
+            return Processes(make, costs, choice.workers, config.threads), choice
         except Unportable as problem:
-            if not automatic:
+            if config.name != "auto":
                 raise
             choice = Choice("inprocess", 1, str(problem))
-    plain = Stacked if choice.name == "stacked" else InProcess
-    return plain(map(make, work)), choice
+    clients = map(make, work)
+    return (Stacked(clients, config.compile) if choice.name == "stacked" else InProcess(clients)), choice
 
 
 def flops(net: nn.Module, shape: tuple[int, ...]) -> float:
-    """Floating-point operations of a forward of one example."""
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        net.eval()(torch.zeros(1, *shape))
-    return float(counter.get_total_flops())
+    """Floating-point operations of a forward of one example; 0 where they cannot be counted."""
+    try:
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net.eval()(torch.zeros(2, *shape))
+    except Exception:  # a user's network; it is an estimate only
+        return 0.0
+    return float(counter.get_total_flops()) / 2

@@ -5,11 +5,13 @@ import math
 import os
 import pickle
 import re
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, Concatenate, NamedTuple, TypeVar
@@ -114,17 +116,17 @@ class Cluster:
         for worker, sees in zip(self._workers, seen, strict=True):
             if not sees:
                 raise RunError(
-                    f"{folder}: {worker.name} does not see this folder; with engine.name = 'cluster' all nodes need it under "
-                    "the same path: choose one on a shared disk with --out"
+                    f"{folder}: {worker.name} does not see this folder, and clients write their state there; choose with "
+                    "--out a folder on a disk that all nodes have under the same path"
                 )
 
     def close(self) -> None:
-        """Let the workers go. Those that wait for work in a cluster which is not ours are kept for this process's next
-        engine, for they took seconds and a place."""
+        """Let the workers go. In a cluster that we joined, those that wait for work are kept for this process's next engine,
+        with their room, until the process ends or calls `ray.shutdown`."""
         place, self._place = self._place, None
         if place is None:
             return
-        if self._due or place.local or place.gone:
+        if self._due or place.gone or not place.joined:
             place.end()
         else:
             for worker in place.workers:
@@ -172,9 +174,7 @@ class _Home:
 
     def name(self) -> str:
         """What messages call it."""
-        import ray
-
-        return f"worker process {os.getpid()} on node {ray.util.get_node_ip_address()}"
+        return f"worker process {os.getpid()} on node {_ray().util.get_node_ip_address()}"
 
     def host(
         self, make: bytes, ids: Sequence[str], threads: int, dtype: torch.dtype, folder: str, path: Sequence[str]
@@ -228,6 +228,8 @@ class _Worker:
             return self.ray.get(reference)
         except self.ray.exceptions.RayTaskError:  # it lives
             raise
+        except self.ray.exceptions.ActorUnavailableError:
+            raise Lost(self.name, self.clients, "is out of reach, as its node or the network is down") from None
         except self.ray.exceptions.RayError as problem:
             raise Lost(self.name, self.clients, f"died ({_reason(problem)})") from None
 
@@ -242,12 +244,12 @@ class _Place:
     ours: bool  # whether Ray was initialised by us
     full: int  # how many workers there would be for any number of clients
     room: Any = None  # a placement group
-    workers: Sequence[_Worker] = ()
+    workers: list[_Worker] = field(default_factory=list)
 
     @property
-    def local(self) -> bool:
-        """Whether the cluster is one that we started."""
-        return self.ours and self.wish.address is None
+    def joined(self) -> bool:
+        """Whether the cluster is neither one that we started for the engine, nor this process's for other things too."""
+        return self.ours and self.wish.address is not None
 
     @property
     def gone(self) -> bool:
@@ -287,11 +289,9 @@ class _Place:
             try:
                 worker.name = worker.told(name)
             except Lost as lost:
-                if "Error" not in lost.how:
-                    raise
                 raise ConfigError(
-                    f"a worker cannot start on the Ray cluster: it {lost.how}; are fedmutual and torch installed on all nodes, "
-                    "in the versions of this machine?"
+                    f"a worker cannot start on the Ray cluster: it {lost.how}; install on all nodes what this machine has, "
+                    "in the same versions"
                 ) from None
 
     def end(self) -> None:
@@ -323,7 +323,8 @@ def _place(wish: Wish, clients: int) -> _Place:
     ray = _ray()
     ours = not ray.is_initialized()
     if ours:
-        _start(ray, wish, clients) if wish.address is None else _join(ray, wish.address)
+        with _sigterm_kept():
+            _start(ray, wish, clients) if wish.address is None else _join(ray, wish.address)
     place = _Place(ray, wish, _session(ray), ours, wish.workers or _capacity(ray, wish))
     try:
         place.fill(clients)
@@ -346,6 +347,15 @@ def _ray() -> Any:
     return ray
 
 
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Leave SIGTERM to who handled it before: `ray.init` takes it, and lets the process abort."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    if before is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, before)
+
+
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
 
 
@@ -366,8 +376,11 @@ def _join(ray: Any, address: str) -> None:
         os.environ.setdefault(_ATTEMPTS, "1")
         ray.init(address=address, **_QUIET)
     except Exception as problem:  # of many types
-        why = " ".join(str(problem).split())
-        raise ConfigError(f"key 'engine.address': there is no Ray cluster to join at {address!r} ({why[:300]})") from None
+        why = " ".join(str(problem).split()) or type(problem).__name__
+        raise ConfigError(
+            f"key 'engine.address': there is no Ray cluster to join at {address!r} ({why[:300]}); one that asks for a token "
+            "is joined with RAY_AUTH_MODE=token in the environment"
+        ) from None
     finally:
         if before is None:
             os.environ.pop(_ATTEMPTS, None)

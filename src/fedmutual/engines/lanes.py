@@ -20,13 +20,14 @@ Asked = Mapping[str, tuple[Any, ...]]
 class Lanes:
     """The meeting point of several runs."""
 
-    def __init__(self, federations: Sequence[Sequence[Client]]) -> None:
-        self._stacker = Stacker([client for clients in federations for client in clients])
+    def __init__(self, federations: Sequence[Sequence[Client]], compile: bool = False) -> None:
+        self._stacker = Stacker([client for clients in federations for client in clients], compile)
         self._baton = threading.Condition()
         self._asked: dict[Lane, Asked] = {}
-        self._answers: dict[Lane, dict[str, Callable[[], Reply]]] = {}
+        self._answers: dict[Lane, dict[str, Callable[[], Reply]] | Exception] = {}
         self.lanes = [Lane(self, clients) for clients in federations]
         self._open = set(self.lanes)
+        self._unsaid: dict[Lane, list[str]] = {lane: [] for lane in self.lanes}
         self._stopped = False
 
     def run(self, works: Sequence[Callable[["Lane"], None]]) -> list[BaseException | None]:
@@ -70,20 +71,30 @@ class Lanes:
                 self._baton.notify_all()
             else:
                 self._baton.wait()
-        return self._answers.pop(lane)
+        answer = self._answers.pop(lane)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    def remarks(self) -> list[str]:
-        """As `Engine.remarks`: the first lane that asks says it."""
-        return self._stacker.remarks()
+    def remarks(self, lane: "Lane") -> list[str]:
+        """As `Engine.remarks`: what concerns some clients of the stacks is said to all lanes."""
+        said = self._stacker.remarks()
+        for each in self.lanes:
+            self._unsaid[each] += said
+        left, self._unsaid[lane] = self._unsaid[lane], []
+        return left
 
     def _answer(self) -> None:
         asked, self._asked = self._asked, {}
-        whose = {id(client): (lane, client) for lane in asked for client in lane.clients}
+        whose = {id(client): lane for lane in asked for client in lane.clients}
         everyone = [(lane.client(i), given) for lane, arguments in asked.items() for i, given in arguments.items()]
-        for lane in asked:
-            self._answers[lane] = {}
-        for client, reply in self._stacker.participate(everyone):
-            self._answers[whose[id(client)][0]][client.id] = reply
+        answers: dict[Lane, dict[str, Callable[[], Reply]]] = {lane: {} for lane in asked}
+        try:
+            for client, reply in self._stacker.participate(everyone):
+                answers[whose[id(client)]][client.id] = reply
+            self._answers |= answers
+        except Exception as problem:  # of a step that is common: every lane's
+            self._answers |= dict.fromkeys(asked, problem)
 
     def _leave(self, lane: "Lane") -> None:
         self._open.discard(lane)
@@ -120,4 +131,4 @@ class Lane(InProcess):
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""
-        return self._lanes.remarks()
+        return self._lanes.remarks(self)

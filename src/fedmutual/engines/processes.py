@@ -76,9 +76,10 @@ class Processes:
         self._workers: list[_Worker] = []
         number = next(_numbers)
         try:
-            for ids in assign(costs, workers):
-                self._workers.append(_worker())
-                self._workers[-1].host(Host(number, make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path))
+            held = assign(costs, workers)
+            self._workers = [_worker() for _ in held]  # all start at once
+            for worker, ids in zip(self._workers, held, strict=True):
+                worker.host(Host(number, make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path))
             for _ in self._answers(number, len(self._workers)):
                 pass
         except BaseException:
@@ -91,6 +92,7 @@ class Processes:
         """As `Engine.each`, in the order in which clients end. Work begins with the call, not with the first result."""
         number = next(_numbers)
         for worker in self._workers:
+            worker.drain()
             mine = {i: given for i, given in arguments.items() if i in worker.clients}
             if mine:
                 worker.tell(_packed(Job(number, do, mine)), len(mine))
@@ -103,11 +105,13 @@ class Processes:
     def close(self) -> None:
         """Let the workers go: one that waits for work is kept for the next engine of this process, for it took seconds."""
         for worker in self._workers:
-            if worker.due or not worker.process.is_alive():
-                worker.stop()
-            else:
+            try:
+                if worker.due:
+                    raise Lost("worker", (), "is busy")
                 worker.host(Host(next(_numbers), _no_client, (), 1, torch.float32, os.getcwd(), sys.path))
                 _idle.append(worker)
+            except (Lost, OSError):
+                worker.stop()
         self._workers = []
 
     def _answers(self, number: int, due: int) -> Iterator[Answer]:
@@ -158,6 +162,12 @@ class _Worker:
         self.due -= answer.problem is None  # with a problem it stays in debt, and is not used again
         return answer
 
+    def drain(self) -> None:
+        """Take the answers that nobody waited for; else both ends might wait until the other reads."""
+        while self.due:
+            if (problem := self.answer().problem) is not None:
+                raise problem
+
     def stop(self) -> None:
         """End it, whatever it does."""
         self.process.kill()
@@ -204,6 +214,8 @@ def _answered(message: bytes, clients: dict[str, Client]) -> Iterator[Answer]:
         number = told.number
         if isinstance(told, Host):
             clients.clear()
+            if not told.clients:
+                _forget()
             os.chdir(told.folder)
             sys.path[:] = told.path
             torch.set_num_threads(told.threads)
@@ -217,6 +229,19 @@ def _answered(message: bytes, clients: dict[str, Client]) -> Iterator[Answer]:
         yield Answer(number, id, None, _portable(problem))
 
 
+def _forget() -> None:
+    """Drop modules that are not installed: a user may have changed them since the last run."""
+    installed = tuple({sys.prefix, sys.base_prefix})
+    for name, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None)
+        if (
+            place
+            and not place.startswith(installed)
+            and name.partition(".")[0] not in ("fedmutual", "__main__", "__mp_main__")
+        ):
+            del sys.modules[name]
+
+
 def _opened(message: bytes) -> Host | Job:
     try:
         told: Host | Job = pickle.loads(message)
@@ -227,11 +252,12 @@ def _opened(message: bytes) -> Host | Job:
 
 def _portable(problem: Exception) -> Exception:
     """An exception that can cross, with its trace as a note; one that cannot becomes a RuntimeError with its text."""
-    problem.add_note("".join(traceback.format_exception(problem)))
+    trace = "".join(traceback.format_exception(problem))
     try:
         pickle.loads(pickle.dumps(problem))
     except Exception:
-        return RuntimeError(f"{type(problem).__name__}: {problem}")
+        problem = RuntimeError(f"{type(problem).__name__}: {problem}")
+    problem.add_note(trace)
     return problem
 
 

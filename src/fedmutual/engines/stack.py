@@ -39,7 +39,7 @@ class Stack:
     def __init__(self, clients: Sequence[Client], net: str) -> None:
         self._clients, self._net, self.count = clients, net, len(clients)
         nets = [client.nets[net] for client in clients]
-        self.skeleton = copy.deepcopy(nets[0]).to("meta")
+        self.skeleton = copy.deepcopy(nets[0])  # not on the meta device: that unties tied parameters
         params, buffers = stack_module_state(nets)
         frozen = {k for k, p in nets[0].named_parameters() if not p.requires_grad}
         self.params: Message = {k: p.detach().requires_grad_() for k, p in params.items() if k not in frozen}
@@ -47,9 +47,10 @@ class Stack:
         for number, own in enumerate(nets):
             for name, tensor in (*own.named_parameters(), *own.named_buffers()):
                 tensor.data = (self.params.get(name, self.rest.get(name))).detach()[number]  # type: ignore[union-attr]
-        self._counts = not isinstance(clients[0].optimizers[net], torch.optim.SGD)  # Adam counts its steps
-        self._steps = [0] * len(clients)
+        self._counts = not isinstance(clients[0].optimizers[net], torch.optim.SGD)  # Adam counts each parameter's steps
+        self._steps: list[dict[str, int]] = [{} for _ in clients]  # of parameters that were stepped
         self._whole: Optimizer | None = None
+        self._held: dict[str, int] = {}  # the steps that the optimiser of all counts itself
         self._slots = {
             slot: {k: torch.zeros_like(p, requires_grad=False) for k, p in self.params.items()}
             for slot in _slots(clients[0].optimizers[net])
@@ -60,33 +61,33 @@ class Stack:
         """Where it is."""
         return next(iter(self.params.values())).device
 
-    def steps(self, number: int) -> int:
+    def steps(self, number: int) -> tuple[int, ...]:
         """How many steps a client's optimiser counts: only those stepped alike that count alike."""
-        return self._steps[number]
+        return tuple(self._steps[number].get(name, 0) for name in self.params) if self._counts else ()
 
     def collect(self, number: int) -> None:
-        """Take in a client's optimiser state, where it is not a view already: cleared, or loaded."""
+        """Take in a client's optimiser state, where it is not a view already: cleared, loaded, or stepped elsewhere."""
         optimizer = self._clients[number].optimizers[self._net]
+        self._steps[number] = {}
         for name, own in self._named(number):
             state = optimizer.state.get(own, {})
+            if state:
+                self._steps[number][name] = int(state.get("step", 0))
             for slot, stacked in self._slots.items():
                 view, value = stacked[name][number], state.get(slot)
                 if value is None:
                     view.zero_()
-                elif value.data_ptr() == view.data_ptr():
-                    return  # so are the others
-                else:
+                elif value.data_ptr() != view.data_ptr():
                     view.copy_(value)
-            self._steps[number] = int(state.get("step", 0))
 
     def expose(self, number: int) -> None:
-        """Give a client views of its optimiser's state."""
+        """Give a client views of its optimiser's state, of the parameters that were stepped."""
         optimizer = self._clients[number].optimizers[self._net]
         for name, own in self._named(number):
-            state: dict[str, Any] = {slot: stacked[name][number] for slot, stacked in self._slots.items()}
-            if self._counts:
-                state["step"] = torch.tensor(float(self._steps[number]))
-            if state:
+            if name in self._steps[number] and (self._slots or self._counts):
+                state: dict[str, Any] = {slot: stacked[name][number] for slot, stacked in self._slots.items()}
+                if self._counts:
+                    state["step"] = self._step(own, optimizer, self._steps[number][name])
                 optimizer.state[own] = state
 
     def taken(self, rows: Rows) -> tuple[Message, Message]:
@@ -99,10 +100,14 @@ class Stack:
     def step(self, rows: Rows, params: Message, rest: Message, grads: Message, lr: float) -> None:
         """One step of the optimiser for these clients, on what was taken; what is left of it is written back."""
         optimizer, slots = self._optimizer(rows, params)
+        held = self._held if optimizer is self._whole else {}
         for name, p in params.items():
             p.grad = laid_as(p, grads[name]) if name in grads else None
-            if self._counts:
-                optimizer.state[p]["step"] = torch.tensor(float(self._steps[rows.numbers[0]]))
+            count = self._steps[rows.numbers[0]].get(name, 0)
+            if self._counts and held.get(name) != count:
+                optimizer.state[p]["step"] = self._step(p, optimizer, count)
+            if name in grads:
+                held[name] = count + 1
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
@@ -115,7 +120,12 @@ class Stack:
             for name, value in rest.items():
                 rows.put(self.rest[name], value)
         for number in rows.numbers:
-            self._steps[number] += self._counts
+            for name in grads:
+                self._steps[number][name] = self._steps[number].get(name, 0) + 1
+
+    def _step(self, p: Tensor, optimizer: Optimizer, count: int) -> Tensor:
+        """The count as the optimiser holds it: beside the parameter where it is fused."""
+        return torch.tensor(float(count), device=p.device if optimizer.defaults.get("fused") else "cpu")
 
     def _optimizer(self, rows: Rows, params: Message) -> tuple[Optimizer, dict[str, Message]]:
         """An optimiser of these parameters, with its state: for all clients the same at every step."""
@@ -138,19 +148,34 @@ def alike(clients: Sequence[Client]) -> list[list[Client]]:
     """Clients in groups whose nets and optimisers differ in their tensors' values only."""
     groups: dict[Any, list[Client]] = {}
     for client in clients:
-        key = tuple((name, _described(net), _settings(client.optimizers[name])) for name, net in client.nets.items())
-        groups.setdefault(key, []).append(client)
+        nets = tuple((name, _described(net), _settings(client.optimizers[name])) for name, net in client.nets.items())
+        groups.setdefault((client.precision, nets), []).append(client)
     return list(groups.values())
 
 
 def _described(net: nn.Module) -> Any:
     """All that makes a net compute what it does, but its tensors' values: two unlike ones are never described alike."""
-    tensors = [(k, t.dtype, tuple(t.shape), t.requires_grad) for k, t in (*net.named_parameters(), *net.named_buffers())]
+    named = (*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False))
+    first: dict[int, int] = {}  # where a tensor comes first: tied ones have the same place
+    tensors = [
+        (k, t.dtype, tuple(t.shape), t.device, t.requires_grad, first.setdefault(id(t), n)) for n, (k, t) in enumerate(named)
+    ]
     modules = []
     for name, module in net.named_modules():
-        plain = {k: repr(v) for k, v in vars(module).items() if not k.startswith("_") and k != "training"}
-        modules.append((name, type(module), tuple(sorted(plain.items()))))
+        others = {k: v for k, v in vars(module).items() if k not in ("training", "_parameters", "_buffers", "_modules")}
+        modules.append((name, type(module), tuple((k, _value(v)) for k, v in sorted(others.items()))))
     return tuple(tensors), tuple(modules)
+
+
+def _value(thing: Any) -> Any:
+    """A plain value as it is; anything else, a tensor or a hook for one, is like itself only."""
+    if thing is None or isinstance(thing, bool | int | float | str | torch.dtype | torch.device):
+        return type(thing), thing
+    if isinstance(thing, list | tuple):
+        return type(thing), tuple(map(_value, thing))
+    if isinstance(thing, dict | set | frozenset) and not thing:
+        return type(thing)
+    return id(thing)
 
 
 def _settings(optimizer: Optimizer) -> Any:

@@ -6,17 +6,19 @@ left stays as it was. What vmap refuses, active dropout for one, is stepped clie
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import partial
+from itertools import islice
 from typing import Any, Concatenate, NamedTuple, TypeVar, get_type_hints
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
-from fedmutual.core import At, Batch, Client, Message, Net, Phase, Setting, Spec, lowered, means, own, ready
+from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec, means, own, ready
 from fedmutual.data.rows import Picked
 from fedmutual.engines.base import Reply, let_go, participate
+from fedmutual.engines.forward import Compiled, Forward, forward, gradients
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.stack import Rows, Stack, alike
 
@@ -36,9 +38,9 @@ class Part(NamedTuple):
 class Stacked(InProcess):
     """Clients in this process, those of one architecture as one. Results differ from the other engines' by rounding."""
 
-    def __init__(self, clients: Iterable[Client]) -> None:
+    def __init__(self, clients: Iterable[Client], compile: bool = False) -> None:
         super().__init__(clients)
-        self._stacker = Stacker(self._clients.values())
+        self._stacker = Stacker(self._clients.values(), compile)
 
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
@@ -59,11 +61,12 @@ class Stacked(InProcess):
 class Stacker:
     """Phases of many clients at once, be they of one federation or of several."""
 
-    def __init__(self, clients: Iterable[Client]) -> None:
-        self._groups = [Group(group) for group in alike(list(clients)) if len(group) > 1]
+    def __init__(self, clients: Iterable[Client], compile: bool = False) -> None:
+        self._remarks: list[str] = []
+        said = self._remarks if compile else None
+        self._groups = [Group(group, said) for group in alike(list(clients)) if len(group) > 1]
         self._refused: set[Any] = set()
         self._fitting: set[Any] = set()
-        self._remarks: list[str] = []
 
     def participate(self, asked: Sequence[tuple[Client, tuple[Any, ...]]]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
         """As `base.participate` of each client with its arguments -> (client, its reply or the exception, when called)."""
@@ -71,22 +74,25 @@ class Stacker:
         for group in self._groups:
             parts = [_part(*left[id(client)]) for client in group.clients if id(client) in left]
             for together in _by_key(parts):
-                if self._fits(group, together):
+                if self._fits(group, together) and (steps := group.begin(together)) is not None:
                     for part in together:
                         del left[id(part.client)]
-                    yield from group.run(together)
+                    yield from group.run(together, steps)
         for client, given in left.values():
             yield client, partial(participate, client, *given)
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""
-        said, self._remarks = self._remarks, []
+        said = list(self._remarks)
+        self._remarks.clear()
         return said
 
     def _fits(self, group: "Group", parts: Sequence[Part]) -> bool:
         """Whether vmap takes this phase of these clients: tried once, on copies."""
+        if len(parts) < 2:
+            return False
         key = (id(group), _key(parts[0]))
-        if len(parts) < 2 or key in self._refused:
+        if key in self._refused:
             return False
         if key not in self._fitting:
             try:
@@ -104,28 +110,42 @@ class Stacker:
 class Group:
     """Clients alike, in stacks for as long as the engine lives."""
 
-    def __init__(self, clients: Sequence[Client]) -> None:
-        self.clients = clients
+    def __init__(self, clients: Sequence[Client], compile: list[str] | None = None) -> None:
+        """compile: where to say what is wrong with it; None: do not."""
+        self.clients, self._compile = clients, compile
+        self._forwards: dict[Any, Forward] = {}
         self._number = {id(client): number for number, client in enumerate(clients)}
         self._stacks = {net: Stack(clients, net) for net in clients[0].nets}
 
-    def begin(self, parts: Sequence[Part]) -> "Steps":
-        """These clients take their inboxes in."""
+    def begin(self, parts: Sequence[Part]) -> "Steps | None":
+        """These clients take their inboxes in. None where what they need for their losses differs in shape."""
         consts = []
         for part in parts:
             ready(part.client, part.at)
             consts.append(part.phase.begin(part.client, part.inbox, part.at))
+        if len({_shapes(const) for const in consts}) > 1:
+            return None
         numbers = [self._number[id(part.client)] for part in parts]
         for number in numbers:
             for stack in self._stacks.values():
                 stack.collect(number)
-        return Steps(self._stacks, parts[0], numbers, _stacked(consts), _stacked([p.client.memory for p in parts]))
+        memory = _stacked([p.client.memory for p in parts])
+        return Steps(self._stacks, self._forward(parts[0]), parts[0], numbers, _stacked(consts), memory)
 
-    def run(self, parts: Sequence[Part]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
-        """A phase of these of its clients, of one key -> each one's reply, when called."""
-        steps = self.begin(parts)
-        for part, memory in zip(parts, steps.memories(_plans(parts)), strict=True):
-            part.client.memory = memory
+    def _forward(self, like: Part) -> Forward:
+        """The phase's loss for clients like this one: made, and compiled, once."""
+        key = _key(like)
+        if key not in self._forwards:
+            plain = forward(like.phase, {net: stack.skeleton for net, stack in self._stacks.items()}, like.client)
+            self._forwards[key] = plain if self._compile is None else Compiled(plain, self._compile)
+        return self._forwards[key]
+
+    def run(self, parts: Sequence[Part], steps: "Steps") -> Iterator[tuple[Client, Callable[[], Reply]]]:
+        """The rest of a phase that `begin` began -> each one's reply, when called."""
+        steps.take(_plans(parts))
+        for i, part in enumerate(parts):
+            if steps.took[i]:
+                part.client.memory = steps.memory(i)
             for stack in self._stacks.values():
                 stack.expose(self._number[id(part.client)])
         for part, curves in zip(parts, steps.curves(), strict=True):
@@ -142,23 +162,35 @@ class Steps:
     """The steps of one phase, for some clients of a group."""
 
     def __init__(
-        self, stacks: Mapping[str, Stack], like: Part, numbers: Sequence[int], const: Message, memory: Message
+        self,
+        stacks: Mapping[str, Stack],
+        forward: Forward,
+        like: Part,
+        numbers: Sequence[int],
+        const: Message,
+        memory: Message,
     ) -> None:
-        self._stacks, self._like, self._phase, self._numbers = stacks, like, like.phase, numbers
+        self._stacks, self._forward, self._phase, self._numbers = stacks, forward, like.phase, numbers
         self._lr = like.at.number(like.client.rate)
         self._device = next(iter(stacks.values())).device
         self._const = {k: v.to(self._device) for k, v in const.items()}
         self._memory = memory
         self._log: list[tuple[list[int], Message]] = []  # who stepped, and the terms [k]
+        self.took = [0] * len(numbers)  # steps of each client
         for stack in stacks.values():
             stack.skeleton.train()
 
-    def memories(self, plans: "Plans") -> list[Message]:
-        """Take all steps -> each client's memory after them."""
-        for step in range(max(plans.lengths, default=0)):
-            for who in self._alike(plans, step):
-                self._step(who, plans.batch(who, step))
-        return [{k: v[i] for k, v in self._memory.items()} for i in range(len(self._numbers))]
+    def take(self, plans: "Plans", most: int | None = None) -> None:
+        """All steps, or at most so many."""
+        for batches in islice(plans.steps(), most):
+            for who in self._alike(batches, plans):
+                self._step(who, plans.gather([batches[i] for i in who]))
+                for i in who:
+                    self.took[i] += 1
+
+    def memory(self, i: int) -> Message:
+        """A client's after its steps."""
+        return {k: v[i] for k, v in self._memory.items()}
 
     def curves(self) -> list[Message]:
         """Each client's loss terms over its steps. The only question to the device."""
@@ -167,14 +199,13 @@ class Steps:
         values = {name: torch.cat([terms[name] for _, terms in self._log]).cpu() for name in names}
         return [{k: v[who == i] for k, v in values.items() if (who == i).any()} for i in range(len(self._numbers))]
 
-    def _alike(self, plans: "Plans", step: int) -> Iterator[list[int]]:
-        """Those that have a batch, by what makes them step alike: its shape, and how many steps their optimisers count."""
+    def _alike(self, batches: Mapping[int, Any], plans: "Plans") -> list[list[int]]:
+        """Those that have a batch, by what makes them step alike: its shape, and the steps that their optimisers count."""
         groups: dict[Any, list[int]] = {}
-        for i, number in enumerate(self._numbers):
-            if step < plans.lengths[i]:
-                counts = tuple(stack.steps(number) for stack in self._stacks.values())
-                groups.setdefault((plans.shape(i, step), counts), []).append(i)
-        yield from groups.values()
+        for i, batch in batches.items():
+            counts = tuple(stack.steps(self._numbers[i]) for stack in self._stacks.values())
+            groups.setdefault((plans.shape(batch), counts), []).append(i)
+        return list(groups.values())
 
     def _step(self, who: list[int], batch: Batch) -> None:
         """One step of these, by their places among the phase's clients."""
@@ -184,8 +215,7 @@ class Steps:
         memory = {k: _taken(v, places) for k, v in self._memory.items()}
         taken = {net: stack.taken(rows) for net, stack in self._stacks.items()}
         params, rest = ({net: both[n] for net, both in taken.items()} for n in (0, 1))
-        skeletons = {net: stack.skeleton for net, stack in self._stacks.items()}
-        grads, terms = gradients(self._phase, skeletons, params, rest, batch, const, self._like.client)
+        grads, terms = gradients(self._forward, params, rest, batch, const)
         if type(self._phase).edit is not Phase.edit:
             grads, memory = vmap(self._phase.edit)(grads, memory)
             self._remember(memory, places)
@@ -211,25 +241,20 @@ class Steps:
 
 
 class Plans(NamedTuple):
-    """What batches clients take in a phase."""
+    """What clients take in a phase: drawn step by step, so that no more than a step's is held."""
 
-    lengths: list[int]
-    shape: Callable[[int, int], Any]  # of client i's batch at a step
-    batch: Callable[[Sequence[int], int], Batch]  # of several clients, stacked
+    drawn: list[Iterator[Any]]  # a client's batches, or the numbers of their rows
+    shape: Callable[[Any], Any]
+    gather: Callable[[list[Any]], Batch]  # of several clients, stacked
 
-
-@dataclass
-class _Listed:
-    """Batches as they come: a client's are held until all have theirs."""
-
-    batches: list[list[Batch]]
-
-    def plans(self) -> Plans:
-        return Plans(
-            [len(b) for b in self.batches],
-            lambda i, step: tuple(t.shape for t in self.batches[i][step]),
-            lambda who, step: tuple(map(torch.stack, zip(*(self.batches[i][step] for i in who), strict=True))),
-        )
+    def steps(self) -> Iterator[dict[int, Any]]:
+        """Of each step what those take that are not done."""
+        left = dict(enumerate(self.drawn))
+        while left:
+            batches = {i: batch for i, it in left.items() if (batch := next(it, None)) is not None}
+            left = {i: left[i] for i in batches}
+            if batches:
+                yield batches
 
 
 def _plans(parts: Sequence[Part]) -> Plans:
@@ -237,41 +262,17 @@ def _plans(parts: Sequence[Part]) -> Plans:
     batches = [part.phase.batches(part.client, part.inbox, part.at) for part in parts]
     picked = [b for b in batches if isinstance(b, Picked)]
     if len(picked) < len(batches) or any(p.store is not picked[0].store for p in picked):
-        return _Listed([list(b) for b in batches]).plans()
+        return Plans([iter(b) for b in batches], _shape, lambda found: tuple(map(torch.stack, zip(*found, strict=True))))
     store = picked[0].store
-    plans = [[i.to(store.device) for i in p.plan] for p in picked]
-    return Plans(
-        [len(p) for p in plans],
-        lambda i, step: len(plans[i][step]),
-        lambda who, step: store.take(torch.stack([plans[i][step] for i in who])),
-    )
+    return Plans([iter(p.numbers()) for p in picked], len, lambda found: store.take(torch.stack(found)))
 
 
-def gradients(
-    phase: Phase,
-    skeletons: Mapping[str, torch.nn.Module],
-    params: Mapping[str, Message],
-    rest: Mapping[str, Message],
-    batch: Batch,
-    const: Message,
-    like: Client,
-) -> tuple[Message, Message]:
-    """The gradients [k, ...] of each client's own losses, and the loss terms [k]. Buffers in `rest` move in place."""
-
-    def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:
-        nets = {n: Net(lowered(_caller(skeletons[n], params[n], rest[n]), like), params[n]) for n in skeletons}
-        return phase.loss(nets, batch, const)
-
-    terms: Message = vmap(loss)(dict(params), dict(rest), batch, const)
-    flat = {f"{net}.{k}": p for net, own in params.items() for k, p in own.items()}
-    total = torch.stack([term.sum() for term in terms.values()]).sum()  # a client's terms hold its own parameters only
-    found = torch.autograd.grad(total, list(flat.values()), allow_unused=True)
-    grads = {k: g for k, g in zip(flat, found, strict=True) if g is not None}
-    return grads, {k: v.detach() for k, v in terms.items()}
+def _shape(batch: Batch) -> Any:
+    return tuple((t.shape, t.dtype) for t in batch)
 
 
-def _caller(skeleton: torch.nn.Module, params: Message, rest: Message) -> Callable[[Tensor], Tensor]:
-    return lambda x: functional_call(skeleton, {**params, **rest}, (x,))
+def _shapes(message: Message) -> Any:
+    return tuple((k, t.shape, t.dtype) for k, t in message.items())
 
 
 def _rehearse(parts: Sequence[Part]) -> None:
@@ -282,9 +283,9 @@ def _rehearse(parts: Sequence[Part]) -> None:
         client = replace(part.client, nets=nets, optimizers=optimizers, memory=dict(part.client.memory))
         copies.append(part._replace(client=client))
     steps = Group([part.client for part in copies]).begin(copies)
-    plans = _plans(copies)
-    steps.memories(plans._replace(lengths=[min(1, length) for length in plans.lengths]))
-    steps.curves()
+    if steps is not None:
+        steps.take(_plans(copies), most=1)
+        steps.curves()
 
 
 def _part(client: Client, given: tuple[Phase, Message, Spec, At]) -> Part:
@@ -293,14 +294,16 @@ def _part(client: Client, given: tuple[Phase, Message, Spec, At]) -> Part:
 
 
 def _by_key(parts: Sequence[Part]) -> list[list[Part]]:
+    """Those that are stepped as one, which takes one learning rate and memories of one form besides."""
     groups: dict[Any, list[Part]] = {}
     for part in parts:
-        groups.setdefault(_key(part), []).append(part)
+        key = (_key(part), part.at.number(part.client.rate), _shapes(part.client.memory))
+        groups.setdefault(key, []).append(part)
     return list(groups.values())
 
 
 def _key(part: Part) -> Any:
-    """What clients must have in common to be stepped as one: all but numbers that a loss takes from `const`, and batches."""
+    """What a loss is made of: all settings but numbers that it takes from `const`, and those of the batches."""
     types = get_type_hints(type(part.phase))
     apart = ("local_epochs", "batch_size")
     settings = [
@@ -308,7 +311,7 @@ def _key(part: Part) -> Any:
         for f in fields(part.phase)  # type: ignore[arg-type]
         if f.name not in apart and types[f.name] != Setting
     ]
-    return type(part.phase), tuple(settings), part.at.number(part.client.rate), tuple(part.client.memory)
+    return type(part.phase), tuple(settings)
 
 
 def _stacked(messages: Sequence[Message]) -> Message:

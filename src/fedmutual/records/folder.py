@@ -20,7 +20,7 @@ from fedmutual.records.files import read_json, write_bytes, write_json
 
 CONFIG, ENVIRONMENT, PARTITION, SUMMARY = "config.toml", "environment.json", "partition.json", "summary.json"
 LOG, LOCK = "log.txt", ".lock"
-_ANYWHERE = ("engine.name", "engine.workers")  # may change on resume
+_ANYWHERE = ("engine.name", "engine.workers", "engine.address", "engine.gpus")  # may change on resume
 
 
 @contextmanager

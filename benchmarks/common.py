@@ -1,0 +1,158 @@
+"""What the sections share: numbers with their spread, goals, and files that say which machine and command made them."""
+
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmutual.report.statistics import estimate
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a section is told."""
+
+    pairs: int  # turns of interleaved contestants
+    tiny: bool  # only see that it runs: its numbers mean nothing
+    device: str  # of the section gpu
+    compile: bool  # there, stacked through torch.compile too
+    seeds: int  # of the section precision
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    def __format__(self, spec: str) -> str:
+        return f"{self.median:{spec}} ({self.low:{spec}} to {self.high:{spec}})"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"median": figure(self.median), "quartiles": [figure(self.low), figure(self.high)]}
+
+
+def spread(values: Sequence[float]) -> Spread:
+    if len(values) < 2:
+        return Spread(values[0], values[0], values[0])
+    low, median, high = statistics.quantiles(values, n=4, method="inclusive")
+    return Spread(median, low, high)
+
+
+def ratios(above: Iterable[float], below: Iterable[float]) -> Spread:
+    """Turn by turn."""
+    return spread([a / b for a, b in zip(above, below, strict=True)])
+
+
+def figure(value: float, digits: int = 4) -> float:
+    """To so many significant digits."""
+    return float(f"{value:.{digits}g}")
+
+
+def interval(values: Sequence[float], spec: str) -> str:
+    """Mean, and half of the 95 % interval over seeds."""
+    found = estimate(values, "seeds")
+    return f"{found.mean:{spec}}" + (f" ± {found.half:.2f}" if found.half is not None else "")
+
+
+def verdict(met: bool) -> str:
+    return "met" if met else "MISSED"
+
+
+def machine() -> dict[str, Any]:
+    """Where this runs, and with what."""
+    found = {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
+        "platform": platform.platform(),
+        "load_before": [round(v, 2) for v in os.getloadavg()],
+    }
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+class Others:
+    """What of the machine's processors other work took meanwhile: its share, 0 to 1; None where that cannot be told."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic(), self._seconds()
+
+    def share(self) -> float | None:
+        """Since this was made; all of ours have ended, or are its own workers."""
+        (when, before), now = self._begun, self._seconds()
+        if before is None or now is None:
+            return None
+        return max(0.0, figure((now - before) / (time.monotonic() - when) / (os.cpu_count() or 1), 2))
+
+    @staticmethod
+    def _seconds() -> float | None:
+        """Of all processors, busy since the machine started, less our own processes'."""
+        try:
+            ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+        except OSError:
+            return None
+        idle = ticks[3] + ticks[4]
+        ours = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        workers = [_ticks(child.pid) for child in multiprocessing.active_children()]  # that wait for more work
+        return (sum(ticks) - idle - sum(workers)) / os.sysconf("SC_CLK_TCK") - sum(r.ru_utime + r.ru_stime for r in ours)
+
+
+def _ticks(process: int | None) -> int:
+    """That a process was busy."""
+    words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(words[11]) + int(words[12])
+
+
+def versions() -> dict[str, str]:
+    found = {name: version(name) for name in ("fedmutual", "torch", "numpy")}
+    return {"python": platform.python_version(), **found, "commit": _commit()}
+
+
+def command(script: str) -> str:
+    return shlex.join(("uv", "run", "python", f"benchmarks/{script}", *sys.argv[1:]))
+
+
+def write(folder: Path, section: str, about: Mapping[str, Any], results: Any) -> None:
+    """FOLDER/<section>.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    when = datetime.now(UTC).isoformat(timespec="minutes")
+    content = {"section": section, "date": when, **about, "versions": versions(), "results": results}
+    (folder / f"{section}.json").write_text(json.dumps(content, indent=1, default=lambda thing: thing.to_json()) + "\n")
+
+
+def _cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    about = dict(line.split("\t: ", 1) for line in lines if "\t: " in line)
+    return about.get("model name", platform.machine())
+
+
+def _commit() -> str:
+    """The commit that is checked out, and whether more has changed than results."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(("git", *words), cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--", "../src", ".", ":!results")
+    return git("rev-parse", "--short", "HEAD") + (" with uncommitted changes" if changed else "")

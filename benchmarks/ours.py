@@ -1,0 +1,141 @@
+"""The same work through fedmutual: an experiment on noise, its engine and its clients as a user's run makes them.
+
+Evaluation and checkpoints are off; all else is as in a run: the privacy boundary, finiteness, the ledger's file. As a script
+it is a contestant (turns.py).
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from bare import BATCH, CLASSES, SGD, SHAPES
+from turns import Stage
+
+from fedmutual.config import Config, parse_config
+from fedmutual.core import Message
+from fedmutual.engines import allocator
+from fedmutual.engines.loop import Plan, federate
+from fedmutual.experiment import Experiment, build
+from fedmutual.records.events import Event, Observer, RoundDone, Started
+from fedmutual.records.logs import Ledger
+from fedmutual.runs import Hosted
+
+FOREVER = 10**9
+
+
+def save_noise(path: Path, shape: tuple[int, ...], rows: int, test: int) -> Path:
+    """Images of uniformly drawn bytes with labels drawn alike, as an npz file."""
+    rng = np.random.default_rng(0)
+    arrays = {}
+    for suffix, n in (("", rows), ("_test", test)):
+        arrays[f"x{suffix}"] = rng.integers(256, size=(n, *shape), dtype=np.uint8)
+        arrays[f"y{suffix}"] = np.arange(n) % CLASSES
+    np.savez(path, **arrays)
+    return path
+
+
+def config(model: str, data: Path, clients: int = 5, method: str = "fml", epochs: int = 1, **engine: Any) -> Config:
+    """An experiment on saved noise, scaled to mean 0 and standard deviation 1."""
+    channels = SHAPES.get(model, SHAPES["mlp"])[0]
+    return parse_config(
+        {
+            "data": {"name": "npz", "root": str(data), "mean": [0.5] * channels, "std": [0.289] * channels},
+            "partition": {"kind": "iid", "clients": clients},
+            "algorithm": {"name": method},
+            "model": {"shared": model},
+            "training": {"local_epochs": epochs, "batch_size": BATCH},
+            "optimizer": {"name": "sgd", **SGD},
+            "engine": {"name": "inprocess", "device": "cpu", **engine},
+        }
+    )
+
+
+@contextmanager
+def noisy(model: str, clients: int, rows: int, **settings: Any) -> Iterator[Config]:
+    """`config` on noise of so many rows a client; its file lasts as long as the context."""
+    with tempfile.TemporaryDirectory() as folder:
+        shape = SHAPES.get(model, SHAPES["mlp"])
+        data = save_noise(Path(folder) / "noise.npz", shape, clients * rows, 20 * clients)
+        yield config(model, data, clients, **settings)
+
+
+@contextmanager
+def hosted(given: Config) -> Iterator[Hosted]:
+    """The experiment with its engine, with that many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(given.engine.threads)
+    try:
+        with closing(Hosted(build(given), None)) as found:
+            yield found
+    finally:
+        torch.set_num_threads(before)
+
+
+def train(found: Hosted, rounds: int, observers: Sequence[Observer]) -> Message:
+    """So many rounds of training and nothing else -> the server's state."""
+    return federate(quiet(found.experiment, rounds), found.engine, found.experiment.server(), None, observers, judge=None)
+
+
+def quiet(experiment: Experiment, rounds: int) -> Plan:
+    """The experiment's plan without evaluation."""
+    plan = experiment.plan({})
+    return replace(plan, rounds=rounds, evaluate_every=FOREVER, exams={}, notes=())
+
+
+class Timer:
+    """Observer: waits on stage before every turn's first round, tells its seconds after the last."""
+
+    def __init__(self, stage: Stage) -> None:
+        self._stage = stage
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Started):
+            self._stage.tell("ready")
+            self._next()
+        elif isinstance(event, RoundDone):
+            self._left -= 1
+            if not self._left:
+                self._stage.tell(time.perf_counter() - self._begun)
+                self._next()
+
+    def _next(self) -> None:
+        self._left = self._stage.wait()
+        if not self._left:
+            raise SystemExit
+        self._begun = time.perf_counter()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--clients", type=int, default=5)
+    parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--workers", type=int)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compile", action="store_true")
+    args = parser.parse_args()
+    allocator.keep()  # a process of our own, as the command line's
+    stage = Stage()
+    engine = {"name": args.engine, "threads": args.threads, "device": args.device, "compile": args.compile}
+    if args.workers:
+        engine["workers"] = args.workers
+    with (
+        noisy(args.model, args.clients, args.rows, epochs=args.epochs, **engine) as given,
+        tempfile.TemporaryDirectory() as folder,
+        hosted(given) as found,
+    ):
+        train(found, FOREVER, [Ledger(Path(folder)), Timer(stage)])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""All benchmarks, or the sections that are named; each prints its lines and writes RESULTS/<section>.json.
+
+    uv run python benchmarks/run.py [engines] [clients] [memory] [bytes] [precision] [gpu] [--pairs 11]
+
+docs/performance.md says what each measures, and how. Nothing else should run on the machine meanwhile.
+"""
+
+import argparse
+import importlib
+from pathlib import Path
+
+from common import Options, Others, command, machine, write
+
+# section: the module that has it, as a function `measure(options) -> results, None where it cannot be measured here`
+SECTIONS = {
+    "engines": "engines",
+    "clients": "scaling",
+    "memory": "memory",
+    "bytes": "traffic",
+    "precision": "precision",
+    "gpu": "gpu",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)}; none: all")
+    parser.add_argument("--pairs", type=int, default=11, help="turns of interleaved contestants")
+    parser.add_argument("--seeds", type=int, default=3, help="of the section precision")
+    parser.add_argument("--device", default="cuda", help="of the section gpu; cpu: only to see that it runs")
+    parser.add_argument("--compile", action="store_true", help="of the section gpu: stacked through torch.compile too")
+    parser.add_argument("--tiny", action="store_true", help="only see that it runs: the numbers mean nothing")
+    parser.add_argument("--json-dir", type=Path, help="benchmarks/results; with --tiny, nowhere")
+    args = parser.parse_args()
+    folder = args.json_dir or (None if args.tiny else Path(__file__).parent / "results")
+    for name in args.sections:
+        if name not in SECTIONS:
+            parser.error(f"there is no section {name!r}; there are {', '.join(SECTIONS)}")
+    options = Options(args.pairs, args.tiny, args.device, args.compile, args.seeds)
+    for name in args.sections or SECTIONS:
+        about = {"command": command("run.py"), "tiny": args.tiny, "machine": machine()}
+        print(f"== {name}", flush=True)
+        others = Others()
+        results = importlib.import_module(SECTIONS[name]).measure(options)
+        if results is None:
+            continue
+        share = others.share()
+        if share is not None and share > 0.05:
+            print(f"note: {share:.0%} of the machine went to other work meanwhile; figures from a quiet one are worth more")
+        if folder:
+            write(folder, name, {**about, "others_share": share}, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""Section bytes: what a round sends down and up, as a run's ledger counts it."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from bare import BATCH, NETS
+from common import Options
+from ours import hosted, noisy, train
+
+from fedmutual.records.logs import LEDGER, Ledger, read_lines
+
+CLIENTS = 5
+METHODS = ("fml", "fedavg", "fedprox")
+
+
+def measure(options: Options) -> list[dict[str, Any]]:
+    print(f"bytes of a round of {CLIENTS} clients")
+    found = []
+    for model in list(NETS)[: 1 if options.tiny else None]:
+        for method in METHODS:
+            down, up = _round(model, method)
+            print(f"{model:7} {method:8} {down:>11,} down, {up:>11,} up; a client {down // CLIENTS:,} and {up // CLIENTS:,}")
+            found.append({"model": model, "method": method, "clients": CLIENTS, "down": down, "up": up})
+    return found
+
+
+def _round(model: str, method: str) -> tuple[int, int]:
+    """A round of a step a client, on four examples: bytes do not depend on how long a client trains."""
+    with (
+        noisy(model, CLIENTS, BATCH // 32, method=method) as config,
+        hosted(config) as found,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        train(found, 1, [Ledger(Path(folder))])
+        lines = read_lines(Path(folder) / LEDGER)
+    return sum(line["down"] for line in lines), sum(line["up"] for line in lines)

@@ -1,0 +1,58 @@
+"""A phase's loss for many stacked clients at once: vmap, and torch.compile where it is asked for."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from fedmutual.core import Batch, Client, Message, Net, Phase, lowered
+
+Forward = Callable[[Any, Any, Batch, Message], Message]
+"""params, rest (both by net), batch, const, all stacked [k, ...] -> loss terms [k]; buffers in `rest` move in place."""
+
+
+def forward(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client) -> Forward:
+    """The phase's loss for many clients at once."""
+
+    def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:
+        nets = {n: Net(lowered(_caller(skeletons[n], params[n], rest[n]), like), params[n]) for n in skeletons}
+        return phase.loss(nets, batch, const)
+
+    return vmap(loss)
+
+
+class Compiled:
+    """The same through torch.compile; where that fails, as it was, and said once."""
+
+    def __init__(self, plain: Forward, remarks: list[str]) -> None:
+        self._plain, self._remarks = plain, remarks
+        self._compiled: Forward | None = torch.compile(plain, dynamic=False)
+
+    def __call__(self, params: Any, rest: Any, batch: Batch, const: Message) -> Message:
+        """As `Forward`."""
+        if self._compiled is not None:
+            try:
+                return self._compiled(params, rest, batch, const)
+            except Exception as problem:  # no C++ compiler, code that dynamo cannot trace, ...
+                self._compiled = None
+                why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+                self._remarks.append(f"engine.compile has no effect here: torch.compile refuses ({why[:200]})")
+        return self._plain(params, rest, batch, const)
+
+
+def gradients(
+    forward: Forward, params: Mapping[str, Message], rest: Mapping[str, Message], batch: Batch, const: Message
+) -> tuple[Message, Message]:
+    """The gradients [k, ...] of each client's own losses, and the loss terms [k]."""
+    terms = forward(dict(params), dict(rest), batch, const)
+    flat = {f"{net}.{k}": p for net, own in params.items() for k, p in own.items()}
+    total = torch.stack([term.sum() for term in terms.values()]).sum()  # a client's terms hold its own parameters only
+    found = torch.autograd.grad(total, list(flat.values()), allow_unused=True)
+    grads = {k: g for k, g in zip(flat, found, strict=True) if g is not None}
+    return grads, {k: v.detach() for k, v in terms.items()}
+
+
+def _caller(skeleton: nn.Module, params: Message, rest: Message) -> Callable[[Tensor], Tensor]:
+    return lambda x: functional_call(skeleton, {**params, **rest}, (x,))

@@ -1,0 +1,211 @@
+"""A Ray cluster of two nodes: who lives where, what dies, what finds no room, and that a run is the same bytes for it."""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.algorithms import FML
+from fedmutual.engines import cluster
+from fedmutual.engines.cluster import Cluster, Wish
+from fedmutual.engines.processes import Unportable
+from fedmutual.engines.spread import Lost
+from fedmutual.errors import ConfigError, RunError
+from fedmutual.records.events import Failed, Replied, Started
+from kills import same
+from nodes import CPUS, two_nodes
+from toy import Ready, client, killed, odd, pid, refused
+from toy import cluster as hosted
+
+ALL = dict.fromkeys("012", ())
+
+
+@pytest.fixture
+def nodes():
+    return two_nodes()
+
+
+def clients(count=3):
+    algorithm = FML(local_epochs=1, batch_size=8).algorithm()
+    return [client(str(i), algorithm) for i in range(count)]
+
+
+def other(make=None, workers=2, threads=1, **where):
+    return Cluster(make or Ready(clients()), dict.fromkeys("012", 1.0), workers=workers, threads=threads, **where)
+
+
+def test_clients_live_on_both_nodes_and_their_processes_are_used_again(nodes):
+    with closing(hosted(clients())) as engine:
+        where, first = dict(engine.each(node, ALL)), dict(engine.each(pid, ALL))
+        assert engine.workers == 2
+    assert where["0"] == where["2"] != where["1"]
+    assert os.getpid() not in first.values()
+    with closing(hosted(clients())) as engine:
+        assert dict(engine.each(pid, ALL)) == first
+
+
+def test_a_killed_worker_is_named_with_its_clients(nodes):
+    with closing(hosted(clients())) as engine:
+        living = dict(engine.each(pid, {"0": ()}))["0"]
+        with pytest.raises(Lost, match=rf"worker process {living} on node [\d.:a-f]+ with clients 0, 2 died \("):
+            list(engine.each(killed, {"0": ()}))
+
+
+def test_a_clients_exception_arrives_as_itself_and_one_that_cannot_cross_by_its_text(nodes):
+    with closing(hosted(clients())) as engine:
+        with pytest.raises(ConfigError, match="not 1") as caught:
+            list(engine.each(refused, {"1": ()}))
+        assert "in refused" in caught.value.__notes__[0], "where it was raised"
+        with pytest.raises(RuntimeError, match="Local: cannot cross"):
+            list(engine.each(odd, {"1": ()}))
+
+
+def test_what_cannot_be_handed_over_is_said():
+    with pytest.raises(Unportable, match=r"cannot be handed to worker processes .*use engine.name = 'inprocess'"):
+        other(make=lambda id: None)
+
+
+def test_what_there_is_no_room_for_is_said(nodes, monkeypatch):
+    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+    sentence = (
+        rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 1 s the Ray cluster had no room for them: it has "
+        rf"{2 * CPUS} CPU and 0 GPU, of which \d+ CPU and 0 GPU free; set engine.workers, engine.threads or engine.gpus"
+    )
+    with pytest.raises(ConfigError, match=sentence):
+        other(workers=3, threads=CPUS, address=nodes.address)
+    with pytest.raises(ConfigError, match=r"engine.device = 'cuda', but the Ray cluster has no GPU; set engine.device"):
+        other(gpus=None, address=nodes.address)
+
+
+def test_in_a_ray_of_the_callers_nothing_is_kept_and_as_many_workers_live_as_it_holds(nodes):
+    import ray
+
+    ray.shutdown()
+    ray.init(address=nodes.address, log_to_driver=False, logging_level="ERROR")
+    torch.set_default_dtype(torch.float64)
+    try:
+        with closing(other(workers=None, threads=CPUS)) as engine:
+            assert engine.workers == 2
+            assert set(dict(engine.each(settings, ALL)).values()) == {(torch.float64, CPUS)}
+        assert ray.is_initialized()
+        assert cluster._kept == []
+    finally:
+        torch.set_default_dtype(torch.float32)
+        ray.shutdown()
+
+
+class Big:
+    """As Ray, with two nodes."""
+
+    def nodes():
+        one, two = {"CPU": 8.0, "GPU": 1.0}, {"CPU": 3.0}
+        return [{"Alive": alive, "Resources": node} for alive, node in ((True, one), (True, two), (False, one))]
+
+
+@pytest.mark.parametrize(
+    ("threads", "gpus", "workers"), [(1, 0.0, 11), (2, 0.0, 5), (1, 0.25, 4), (4, 0.25, 2), (2, None, 4), (9, 0.0, 1)]
+)
+def test_the_nodes_hold_as_many_workers_as_have_room(threads, gpus, workers):
+    assert cluster._capacity(Big, Wish(None, threads, None, gpus)) == workers
+
+
+@pytest.mark.parametrize(
+    ("workers", "gpus", "share"), [(1, 1, 1), (2, 1, 0.5), (3, 1, 0.3333), (3, 2, 0.5), (2, 4, 1), (7, 2, 0.25)]
+)
+def test_equal_shares_of_gpus_leave_room_for_all(workers, gpus, share):
+    class Ray:
+        def cluster_resources():
+            return {"GPU": float(gpus)}
+
+    assert cluster._share(Ray, None, workers) == {"GPU": share}
+    assert cluster._share(Ray, 0.2, workers) == {"GPU": 0.2}
+    assert cluster._share(Ray, 0.0, workers) == {}
+
+
+def test_without_ray_the_mend_is_said(small, monkeypatch, cli):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(cluster, "_kept", [])
+    code, _, err = cli("run", small, "--set", "engine.name=cluster")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "engine.name = 'cluster' needs Ray: pip install 'fedmutual[ray]'" in err
+
+
+@pytest.fixture
+def whole(small):
+    fedmutual.run(fedmutual.load_config(small, **{"engine.name": "inprocess"}), "whole")
+    return small.parent / "whole"
+
+
+def on_cluster(small, address):
+    return fedmutual.load_config(small, **{"engine.name": "cluster", "engine.workers": 2, "engine.address": address})
+
+
+def test_a_worker_and_a_node_that_die_in_the_middle_of_a_round_cost_nothing_but_time(small, whole, nodes, monkeypatch):
+    import ray
+
+    places, events, deaths = [], [], []
+    fill = cluster._Place.fill
+    monkeypatch.setattr(cluster._Place, "fill", lambda place, clients: (fill(place, clients), places.append(place)))
+    ray.shutdown()  # so that a place is filled
+    head, second = nodes.list_all_nodes()
+
+    def kill(event):
+        events.append(event)
+        if isinstance(event, Replied) and (event.round, event.answered, len(deaths)) in ((1, 1, 0), (3, 2, 1)):
+            where = ray.util.placement_group_table(places[-1].room)["bundles_to_node_id"]
+            (number,) = [n for n, id in where.items() if id != head.node_id]
+            if event.round == 3:
+                nodes.remove_node(second, allow_graceful=False)
+            deaths.append(places[-1].workers[number].name)
+            os.kill(int(deaths[-1].split()[2]), signal.SIGKILL)  # with its node it would die some seconds later
+
+    try:
+        fedmutual.run(on_cluster(small, nodes.address), "part", observers=[kill])
+    finally:
+        nodes.add_node(num_cpus=CPUS)
+    assert same(small.parent / "part", whole) == []
+    log = (small.parent / "part" / "log.txt").read_text()
+    assert f"{deaths[0]} with client" in log
+    assert "all clients go on from the start" in log
+    assert f"{deaths[1]} with client" in log
+    assert "all clients go on from round 2, the last saved" in log
+    assert [type(e.problem) for e in events if isinstance(e, Failed)] == [Lost, Lost]
+    assert [e.done for e in events if isinstance(e, Started)] == [0, 0, 2]
+
+
+def test_a_run_folder_that_a_worker_does_not_see_is_said(small, nodes, monkeypatch):
+    monkeypatch.setattr(cluster.Path, "touch", lambda path: None)  # the driver's file is then on no node
+    with pytest.raises(RunError, match=r"part: worker process \d+ on node [\d.:a-f]+ does not see this folder, and clients"):
+        fedmutual.run(on_cluster(small, nodes.address), "part")
+
+
+def test_the_command_line_starts_a_cluster_of_its_own(small, whole):
+    pytest.importorskip("ray")
+    command = [sys.executable, "-m", "fedmutual", "run", small, "--set", "engine.name=cluster", "--out", "out"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=small.parent)
+    assert done.returncode == 0, done.stderr
+    assert same(small.parent / "out", whole) == []
+    assert "raylet" not in done.stdout + done.stderr, "quiet"
+
+
+def test_where_no_cluster_answers_is_said(small):
+    pytest.importorskip("ray").shutdown()
+    with pytest.raises(ConfigError, match=r"key 'engine.address': there is no Ray cluster to join at 'localhost:9' \("):
+        other(address="localhost:9")
+    with pytest.raises(ConfigError, match=r"engine.address': a Ray cluster is 'auto' or HOST:PORT, not 'here'"):
+        on_cluster(small, "here")
+
+
+def node(client):
+    import ray
+
+    return ray.get_runtime_context().get_node_id()
+
+
+def settings(client):
+    return torch.get_default_dtype(), torch.get_num_threads()
