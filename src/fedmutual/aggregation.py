@@ -38,7 +38,7 @@ def _mean(tensors: Sequence[Tensor], weights: Sequence[float] | None) -> Tensor:
     """One after the other, in double precision: no second copy of all replies, and no rounding to speak of."""
     first = tensors[0]
     if not first.is_floating_point():
-        return reduce(torch.maximum, tensors)
+        return reduce(torch.maximum, tensors[1:], first.clone())
     total = torch.zeros_like(first, dtype=torch.float64)
     for number, tensor in enumerate(tensors):
         total.add_(tensor, alpha=1.0 if weights is None else weights[number])
