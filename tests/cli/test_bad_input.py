@@ -250,7 +250,11 @@ def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
 
     monkeypatch.setattr(loop, "participate", interrupted)
     before = signals.getsignal(signals.SIGTERM)
-    code, _, err = cli("run", small)
+    ours = signals.signal(signals.SIGINT, signals.default_int_handler)  # tests that a script starts with & ignore it
+    try:
+        code, _, err = cli("run", small)
+    finally:
+        signals.signal(signals.SIGINT, ours)
     assert signals.getsignal(signals.SIGTERM) == before
     assert code == expected
     assert err.splitlines()[-1].startswith("error: stopped by hand; what was saved is kept, go on with: ")
