@@ -49,13 +49,6 @@ def test_clients_live_on_both_nodes_and_their_processes_are_used_again(nodes):
         assert dict(engine.each(pid, ALL)) == first
 
 
-def test_a_killed_worker_is_named_with_its_clients(nodes):
-    with closing(hosted(clients())) as engine:
-        living = dict(engine.each(pid, {"0": ()}))["0"]
-        with pytest.raises(Lost, match=rf"worker process {living} on node [\d.:a-f]+ with clients 0, 2 died \("):
-            list(engine.each(killed, {"0": ()}))
-
-
 def test_a_clients_exception_arrives_as_itself_and_one_that_cannot_cross_by_its_text(nodes):
     with closing(hosted(clients())) as engine:
         with pytest.raises(ConfigError, match="not 1") as caught:
@@ -65,15 +58,22 @@ def test_a_clients_exception_arrives_as_itself_and_one_that_cannot_cross_by_its_
             list(engine.each(odd, {"1": ()}))
 
 
+def test_a_killed_worker_is_named_with_its_clients(nodes):
+    with closing(hosted(clients())) as engine:
+        living = dict(engine.each(pid, {"0": ()}))["0"]
+        with pytest.raises(Lost, match=rf"worker process {living} on node [\d.:a-f]+ with clients 0, 2 died \("):
+            list(engine.each(killed, {"0": ()}))
+
+
 def test_what_cannot_be_handed_over_is_said():
     with pytest.raises(Unportable, match=r"cannot be handed to worker processes .*use engine.name = 'inprocess'"):
         other(make=lambda id: None)
 
 
 def test_what_there_is_no_room_for_is_said(nodes, monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE", 1.0)
+    monkeypatch.setattr(cluster, "PATIENCE", 0.5)
     sentence = (
-        rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 1 s the Ray cluster had no room for them: it has "
+        rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had no room for them: it has "
         rf"{2 * CPUS} CPU and 0 GPU, of which \d+ CPU and 0 GPU free; set engine.workers, engine.threads or engine.gpus"
     )
     with pytest.raises(ConfigError, match=sentence):
@@ -145,7 +145,7 @@ def on_cluster(small, address):
     return fedmutual.load_config(small, **{"engine.name": "cluster", "engine.workers": 2, "engine.address": address})
 
 
-def test_a_worker_and_a_node_that_die_in_the_middle_of_a_round_cost_nothing_but_time(small, whole, nodes, monkeypatch):
+def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing_but_time(small, whole, nodes, monkeypatch):
     import ray
 
     places, events, deaths = [], [], []
@@ -156,13 +156,12 @@ def test_a_worker_and_a_node_that_die_in_the_middle_of_a_round_cost_nothing_but_
 
     def kill(event):
         events.append(event)
-        if isinstance(event, Replied) and (event.round, event.answered, len(deaths)) in ((1, 1, 0), (3, 2, 1)):
+        if isinstance(event, Replied) and (event.round, event.answered) == (3, 2) and not deaths:
             where = ray.util.placement_group_table(places[-1].room)["bundles_to_node_id"]
             (number,) = [n for n, id in where.items() if id != head.node_id]
-            if event.round == 3:
-                nodes.remove_node(second, allow_graceful=False)
+            nodes.remove_node(second, allow_graceful=False)
             deaths.append(places[-1].workers[number].name)
-            os.kill(int(deaths[-1].split()[2]), signal.SIGKILL)  # with its node it would die some seconds later
+            os.kill(int(deaths[0].split()[2]), signal.SIGKILL)  # with its node it would die some seconds later
 
     try:
         fedmutual.run(on_cluster(small, nodes.address), "part", observers=[kill])
@@ -171,11 +170,9 @@ def test_a_worker_and_a_node_that_die_in_the_middle_of_a_round_cost_nothing_but_
     assert same(small.parent / "part", whole) == []
     log = (small.parent / "part" / "log.txt").read_text()
     assert f"{deaths[0]} with client" in log
-    assert "all clients go on from the start" in log
-    assert f"{deaths[1]} with client" in log
     assert "all clients go on from round 2, the last saved" in log
-    assert [type(e.problem) for e in events if isinstance(e, Failed)] == [Lost, Lost]
-    assert [e.done for e in events if isinstance(e, Started)] == [0, 0, 2]
+    assert [type(e.problem) for e in events if isinstance(e, Failed)] == [Lost]
+    assert [e.done for e in events if isinstance(e, Started)] == [0, 2]
 
 
 def test_a_run_folder_that_a_worker_does_not_see_is_said(small, nodes, monkeypatch):

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,12 +21,24 @@ import torch
 
 from fedmutual.core import Client
 from fedmutual.engines import allocator
-from fedmutual.engines.processes import Answer, Job, Make, Unportable, _answered, _opened, _packed, _portable, _unportable
+from fedmutual.engines.processes import (
+    Answer,
+    Job,
+    Make,
+    Unportable,
+    _answered,
+    _forget,
+    _opened,
+    _packed,
+    _portable,
+    _unportable,
+)
 from fedmutual.engines.spread import Lost, assign
 from fedmutual.errors import ConfigError, RunError
 
 R = TypeVar("R")
 PATIENCE = 60.0  # seconds until a cluster without room is given up
+MOMENT = 1.0  # seconds that a worker is waited for which is not needed any more
 START = 300.0  # seconds until workers that have room, but do not start, are given up
 
 
@@ -68,12 +81,16 @@ class Cluster:
             content = pickle.dumps(make, protocol=5)  # plain: it keeps the layout of tensors in memory, and so the bits
         except Exception as problem:  # whatever a user's dataset or network says to it
             raise Unportable(_unportable(problem)) from None
-        self._place: _Place | None = _place(Wish(workers, threads, address, gpus), len(costs))
-        self._due = 0  # answers that workers owe
+        place = _place(Wish(workers, threads, address, gpus), len(costs))
+        self._place: _Place | None = place
+        self._streams: dict[Any, _Worker] = {}  # of answers that are still to come
         try:
-            self._host(content, assign(costs, self._place.full), threads)
+            put = place.ray.put(content)  # once a node
+            spread = zip(place.workers, assign(costs, place.full), strict=False)
+            for worker, answer in [(worker, worker.host(put, ids, threads)) for worker, ids in spread]:
+                _answer(worker.told(answer))
         except BaseException:
-            self.close()
+            place.end()
             raise
 
     @property
@@ -93,8 +110,8 @@ class Cluster:
             mine = {i: given for i, given in arguments.items() if i in worker.clients}
             if mine:
                 streams[worker.actor.work.remote(bytes(_packed(Job(0, do, mine))))] = worker
-                self._due += len(mine)
-        return ((answer.client, answer.result) for answer in self._answers(streams))
+        self._streams |= streams
+        return ((answer.client, answer.result) for answer in self._answers(list(streams)))
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""
@@ -123,45 +140,58 @@ class Cluster:
     def close(self) -> None:
         """Let the workers go. In a cluster that we joined, those that wait for work are kept for this process's next engine,
         with their room, until the process ends or calls `ray.shutdown`."""
-        place, self._place = self._place, None
+        place = self._place
         if place is None:
             return
-        if self._due or place.gone or not place.joined:
-            place.end()
-        else:
+        if place.joined and not place.gone and self._rest(place):
             for worker in place.workers:
                 worker.host(b"", ())
             _kept.append(place)
+        else:
+            place.end()
+        self._place, self._streams = None, {}
 
     @property
     def _workers(self) -> "list[_Worker]":
         return self._place.workers if self._place else []
 
-    def _host(self, make: bytes, spread: Sequence[Sequence[str]], threads: int) -> None:
-        """Give clients to workers to make and keep."""
-        assert self._place is not None
-        self._due += 1
-        put = self._place.ray.put(make)  # once a node
-        told = [(w, w.host(put, ids, threads)) for w, ids in zip(self._workers, spread, strict=False)]
-        for worker, answer in told:
-            problem = pickle.loads(worker.told(answer)).problem
-            if problem is not None:
-                raise problem
-        self._due -= 1
-
-    def _answers(self, streams: "dict[Any, _Worker]") -> Iterator[Answer]:
+    def _answers(self, streams: list[Any]) -> Iterator[Answer]:
         """What workers stream back as it comes; the first problem is raised."""
-        while streams and self._place is not None:
-            for stream in self._place.ray.wait(list(streams))[0]:
-                reference = next(stream, None)
-                if reference is None:
-                    del streams[stream]
-                    continue
-                answer: Answer = pickle.loads(streams[stream].told(reference))
-                if answer.problem is not None:  # the worker stays in debt, and is not used again
-                    raise answer.problem
-                self._due -= 1
-                yield answer
+        while self._place is not None and (streams := [s for s in streams if s in self._streams]):
+            for stream in self._place.ray.wait(streams)[0]:
+                content = self._next(stream)
+                if content is not None:
+                    yield _answer(content)
+
+    def _next(self, stream: Any) -> bytes | None:
+        """The next answer of a stream that has one, or has ended. Raises Lost."""
+        reference = next(stream, None)
+        if reference is None:
+            del self._streams[stream]
+            return None
+        content: bytes = self._streams[stream].told(reference)
+        return content
+
+    def _rest(self, place: "_Place") -> bool:
+        """Whether all workers live and have done what they were told, at once or in a moment."""
+        until = time.monotonic() + MOMENT
+        try:
+            while self._streams:
+                ready = place.ray.wait(list(self._streams), timeout=max(0.0, until - time.monotonic()))[0]
+                if not ready:
+                    return False
+                self._next(ready[0])
+        except Exception:  # of Ray's, or Lost
+            return False
+        return True
+
+
+def _answer(content: bytes) -> Answer:
+    """What a worker answered; a problem is raised."""
+    answer: Answer = pickle.loads(content)
+    if answer.problem is not None:
+        raise answer.problem
+    return answer
 
 
 class _Home:
@@ -194,6 +224,8 @@ class _Home:
             if ids:
                 made: Any = _opened(make)
                 self._clients |= {id: made(id) for id in ids}
+            else:
+                _forget()  # modules of the last run's
         except Exception as caught:
             problem = _portable(caught)
         return bytes(_packed(Answer(0, "", None, problem)))
@@ -277,7 +309,7 @@ class _Place:
         self.room = self.ray.util.placement_group([each] * count, strategy="SPREAD")
         if not self.room.wait(PATIENCE):
             raise ConfigError(
-                f"engine.name = 'cluster' asks for {count} workers with {_said(each)} each, and after {PATIENCE:.0f} s the "
+                f"engine.name = 'cluster' asks for {count} workers with {_said(each)} each, and after {PATIENCE:g} s the "
                 f"Ray cluster had no room for them: it has {_said(self.ray.cluster_resources())}, of which "
                 f"{_said(self.ray.available_resources())} free; set engine.workers, engine.threads or engine.gpus lower"
             )
