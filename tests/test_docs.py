@@ -23,6 +23,7 @@ def test_the_examples_of_a_page_run(page, tmp_path):
     }
     for language, title, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         if title:
+            (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / title).write_text(text)
         if language == "toml":
             tomllib.loads(text)

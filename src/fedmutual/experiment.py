@@ -15,7 +15,7 @@ from fedmutual.config import Config, client_settings, make_algorithm
 from fedmutual.config.schema import ClientConfig
 from fedmutual.core import Algorithm, At, Client, Data, Message
 from fedmutual.data.rows import Rows
-from fedmutual.engines.base import Exam, score
+from fedmutual.engines.base import COPY, Exam, score
 from fedmutual.engines.choice import Work, flops
 from fedmutual.engines.loop import Judge, Plan
 from fedmutual.errors import ConfigError
@@ -255,6 +255,8 @@ class Experiment:
         if "global" in self.algorithm.scores:
             model = "global" if self.complete else "meme"
             yield from (Exam("meme", kind, model, id, kind) for kind in own)
+            if self.config.records.copies:
+                yield from (Exam("meme", kind, COPY, id, kind) for kind in own)
 
 
 def build(config: Config, device: str | None = None, prepared: data.Prepared | None = None) -> Experiment:

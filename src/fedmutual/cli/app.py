@@ -144,6 +144,50 @@ def report(
     _say(f"report: {output}", soft_wrap=True)
 
 
+@app.command()
+def reproduce(
+    id: Annotated[str | None, typer.Argument(metavar="ID", help="The experiment.", show_default=False)] = None,
+    list_them: Annotated[bool, typer.Option("--list", help="List all experiments, and train nothing.")] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="Only cells so called, e.g. `mnist/*`; may be repeated.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ...")] = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="At most so many; all that comes of it is marked.")] = None,
+    engine: Annotated[str | None, typer.Option(help="Who does the work, as engine.name.")] = None,
+    set: Set = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/reproduce.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Where results are kept, and found again; else OUT/results.")] = None,
+    pages: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write the page of ID, or of all, from results; train nothing.")
+    ] = None,
+    root: Annotated[Path | None, typer.Option("--experiments", help="Another folder of experiments.")] = None,
+) -> None:
+    """An experiment of the papers: trained over seeds, told beside the paper's numbers, with a verdict on each claim.
+
+    What is known is not trained again; what was stopped goes on: give the same command. `--set` changes a key of every run,
+    and what comes of it is marked, unless it only says how this machine works, as engine.threads and data.root do.
+
+    Example: `fedmutual reproduce table1 --only 'mnist/*' --rounds 50`
+    """
+    from fedmutual.cli import reproduce as command
+    from fedmutual.config import override
+
+    if list_them:
+        return command.listed(root, out)
+    if pages is not None:
+        for path in command.write_pages(id, pages, results, root):
+            _say(str(path), soft_wrap=True)
+        return None
+    changed = dict(override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
+    with _watched(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
+        folder = out_folder or Path("runs") / "reproduce"
+        name = command.one_of(id)
+        failed = command.train(name, only or (), seeds, rounds, changed, folder, results, root, watch.of, out)
+    if failed:
+        _stop(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
+    return None
+
+
 @data_app.command("show")
 def data_show(file: File, set: Set = None) -> None:
     """Draw who has what: clients by classes."""
@@ -167,18 +211,21 @@ def data_check(file: File, set: Set = None) -> None:
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="algorithms, models, data or keys")],
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="algorithms, models, data, experiments or keys")],
 ) -> None:
-    """List what can be named in a configuration: algorithms, models, data; or every key, its type, default and meaning."""
+    """List what can be named: algorithms, models, data, experiments; or every key, its type, default and meaning."""
     from fedmutual import data, models
     from fedmutual.config import reference
 
     if what == "keys":
         _say(reference.page(), soft_wrap=True)
         return
+    if what == "experiments":
+        reproduce(list_them=True)
+        return
     lists: dict[str, dict[str, str]] = {"algorithms": reference.algorithms(), "models": models.NAMES, "data": data.NAMES}
     if what not in lists:
-        raise ConfigError(f"there is nothing to list called {what!r}; there are {', '.join(lists)}, keys")
+        raise ConfigError(f"there is nothing to list called {what!r}; there are {', '.join(lists)}, experiments, keys")
     for name, about in lists[what].items():
         out.print(f"[bold]{name:14}[/bold] ", end="")
         _say(about)

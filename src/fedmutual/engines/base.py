@@ -16,6 +16,7 @@ from fedmutual.records.logs import METRICS, append
 from fedmutual.scores import Scores
 
 R = TypeVar("R")
+COPY = "copy"  # a client's trained fork of the shared model, before it is averaged
 ROWS = 512  # rows of an evaluation's batch
 
 
@@ -67,14 +68,20 @@ def let_go(client: Client, phase: Phase, message: Message, train: dict[str, floa
 
 
 def examine(client: Client, exams: tuple[Exam, ...], inbox: Message, round: int, home: Path | None) -> tuple[Score, ...]:
-    """Score a client's nets; the meme with what the server sent. A client that shares no metrics keeps them at `home`."""
+    """Score a client's nets; the meme as it was trained, then with what the server sent.
+
+    A client that shares no metrics keeps them at `home`.
+    """
+    task = client.own.get("task", Classification())
+
+    def scored(e: Exam) -> Score:
+        return Score(e.model, e.client, e.data, score(client.nets[e.net], client.data[e.rows], task, client.id))
+
+    trained = tuple(scored(e) for e in exams if e.model == COPY)
     if inbox and "meme" in client.nets:
         meme = client.nets["meme"]
         meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
-    task = client.own.get("task", Classification())
-    scores = tuple(
-        Score(e.model, e.client, e.data, score(client.nets[e.net], client.data[e.rows], task, client.id)) for e in exams
-    )
+    scores = (*trained, *(scored(e) for e in exams if e.model != COPY))
     if client.tells:
         return scores
     if home is not None:

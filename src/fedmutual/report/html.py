@@ -99,12 +99,12 @@ def render(runs: Sequence[Path]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["prose"] = _prose
+    environment.filters["prose"] = prose
     template = environment.get_template("report.html.j2")
     return template.render(sections=sections, styles=styles, differences=differences(found), version=version("fedmutual"))
 
 
-def _prose(text: str) -> Markup:
+def prose(text: str) -> Markup:
     """A sentence as HTML: `commands` in their own letters, and no line break between a number and its unit."""
     for unit in ("%", "points"):
         text = text.replace(f" {unit}", f"\N{NO-BREAK SPACE}{unit}")

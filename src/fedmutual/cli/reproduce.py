@@ -1,0 +1,113 @@
+"""`fedmutual reproduce`: what the wrapper in app.py hands over, done and said."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from fedmutual.errors import ConfigError
+from fedmutual.records.events import Observer
+from fedmutual.report import cells as report
+from fedmutual.report.text import count
+from fedmutual.reproduce import Experiment, Scale, Store, experiments, pages, read_experiment, reproduce, words
+from fedmutual.reproduce.cells import RESULTS, home
+from fedmutual.reproduce.looks import looks
+from fedmutual.reproduce.plan import check, tells
+
+Watch = Callable[[str], Observer]
+
+
+def listed(root: Path | None, console: Console) -> None:
+    """Print every id: what it is, how many cells and runs, how many rounds."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("id", "what", "cells", "runs a seed", "rounds"):
+        table.add_column(name, justify="left" if name in ("id", "what") else "right", overflow="fold")
+    for e in experiments(root or home()):
+        runs = sum(len(c.arms) for c in e.cells)
+        rounds = sorted({c.rounds(arm) for c in e.cells for arm in c.shown})
+        table.add_row(e.id, e.index.title, str(len(e.cells)), str(runs), ", ".join(map(str, rounds)))
+    console.print(table)
+
+
+def train(
+    id: str,
+    only: Sequence[str],
+    seeds: int,
+    rounds: int | None,
+    changed: Mapping[str, Any],
+    out: Path,
+    results: Path | None,
+    root: Path | None,
+    watch: Watch,
+    console: Console,
+) -> list[str]:
+    """Train what is not known, write the page into OUT -> the runs that failed, and why."""
+    check(changed)
+    experiment = read_experiment(root or home(), id)
+    chosen = experiment.chosen(only)
+    told = {k: v for k, v in changed.items() if tells(k)}
+    here = {k: v for k, v in changed.items() if not tells(k)}
+    scale, store = Scale(rounds, tuple(told.items())), _store(root, results or out / RESULTS)
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    done = reproduce(chosen, seeds, scale, out, store, here, watch, say)
+    say(f"{count(done.trained, 'run')} trained, {count(done.known, 'run')} known before")
+    _conclude(experiment, store, scale, range(seeds), out, console)
+    return done.failed
+
+
+def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
+    """Write the documentation's pages, of one experiment or of all, from the results alone -> their paths."""
+    root = root or home()
+    found = [read_experiment(root, id)] if id else experiments(root)
+    store = _store(root, results or root / RESULTS)
+    return [path for e in found for path in pages.write(pages.page(e, looks(e, store)), folder, ["md"])]
+
+
+def _store(root: Path | None, folder: Path) -> Store:
+    """Results that came with the experiments, and those of a folder, to which new ones go."""
+    shipped = (root or home()) / RESULTS
+    return Store(folder) if folder.resolve() == shipped.resolve() else Store(folder, shipped)
+
+
+def _conclude(experiment: Experiment, store: Store, scale: Scale, seeds: Sequence[int], out: Path, console: Console) -> None:
+    """The tables and verdicts in the terminal, the page's files, and where they are."""
+    told = pages.page(experiment, looks(experiment, store, scale, seeds))
+    for table in told.tables:
+        console.print(_terminal(table))
+    decimals = experiment.index.decimals
+    for judged in told.judged:
+        line = f"{judged.claim.text} {words.verdict(judged, decimals)}"
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    for path in pages.write(told, out):
+        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+
+
+def _terminal(table: report.Table) -> Table:
+    """A table of the report's for a terminal; its footnotes as its caption."""
+    notes = "\n".join(f"{n} {note}" for n, note in enumerate(table.notes, 1))
+    drawn = Table(
+        title=table.caption, title_justify="left", caption=notes, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    for column in table.columns:
+        drawn.add_column(column.title.replace(": ", "\n"), justify="right" if column.numeric else "left")
+    for row in table.rows:
+        drawn.add_row(*(_text(cell, table.notes) for cell in row))
+    return drawn
+
+
+def _text(cell: report.Cell, notes: Sequence[str]) -> str:
+    mark = f" ({notes.index(cell.note) + 1})" if cell.note else ""
+    return f"{cell.text} {cell.spread}".strip() + mark + (f"\n{cell.sub}" if cell.sub else "")
+
+
+def one_of(id: str | None) -> str:
+    """The id, where one is needed."""
+    if id is None:
+        raise ConfigError("name an experiment; `fedmutual reproduce --list` shows them")
+    return id

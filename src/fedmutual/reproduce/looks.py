@@ -1,0 +1,105 @@
+"""A cell as it is shown: one scale of it, with the results that there are."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from fedmutual.report.statistics import Estimate, estimate
+from fedmutual.reproduce import measures
+from fedmutual.reproduce.cells import Cell, Experiment
+from fedmutual.reproduce.claims import Claim
+from fedmutual.reproduce.kept import Result
+from fedmutual.reproduce.plan import Scale, jobs
+from fedmutual.reproduce.results import Store
+
+
+@dataclass(frozen=True)
+class Look:
+    """What is known of a cell at one scale."""
+
+    cell: Cell
+    scale: Scale
+    results: Mapping[str, Mapping[int, Result]]  # arm -> seed -> result; of shown arms only
+
+    @property
+    def run(self) -> bool:
+        """Whether anything was run."""
+        return any(self.results.values())
+
+    @property
+    def words(self) -> str:
+        """How it is shortened; "" where it is whole, or where nothing was run."""
+        return self.scale.words(self.cell) if self.run else ""
+
+    @property
+    def seeds(self) -> list[int]:
+        """The seeds of which something was run."""
+        return sorted({seed for found in self.results.values() for seed in found})
+
+    @property
+    def networks(self) -> dict[str, str]:
+        """Client -> its network, in the runs that there are."""
+        return {i: c.network for found in self.results.values() for r in found.values() for i, c in r.clients.items()}
+
+    def good(self, arm: str, seed: int) -> bool:
+        """Whether a run has numbers."""
+        result = self.results.get(arm, {}).get(seed)
+        return result is not None and not result.failed
+
+    def number(self, measure: str, arm: str, seed: int, at: str = "last") -> float | None:
+        """A measure of a run after its last or its best round."""
+        if not self.good(arm, seed):
+            return None
+        kind, argument = measures.find(measure)
+        beside = {other: found[seed] for other, found in self.results.items() if seed in found}
+        reading = kind.read(self.results[arm][seed], beside, argument)
+        return reading.last if at == "last" else reading.best
+
+    def value(self, measure: str, arm: str, at: str = "last") -> Estimate | None:
+        """The same over seeds; None where no run has it."""
+        found = [v for seed in self.results.get(arm, {}) if (v := self.number(measure, arm, seed, at)) is not None]
+        return estimate(found, "seeds") if found else None
+
+    def at_least(self, claim: Claim, seed: int, ours: float | None, theirs: float | None) -> tuple[float, float] | None:
+        """Numbers of rounds of which one may not have been reached: it then took one more than there were, at least."""
+        if ours is None and theirs is None:
+            return None
+        rounds = [self.results[arm][seed].rounds + 1.0 for arm in (claim.arm, claim.than)]
+        return rounds[0] if ours is None else ours, rounds[1] if theirs is None else theirs
+
+
+def looks(
+    experiment: Experiment, store: Store, wanted: Scale | None = None, seeds: Iterable[int] | None = None
+) -> list[Look]:
+    """Every cell at the wanted scale where it was run at that, else at the fullest there is.
+
+    seeds: those shown at the wanted scale; all that there are, where they are not named.
+    """
+    return [_look(cell, store, wanted.of(cell) if wanted is not None else None, seeds) for cell in experiment.cells]
+
+
+def _look(cell: Cell, store: Store, wanted: Scale | None, seeds: Iterable[int] | None) -> Look:
+    scales = {Scale(r.limit, tuple(r.changed.items())).of(cell): None for r in store.of(cell.id)}
+    found = []
+    for scale in (*((wanted,) if wanted is not None else ()), *scales):
+        known = {r.seed for r in store.of(cell.id)}
+        chosen = known & set(seeds) if scale == wanted and seeds is not None else known
+        look = Look(cell, scale, _results(cell, store, scale, chosen))
+        if look.run and scale == wanted:
+            return look
+        found.append(look)
+    return max(found, key=_fullness, default=Look(cell, wanted or Scale(), {arm: {} for arm in cell.shown}))
+
+
+def _results(cell: Cell, store: Store, scale: Scale, seeds: Iterable[int]) -> dict[str, dict[int, Result]]:
+    found: dict[str, dict[int, Result]] = {arm: {} for arm in cell.shown}
+    for job in jobs(cell, sorted(seeds), scale):
+        if job.arm in found and (result := store.find(job)) is not None:
+            found[job.arm][job.seed] = result
+    return found
+
+
+def _fullness(look: Look) -> tuple[int, int, int, int]:
+    """All arms before some, nothing changed before something, then more rounds, then more seeds."""
+    arms = sum(bool(found) for found in look.results.values())
+    rounds = look.scale.rounds or max(map(look.cell.rounds, look.cell.arms))
+    return arms, -len(look.scale.changed), rounds, sum(map(len, look.results.values()))

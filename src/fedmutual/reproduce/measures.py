@@ -1,0 +1,125 @@
+"""What is read off a run: one number after the last round, and where it makes sense one after the best.
+
+A best is chosen on the very data that it is told of, which flatters it: tables say so beside it.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, pstdev
+from typing import NamedTuple
+
+from fedmutual.reproduce.kept import Result
+
+CHOSEN_BY_TEST = "best on test"
+CHOSEN_BY_ITSELF = "best on the validation data told of"
+
+
+class Reading(NamedTuple):
+    """A run's number after its last round and after its best; None where it has none."""
+
+    last: float | None
+    best: float | None = None
+
+
+Beside = Mapping[str, Result]
+"""The runs of the same cell and seed, by arm."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A number of a run."""
+
+    title: str
+    unit: str  # "%", "points", "rounds", "loss"
+    read: Callable[[Result, Beside, str], Reading]  # the last: what stands behind the colon of the measure's name
+    chosen: str = ""  # by what the best is chosen; "" where there is none
+    curve: str = ""  # what is drawn of it
+
+
+def find(name: str) -> tuple[Measure, str]:
+    """A measure by its name -> (measure, its argument): "noise:0.2" is noise at 0.2.
+
+    Raises:
+        LookupError: there is none.
+    """
+    kind, _, argument = name.partition(":")
+    if kind not in MEASURES:
+        raise LookupError(f"there is no measure {name!r}")
+    return MEASURES[kind], argument
+
+
+def title(name: str) -> str:
+    """What a measure is called in a table."""
+    measure, argument = find(name)
+    return measure.title.format(argument, percent=f"{100 * float(argument):g}" if argument else "")
+
+
+def oscillation(curve: Sequence[float]) -> float | None:
+    """The standard deviation of the change from one round to the next over the last quarter of the rounds."""
+    last = curve[-max(len(curve) // 4, 2) - 1 :]  # so many changes, and two at least
+    changes = [b - a for a, b in itertools.pairwise(last)]
+    return pstdev(changes) if len(changes) > 1 else None
+
+
+def reached(result: Result, target: float) -> float | None:
+    """The first evaluated round at which the global model's accuracy is `target` or more; None if it never is."""
+    curve = result.curves.get("global_test", ())
+    return next((float(r) for r, value in zip(result.evaluated, curve, strict=True) if value >= target), None)
+
+
+def _curve(name: str) -> Callable[[Result, Beside, str], Reading]:
+    def read(result: Result, beside: Beside, argument: str) -> Reading:
+        curve = result.curves.get(name)
+        return Reading(curve[-1], max(curve)) if curve else Reading(None)
+
+    return read
+
+
+def _local(result: Result, beside: Beside, argument: str) -> Reading:
+    """The model that a client trained itself: its personal one, else its copy of the global one before it was averaged."""
+    return _curve("copies" if "copies" in result.curves and result.model != "personal" else "own")(result, beside, argument)
+
+
+def _swing(name: str) -> Callable[[Result, Beside, str], Reading]:
+    def read(result: Result, beside: Beside, argument: str) -> Reading:
+        return Reading(oscillation(result.curves.get(name, ())))
+
+    return read
+
+
+def _rounds_to(result: Result, beside: Beside, argument: str) -> Reading:
+    target = result.target
+    return Reading(reached(result, float(argument) * target) if target is not None else None)
+
+
+def _noise(result: Result, beside: Beside, argument: str) -> Reading:
+    return Reading(result.noise.get(argument))
+
+
+def _gain(large: bool) -> Callable[[Result, Beside, str], Reading]:
+    """The mean gain over training alone of the half of the clients that have most, or fewest, training examples."""
+
+    def read(result: Result, beside: Beside, argument: str) -> Reading:
+        alone = beside.get("independent")
+        if alone is None or alone.failed or not result.clients:
+            return Reading(None)
+        by_size = sorted(result.clients, key=lambda i: result.clients[i].examples)
+        half = len(by_size) // 2
+        chosen = by_size[-half:] if large else by_size[:half]
+        return Reading(fmean(result.clients[i].last - alone.clients[i].last for i in chosen)) if half else Reading(None)
+
+    return read
+
+
+MEASURES: dict[str, Measure] = {
+    "global_test": Measure("global model, test set, %", "%", _curve("global_test"), CHOSEN_BY_TEST, "global_test"),
+    "own_validation": Measure("clients' model, own validation data, %", "%", _curve("own"), CHOSEN_BY_ITSELF, "own"),
+    "local_validation": Measure("clients' own or local copy, validation data, %", "%", _local, CHOSEN_BY_ITSELF, "local"),
+    "swing_global": Measure("oscillation of the global model, points", "points", _swing("global_test")),
+    "swing_own": Measure("oscillation of the clients' model, points", "points", _swing("own")),
+    "rounds_to": Measure("rounds to {percent} % of the paper's FedAvg", "rounds", _rounds_to),
+    "noise": Measure("loss under weight noise {}", "loss", _noise),
+    "gain_small": Measure("gain of the clients with fewest examples, points", "points", _gain(False)),
+    "gain_large": Measure("gain of the clients with most examples, points", "points", _gain(True)),
+}

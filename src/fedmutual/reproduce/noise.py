@@ -1,0 +1,45 @@
+"""How robust a minimum is: the loss of a run's last global model while its weights are shaken by Gaussian noise."""
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fedmutual import data
+from fedmutual.core import At
+from fedmutual.data.rows import Rows
+from fedmutual.engines.base import ROWS
+from fedmutual.runs import Run
+
+DRAWS = 5
+
+
+def under_noise(folder: Path, deviations: Sequence[float]) -> dict[str, float]:
+    """Standard deviation -> mean cross-entropy on the test set over DRAWS draws; 0 is the model as it is.
+
+    The noise of a tensor is scaled by that tensor's root mean square, so that it means the same in every layer and model.
+    """
+    run = Run(folder)
+    net, test = run.global_model(), data.load(run.config).test
+    rng = At(run.config.seed, run.config.rounds, run.config.rounds).rng("noise")
+    found = {"0": _loss(net, test)}
+    for deviation in deviations:
+        found[f"{deviation:g}"] = sum(_loss(_shaken(net, deviation, rng), test) for _ in range(DRAWS)) / DRAWS
+    return found
+
+
+@torch.no_grad()
+def _shaken(net: nn.Module, deviation: float, rng: torch.Generator) -> nn.Module:
+    shaken = copy.deepcopy(net)
+    for p in shaken.parameters():
+        p.add_(torch.randn(p.shape, generator=rng) * p.square().mean().sqrt(), alpha=deviation)
+    return shaken
+
+
+@torch.no_grad()
+def _loss(net: nn.Module, test: Rows) -> float:
+    batches = test.rows(torch.split(torch.arange(len(test)), ROWS))
+    return sum(F.cross_entropy(net(x), y, reduction="sum").item() for x, y, *_ in batches) / len(test)

@@ -1,0 +1,198 @@
+"""An experiment's page, as Markdown, HTML and JSON, with its figures as files: all from the results alone."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from fedmutual.records.files import write_bytes
+from fedmutual.report.cells import Cell, Table
+from fedmutual.report.curves import Picture, data_table
+from fedmutual.report.html import prose
+from fedmutual.report.plots import draw_curves
+from fedmutual.report.svg import Styles
+from fedmutual.reproduce import tables, words
+from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.claims import Judged, judge
+from fedmutual.reproduce.figures import pictures, standalone, summary
+from fedmutual.reproduce.looks import Look
+
+FIGURES = "figures"
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that is told of an experiment."""
+
+    experiment: Experiment
+    looks: Sequence[Look]
+    judged: tuple[Judged, ...]
+    tables: tuple[Table, ...]
+    pictures: tuple[Picture, ...]
+
+    @property
+    def differences(self) -> list[str]:
+        """How this differs from what the paper did: what was chosen, then what was shortened."""
+        return [*self.experiment.index.differences, *words.shortened(self.looks)]
+
+    def figure(self, picture: Picture) -> str:
+        """The name of a picture's file."""
+        return f"{FIGURES}/{self.experiment.id}-{picture.id}.svg"
+
+
+def page(experiment: Experiment, looks: Sequence[Look]) -> Page:
+    """What is told of an experiment as it looks."""
+    judged = tuple(judge(claim, looks) for claim in experiment.index.claims)
+    found = tuple(tables.all_tables(experiment, looks))
+    return Page(experiment, looks, judged, found, tuple(pictures(experiment, looks)))
+
+
+def write(told: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json")) -> list[Path]:
+    """Write the page as files of these kinds into a folder, figures below it -> their paths.
+
+    Raises:
+        RunError: the folder cannot be written.
+    """
+    makers = {"md": markdown, "html": html, "json": as_json}
+    id = told.experiment.id
+    names = {told.figure(p): standalone(p) for p in told.pictures}
+    for old in (folder / FIGURES).glob(f"{id}-*.svg"):
+        if f"{FIGURES}/{old.name}" not in names:
+            old.unlink()
+    for name, drawn in names.items():
+        write_bytes(folder / name, drawn.encode())
+    paths = [folder / f"{id}.{kind}" for kind in kinds]
+    for path, kind in zip(paths, kinds, strict=True):
+        write_bytes(path, makers[kind](told).encode())
+    return paths
+
+
+def markdown(told: Page) -> str:
+    """The page as Markdown."""
+    index, decimals = told.experiment.index, told.experiment.index.decimals
+    parts = [
+        f"<!-- Made by `fedmutual reproduce {told.experiment.id} --pages FOLDER` from the results; not to be edited. -->",
+        f"# {index.title}",
+        f"{index.about} ({index.paper})",
+        f"    {words.command(told.experiment)}",
+        words.state(told.looks),
+        "## What is claimed, and the verdict",
+    ]
+    for number, judged in enumerate(told.judged, 1):
+        parts.append(
+            f"{number}. {judged.claim.text} **{_capital(words.verdict(judged, decimals))}.**\\\n   ({words.asked(judged)})"
+        )
+        if len(judged.run) > 1:
+            parts.append(_md_table(_of_run(judged, decimals), caption=False))
+    if not told.judged:
+        parts.append("The paper claims nothing here that numbers could settle.")
+    parts.append("## Ours beside the paper's")
+    parts += [_md_table(t) for t in told.tables]
+    parts.append("Ours: mean ± half of the 95 % interval (Student's t) over seeds.")
+    if told.pictures:
+        parts.append("## Figures")
+        parts += [f"![{summary(p)}]({told.figure(p)})\n\n*{p.title}*" for p in told.pictures]
+    parts += ["## Differences from the paper", "\n".join(f"{n}. {d}" for n, d in enumerate(told.differences, 1))]
+    parts.append("## Hardware and time")
+    parts.append("\n".join(f"- {line}" for line in words.made(told.looks)) or "Nothing was run yet.")
+    if commands := words.commands(told.looks):
+        parts += ["Made by:", "\n".join(f"    {c}" for c in commands)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _of_run(judged: Judged, decimals: int) -> Table:
+    """The table of a claim without the cells that were not run."""
+    table = tables.verdicts(judged, decimals)
+    rows = tuple(r for r, line in zip(table.rows, judged.lines, strict=True) if line.difference is not None)
+    return Table(table.id, table.caption, table.columns, rows, table.csv)
+
+
+def _md_table(table: Table, caption: bool = True) -> str:
+    heads = [f"{c.group}: {c.name}" if c.group else c.name for c in table.columns]
+    rules = ["---" if not c.numeric else "---:" for c in table.columns]
+    lines = [heads, rules, *([_md_cell(c, table.notes) for c in row] for row in table.rows)]
+    notes = "".join(f"\n{n}. {note}" for n, note in enumerate(table.notes, 1))
+    drawn = "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return (f"*{table.caption}*\n\n" if caption else "") + drawn + (f"\n\nNotes:\n{notes}" if notes else "")
+
+
+def _md_cell(cell: Cell, notes: Sequence[str]) -> str:
+    text = f"{cell.text} {cell.spread}".strip().replace("|", "\\|")
+    mark = f"<sup>{notes.index(cell.note) + 1}</sup>" if cell.note else ""
+    return text + mark + (f"<br>{cell.sub}" if cell.sub else "")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def html(told: Page) -> str:
+    """The page as one self-contained HTML file."""
+    styles: Styles = {}
+    decimals = told.experiment.index.decimals
+    environment = Environment(
+        loader=ChoiceLoader([PackageLoader("fedmutual.reproduce"), PackageLoader("fedmutual.report")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["prose"] = prose
+    figures = [(p.title, draw_curves(p, f"f-{p.id}", styles), data_table(p, decimals)) for p in told.pictures]
+    claims = [
+        {
+            "text": j.claim.text,
+            "verdict": _capital(words.verdict(j, decimals)),
+            "asked": words.asked(j),
+            "table": tables.verdicts(j, decimals) if len(j.run) > 1 else None,
+        }
+        for j in told.judged
+    ]
+    return environment.get_template("experiment.html.j2").render(
+        id=told.experiment.id,
+        index=told.experiment.index,
+        command=words.command(told.experiment),
+        state=words.state(told.looks).replace("**", ""),
+        claims=claims,
+        tables=told.tables,
+        figures=figures,
+        differences=told.differences,
+        made=list(words.made(told.looks)),
+        commands=words.commands(told.looks),
+        styles=styles,
+        version=version("fedmutual"),
+    )
+
+
+def as_json(told: Page) -> str:
+    """The page's numbers."""
+    content: Mapping[str, Any] = {
+        "format": 1,
+        "id": told.experiment.id,
+        "title": told.experiment.index.title,
+        "paper": told.experiment.index.paper,
+        "differences": told.differences,
+        "numbers": list(tables.numbers(told.experiment, told.looks)),
+        "claims": [_claim(j) for j in told.judged],
+        "made": list(words.made(told.looks)),
+        "commands": words.commands(told.looks),
+    }
+    return json.dumps(content, indent=1, allow_nan=False) + "\n"
+
+
+def _claim(judged: Judged) -> dict[str, Any]:
+    lines = [
+        {
+            "where": line.title,
+            "verdict": line.verdict,
+            "state": line.scale,
+            "difference": asdict(line.difference) if line.difference else None,
+        }
+        for line in judged.lines
+    ]
+    about = {"claim": judged.claim.text, "verdict": judged.verdict, "unit": tables.unit(judged)}
+    return {**about, "difference": asdict(judged.overall) if judged.overall else None, "where": lines}

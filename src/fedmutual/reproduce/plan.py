@@ -1,0 +1,157 @@
+"""What is to be trained: for each cell, arm and seed a configuration, and a fingerprint by which a run is known again."""
+
+import hashlib
+import json
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import fedmutual
+from fedmutual.config import Config, parse_config, settings_of
+from fedmutual.errors import ConfigError
+from fedmutual.reproduce.cells import Arm, Cell
+
+_ANYWHERE = {"name", "engine", "records", "data"}  # tables of which not every key tells in the result
+_DATA_ANYWHERE = {"root", "resident", "workers"}
+_ENGINE_TELLS = {"participation", "precision"}
+_RECORDS_TELL = {"evaluate_every", "best_by", "copies"}
+
+Here = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much of a cell is trained: at most so many rounds, with these keys changed. Whatever is less than all is said."""
+
+    rounds: int | None = None
+    changed: tuple[tuple[str, Any], ...] = ()
+
+    def of(self, cell: Cell) -> "Scale":
+        """The same for one cell: a number of rounds that none of its arms exceeds is no limit."""
+        most = max(map(cell.rounds, cell.arms))
+        rounds = self.rounds if self.rounds is not None and self.rounds < most else None
+        return Scale(rounds, tuple((k, v) for k, v in self.changed if tells(k)))
+
+    def words(self, cell: Cell) -> str:
+        """ "shortened: 50 of 200 rounds, partition.examples = 200"; "" for a cell that is whole."""
+        most = max(map(cell.rounds, cell.arms))
+        paper = cell.about.paper_rounds or most
+        parts = [f"{self.rounds or most} of {paper} rounds"] if (self.rounds or most) < paper else []
+        parts += [f"{k} = {json.dumps(v)}" for k, v in self.changed]
+        return f"shortened: {', '.join(parts)}" if parts else ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run that a cell asks for."""
+
+    cell: Cell
+    arm: str
+    seed: int
+    scale: Scale  # of this cell
+    config: Config  # without what only a machine knows: see `placed`
+    fingerprint: str  # of the configuration and of the run it starts from; the version comes beside it
+    needs: "Job | None" = None
+
+    @property
+    def label(self) -> str:
+        """What a person calls it."""
+        return f"{self.cell.name}, {self.arm}, seed {self.seed}"
+
+    @property
+    def about(self) -> Arm:
+        """Its arm."""
+        return self.cell.arms[self.arm]
+
+
+def jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingProxyType({})) -> Iterator[Job]:
+    """All runs of a cell, those that others need before them.
+
+    here: keys that say how this machine works and tell in no result, such as engine.name.
+
+    Raises:
+        ConfigError: an arm's configuration is not valid; file, arm and key are named.
+    """
+    for seed in seeds:
+        made: dict[str, Job] = {}
+        for arm in cell.arms:
+            yield from _with_needs(cell, arm, seed, scale.of(cell), here, made)
+
+
+def _with_needs(cell: Cell, arm: str, seed: int, scale: Scale, here: Here, made: dict[str, Job]) -> Iterator[Job]:
+    if arm in made:
+        return
+    need = cell.arms[arm].needs
+    if need is not None:
+        yield from _with_needs(cell, need, seed, scale, here, made)
+    kept, needed = cell.arms[arm], made[need] if need else None
+    given = {"needs": needed.fingerprint if needed else None, "clients": kept.clients, "examples": kept.examples}
+    config = _config(cell, arm, seed, scale, here)
+    made[arm] = Job(cell, arm, seed, scale, config, fingerprint(config, given), needed)
+    yield made[arm]
+
+
+def _config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here) -> Config:
+    source = f"{cell.path}, arm {arm!r}"
+    overrides = dict(cell.arms[arm].set)
+    algorithm = overrides.get("algorithm.name", cell.tables.get("algorithm", {}).get("name", "fml"))
+    limit = {} if scale.rounds is None else {"rounds": min(scale.rounds, cell.rounds(arm))}
+    overrides |= {k: v for k, v in (*scale.changed, *here.items()) if _has(algorithm, k)}  # as `compare --set`: who has it
+    overrides |= {"seed": seed, **limit}
+    tables = {"name": cell.id.replace("/", "-"), **cell.tables}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that FedAvg has no alpha is as it should be
+        return parse_config(tables, source, overrides)
+
+
+def _has(algorithm: str, key: str) -> bool:
+    """Whether an arm of this algorithm can be given a key: of another algorithm's settings it can not."""
+    table, _, rest = key.partition(".")
+    return table != "algorithm" or ":" in algorithm or rest.partition(".")[0] in settings_of(algorithm)
+
+
+def fingerprint(config: Config, given: Mapping[str, Any]) -> str:
+    """What makes two runs the same: a digest of all that was set and tells in the result, and of what was given; the rounds.
+
+    Defaults are left out, so that a key which a later version adds does not make a run another's.
+    """
+    same = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
+    whole = {k: v for k, v in same.items() if k not in _ANYWHERE} | {
+        "data": {k: v for k, v in same.get("data", {}).items() if k not in _DATA_ANYWHERE},
+        "engine": {k: v for k, v in same.get("engine", {}).items() if k in _ENGINE_TELLS},
+        "records": {k: v for k, v in same.get("records", {}).items() if k in _RECORDS_TELL},
+        "given": {k: v for k, v in given.items() if v is not None},
+    }
+    text = json.dumps({k: v for k, v in whole.items() if v != {}}, sort_keys=True)
+    return f"{hashlib.sha256(text.encode()).hexdigest()[:20]}-{config.rounds}"
+
+
+def tells(key: str) -> bool:
+    """Whether a dotted key can change a number of the result; where the work is done, and where data lie, cannot."""
+    table, _, last = key.partition(".")
+    kept = {"engine": last in _ENGINE_TELLS, "records": last in _RECORDS_TELL, "data": last not in _DATA_ANYWHERE}
+    return kept.get(table, key != "name") if last else key != "name"
+
+
+def folder(out: Path, job: Job) -> Path:
+    """Where a run is trained: one place, whichever experiments look at it. Another version trains anew."""
+    return out / "runs" / f"{job.fingerprint}-{fedmutual.__version__}"
+
+
+def shorter(out: Path, job: Job) -> list[Path]:
+    """Folders of the same run with fewer rounds, the longest first."""
+    digest, _, rounds = job.fingerprint.partition("-")
+    pattern = re.compile(rf"{digest}-(\d+)-{re.escape(fedmutual.__version__)}")
+    found = {int(match[1]): path for path in (out / "runs").glob(f"{digest}-*") if (match := pattern.fullmatch(path.name))}
+    return [found[n] for n in sorted(found, reverse=True) if n < int(rounds)]
+
+
+def check(changed: Mapping[str, Any]) -> None:
+    """Raise ConfigError where --set names what the command itself decides."""
+    for key, option in (("seed", "--seeds"), ("rounds", "--rounds"), ("name", "--out")):
+        if key in changed:
+            raise ConfigError(f"--set {key}: cells have their own; use {option}")

@@ -1,0 +1,172 @@
+"""Trains what is not known yet, a cell at a time, and keeps what came out: a killed command goes on where it was."""
+
+import shutil
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import fedmutual
+from fedmutual import runs
+from fedmutual.config import Config
+from fedmutual.core import Diverged
+from fedmutual.errors import RunError
+from fedmutual.records.events import Observer
+from fedmutual.records.folder import reopen
+from fedmutual.records.text import duration
+from fedmutual.reproduce.cells import Cell
+from fedmutual.reproduce.noise import under_noise
+from fedmutual.reproduce.parts import placed
+from fedmutual.reproduce.plan import Job, Scale, folder, jobs, shorter
+from fedmutual.reproduce.results import Store, collect, failure
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Told:
+    """What a call of `reproduce` did."""
+
+    known: int = 0  # runs whose results were there
+    trained: int = 0
+    failed: list[str] = field(default_factory=list)  # runs in which a client diverged, and why
+
+
+def reproduce(
+    cells: Sequence[Cell],
+    seeds: int,
+    scale: Scale,
+    out: Path,
+    store: Store,
+    here: Mapping[str, Any] | None = None,
+    watch: Callable[[str], Observer] | None = None,
+    say: Say = lambda line: None,
+) -> Told:
+    """Train every run of some cells that the store does not know, into OUT/runs; a stopped one goes on from its last round.
+
+    here: keys that tell in no result, as `jobs` takes them. A run in which a client diverges is kept as such.
+
+    Raises:
+        UserError: as `fedmutual.run`; an arm that is not valid before the first is trained.
+    """
+    planned = [list(jobs(cell, range(seeds), scale, here or {})) for cell in cells]
+    told, pace = Told(), Pace([j for jobs_ in planned for j in jobs_ if _unknown(store, j)])
+    asked = {j.fingerprint for jobs_ in planned for j in jobs_}
+    told.known = len(asked) - len({j.fingerprint for j in pace.left})
+    for of_cell in planned:
+        todo = [j for j in of_cell if _unknown(store, j)]
+        needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
+        first = {**needed, **{j.fingerprint: j for j in todo if j.needs is None}}
+        for stage in (first.values(), (j for j in todo if j.needs is not None)):
+            for batch in _batches([j for j in stage if not _orphan(j, store, told)]):
+                _train(batch, out, store, watch, told, pace, say)
+    return told
+
+
+def _unknown(store: Store, job: Job) -> bool:
+    """Whether a run must be trained, or its folder looked into again: for what the cell did not ask for before."""
+    result, cell = store.find(job, fedmutual.__version__), job.cell.about
+    if result is None:
+        return True
+    shaken = not cell.noise or "global_test" not in result.curves or {f"{d:g}" for d in cell.noise} <= result.noise.keys()
+    each = not cell.each or all(client.curve for client in result.clients.values())
+    return not ((shaken and each) or result.failed)
+
+
+def _orphan(job: Job, store: Store, told: Told) -> bool:
+    """Whether the run that it starts from has failed."""
+    begun = store.find(job.needs) if job.needs is not None else None
+    if begun is None or not begun.failed:
+        return False
+    told.failed.append(f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged")
+    return True
+
+
+def _batches(stage: Sequence[Job]) -> Iterable[list[Job]]:
+    """All at once where a stack of them fills the device better, else one after the other."""
+    if len(stage) > 1 and all(runs.stacks(job.config) for job in stage):
+        return [list(stage)]
+    return [[job] for job in stage]
+
+
+def _train(
+    batch: Sequence[Job],
+    out: Path,
+    store: Store,
+    watch: Callable[[str], Observer] | None,
+    told: Told,
+    pace: "Pace",
+    say: Say,
+) -> None:
+    """Train some jobs, keep their results, say how much is left."""
+    configs, folders = [placed(job, out) for job in batch], [folder(out, job) for job in batch]
+    for job, config, place in zip(batch, configs, folders, strict=True):
+        _lengthened(job, config, place, out)
+    observers: list[list[Observer]] = [[watch(job.label)] if watch else [] for job in batch]
+    begun = time.monotonic()
+    if len(batch) > 1:
+        with suppress(Diverged):  # which one, and why, comes out below: the others are finished by now
+            runs.run_together(configs, folders, True, observers)
+    for job, config, place, observing in zip(batch, configs, folders, observers, strict=True):
+        try:
+            runs.run(config, place, True, observing)
+        except Diverged as problem:
+            result = failure(job, place, len(batch), str(problem))
+            told.failed.append(f"{job.label}: {problem}")
+        else:
+            noise = under_noise(place, job.cell.about.noise) if job.cell.about.noise and _shares(place) else {}
+            result = collect(job, place, len(batch), noise)
+        if _unknown(store, job):
+            store.add(job, result)
+    told.trained += len(batch)
+    say(pace.after(batch, time.monotonic() - begun))
+
+
+def _lengthened(job: Job, config: Config, place: Path, out: Path) -> None:
+    """Begin with a copy of the same run of fewer rounds, where there is one that may be gone on with."""
+    for begun in shorter(out, job) if not place.exists() else []:
+        try:
+            reopen(begun, config)
+        except RunError:  # a schedule moves by the number of rounds, or it was never finished being made
+            continue
+        part = place.with_name(f".{place.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        shutil.copytree(begun, part)
+        part.rename(place)
+        return
+
+
+def _shares(place: Path) -> bool:
+    """Whether a run ends with a complete global model."""
+    return runs.Run(place).summary["global"]["test_accuracy"] is not None
+
+
+class Pace:
+    """How long the runs that are left will take, by the seconds that a round took in those that are done."""
+
+    def __init__(self, unknown: Iterable[Job]) -> None:
+        once = {job.fingerprint: job for job in unknown}
+        self.left = list(once.values())
+        self._count = len(self.left)
+        self._seen: dict[tuple[str, str], list[float]] = {}
+
+    def after(self, done: Sequence[Job], seconds: float) -> str:
+        """ "3 of 36 runs done, about 1 h 20 min left"."""
+        prints = {job.fingerprint for job in done}
+        self.left = [job for job in self.left if job.fingerprint not in prints]
+        rounds = sum(job.config.rounds for job in done)
+        for job in done:
+            self._seen.setdefault((job.cell.id, job.arm), []).append(seconds / rounds)
+        words = f"{self._count - len(self.left)} of {self._count} runs done"
+        if not self.left:
+            return words
+        return f"{words}, about {duration(sum(self._rate(job) * job.config.rounds for job in self.left))} left"
+
+    def _rate(self, job: Job) -> float:
+        """Seconds a round: of the same arm, else of its cell, else of all so far."""
+        same = self._seen.get((job.cell.id, job.arm))
+        cell = [v for (id, _), values in self._seen.items() if id == job.cell.id for v in values]
+        return fmean(same or cell or [v for values in self._seen.values() for v in values])

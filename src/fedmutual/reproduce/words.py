@@ -1,0 +1,112 @@
+"""What was found in plain sentences: a verdict a claim, how much was run, on what, in what time."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from fedmutual.records.text import duration
+from fedmutual.report.statistics import Estimate
+from fedmutual.report.text import count, fixed, listed, percent
+from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.claims import NOT_RUN, Judged
+from fedmutual.reproduce.kept import Result
+from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.tables import unit
+
+_SIGNS = {"more": "above 0", "less": "below 0"}
+
+
+def verdict(judged: Judged, decimals: int) -> str:
+    """ "confirmed, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
+    if judged.overall is None:
+        return NOT_RUN if judged.verdict == NOT_RUN else f"{judged.verdict}: no seed is common to all that was run"
+    short = ", shortened" if judged.shortened else ""
+    return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_over(judged)}"
+
+
+def difference(judged: Judged, e: Estimate, decimals: int) -> str:
+    """ "+1.20 points (95 % interval +0.40 to +2.00, 3 seeds)"."""
+    kind = unit(judged)
+
+    def told(value: float) -> str:
+        text = percent(value, decimals) if kind == "points" else fixed(value, 1 if kind == "rounds" else 3)
+        return f"+{text}" if value > 0 and text.strip("0.") else text
+
+    words = {"points": "points", "rounds": "rounds", "loss": "of loss"}[kind]
+    if e.half is None:
+        return f"{told(e.mean)} {words} (one seed, so no interval)"
+    return f"{told(e.mean)} {words} (95 % interval {told(e.low)} to {told(e.high)}, {e.n} seeds)"
+
+
+def _over(judged: Judged) -> str:
+    if len(judged.lines) == 1:
+        return ""
+    noun = "clients" if judged.claim.per == "client" and len(judged.run) == len(judged.lines) else "cells"
+    of = f"{len(judged.run)} of {len(judged.lines)} {noun}"
+    if len(judged.run) == 1:
+        return f", in {judged.run[0].title} alone, {of}"
+    counted = Counter(line.verdict for line in judged.run)
+    return f", mean over {of}: {listed([f'{n} {word}' for word, n in counted.most_common()])}"
+
+
+def asked(judged: Judged) -> str:
+    """What of two arms is compared, and when that confirms the claim."""
+    claim = judged.claim
+    if claim.sign == "same":
+        margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
+        return f"{claim.arm} less {claim.than}; confirmed if the interval lies within ± {margin} {unit(judged)}"
+    best = [arm for arm, at in ((claim.arm, claim.at), (claim.than, claim.than_at)) if at == "best"]
+    after = f", of {listed(best)} the best round" if best else ""
+    return f"{claim.arm} less {claim.than}{after}; confirmed if the interval lies {_SIGNS[claim.sign]}"
+
+
+def state(looks: Sequence[Look]) -> str:
+    """How much was run."""
+    run = [look for look in looks if look.run]
+    if not run:
+        return "Not run yet."
+    seeds = sorted({len(look.seeds) for look in run})
+    told = f"{len(run)} of {count(len(looks), 'cell')} run, with {listed([str(n) for n in seeds], 'or')} seeds."
+    short = [look for look in run if look.words]
+    return told + (f" **Shortened** in {len(short)} of them: see the notes below the tables." if short else "")
+
+
+def shortened(looks: Sequence[Look]) -> Iterator[str]:
+    """A difference from the paper for each way in which cells are shortened."""
+    ways: dict[str, list[str]] = {}
+    for look in looks:
+        if look.words:
+            ways.setdefault(look.words.removeprefix("shortened: "), []).append(look.cell.name)
+    for way, names in ways.items():
+        yield f"Shortened, {way}: {listed(names) if len(names) < 7 else f'{len(names)} cells'}."
+
+
+def made(looks: Sequence[Look]) -> Iterator[str]:
+    """Hardware, versions and time, a line for each that results were made with."""
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for result in results(looks):
+        m = result.made
+        machine = f"{m.device}, {count(m.cpus, 'core')}, {m.platform}"
+        versions = f"Python {m.python}, torch {m.torch}, torchvision {m.torchvision}, fedmutual {result.version}"
+        alone = "" if m.together == 1 else f", {m.together} runs at once (the seconds of each are those of all)"
+        groups.setdefault((machine, versions, f"engine {m.engine}, {count(m.threads, 'thread')}{alone}"), []).append(result)
+    for key, found in groups.items():
+        timed = [r for r in found if r.seconds]
+        pace = f"; {duration(sum(r.seconds for r in timed))} in all" if timed and timed[0].made.together == 1 else ""
+        pace += f", {median(r.seconds / r.rounds for r in timed):.1f} s a round in the median" if timed else ""
+        yield f"{'; '.join(key)}: {count(len(found), 'run')}{pace}."
+
+
+def commands(looks: Sequence[Look]) -> list[str]:
+    """The commands that made the results."""
+    return list(dict.fromkeys(r.made.command for r in results(looks)))
+
+
+def results(looks: Sequence[Look]) -> list[Result]:
+    """All results that are shown."""
+    return [r for look in looks for found in look.results.values() for r in found.values()]
+
+
+def command(experiment: Experiment) -> str:
+    """The command that runs an experiment whole."""
+    return f"fedmutual reproduce {experiment.id}"

@@ -1,0 +1,95 @@
+"""A made-up paper over scikit-learn's digits: two cells, an experiment that looks at them, one whose arms need another."""
+
+import pytest
+
+from fedmutual.reproduce import Store
+
+CELL = """
+rounds = 2
+data = {{ name = "digits" }}
+partition = {{ {partition}, clients = 3, examples = 40 }}
+split = {{ test = 0.5 }}
+algorithm = {{ name = "fml", alpha = 0.4, beta = 0.6 }}
+model = {{ shared = "mlp" }}
+training = {{ local_epochs = 1, batch_size = 16 }}
+engine = {{ device = "cpu", threads = 1, name = "inprocess" }}
+
+[cell]
+row = "{row}"
+column = "digits MLP"
+noise = [0.1]
+
+[cell.arms.fedavg]
+set = {{ "algorithm.name" = "fedavg" }}
+paper = 80.00
+
+[cell.arms.fml]
+paper = 81.50
+"""
+INDEX = """
+title = "Table 9: digits"
+paper = "a made-up paper"
+about = "Accuracy of the global model."
+order = 1
+measures = ["global_test"]
+figures = ["global_test"]
+differences = ["Digits of 8 by 8 pixels."]
+
+[[claims]]
+text = "FML is better than FedAvg."
+measure = "global_test"
+arm = "fml"
+than = "fedavg"
+"""
+LOOKER = """
+title = "Figure 9: on their own data"
+paper = "a made-up paper"
+about = "The product."
+order = 2
+cells = "table9/*"
+measures = ["own_validation", "swing_own", "rounds_to:0.5", "noise:0.1", "gain_small"]
+figures = ["own_validation"]
+differences = ["None."]
+
+[[claims]]
+text = "FML serves clients better than training alone."
+measure = "own_validation"
+arm = "fml"
+than = "independent"
+per = "client"
+
+[add.independent]
+set = { "algorithm.name" = "independent" }
+"""
+
+
+@pytest.fixture
+def papers(tmp_path, monkeypatch):
+    """The folder of the made-up experiments, in an empty folder that is the current one."""
+    monkeypatch.chdir(tmp_path)
+    root = tmp_path / "papers"
+    for name, text in {
+        "table9/index.toml": INDEX,
+        "table9/digits/iid.toml": CELL.format(partition='kind = "iid"', row="IID"),
+        "table9/digits/noniid.toml": CELL.format(partition='kind = "shards", classes_per_client = 4', row="Non-IID"),
+        "looker/index.toml": LOOKER,
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.fixture
+def reproduce(cli, papers):
+    """Call `fedmutual reproduce` on the made-up experiments -> (exit code, standard output, standard error)."""
+
+    def call(*arguments):
+        return cli("reproduce", *arguments, "--experiments", papers)
+
+    return call
+
+
+@pytest.fixture
+def store(tmp_path):
+    """An empty store."""
+    return Store(tmp_path / "results")

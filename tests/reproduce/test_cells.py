@@ -1,0 +1,111 @@
+"""Experiments as files: what is read, what is refused and in which words; and that every real cell is a valid one."""
+
+import pytest
+
+from fedmutual.errors import ConfigError
+from fedmutual.reproduce import Scale, experiments, read_experiment
+from fedmutual.reproduce.cells import home
+from fedmutual.reproduce.plan import jobs
+
+IDS = ["table1", "v1-tables", "curves", "dh", "mh", "oh", "newcomer", "rounds", "v1-local", "catfish", "alphabeta"]
+IDS += ["stability", "fairness"]
+REAL = experiments(home())
+
+
+def test_a_cell_is_a_configuration_with_arms(papers):
+    table, looker = read_experiment(papers, "table9"), read_experiment(papers, "looker")
+    assert table.names == looker.names == ["digits/iid", "digits/noniid"]
+    assert [c.id for c in looker.cells] == ["table9/digits/iid", "table9/digits/noniid"]
+    assert list(table.cells[0].arms) == ["fedavg", "fml"]
+    assert list(looker.cells[0].arms) == ["fedavg", "fml", "independent"]
+    assert [a.paper for a in table.cells[0].arms.values()] == [80.0, 81.5]
+    assert [a.paper for a in looker.cells[0].arms.values()] == [None, None, None]  # of another measure
+    assert [c.name for c in table.chosen(["*noniid"])] == ["digits/noniid"]
+    assert len(table.chosen([])) == 2
+
+
+def test_numbers_in_names_sort_as_numbers(papers):
+    cell = (papers / "table9/digits/iid.toml").read_text()
+    for name in ("n2000", "n500", "n100"):
+        (papers / f"table9/{name}.toml").write_text(cell)
+    assert read_experiment(papers, "table9").names[-3:] == ["n100", "n500", "n2000"]
+
+
+@pytest.mark.parametrize(
+    ("id", "only", "said"),
+    [
+        ("tabel9", [], "there is no experiment 'tabel9'; did you mean 'table9'?"),
+        ("table9", ["digits/idd"], "--only 'digits/idd' matches no cell of table9; did you mean 'digits/iid'?"),
+    ],
+)
+def test_the_nearest_name_is_named(papers, id, only, said):
+    with pytest.raises(ConfigError) as problem:
+        read_experiment(papers, id).chosen(only)
+    assert str(problem.value) == said
+
+
+@pytest.mark.parametrize(
+    ("file", "before", "after", "said"),
+    [
+        ("digits/iid.toml", "[cell]", "[cells]", "has no table [cell]"),
+        ("digits/iid.toml", "paper = 81.50", "papers = 81.50", "unknown key 'cell.arms.fml.papers'; did you mean 'paper'?"),
+        ("digits/iid.toml", "paper = 81.50", 'needs = "federation"', "arm 'fml' needs 'federation', which is no arm"),
+        ("digits/iid.toml", "paper = 81.50", 'needs = "fml"', "arm 'fml' needs 'fml', which is no arm that stands alone"),
+        ("digits/iid.toml", "alpha = 0.4", "alhpa = 0.4", "unknown key 'algorithm.alhpa'"),
+        ("digits/iid.toml", '"fedavg" }', '"fedavgg" }', "iid.toml, arm 'fedavg': key 'algorithm.name'"),
+        ("index.toml", '["global_test"]\nfigures', '["global_tset"]\nfigures', "no measure 'global_tset'; did you mean"),
+        ("index.toml", 'than = "fedavg"', "", "key 'claims.0.than': field required"),
+        ("index.toml", "order = 1", "order = ", "not valid TOML"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_file(papers, file, before, after, said):
+    path = papers / "table9" / file
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after, 1))
+    with pytest.raises(ConfigError) as problem:
+        [list(jobs(cell, [0], Scale())) for cell in read_experiment(papers, "table9").cells]
+    assert said in str(problem.value)
+    assert str(path) in str(problem.value)
+
+
+def test_a_folder_without_experiments(tmp_path):
+    with pytest.raises(ConfigError, match="holds no experiment"):
+        experiments(tmp_path)
+
+
+def test_all_ids_are_there():
+    assert [e.id for e in REAL] == IDS
+
+
+@pytest.mark.parametrize("experiment", REAL, ids=lambda e: e.id)
+def test_every_real_cell_is_valid(experiment):
+    planned = [job for cell in experiment.cells for job in jobs(cell, [0], Scale())]
+    assert len(planned) == sum(len(c.arms) for c in experiment.cells)
+    assert len({job.fingerprint for job in planned}) > 1
+    for claim in experiment.index.claims:  # no claim is idle, no arm misspelt
+        assert any({claim.arm, claim.than} <= c.arms.keys() for c in experiment.cells), claim.text
+    assert len(experiment.index.differences) > 2
+
+
+def test_table_1_is_whole():
+    table = REAL[0]
+    assert len(table.cells) == 24
+    assert all(list(c.arms) == ["fedavg", "fedprox", "fml"] for c in table.cells)
+    papers = {(c.about.column, c.about.row, k): a.paper for c in table.cells for k, a in c.arms.items()}
+    assert papers["MNIST MLP", "Non-IID 3", "fml"] == 93.77
+    assert papers["CIFAR-100 CNN1", "IID", "fedprox"] == 32.41
+    assert papers["CIFAR-10 CNN2", "Non-IID 2", "fedavg"] == 81.17
+    assert round(sum(v for v in papers.values() if v is not None), 2) == SUM_OF_TABLE_1
+
+
+SUM_OF_TABLE_1 = 5422.25  # added up from the printed table
+
+
+def test_curves_dh_rounds_and_stability_ask_for_the_runs_of_table_1():
+    prints = {id: {j.fingerprint for c in e.cells for j in jobs(c, [0], Scale())} for id, e in zip(IDS, REAL, strict=True)}
+    assert prints["rounds"] < prints["table1"]
+    assert prints["stability"] < prints["table1"]
+    assert prints["table1"] < prints["dh"]
+    assert prints["table1"] < prints["curves"]
+    assert prints["v1-local"] == prints["v1-tables"]
+    assert prints["v1-tables"].isdisjoint(prints["table1"])  # another split

@@ -1,0 +1,98 @@
+"""Verdicts on made-up results, by hand."""
+
+import pytest
+
+from fedmutual.reproduce import Scale, read_experiment
+from fedmutual.reproduce.claims import Claim, judge
+from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.words import verdict
+from made_results import result
+
+LESS, MORE = {"sign": "less"}, {"sign": "more"}
+
+
+def claim(**more):
+    return Claim(text="It is better.", **{"measure": "global_test", "arm": "fml", "than": "fedavg", **more})
+
+
+@pytest.fixture
+def look(papers):
+    cell = read_experiment(papers, "table9").cells[0]
+
+    def make(ours, theirs, **more):
+        arms = {"fml": ours, "fedavg": theirs}
+        results = {
+            arm: {seed: result(arm, seed, curve=(0.1, v), **more) for seed, v in enumerate(values)}
+            for arm, values in arms.items()
+        }
+        return Look(cell, Scale(), results)
+
+    return make
+
+
+def test_an_interval_decides(look):
+    better = judge(claim(), [look((0.80, 0.82, 0.81), (0.70, 0.72, 0.71))])
+    assert better.verdict == "confirmed"
+    assert better.overall.mean == pytest.approx(0.1)
+    assert judge(claim(sign="less"), [look((0.80, 0.82, 0.81), (0.70, 0.72, 0.71))]).verdict == "not confirmed"
+    # differences 0.1, -0.1 and 0.0: mean 0, and the interval holds 0
+    assert judge(claim(), [look((0.8, 0.7, 0.7), (0.7, 0.8, 0.7))]).verdict == "undecided"
+
+
+def test_one_seed_decides_nothing(look):
+    judged = judge(claim(), [look((0.9,), (0.1,))])
+    assert judged.verdict == "undecided"
+    assert verdict(judged, 1) == "undecided: +80.0 points (one seed, so no interval)"
+
+
+def test_only_seeds_that_both_have_are_paired(look):
+    judged = judge(claim(), [look((0.9, 0.8, 0.1), (0.5, 0.5))])
+    assert judged.overall.n == 2
+    assert judged.overall.mean == pytest.approx(0.35)
+
+
+def test_the_interval_by_hand(look):
+    # differences 0.1 and 0.3: mean 0.2, s = 0.1414, t(0.975, 1) = 12.706, half = 12.706 * 0.1414 / sqrt(2) = 1.2706
+    judged = judge(claim(), [look((0.6, 0.8), (0.5, 0.5))])
+    assert judged.overall.half == pytest.approx(1.2706, abs=1e-4)
+    assert verdict(judged, 1) == "undecided: +20.0 points (95 % interval −107.1 to +147.1, 2 seeds)"
+
+
+def test_over_cells_the_mean_of_each_seed_counts(look):
+    one, other = look((0.8, 0.9), (0.7, 0.7)), look((0.5, 0.5), (0.5, 0.4))  # 0.1, 0.2 and 0.0, 0.1: seeds 0.05, 0.15
+    judged = judge(claim(), [one, other, look((), ())])
+    assert judged.overall.mean == pytest.approx(0.1)
+    assert [line.verdict for line in judged.lines] == ["undecided", "undecided", "not run"]
+    assert verdict(judged, 1).endswith("mean over 2 of 3 cells: 2 undecided")
+
+
+def test_the_same_means_within_the_margin(look):
+    near, far = look((0.800, 0.801, 0.802), (0.801, 0.802, 0.801)), look((0.90, 0.91, 0.92), (0.5, 0.51, 0.52))
+    same = claim(sign="same", margin=0.01)
+    assert judge(same, [near]).verdict == "confirmed"
+    assert judge(same, [far]).verdict == "not confirmed"
+    assert judge(same, [look((0.7, 0.9), (0.8, 0.8))]).verdict == "undecided"
+
+
+def test_each_client_against_its_own(look):
+    made = look((0.5, 0.5), (0.5, 0.5), clients={"0": (10, 0.9), "1": (10, 0.7)})
+    judged = judge(claim(measure="own_validation", per="client"), [made])
+    assert [line.title for line in judged.lines] == ["digits MLP, IID, client 0 (mlp)", "digits MLP, IID, client 1 (mlp)"]
+
+
+def test_what_was_not_reached_took_one_round_more_at_least(look):
+    rounds = claim(measure="rounds_to:1", sign="less")
+    reached = look((0.9, 0.9), (0.2, 0.3), target=0.5)  # round 2 of 2, against none: 3
+    assert judge(rounds, [reached]).overall.mean == -1
+    assert judge(rounds, [look((0.1, 0.1), (0.2, 0.3), target=0.5)]).overall is None
+
+
+def test_a_diverged_run_has_no_say(look):
+    made = look((0.9, 0.8), (0.5, 0.5))
+    made.results["fml"][1] = result("fml", 1, failed="client '0' diverged", curves={})
+    assert judge(claim(), [made]).overall.n == 1
+
+
+def test_nothing_was_run(look):
+    judged = judge(claim(), [look((), ())])
+    assert (judged.verdict, verdict(judged, 1)) == ("not run", "not run")

@@ -1,0 +1,73 @@
+"""The pages: made from results alone; those that are committed are what the committed results make."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from fedmutual.reproduce import Store, experiments, pages, read_experiment
+from fedmutual.reproduce.cells import RESULTS, home
+from fedmutual.reproduce.looks import looks
+
+DOCS = Path(__file__).parents[2] / "docs" / "reproduction"
+STORE = Store(home() / RESULTS)
+REAL = experiments(home())
+
+
+@pytest.mark.parametrize("experiment", REAL, ids=lambda e: e.id)
+def test_a_committed_page_is_what_its_results_make(experiment):
+    told = pages.page(experiment, looks(experiment, STORE))
+    assert (DOCS / f"{experiment.id}.md").read_text(encoding="utf-8") == pages.markdown(told), (
+        "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
+    )
+    assert {p.name for p in (DOCS / "figures").glob(f"{experiment.id}-*.svg")} == {
+        Path(told.figure(p)).name for p in told.pictures
+    }
+
+
+def test_a_committed_result_belongs_to_a_cell():
+    known = {cell.id for e in REAL for cell in e.cells}
+    files = {p.relative_to(home() / RESULTS).with_suffix("").as_posix() for p in (home() / RESULTS).rglob("*.json")}
+    assert files <= known
+
+
+def test_a_page_without_results_says_so(papers, store):
+    experiment = read_experiment(papers, "table9")
+    text = pages.markdown(pages.page(experiment, looks(experiment, store)))
+    assert "Not run yet." in text
+    assert text.count("not run<br>paper") == 4
+    assert "Nothing was run yet." in text
+
+
+@pytest.fixture
+def made(reproduce, tmp_path):
+    code, _, err = reproduce("looker", "--seeds", "2", "--out", "out")
+    assert code == 0, err
+    return tmp_path / "out"
+
+
+def test_the_page_is_one_file_and_its_figures_stand_alone(made):
+    page = (made / "looker.html").read_text(encoding="utf-8")
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', page)
+    assert "Differences from the paper" in page
+    ids = re.findall(r' id="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    for figure in (made / "figures").glob("*.svg"):
+        root = ElementTree.fromstring(figure.read_text(encoding="utf-8"))
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "var(" not in figure.read_text(encoding="utf-8")
+    text = (made / "looker.md").read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
+        assert (made / target).exists()
+
+
+def test_pages_alone_train_nothing(made, reproduce):
+    code, out, _ = reproduce("--pages", "docs", "--results", "out/results")
+    assert code == 0
+    assert [Path(line).name for line in out.split()] == ["table9.md", "looker.md"]
+    assert Path("docs/looker.md").read_text(encoding="utf-8") == (made / "looker.md").read_text(encoding="utf-8")
+    assert not Path("runs").exists()
+    (old := Path("docs/figures/looker-gone.svg")).write_text("")
+    reproduce("looker", "--pages", "docs", "--results", "out/results")
+    assert not old.exists()

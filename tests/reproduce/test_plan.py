@@ -1,0 +1,63 @@
+"""What makes two runs the same."""
+
+import pytest
+
+from fedmutual.errors import ConfigError
+from fedmutual.reproduce import Scale, read_experiment
+from fedmutual.reproduce.plan import check, jobs, tells
+
+
+def prints(papers, scale=None, here=None, seed=0, id="table9"):
+    cell = read_experiment(papers, id).cells[0]
+    return {job.arm: job.fingerprint for job in jobs(cell, [seed], scale or Scale(), here or {})}
+
+
+def test_what_tells_in_the_result_makes_another_run(papers):
+    same = prints(papers)
+    assert len(set(same.values())) == 2
+    assert prints(papers) == same
+    assert prints(papers, seed=1)["fml"] != same["fml"]
+    assert prints(papers, Scale(1))["fml"] != same["fml"]
+    assert prints(papers, Scale(None, (("optimizer.lr", 0.1),)))["fml"] != same["fml"]
+    assert prints(papers, here={"engine.name": "stacked", "data.root": "elsewhere", "engine.threads": 2}) == same
+
+
+def test_a_run_is_the_same_whoever_asks_and_whatever_it_is_called(papers):
+    looker = prints(papers, id="looker")
+    assert {k: looker[k] for k in ("fedavg", "fml")} == prints(papers)
+    moved = papers / "table9/elsewhere.toml"
+    (papers / "table9/digits/iid.toml").rename(moved)
+    assert prints(papers) == {k: looker[k] for k in ("fedavg", "fml")}
+
+
+def test_a_default_that_is_written_out_makes_no_other_run(papers):
+    same, path = prints(papers), papers / "table9/digits/iid.toml"
+    path.write_text(path.read_text().replace("split = { test = 0.5 }", 'split = { test = 0.5, preset = "journal" }'))
+    assert prints(papers) == same
+
+
+def test_more_rounds_than_there_are_is_no_limit(papers):
+    cell = read_experiment(papers, "table9").cells[0]
+    assert Scale(2).of(cell) == Scale(7).of(cell) == Scale().of(cell)
+    assert Scale(1).of(cell).words(cell) == "shortened: 1 of 2 rounds"
+    assert Scale().of(cell).words(cell) == ""
+    changed = Scale(1, (("partition.examples", 20),)).of(cell)
+    assert changed.words(cell) == "shortened: 1 of 2 rounds, partition.examples = 20"
+
+
+def test_an_algorithms_setting_goes_to_those_who_have_it(papers):
+    cell = read_experiment(papers, "table9").cells[0]
+    planned = {j.arm: j.config.algorithm for j in jobs(cell, [0], Scale(None, (("algorithm.weighting", "uniform"),)))}
+    assert planned["fedavg"]["weighting"] == "uniform"
+    assert "weighting" not in planned["fml"]
+
+
+def test_keys_that_tell_and_keys_that_do_not():
+    assert all(map(tells, ("optimizer.lr", "data.name", "engine.precision", "records.evaluate_every", "rounds")))
+    assert not any(map(tells, ("engine.name", "engine.threads", "data.root", "name", "records.checkpoint_every")))
+
+
+@pytest.mark.parametrize("key", ["seed", "rounds", "name"])
+def test_what_has_an_option_of_its_own_is_not_set(key):
+    with pytest.raises(ConfigError, match=f"--set {key}"):
+        check({key: 3})

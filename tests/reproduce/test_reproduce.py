@@ -1,0 +1,256 @@
+"""From the command to the page: trained once, kept, shared, resumed; what is shortened says so."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+
+NEWCOMER = """
+title = "A newcomer"
+paper = "a made-up paper"
+about = "A third client comes later."
+measures = ["own_validation"]
+differences = ["None."]
+"""
+NEWCOMER_CELL = """
+rounds = 1
+data = { name = "digits" }
+partition = { kind = "iid", clients = 3 }
+training = { local_epochs = 1, batch_size = 16 }
+engine = { device = "cpu", name = "inprocess" }
+
+[cell]
+row = "20 examples"
+column = "digits MLP"
+
+[cell.arms.federation]
+set = { rounds = 2 }
+clients = ["0", "1"]
+shown = false
+
+[cell.arms.scratch]
+title = "From scratch"
+clients = ["2"]
+examples = 20
+set = { "algorithm.name" = "independent" }
+"""
+GIVEN = """
+[cell.arms.given]
+needs = "federation"
+clients = ["2"]
+examples = 20
+set = { "model.start" = "server" }
+"""
+
+
+def trained(said):
+    return int(next(line for line in said.splitlines() if "known before" in line).split()[0])
+
+
+def rows(path, id="table9"):
+    numbers = json.loads((path / f"{id}.json").read_text())["numbers"]
+    return {(n["cell"], n["arm"], n["measure"], n["at"]): n for n in numbers}
+
+
+def test_a_list(reproduce):
+    code, out, _ = reproduce("--list")
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines()[2:]] == ["table9", "looker"]
+
+
+def test_every_installation_lists_the_ids(cli):
+    code, out, _ = cli("list", "experiments")
+    assert code == 0
+    assert all(id in out for id in ("table1", "oh", "fairness"))
+
+
+def test_trained_once_then_known(reproduce, tmp_path):
+    code, out, _ = reproduce("table9", "--seeds", "2", "--out", "out")
+    assert code == 0, out
+    assert trained(out) == 8
+    assert "about" in out  # how much time is left
+    assert "left" in out
+    numbers = rows(tmp_path / "out")
+    assert numbers["digits/iid", "fml", "global_test", "last"]["seeds"] == 2
+    assert numbers["digits/iid", "fml", "global_test", "last"]["paper"] == 81.5
+    before = (tmp_path / "out/table9.md").read_text()
+    assert "paper 81.50" in before
+    assert "shortened" not in before.lower()
+
+    assert trained(reproduce("table9", "--seeds", "2", "--out", "out")[1]) == 0
+    shutil.rmtree(tmp_path / "out/runs")  # committed results are all that another checkout has
+    code, out, _ = reproduce("table9", "--seeds", "2", "--out", "out")
+    assert (code, trained(out)) == (0, 0)
+    assert (tmp_path / "out/table9.md").read_text() == before
+
+    code, out, _ = reproduce("looker", "--seeds", "2", "--out", "out")
+    assert (code, trained(out)) == (0, 4), "only the arm that is new"
+    numbers = rows(tmp_path / "out", "looker")
+    assert numbers["digits/iid", "fml", "noise:0.1", "last"]["mean"] > 0
+    assert ("digits/iid", "independent", "noise:0.1", "last") not in numbers, "it has no global model"
+    assert not list((tmp_path / "out/results").rglob("looker*"))
+
+
+def test_only_some_cells_and_fewer_rounds_are_marked(reproduce, tmp_path):
+    code, out, _ = reproduce("table9", "--only", "*/iid", "--seeds", "1", "--rounds", "1", "--out", "out")
+    assert (code, trained(out)) == (0, 2)
+    text, page = ((tmp_path / f"out/table9.{kind}").read_text() for kind in ("md", "html"))
+    for told in (text, page, out, (tmp_path / "out/table9.json").read_text()):
+        assert "1 of 2 rounds" in told
+        assert "not run" in told
+    assert "undecided, shortened" in text
+    assert "1 of 2 rounds" in (tmp_path / "out/figures/table9-digits-iid-global-test.svg").read_text()
+
+
+def test_a_changed_key_is_marked_and_where_the_work_is_done_is_not(reproduce, tmp_path):
+    arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
+    code, out, _ = reproduce(*arguments, "--set", "optimizer.lr=0.05", "--set", "engine.threads=2", "--engine", "stacked")
+    assert (code, trained(out)) == (0, 2)
+    assert "optimizer.lr = 0.05" in out
+    assert "threads" not in (tmp_path / "out/table9.md").read_text().split("## Hardware")[0]
+    kept = json.loads((tmp_path / "out/results/table9/digits/iid.json").read_text())["runs"]
+    assert [run["made"]["together"] for run in kept] == [2, 2]
+    assert trained(reproduce(*arguments, "--set", "optimizer.lr=0.05")[1]) == 0
+
+
+def test_a_killed_command_goes_on_from_its_last_round(papers, tmp_path):
+    cell = papers / "table9/digits/iid.toml"
+    cell.write_text(cell.read_text().replace("rounds = 2", "rounds = 60").replace("examples = 40", "examples = 200"))
+    words = ["reproduce", "table9", "--only", "*/iid", "--seeds", "1", "--experiments", papers]
+    command = [sys.executable, "-m", "fedmutual", *map(str, words), "--out"]
+    killed = subprocess.Popen([*command, "killed"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (saved := list((tmp_path / "killed").glob("runs/*/checkpoint.json"))) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    killed.kill()
+    killed.wait()
+    assert saved
+    assert not list((tmp_path / "killed/results").rglob("*.json")), "it was to be killed before its first run ended"
+    for out in ("killed", "whole"):
+        done = subprocess.run([*command, out], capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+    log = next(p for p in (tmp_path / "killed").glob("runs/*/log.txt") if "resumed" in p.read_text())
+    assert "finished 60 rounds" in log.read_text()
+    kept, whole = (
+        [run["curves"] for run in json.loads((tmp_path / out / "results/table9/digits/iid.json").read_text())["runs"]]
+        for out in ("killed", "whole")
+    )
+    assert kept == whole
+
+
+def test_more_rounds_go_on_from_fewer(reproduce, papers, tmp_path):
+    arguments = ("table9", "--only", "*/iid", "--seeds", "1")
+    assert reproduce(*arguments, "--rounds", "1", "--out", "grown")[0] == 0
+    for out in ("grown", "whole"):
+        assert trained(reproduce(*arguments, "--out", out)[1]) == 2
+    logs = [p.read_text() for p in (tmp_path / "grown/runs").glob("*-2-*/log.txt")]
+    assert len(logs) == 2
+    assert all("resumed, going on with round 2 of 2" in log for log in logs)
+    assert rows(tmp_path / "grown") == rows(tmp_path / "whole")
+
+
+def test_a_schedule_does_not_grow(reproduce, papers):
+    path = papers / "table9/digits/iid.toml"
+    moving = "algorithm.alpha = { start = 0.9, end = 0.1 }"
+    path.write_text(path.read_text().replace("paper = 81.50", f"[cell.arms.fml.set]\n{moving}"))
+    arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
+    assert reproduce(*arguments, "--rounds", "1")[0] == 0
+    assert reproduce(*arguments)[0] == 0
+    assert len([p for p in (papers.parent / "out/runs").glob("*-2-*/log.txt") if "resumed" in p.read_text()]) == 1
+
+
+def test_what_a_cell_asks_for_later_is_looked_up_in_the_run(reproduce, papers, tmp_path):
+    path, arguments = papers / "table9/digits/iid.toml", ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
+    assert reproduce(*arguments)[0] == 0
+    logs = {p: p.read_text() for p in (tmp_path / "out/runs").glob("*/log.txt")}
+    path.write_text(path.read_text().replace("noise = [0.1]", "noise = [0.1, 0.5]\neach = true"))
+    assert trained(reproduce(*arguments)[1]) == 2
+    assert {p: p.read_text() for p in logs} == logs  # no round was trained again
+    kept = json.loads((tmp_path / "out/results/table9/digits/iid.json").read_text())["runs"]
+    assert all(run["noise"].keys() == {"0", "0.1", "0.5"} for run in kept)
+    assert all(len(run["clients"]["0"]["curve"]) == 2 for run in kept)
+
+
+def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path):
+    path, before = papers / "table9/digits/iid.toml", '"algorithm.name" = "fedavg"'
+    path.write_text(path.read_text().replace(before, f'{before}, "optimizer.lr" = 1e30'))
+    arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
+    code, _, err = reproduce(*arguments)
+    assert code == 3
+    assert "fedavg, seed 0: client '0' diverged in round 1" in err
+    assert "diverged" in (tmp_path / "out/table9.md").read_text()
+    assert rows(tmp_path / "out")["digits/iid", "fml", "global_test", "last"]["mean"] > 0.1
+    assert trained(reproduce(*arguments)[1]) == 0
+
+
+@pytest.fixture
+def newcomer(papers):
+    (papers / "newcomer").mkdir()
+    (papers / "newcomer/index.toml").write_text(NEWCOMER)
+    (papers / "newcomer/digits.toml").write_text(NEWCOMER_CELL)
+    return papers / "newcomer/digits.toml"
+
+
+def test_a_newcomers_rows_are_nobody_elses(reproduce, newcomer, tmp_path):
+    code, out, _ = reproduce("newcomer", "--seeds", "1", "--out", "out")
+    assert (code, trained(out)) == (0, 2), out
+    found = [json.loads(p.read_text())["clients"] for p in (tmp_path / "out").glob("runs/*/partition.json")]
+    federation, alone = sorted(found, key=len, reverse=True)
+    assert (set(federation), set(alone)) == ({"0", "1"}, {"2"})
+    taken = {row for client in federation.values() for row in client["private"]["rows"]}
+    assert len(alone["2"]["private"]["rows"]) == 20
+    assert taken.isdisjoint(alone["2"]["private"]["rows"])
+    assert "From scratch" in out
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [
+    ('clients = ["2"]', 'clients = ["7"]', "there is no client '7' in its partition; there are 0, 1, 2"),
+    ("examples = 20", "examples = 2000", "training examples, not 2000; lower 'examples'"),
+])  # fmt: skip
+def test_a_part_that_is_not_there(reproduce, newcomer, before, after, said):
+    newcomer.write_text(newcomer.read_text().replace(before, after))
+    code, _, err = reproduce("newcomer", "--seeds", "1", "--out", "out")
+    assert code == 2
+    assert said in err
+
+
+def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, tmp_path):
+    newcomer.write_text(newcomer.read_text() + GIVEN)
+    code, out, err = reproduce("newcomer", "--seeds", "1", "--out", "out")
+    assert code == 0, err
+    assert trained(out) == 3
+    numbers = rows(tmp_path / "out", "newcomer")
+    assert ("digits", "federation", "own_validation", "last") not in numbers
+    given, scratch = (numbers["digits", arm, "own_validation", "last"]["mean"] for arm in ("given", "scratch"))
+    assert given > scratch  # two rounds of two others' 900 digits, against twenty digits of its own
+    shutil.rmtree(tmp_path / "out/runs")
+    assert trained(reproduce("newcomer", "--seeds", "1", "--out", "out")[1]) == 0
+    shorter = reproduce("newcomer", "--seeds", "1", "--rounds", "1", "--out", "out")[1]
+    assert trained(shorter) == 2  # the federation is another then, and what starts from it; from scratch is as before
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (("tabel9",), "did you mean 'table9'?"),
+    (("table9", "--only", "digits/idd"), "did you mean 'digits/iid'?"),
+    ((), "name an experiment"),
+    (("table9", "--set", "seed=3"), "use --seeds"),
+    (("table9", "--set", "optimizer.lrr=3"), "unknown key 'optimizer.lrr'"),
+    (("table9", "--engine", "gpu"), "engine.name"),
+])  # fmt: skip
+def test_bad_input_is_one_sentence_and_nothing_is_written(reproduce, tmp_path, arguments, said):
+    code, _, err = reproduce(*arguments, "--out", "out")
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_results_file_is_named(reproduce, tmp_path):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/iid.json").write_text("{")
+    code, _, err = reproduce("table9", "--results", "kept", "--out", "out")
+    assert code == 2
+    assert "kept/iid.json" in err
