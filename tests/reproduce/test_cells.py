@@ -47,7 +47,7 @@ def test_the_nearest_name_is_named(papers, id, only, said):
 @pytest.mark.parametrize(
     ("file", "before", "after", "said"),
     [
-        ("digits/iid.toml", "[cell]", "[cells]", "has no table [cell]"),
+        ("digits/iid.toml", "[cell]", "[cells]", "key 'cell.row': field required"),
         ("digits/iid.toml", "paper = 81.50", "papers = 81.50", "unknown key 'cell.arms.fml.papers'; did you mean 'paper'?"),
         ("digits/iid.toml", "paper = 81.50", 'needs = "federation"', "arm 'fml' needs 'federation', which is no arm"),
         ("digits/iid.toml", "paper = 81.50", 'needs = "fml"', "arm 'fml' needs 'fml', which is no arm that stands alone"),
@@ -66,6 +66,12 @@ def test_what_is_wrong_is_said_with_its_file(papers, file, before, after, said):
         [list(jobs(cell, [0], Scale())) for cell in read_experiment(papers, "table9").cells]
     assert said in str(problem.value)
     assert str(path) in str(problem.value)
+
+
+def test_a_plain_configuration_is_no_cell(papers):
+    (papers / "table9/plain.toml").write_text("rounds = 2")
+    with pytest.raises(ConfigError, match=r"plain.toml: has no table \[cell\]"):
+        read_experiment(papers, "table9")
 
 
 def test_a_folder_without_experiments(tmp_path):

@@ -25,7 +25,7 @@ def test_what_tells_in_the_result_makes_another_run(papers):
 def test_a_run_is_the_same_whoever_asks_and_whatever_it_is_called(papers):
     looker = prints(papers, id="looker")
     assert {k: looker[k] for k in ("fedavg", "fml")} == prints(papers)
-    moved = papers / "table9/elsewhere.toml"
+    moved = papers / "table9/a.toml"
     (papers / "table9/digits/iid.toml").rename(moved)
     assert prints(papers) == {k: looker[k] for k in ("fedavg", "fml")}
 

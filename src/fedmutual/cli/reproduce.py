@@ -52,9 +52,7 @@ def train(
     here = {k: v for k, v in changed.items() if not tells(k)}
     scale, store = Scale(rounds, tuple(told.items())), _store(root, results or out / RESULTS)
 
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
-
+    say = _sayer(console)
     done = reproduce(chosen, seeds, scale, out, store, here, watch, say)
     say(f"{count(done.trained, 'run')} trained, {count(done.known, 'run')} known before")
     _conclude(experiment, store, scale, range(seeds), out, console)
@@ -77,23 +75,31 @@ def _store(root: Path | None, folder: Path) -> Store:
 
 def _conclude(experiment: Experiment, store: Store, scale: Scale, seeds: Sequence[int], out: Path, console: Console) -> None:
     """The tables and verdicts in the terminal, the page's files, and where they are."""
-    told = pages.page(experiment, looks(experiment, store, scale, seeds))
+    told, say = pages.page(experiment, looks(experiment, store, scale, seeds)), _sayer(console)
     for table in told.tables:
+        say(f"\n{table.caption}")
         console.print(_terminal(table))
+        for number, note in enumerate(table.notes, 1):
+            say(f"({number}) {note}")
     decimals = experiment.index.decimals
     for judged in told.judged:
-        line = f"{judged.claim.text} {words.verdict(judged, decimals)}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        say(f"{judged.claim.text} {words.verdict(judged, decimals)}")
     for path in pages.write(told, out):
-        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+        say(str(path))
+
+
+def _sayer(console: Console) -> Callable[[str], None]:
+    """Prints text as it is."""
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+    return say
 
 
 def _terminal(table: report.Table) -> Table:
-    """A table of the report's for a terminal; its footnotes as its caption."""
-    notes = "\n".join(f"{n} {note}" for n, note in enumerate(table.notes, 1))
-    drawn = Table(
-        title=table.caption, title_justify="left", caption=notes, caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
-    )
+    """A table of the report's for a terminal."""
+    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
         drawn.add_column(column.title.replace(": ", "\n"), justify="right" if column.numeric else "left")
     for row in table.rows:

@@ -65,7 +65,7 @@ def oscillation(curve: Sequence[float]) -> float | None:
 def reached(result: Result, target: float) -> float | None:
     """The first evaluated round at which the global model's accuracy is `target` or more; None if it never is."""
     curve = result.curves.get("global_test", ())
-    return next((float(r) for r, value in zip(result.evaluated, curve, strict=True) if value >= target), None)
+    return next((float(r) for r, value in zip(result.evaluated, curve, strict=False) if value >= target), None)
 
 
 def _curve(name: str) -> Callable[[Result, Beside, str], Reading]:
