@@ -116,7 +116,7 @@ def test_a_changed_key_is_marked_and_where_the_work_is_done_is_not(reproduce, tm
     assert trained(reproduce(*arguments, "--set", "optimizer.lr=0.05")[1]) == 0
 
 
-def test_a_killed_command_goes_on_from_its_last_round(papers, tmp_path):
+def test_a_killed_command_goes_on_from_its_last_round(cli, papers, tmp_path):
     cell = papers / "table9/digits/iid.toml"
     cell.write_text(cell.read_text().replace("rounds = 2", "rounds = 25"))
     words = ["reproduce", "table9", "--only", "*/iid", "--seeds", "1", "--experiments", papers]
@@ -130,8 +130,7 @@ def test_a_killed_command_goes_on_from_its_last_round(papers, tmp_path):
     assert saved
     assert not list((tmp_path / "killed/results").rglob("*.json")), "it was to be killed before its first run ended"
     for out in ("killed", "whole"):
-        done = subprocess.run([*command, out], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
+        assert cli(*words, "--out", out)[0] == 0
     log = next(p for p in (tmp_path / "killed").glob("runs/*/log.txt") if "resumed" in p.read_text())
     assert "finished 25 rounds" in log.read_text()
     kept, whole = (

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedmutual import data
-from fedmutual.core import At
-from fedmutual.data.rows import Rows
+from fedmutual.core import At, Data
 from fedmutual.engines.base import ROWS
 from fedmutual.runs import Run
 
@@ -24,6 +23,7 @@ def under_noise(folder: Path, deviations: Sequence[float]) -> dict[str, float]:
     """
     run = Run(folder)
     net, test = run.global_model(), data.load(run.config).test
+    assert test is not None  # where there is one global model, one network serves all
     rng = At(run.config.seed, run.config.rounds, run.config.rounds).rng("noise")
     found = {"0": _loss(net, test)}
     for deviation in deviations:
@@ -40,6 +40,6 @@ def _shaken(net: nn.Module, deviation: float, rng: torch.Generator) -> nn.Module
 
 
 @torch.no_grad()
-def _loss(net: nn.Module, test: Rows) -> float:
+def _loss(net: nn.Module, test: Data) -> float:
     batches = test.rows(torch.split(torch.arange(len(test)), ROWS))
     return sum(F.cross_entropy(net(x), y, reduction="sum").item() for x, y, *_ in batches) / len(test)

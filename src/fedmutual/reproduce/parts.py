@@ -33,7 +33,7 @@ def placed(job: Job, out: Path) -> Config:
 def _written(job: Job, out: Path) -> Path:
     """The partition file of a job's clients."""
     path = out / "partitions" / f"{job.fingerprint}.json"
-    read = data.prepare(job.config)
+    read = data.prepare(job.config)[""]
     whole = divide(job.config, read.table)
     clients = job.about.clients or tuple(whole.clients)
     unknown = [i for i in clients if i not in whole.clients]
