@@ -1,7 +1,11 @@
 """A made-up paper over scikit-learn's digits: two cells, an experiment that looks at them, one whose arms need another."""
 
-import pytest
+import io
 
+import pytest
+from rich.console import Console
+
+from fedmutual.cli import reproduce as command
 from fedmutual.reproduce import Store
 
 CELL = """
@@ -67,7 +71,10 @@ set = { "algorithm.name" = "independent" }
 def papers(tmp_path, monkeypatch):
     """The folder of the made-up experiments, in an empty folder that is the current one."""
     monkeypatch.chdir(tmp_path)
-    root = tmp_path / "papers"
+    return write_papers(tmp_path / "papers")
+
+
+def write_papers(root):
     for name, text in {
         "table9/index.toml": INDEX,
         "table9/digits/iid.toml": CELL.format(partition='kind = "iid"', row="IID"),
@@ -77,6 +84,16 @@ def papers(tmp_path, monkeypatch):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
     return root
+
+
+@pytest.fixture(scope="package")
+def made(tmp_path_factory):
+    """A folder into which the made-up experiments were reproduced, beside the one of their files."""
+    root = write_papers(tmp_path_factory.mktemp("made") / "papers")
+    for id in ("table9", "looker"):
+        silent, out = Console(file=io.StringIO()), root.parent / "out"
+        assert not command.train(id, (), 2, None, {}, out, None, root, lambda label: lambda event: None, silent)
+    return out
 
 
 @pytest.fixture

@@ -84,7 +84,8 @@ def test_what_was_not_reached_took_one_round_more_at_least(look):
     rounds = claim(measure="rounds_to:1", sign="less")
     reached = look((0.9, 0.9), (0.2, 0.3), target=0.5)  # round 2 of 2, against none: 3
     assert judge(rounds, [reached]).overall.mean == -1
-    assert judge(rounds, [look((0.1, 0.1), (0.2, 0.3), target=0.5)]).overall is None
+    neither = judge(rounds, [look((0.1, 0.1), (0.2, 0.3), target=0.5)])
+    assert verdict(neither, 1) == "undecided: no seed of what was run has the numbers"
 
 
 def test_a_diverged_run_has_no_say(look):

@@ -40,13 +40,6 @@ def test_a_page_without_results_says_so(papers, store):
     assert "Nothing was run yet." in text
 
 
-@pytest.fixture
-def made(reproduce, tmp_path):
-    code, _, err = reproduce("looker", "--seeds", "2", "--out", "out")
-    assert code == 0, err
-    return tmp_path / "out"
-
-
 def test_the_page_is_one_file_and_its_figures_stand_alone(made):
     page = (made / "looker.html").read_text(encoding="utf-8")
     assert not re.findall(r'(?:src|href)="(?!#|data:)', page)
@@ -62,12 +55,14 @@ def test_the_page_is_one_file_and_its_figures_stand_alone(made):
         assert (made / target).exists()
 
 
-def test_pages_alone_train_nothing(made, reproduce):
-    code, out, _ = reproduce("--pages", "docs", "--results", "out/results")
+def test_pages_alone_train_nothing(made, cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--pages", "docs", "--results", made / "results", "--experiments", made.parent / "papers")
+    code, out, _ = cli("reproduce", *arguments)
     assert code == 0
     assert [Path(line).name for line in out.split()] == ["table9.md", "looker.md"]
     assert Path("docs/looker.md").read_text(encoding="utf-8") == (made / "looker.md").read_text(encoding="utf-8")
     assert not Path("runs").exists()
     (old := Path("docs/figures/looker-gone.svg")).write_text("")
-    reproduce("looker", "--pages", "docs", "--results", "out/results")
+    cli("reproduce", "looker", *arguments)
     assert not old.exists()

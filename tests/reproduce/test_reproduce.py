@@ -173,10 +173,11 @@ def test_what_a_cell_asks_for_later_is_looked_up_in_the_run(reproduce, papers, t
     assert all(len(run["clients"]["0"]["curve"]) == 2 for run in kept)
 
 
-def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path):
+@pytest.mark.parametrize("engine", ["inprocess", "stacked"])
+def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine):
     path, before = papers / "table9/digits/iid.toml", '"algorithm.name" = "fedavg"'
     path.write_text(path.read_text().replace(before, f'{before}, "optimizer.lr" = 1e30'))
-    arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
+    arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out", "--engine", engine)
     code, _, err = reproduce(*arguments)
     assert code == 3
     assert "fedavg, seed 0: client '0' diverged in round 1" in err

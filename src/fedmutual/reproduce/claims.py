@@ -38,7 +38,7 @@ class Line:
     """The claim in one cell, or of one client."""
 
     title: str
-    difference: Estimate | None  # arm minus than, over seeds; None where it was not run
+    difference: Estimate | None  # arm minus than, over seeds; None where it was not run, or has no such number
     verdict: str
     scale: str  # "shortened: ...", or ""
 
@@ -54,7 +54,7 @@ class Judged:
 
     @property
     def run(self) -> tuple[Line, ...]:
-        """The lines that were run."""
+        """The lines that have a difference."""
         return tuple(line for line in self.lines if line.difference is not None)
 
     @property
@@ -69,51 +69,50 @@ def judge(claim: Claim, looks: Sequence["Look"]) -> Judged:
     for look in looks:
         if not fnmatch(look.cell.name, claim.cells) or not {claim.arm, claim.than} <= look.cell.arms.keys():
             continue
-        for title, found in _differences(claim, look):
+        seeds = [s for s in look.seeds if look.good(claim.arm, s) and look.good(claim.than, s)]
+        for title, found in (_of_clients if claim.per == "client" else _of_cell)(claim, look, seeds):
             e = estimate(list(found.values()), "seeds") if found else None
-            lines.append(Line(title, e, _verdict(claim, e), look.words))
+            lines.append(Line(title, e, _verdict(claim, e) if seeds else NOT_RUN, look.words))
             pooled += [found] if found else []
     common = sorted(set.intersection(*(set(found) for found in pooled))) if pooled else []
     overall = estimate([fmean(found[seed] for found in pooled) for seed in common], "seeds") if common else None
-    return Judged(claim, tuple(lines), overall, _verdict(claim, overall) if pooled else NOT_RUN)
+    run = any(line.verdict != NOT_RUN for line in lines)
+    return Judged(claim, tuple(lines), overall, _verdict(claim, overall) if run else NOT_RUN)
 
 
-def _differences(claim: Claim, look: "Look") -> Iterator[tuple[str, dict[int, float]]]:
-    """(what is compared, seed -> arm minus than)."""
-    seeds = [s for s in look.seeds if look.good(claim.arm, s) and look.good(claim.than, s)]
-    if claim.per == "cell":
-        pairs = {
-            seed: (
-                look.number(claim.measure, claim.arm, seed, claim.at),
-                look.number(claim.measure, claim.than, seed, claim.than_at),
-            )
-            for seed in seeds
+def _of_cell(claim: Claim, look: "Look", seeds: Sequence[int]) -> Iterator[tuple[str, dict[int, float]]]:
+    """(the cell, seed -> arm minus than)."""
+    found = {}
+    for seed in seeds:
+        ours = look.number(claim.measure, claim.arm, seed, claim.at)
+        theirs = look.number(claim.measure, claim.than, seed, claim.than_at)
+        if claim.measure.startswith("rounds_to") and (ours, theirs) != (None, None):  # it takes more than there were
+            ours = look.results[claim.arm][seed].rounds + 1.0 if ours is None else ours
+            theirs = look.results[claim.than][seed].rounds + 1.0 if theirs is None else theirs
+        if ours is not None and theirs is not None:
+            found[seed] = ours - theirs
+    yield look.cell.title, found
+
+
+def _of_clients(claim: Claim, look: "Look", seeds: Sequence[int]) -> Iterator[tuple[str, dict[int, float]]]:
+    """For each client (who, seed -> arm minus than), of their own models on their own data."""
+    pairs = {s: (look.results[claim.arm][s].clients, look.results[claim.than][s].clients) for s in seeds}
+    clients = {i: c.network for ours, theirs in pairs.values() for i, c in ours.items() if i in theirs}
+    for i, network in clients.items():
+        found = {
+            s: float(getattr(ours[i], claim.at) - getattr(theirs[i], claim.than_at)) for s, (ours, theirs) in pairs.items()
         }
-        if claim.measure.startswith("rounds_to"):  # what was not reached takes more rounds than there were
-            pairs = {s: pair for s, (a, b) in pairs.items() if (pair := look.at_least(claim, s, a, b)) is not None}
-        yield look.cell.title, {s: a - b for s, (a, b) in pairs.items() if a is not None and b is not None}
-        return
-    clients = dict.fromkeys(i for s in seeds for i in look.results[claim.arm][s].clients)
+        yield f"{look.cell.title}, client {i} ({network})", found
     if not clients:
         yield look.cell.title, {}
-    for i in clients:
-        found, network = {}, ""
-        for seed in seeds:
-            ours, theirs = (look.results[arm][seed].clients.get(i) for arm in (claim.arm, claim.than))
-            if ours and theirs:
-                found[seed] = getattr(ours, claim.at) - getattr(theirs, claim.than_at)
-                network = ours.network
-        yield f"{look.cell.title}, client {i} ({network})", found
 
 
 def _verdict(claim: Claim, difference: Estimate | None) -> str:
-    if difference is None:
-        return NOT_RUN
-    if difference.half is None:
-        return UNDECIDED  # one seed has no interval
+    if difference is None or difference.half is None:
+        return UNDECIDED  # no seed has both numbers, or one: that has no interval
     if claim.sign == "same":
-        if max(abs(difference.low), abs(difference.high)) <= claim.margin:
+        if -claim.margin <= difference.low and difference.high <= claim.margin:
             return CONFIRMED
-        return DENIED if min(abs(difference.low), abs(difference.high)) > claim.margin and difference.sign else UNDECIDED
+        return DENIED if difference.low > claim.margin or difference.high < -claim.margin else UNDECIDED
     sign = difference.sign if claim.sign == "more" else -difference.sign
     return {1: CONFIRMED, -1: DENIED, 0: UNDECIDED}[sign]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from fedmutual.report.statistics import Estimate, estimate
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cells import Cell, Experiment
-from fedmutual.reproduce.claims import Claim
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.plan import Scale, jobs
 from fedmutual.reproduce.results import Store
@@ -58,13 +57,6 @@ class Look:
         """The same over seeds; None where no run has it."""
         found = [v for seed in self.results.get(arm, {}) if (v := self.number(measure, arm, seed, at)) is not None]
         return estimate(found, "seeds") if found else None
-
-    def at_least(self, claim: Claim, seed: int, ours: float | None, theirs: float | None) -> tuple[float, float] | None:
-        """Numbers of rounds of which one may not have been reached: it then took one more than there were, at least."""
-        if ours is None and theirs is None:
-            return None
-        rounds = [self.results[arm][seed].rounds + 1.0 for arm in (claim.arm, claim.than)]
-        return rounds[0] if ours is None else ours, rounds[1] if theirs is None else theirs
 
 
 def looks(

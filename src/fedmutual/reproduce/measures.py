@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedmutual.reproduce.kept import Result
 
 CHOSEN_BY_TEST = "best on test"
-CHOSEN_BY_ITSELF = "best on the validation data told of"
+CHOSEN_BY_ITSELF = "best on those data"
 
 
 class Reading(NamedTuple):

@@ -62,15 +62,18 @@ def _settings(experiment: Experiment, looks: Sequence[Look], at: str, wanted: Se
         for arm, label in _arms(list(here.values())).items():
             cells = [_cell(here.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
             lines.append((Cell(row), Cell(label), *cells))
-    only = f"; {_head(wanted[0], at)}" if len(wanted) == 1 else ""
     when = "after the last round" if at == LAST else "after the best round, which flatters"
-    caption = f"{experiment.index.title}: {when}{only}"
+    caption = _capital(f"{_head(wanted[0], at)}, {when}" if len(wanted) == 1 else when)
     return Table(f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), _csv(experiment, looks))
 
 
 def _head(measure: str, at: str) -> str:
     chosen = measures.find(measure)[0].chosen
     return measures.title(measure) if at == LAST else f"{measures.title(measure)}, {chosen}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _places(looks: Sequence[Look]) -> tuple[list[str], list[str]]:
@@ -98,7 +101,11 @@ def _cell(look: Look | None, arm: str, measure: str, at: str, decimals: int) -> 
     unit = measures.find(measure)[0].unit
     if value is None:
         text = "diverged" if failed else NOT_RUN if not look.results[arm] else _none(unit)
-        return Cell(text, sub=beside, note="; ".join(failed))
+        why = {
+            "n/a": "n/a: this method has no such number",
+            "not reached": "; ".join(filter(None, ("not reached", look.words))),
+        }
+        return Cell(text, sub=beside, note="; ".join(failed) or why.get(text, ""))
     mean, spread = amount(value, unit, decimals)
     missing = len(look.results[arm]) - value.n
     notes = [look.words, f"{value.n} seed" + ("s" if value.n > 1 else "")]
@@ -124,7 +131,7 @@ def _clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
             lines.append((Cell(look.cell.about.row), Cell(f"{i}, {network}"), *cells))
         if not clients:
             lines.append((Cell(look.cell.about.row), Cell("all"), *(Cell(NOT_RUN) for _ in heads[2:])))
-    caption = f"{experiment.index.title}: each client's own model on its own validation data, %; the best is chosen on them"
+    caption = "Each client's own model on its own validation data, %; the best round is chosen on them"
     return Table(LAST, caption, tuple(heads), tuple(lines), _csv(experiment, looks))
 
 

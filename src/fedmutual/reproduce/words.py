@@ -19,7 +19,7 @@ _SIGNS = {"more": "above 0", "less": "below 0"}
 def verdict(judged: Judged, decimals: int) -> str:
     """ "confirmed, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
     if judged.overall is None:
-        return NOT_RUN if judged.verdict == NOT_RUN else f"{judged.verdict}: no seed is common to all that was run"
+        return NOT_RUN if judged.verdict == NOT_RUN else f"{judged.verdict}: no seed of what was run has the numbers"
     short = ", shortened" if judged.shortened else ""
     return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_over(judged)}"
 
