@@ -102,7 +102,7 @@ def _gain(large: bool) -> Callable[[Result, Beside, str], Reading]:
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
         alone = beside.get("independent")
-        if alone is None or alone.failed or not result.clients:
+        if alone is None or alone is result or alone.failed or not result.clients:
             return Reading(None)
         by_size = sorted(result.clients, key=lambda i: result.clients[i].examples)
         half = len(by_size) // 2
