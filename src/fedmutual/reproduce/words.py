@@ -66,7 +66,8 @@ def state(looks: Sequence[Look]) -> str:
     if not run:
         return "Not run yet."
     seeds = sorted({len(look.seeds) for look in run})
-    told = f"{len(run)} of {count(len(looks), 'cell')} run, with {listed([str(n) for n in seeds], 'or')} seeds."
+    noun = "seed" if seeds == [1] else "seeds"
+    told = f"{len(run)} of {count(len(looks), 'cell')} run, with {listed([str(n) for n in seeds], 'or')} {noun}."
     short = [look for look in run if look.words]
     return told + (f" **Shortened** in {len(short)} of them: see the notes below the tables." if short else "")
 
