@@ -114,6 +114,10 @@ def test_a_changed_key_is_marked_and_where_the_work_is_done_is_not(reproduce, tm
     kept = json.loads((tmp_path / "out/results/table9/digits/iid.json").read_text())["runs"]
     assert [run["made"]["together"] for run in kept] == [2, 2]
     assert trained(reproduce(*arguments, "--set", "optimizer.lr=0.05")[1]) == 0
+    moving = ("--set", "algorithm.alpha={ start = 0.9, end = 0.1 }", "--rounds", "1")
+    code, out, _ = reproduce(*arguments, *moving)  # a table for a value; FedAvg has no alpha
+    assert (code, trained(out)) == (0, 2)
+    assert 'algorithm.alpha = {"start": 0.9, "end": 0.1}' in out
 
 
 def test_a_killed_command_goes_on_from_its_last_round(cli, papers, tmp_path):

@@ -54,7 +54,7 @@ def train(
 
     say = _sayer(console)
     done = reproduce(chosen, seeds, scale, out, store, here, watch, say)
-    say(f"{count(done.trained, 'run')} trained, {count(done.known, 'run')} known before")
+    say(f"{count(done.trained, 'run')} trained, {done.known} known before")
     _conclude(experiment, store, scale, range(seeds), out, console)
     return done.failed
 

@@ -70,16 +70,20 @@ def looks(
 
 
 def _look(cell: Cell, store: Store, wanted: Scale | None, seeds: Iterable[int] | None) -> Look:
-    scales = {Scale(r.limit, tuple(r.changed.items())).of(cell): None for r in store.of(cell.id)}
-    found = []
-    for scale in (*((wanted,) if wanted is not None else ()), *scales):
-        known = {r.seed for r in store.of(cell.id)}
+    kept = store.of(cell.id)
+    scales = [] if wanted is None else [wanted]
+    for result in kept:
+        scale = Scale(result.limit, tuple(result.changed.items())).of(cell)
+        if scale not in scales:
+            scales.append(scale)
+    known, found = {r.seed for r in kept}, []
+    for scale in scales:
         chosen = known & set(seeds) if scale == wanted and seeds is not None else known
         look = Look(cell, scale, _results(cell, store, scale, chosen))
         if look.run and scale == wanted:
             return look
         found.append(look)
-    return max(found, key=_fullness, default=Look(cell, wanted or Scale(), {arm: {} for arm in cell.shown}))
+    return max(found, key=_fullness, default=Look(cell, Scale(), {arm: {} for arm in cell.shown}))
 
 
 def _results(cell: Cell, store: Store, scale: Scale, seeds: Iterable[int]) -> dict[str, dict[int, Result]]:

@@ -17,6 +17,7 @@ from fedmutual.errors import RunError
 from fedmutual.records.events import Observer
 from fedmutual.records.folder import reopen
 from fedmutual.records.text import duration
+from fedmutual.report.text import count
 from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.noise import under_noise
 from fedmutual.reproduce.parts import placed
@@ -55,7 +56,8 @@ def reproduce(
     planned = [list(jobs(cell, range(seeds), scale, here or {})) for cell in cells]
     told, pace = Told(), Pace([j for jobs_ in planned for j in jobs_ if _unknown(store, j)])
     asked = {j.fingerprint for jobs_ in planned for j in jobs_}
-    told.known = len(asked) - len({j.fingerprint for j in pace.left})
+    told.known = len(asked) - len(pace.left)
+    say(f"{count(len(pace.left), 'run')} to train, {told.known} known")
     for of_cell in planned:
         todo = [j for j in of_cell if _unknown(store, j)]
         needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
