@@ -55,6 +55,16 @@ def test_the_page_is_one_file_and_its_figures_stand_alone(made):
         assert (made / target).exists()
 
 
+def test_a_best_chosen_on_test_images_is_called_so(papers, made):
+    store = Store(made / "results")
+    assert "own validation data, %, best on test" in (made / "looker.md").read_text(encoding="utf-8")
+    for path in (papers / "table9/digits").iterdir():
+        path.write_text(path.read_text().replace("test = 0.5 }", 'test = 0.5, preset = "v1" }'))
+    experiment = read_experiment(papers, "looker")
+    assert not any(look.run for look in looks(experiment, store)), "another split is another run"
+    assert not any(cell.validates_on_test for cell in experiment.cells)
+
+
 def test_pages_alone_train_nothing(made, cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ("--pages", "docs", "--results", made / "results", "--experiments", made.parent / "papers")

@@ -91,6 +91,12 @@ class Cell:
         """ "MNIST MLP, IID"."""
         return f"{self.about.column}, {self.about.row}"
 
+    @property
+    def validates_on_test(self) -> bool:
+        """Whether a client's validation data are images of the test set, as the journal has it."""
+        split = self.tables.get("split", {})
+        return split.get("preset", "journal") == "journal" and "validation" not in split
+
     def rounds(self, arm: str) -> int:
         """The rounds of an arm, as the file has them."""
         return int(self.arms[arm].set.get("rounds") or self.tables.get("rounds") or Config.model_fields["rounds"].default)

@@ -55,7 +55,7 @@ def _settings(experiment: Experiment, looks: Sequence[Look], at: str, wanted: Se
     rows, columns = _places(looks)
     heads = [Column("Setting", numeric=False), Column("Method", numeric=False)]
     for column in columns:
-        heads += [Column(_head(m, at), column) if len(wanted) > 1 else Column(column) for m in wanted]
+        heads += [Column(_head(m, at, looks), column) if len(wanted) > 1 else Column(column) for m in wanted]
     lines = []
     for row in rows:
         here = {look.cell.about.column: look for look in looks if look.cell.about.row == row}
@@ -63,13 +63,15 @@ def _settings(experiment: Experiment, looks: Sequence[Look], at: str, wanted: Se
             cells = [_cell(here.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
             lines.append((Cell(row), Cell(label), *cells))
     when = "after the last round" if at == LAST else "after the best round, which flatters"
-    caption = _capital(f"{_head(wanted[0], at)}, {when}" if len(wanted) == 1 else when)
+    caption = _capital(f"{_head(wanted[0], at, looks)}, {when}" if len(wanted) == 1 else when)
     return Table(f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), _csv(experiment, looks))
 
 
-def _head(measure: str, at: str) -> str:
-    chosen = measures.find(measure)[0].chosen
-    return measures.title(measure) if at == LAST else f"{measures.title(measure)}, {chosen}"
+def _head(measure: str, at: str, looks: Sequence[Look]) -> str:
+    if at == LAST:
+        return measures.title(measure)
+    tests = all(look.cell.validates_on_test for look in looks)
+    return f"{measures.title(measure)}, {measures.CHOSEN_BY_TEST if tests else measures.find(measure)[0].chosen}"
 
 
 def _capital(text: str) -> str:
@@ -131,7 +133,8 @@ def _clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
             lines.append((Cell(look.cell.about.row), Cell(f"{i}, {network}"), *cells))
         if not clients:
             lines.append((Cell(look.cell.about.row), Cell("all"), *(Cell(NOT_RUN) for _ in heads[2:])))
-    caption = "Each client's own model on its own validation data, %; the best round is chosen on them"
+    images = ", which are test images" if all(look.cell.validates_on_test for look in looks) else ""
+    caption = f"Each client's own model on its own validation data, %; the best round is chosen on them{images}"
     return Table(LAST, caption, tuple(heads), tuple(lines), _csv(experiment, looks))
 
 
