@@ -68,6 +68,16 @@ def scores_line(scores: tuple[Score, ...]) -> str:
     return "  ".join(parts) or "no scores are shared"
 
 
+def holdout_line(scores: tuple[Score, ...]) -> str:
+    """ "personal 98.1 % on hold-out": what a setting is chosen by, and nothing of test or validation data."""
+    found = []
+    for model in ("personal", "global", "meme"):
+        own = [number(s.values) for s in scores if s.model == model and s.data == "holdout" and s.client is not None]
+        if own:
+            found.append(f"{model} {percent(sum(own) / len(own))}")
+    return f"{'  '.join(found)} on hold-out" if found else "no scores are shared"
+
+
 def number(values: Mapping[str, object]) -> float:
     """The accuracy of a score."""
     accuracy = values["accuracy"]
