@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fedmutual.config import override
-from fedmutual.config.grid import combinations, folder_name, label, read_grid, written
+from fedmutual.config.grid import combinations, folder_name, label, read_grid, whole, written
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 
@@ -95,4 +95,15 @@ def test_what_is_written_is_read_back(value: object) -> None:
 
 
 def test_a_schedule_is_written_as_its_table() -> None:
-    assert written(Schedule(0.9, 0.3, "cosine")) == '{start = 0.9, end = 0.3, shape = "cosine", at = 0.5}'
+    assert written(Schedule(0.9, 0.3, "cosine")) == '{start=0.9,end=0.3,shape="cosine",at=0.5}'
+
+
+def test_a_grid_from_python_may_name_what_is_fixed_without_a_list() -> None:
+    assert whole({"rounds": 5, "model.shared": "mlp", "optimizer.lr": (0.1, 0.2), "model.personal": [["mlp", "cnn1"]]}) == {
+        "rounds": [5],
+        "model.shared": ["mlp"],
+        "optimizer.lr": [0.1, 0.2],
+        "model.personal": [["mlp", "cnn1"]],
+    }
+    with pytest.raises(ConfigError, match=r"^the key 'rounds' has no value to try; list some, or take it out$"):
+        whole({"rounds": []})

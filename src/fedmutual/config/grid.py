@@ -12,8 +12,8 @@ from fedmutual.config.reading import override
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 
-Grid = Mapping[str, Sequence[Any]]
-"""Dotted key -> the values to try; one value is fixed."""
+Grid = Mapping[str, Any]
+"""Dotted key -> a list of values to try, or a value that is fixed."""
 
 _LONGEST = 100  # characters of a folder's name
 
@@ -40,7 +40,20 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
     return grid
 
 
-def combinations(grid: Grid) -> Iterator[dict[str, Any]]:
+def whole(grid: Grid) -> dict[str, list[Any]]:
+    """The grid with a list for every key.
+
+    Raises:
+        ConfigError: a list is empty.
+    """
+    found = {k: list(v) if isinstance(v, list | tuple) else [v] for k, v in grid.items()}
+    for key, values in found.items():
+        if not values:
+            raise ConfigError(f"the key {key!r} has no value to try; list some, or take it out")
+    return found
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Dotted key -> value, for every combination; the last key's values move fastest."""
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
@@ -56,7 +69,7 @@ def label(values: Mapping[str, Any]) -> str:
 def folder_name(label: str) -> str:
     """A label as a folder's name: the same for the same label, another for another."""
     said = label.replace(", ", ",")
-    name = re.sub(r"[^\w.=,+-]+", "-", said, flags=re.ASCII).strip("-.")
+    name = re.sub(r"[^\w.=,+-]+", "-", re.sub(r"[][{}\"']", "", said), flags=re.ASCII).strip("-.")
     if name == said and len(name) <= _LONGEST:
         return name
     return f"{name[:_LONGEST]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
@@ -73,10 +86,10 @@ def _toml(value: Any) -> str:
     if isinstance(value, Schedule):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_key(k)} = {_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{_key(k)}={_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
+        return "[" + ",".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
 
 
 def _key(name: str) -> str:

@@ -2,14 +2,14 @@
 
 import tomllib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from fedmutual.config import Config, dump_config, make_algorithm, parse_config, read_tables, with_algorithm
-from fedmutual.config.grid import Grid, combinations, folder_name, label
+from fedmutual.config.grid import Grid, combinations, folder_name, label, whole
 from fedmutual.errors import ConfigError
 
 By = Literal["personal", "global"]
@@ -32,7 +32,7 @@ class Plan:
     """All that will be tried."""
 
     name: str
-    grid: Grid
+    several: tuple[str, ...]  # the keys that have several values
     settings: tuple[Setting, ...]
     seeds: tuple[int, ...]
     by: By | None
@@ -43,7 +43,7 @@ class Plan:
         known = [s for s in self.settings if s.config.algorithm["name"] == ALONE]
         found: list[Setting | None] = []
         for setting in self.settings:
-            made = _alone(setting, self.grid) if _has_personal(setting.config) else None
+            made = _alone(setting, self.several) if _has_personal(setting.config) else None
             same = next((s for s in known if made and s.config == made.config), made)
             known += [same] if same and same not in known else []
             found.append(same if same is not setting else None)
@@ -63,17 +63,18 @@ def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | N
     Raises:
         ConfigError: a combination is no experiment, or two cannot be compared on the same rows.
     """
-    for key, tried in grid.items():
-        if len(tried) > 1 and _moves_rows(key):
-            mend = "--seeds 3 tries each setting with three" if key == "seed" else "make a sweep for each"
-            raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {mend}")
-    if not any(len(values) > 1 for values in grid.values()):
+    lists = whole(grid)
+    several = [key for key, tried in lists.items() if len(tried) > 1]
+    if not several:
         raise ConfigError("there is nothing to choose from; give a key several values: --set optimizer.lr=0.003,0.01,0.03")
+    for key in filter(_moves_rows, several):
+        mend = "--seeds 3 tries each setting with three" if key == "seed" else "make a sweep for each"
+        raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {mend}")
     given = isinstance(experiment, Config)
     tables = tomllib.loads(dump_config(experiment)) if isinstance(experiment, Config) else read_tables(Path(experiment))
     settings: list[Setting] = []
-    for values in combinations(grid):
-        said = label(_varied(values, grid))
+    for values in combinations(lists):
+        said = label({key: values[key] for key in several})
         try:
             config = parse_config(tables, "configuration" if given else str(experiment), values)
             _check_by(config, by)
@@ -83,32 +84,27 @@ def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | N
             raise ConfigError(f"--set: {twice[0]} and {said} are the same setting; name each value once")
         settings.append(Setting(values, said, config, folder_name(said)))
     first = settings[0].config
-    return Plan(first.name, grid, _held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
+    return Plan(first.name, tuple(several), _held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
 
 
 def _held_out(settings: list[Setting]) -> tuple[Setting, ...]:
-    split = settings[0].config.split  # the same in all
-    if split.holdout:
+    first = settings[0].config  # they have the same rows
+    if first.split.holdout or first.partition.kind == "file":
         return tuple(settings)
     warnings.warn(
         f"the experiment holds nothing out to choose by, so split.holdout = {SHARE:g} is set for the sweep: a tenth of each "
         "client's training data is not trained on",
         stacklevel=3,
     )
-    split = split.model_copy(update={"holdout": SHARE})
+    split = first.split.model_copy(update={"holdout": SHARE})
     return tuple(Setting(s.values, s.label, s.config.model_copy(update={"split": split}), s.folder) for s in settings)
 
 
-def _alone(setting: Setting, grid: Grid) -> Setting:
+def _alone(setting: Setting, several: Sequence[str]) -> Setting:
     config, _ = with_algorithm(setting.config, ALONE)
     values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
-    said = ", ".join(filter(None, (ALONE, label(_varied(values, grid)))))
+    said = ", ".join(filter(None, (ALONE, label({k: v for k, v in values.items() if k in several}))))
     return Setting(values, said, config, folder_name(said))
-
-
-def _varied(values: Mapping[str, Any], grid: Grid) -> dict[str, Any]:
-    """Those of the values whose keys have several."""
-    return {k: v for k, v in values.items() if len(grid[k]) > 1}
 
 
 def _has_personal(config: Config) -> bool:

@@ -51,12 +51,11 @@ def carry_out(plan: Plan, out: Path, resume: bool = False, watch: Callable[[str]
 
 def _rehearse(works: Sequence[Work]) -> None:
     """Read the data and make the networks of each setting once: what cannot be trained is said now, not hours later."""
-    prepared: data.Prepared | None = None
-    once = {work.folder.parent: work for work in reversed(works)}
+    once = list({work.folder.parent: work for work in reversed(works)}.values())[::-1]
+    prepared = data.prepare(once[0].config) if once else None
     with torch.random.fork_rng(devices=[]):
-        for work in reversed(once.values()):
+        for work in once:
             try:
-                prepared = prepared or data.prepare(work.config)
                 made = experiments.build(work.config, prepared=prepared)
                 _check_scores(made, [made.client(id).tells for id in made.clients])
             except UserError as problem:
