@@ -9,6 +9,7 @@ import pytest
 from sklearn.datasets import load_digits
 
 import fedmutual
+import objectives
 from fedmutual.core import Diverged
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.events import Evaluated, Finished, Replied
@@ -80,7 +81,7 @@ def digits(path, shift):
     """Digits whose test labels are `shift` off."""
     x, y = load_digits(return_X_y=True)
     x = (x * 15).astype("uint8").reshape(-1, 8, 8)
-    np.savez(path, x=x[:900], y=y[:900], x_test=x[900:], y_test=(y[900:] + shift) % 10)
+    np.savez(path, x=x[:300], y=y[:300], x_test=x[900:], y_test=(y[900:] + shift) % 10)
 
 
 POISONED = """
@@ -322,3 +323,32 @@ def test_a_run_that_diverged_is_tried_again_from_its_last_saved_round_on_resume(
     assert found.tried[1].diverged == {0: "client '0' diverged in round 2 at batch 1: made up"}
     diverging["armed"] = False
     assert sweep(held, {"optimizer.lr": RATES}, out="s", resume=True, watch=watch).tried[1].diverged == {}
+
+
+def test_clients_of_other_tasks_have_no_part_in_the_choice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = objectives.write(tmp_path, objectives.NUMBERS)
+    fixed = {"rounds": 1, "split": {"holdout": 0.2}, "engine.device": "cpu"}
+    found = sweep(path, {"optimizer.lr": [1e-6, 0.02], **fixed}, out="mixed")
+    scores = [s for s in last_line("mixed/lr=0.02/0")["scores"] if (s["model"], s["data"]) == ("personal", "holdout")]
+    shares = [s["accuracy"] for s in scores if s["client"] != "light"]
+    assert (len(scores), len(shares)) == (4, 3)
+    assert found.tried[1].last.mean == pytest.approx(sum(shares) / 3)
+    (said,) = [warning for warning in found.warnings if "no accuracy" in warning]
+    assert said == "the choice does not count 'light': its task knows no accuracy"
+
+
+def last_line(folder):
+    return json.loads((Path(folder) / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_where_no_task_knows_an_accuracy_there_is_nothing_to_choose_by(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("numbers.npz", x=np.random.default_rng(0).normal(size=(80, 4)), y=np.linspace(0, 1, 80))
+    Path("numbers.toml").write_text(
+        'data = { name = "npz", root = "numbers.npz", mean = [0, 0, 0, 0], std = [1, 1, 1, 1] }\n'
+        'partition = { clients = 2 }\ntraining = { task = "regression" }\nsplit = { holdout = 0.2 }\n'
+    )
+    with pytest.raises(ConfigError, match="the clients' tasks know no accuracy, which is what a sweep chooses by"):
+        sweep("numbers.toml", {"optimizer.lr": RATES}, out="s")
+    assert not Path("s").exists()

@@ -74,6 +74,12 @@ class Tried:
         lasts = [run.own(run.last, self.model, HOLDOUT).values() for run in self.runs if self.model]
         return sum(score.examples or 0 for own in lasts for score in own)
 
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """The clients whose task knows no accuracy: they have no part in the score."""
+        others = [o for run in self.runs[:1] if run.last for o in run.last.others]
+        return tuple(dict.fromkeys(o.client for o in others if o.client is not None and o.data == HOLDOUT))
+
     @cached_property
     def gain(self) -> Gains | Missing | None:
         """Personal models over local-only, in pairs on hold-out rows; None where there is nothing to hold them against."""
@@ -124,6 +130,13 @@ def tie(best: Sequence[Tried]) -> str | None:
     if len(best) < 2:
         return None
     return f"{listed([t.label for t in best])} score the same on hold-out data; the first of them is chosen"
+
+
+def uncounted(tried: Sequence[Tried]) -> str | None:
+    """A sentence where clients have no part in the choice."""
+    names = list(dict.fromkeys(name for t in tried for name in t.uncounted))
+    whose = "their tasks know" if len(names) > 1 else "its task knows"
+    return f"the choice does not count {listed([repr(n) for n in names])}: {whose} no accuracy" if names else None
 
 
 def _number(value: object) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from fedmutual.config import dump_config, parse_config
 from fedmutual.config.grid import written
 from fedmutual.errors import ConfigError
-from fedmutual.report.choice import Tried, edges, harm, pick, tie
+from fedmutual.report.choice import Tried, edges, harm, pick, tie, uncounted
 from fedmutual.report.statistics import Estimate, Gains
 from fedmutual.sweeps.plan import Plan
 
@@ -34,7 +34,7 @@ class Sweep:
 def judge(plan: Plan, out: Path, tried: Sequence[Tried]) -> Sweep:
     """Pick the best, and say what speaks against it or against others."""
     best = pick(tried)
-    said = [tie(best), *(_edges(plan, tried, best[0]) if best else ()), *map(harm, tried)]
+    said = [uncounted(tried), tie(best), *(_edges(plan, tried, best[0]) if best else ()), *map(harm, tried)]
     return Sweep(out, tuple(tried), best, tuple(filter(None, said)))
 
 

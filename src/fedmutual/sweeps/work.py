@@ -57,20 +57,23 @@ def _rehearse(works: Sequence[Work]) -> None:
         for work in once:
             try:
                 made = experiments.build(work.config, prepared=prepared)
-                _check_scores(made, [made.client(id).tells for id in made.clients])
+                _check_scores(made)
             except UserError as problem:
                 raise type(problem)(f"with {work.name}: {problem}") from None
 
 
-def _check_scores(made: experiments.Experiment, tells: Sequence[bool]) -> None:
-    """Raise ConfigError where there is nothing to choose by."""
+def _check_scores(made: experiments.Experiment) -> None:
+    """Raise UserError where a client cannot be made, or there is nothing to choose by."""
     if any(shares.holdout is None for shares in made.data.clients.values()):
         raise ConfigError(
             "the partition file holds no rows out to choose by; take one of a run that had split.holdout = 0.1, or divide "
             "the data by another partition.kind"
         )
-    if not any(tells):
+    tells = [id for id in made.clients if made.client(id).tells]
+    if not tells:
         raise ConfigError("no client tells its scores, so there is nothing to choose by; set share.metrics to 'all'")
+    if not any("accuracy" in made.task(id).tells for id in tells):
+        raise ConfigError("the clients' tasks know no accuracy, which is what a sweep chooses by")
 
 
 def _train(works: Sequence[Work], resume: bool, watch: Callable[[str], Observer] | None) -> dict[Path, str]:
