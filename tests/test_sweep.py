@@ -184,7 +184,7 @@ def test_a_stopped_sweep_goes_on_and_trains_nothing_twice(held):
     seen = []
     found = sweep(held, grid, out="s", resume=True, watch=events_by(seen))
     trained = [(name, e.round) for name, e in seen if isinstance(e, Evaluated)]
-    alone = [(f"independent,lr={lr}, seed 0", n) for lr in ("1e-06", "0.1") for n in (1, 2, 3)]
+    alone = [(f"independent, lr={lr}, seed 0", n) for lr in ("1e-06", "0.1") for n in (1, 2, 3)]
     assert trained == [("lr=0.1, seed 0", 2), ("lr=0.1, seed 0", 3), *alone]
     assert before == {p: p.stat().st_mtime_ns for p in Path("s/lr=1e-06").rglob("*")}
     seen.clear()
@@ -199,7 +199,7 @@ def test_a_grid_may_grow_on_resume(held):
     sweep(held, {"optimizer.lr": [0.05, 0.1], "rounds": [1]}, out="s")
     seen = []
     sweep(held, {"optimizer.lr": [0.05, 0.1, 0.2], "rounds": [1]}, out="s", resume=True, watch=events_by(seen))
-    assert {name for name, e in seen if isinstance(e, Finished)} == {"lr=0.2, seed 0", "independent,lr=0.2, seed 0"}
+    assert {name for name, e in seen if isinstance(e, Finished)} == {"lr=0.2, seed 0", "independent, lr=0.2, seed 0"}
 
 
 def test_a_used_folder_is_not_written_into(held):

@@ -93,7 +93,8 @@ def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
     assert "--by" in command
     code, out, err = cli(*command[1:])
     assert code == 0, err
-    assert "lr=0.05, seed 0" not in err
+    assert "\nlr=0.1, seed 0" in f"\n{err}"
+    assert "\nlr=0.05, seed 0" not in f"\n{err}"
     assert "Accuracy of the shared model on rows" in out
 
 

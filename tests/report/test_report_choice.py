@@ -82,6 +82,8 @@ def test_harm_by_hand(tmp_path):
     )
     far = made(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside)
     assert harm(far).endswith("which excludes 0)")
+    near = made(tmp_path, "near", flat(0.7999), alone=beside)
+    assert harm(near).startswith("near: personal models are less than 0.1 points worse than local-only (")
     better = made(tmp_path, "better", flat(0.9), alone=beside)
     assert harm(better) is None
     assert harm(made(tmp_path, "same", flat(0.8), alone=beside)) is None

@@ -18,7 +18,7 @@ from fedmutual.sweeps import RESULT, Sweep
 
 def table(found: Sweep) -> Table:
     """Every setting in a line: percent on hold-out rows, with 95 % intervals over seeds."""
-    made = Table(caption=_caption(found), caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     made.add_column("setting", overflow="fold")
     for name in ("hold-out, %\nlast round", "hold-out, %\nbest round"):
         made.add_column(name, justify="right", no_wrap=True)
@@ -31,7 +31,8 @@ def table(found: Sweep) -> Table:
 
 
 def conclusion(found: Sweep, file: Path) -> Iterator[str]:
-    """What to know, the command for the best setting, and where scripts find all this."""
+    """What the numbers are, what to know of them, the command for the best setting, and where scripts find all this."""
+    yield _about(found)
     yield from (f"warning: {warning}" for warning in found.warnings)
     for tried in found.tried:
         yield from (f"{tried.label}, seed {seed}: {how}" for seed, how in tried.diverged.items())
@@ -58,12 +59,12 @@ def _percent(e: Estimate) -> str:
     return percent(e.mean) + ("" if e.half is None else f" ± {percent(e.half)}")
 
 
-def _caption(found: Sweep) -> str:
+def _about(found: Sweep) -> str:
     models = " or ".join(dict.fromkeys(MODELS[t.model] for t in found.tried if t.model))
     if found.chosen is None:
         return "Nothing can be chosen."
     seeds = len(found.chosen.folders)
-    over = f"clients and {seeds} seeds" if seeds > 1 else "clients"
+    over = f"clients, then over {seeds} seeds with its 95 % interval" if seeds > 1 else "clients"
     return (
         f"* is best after the last round. Accuracy of the {models} on rows held out of the clients' training data "
         f"({found.chosen.examples:,} in all), mean over {over}; in brackets the best round."

@@ -112,7 +112,8 @@ def harm(tried: Tried) -> str | None:
         else f"95 % interval over {over} {_signed(e.low)} to {_signed(e.high)}, "
         + ("which excludes 0" if e.sign else "which holds 0")
     )
-    return f"{tried.label}: personal models are {fixed(-100 * e.mean, 1)} points worse than local-only ({sure})"
+    much = fixed(-100 * e.mean, 1) if -100 * e.mean >= 0.05 else "less than 0.1"
+    return f"{tried.label}: personal models are {much} points worse than local-only ({sure})"
 
 
 def edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, float]]:

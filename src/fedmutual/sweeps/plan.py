@@ -50,11 +50,11 @@ class Plan:
         return tuple(found)
 
     @property
-    def runs(self) -> Iterator[tuple[str, int, Config]]:
-        """(folder's name, seed, configuration): the settings', then local-only training's, each once."""
-        each = {s.folder: s.config for s in (*self.settings, *self.alone) if s is not None}
-        for folder, config in each.items():
-            yield from ((folder, seed, config.model_copy(update={"seed": seed})) for seed in self.seeds)
+    def runs(self) -> Iterator[tuple[Setting, int, Config]]:
+        """(setting, seed, configuration): the settings', then local-only training's, each once."""
+        each = {s.folder: s for s in (*self.settings, *self.alone) if s is not None}
+        for setting in each.values():
+            yield from ((setting, seed, setting.config.model_copy(update={"seed": seed})) for seed in self.seeds)
 
 
 def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None) -> Plan:

@@ -36,7 +36,7 @@ def carry_out(plan: Plan, out: Path, resume: bool = False, watch: Callable[[str]
     Raises:
         UserError: what is wrong with a folder, the data or a network, before the first is trained.
     """
-    works = [Work(out / name / str(seed), f"{name}, seed {seed}", config) for name, seed, config in plan.runs]
+    works = [Work(out / s.folder / str(seed), f"{s.label}, seed {seed}", config) for s, seed, config in plan.runs]
     for work in works:
         if resume and (work.folder / CONFIG).exists():
             reopen(work.folder, work.config)
