@@ -21,7 +21,7 @@ RATES = [1e-6, 0.1]
 @pytest.fixture
 def held(small):
     """The small experiment with hold-out rows."""
-    small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.5, holdout = 0.2 }"))
+    small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.1, holdout = 0.2 }"))
     return small
 
 
@@ -135,10 +135,10 @@ def test_everything_may_diverge(held):
 def test_a_setting_that_harms_is_warned_of(held):
     """With alpha = beta = 0 nobody looks at a label."""
     found = sweep(
-        held, {"algorithm.alpha": [0.9, 0.0], "algorithm.beta": [0.0], "optimizer.lr": [0.1], "rounds": [4]}, out="s"
+        held, {"algorithm.alpha": [0.9, 0.0], "algorithm.beta": [0.0], "optimizer.lr": [0.1], "rounds": [4], "partition.clients": 6}, out="s"
     )
     (said,) = [warning for warning in found.warnings if warning.startswith("alpha=0.0: ")]
-    assert re.search(r"personal models are \d\d\.\d points worse than local-only \(95 % interval over 3 clients", said)
+    assert re.search(r"personal models are \d\d\.\d\d points worse than local-only \(95 % interval over 6 clients", said)
     assert said.endswith("which excludes 0)")
     assert found.tried[1].gain.estimate.sign == -1
     assert sorted(p.name for p in Path("s").iterdir()) == ["alpha=0.0", "alpha=0.9", "independent", "sweep.json"]

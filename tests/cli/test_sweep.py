@@ -11,7 +11,7 @@ import fedmutual
 
 @pytest.fixture
 def held(small):
-    small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.5, holdout = 0.2 }"))
+    small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.1, holdout = 0.2 }"))
     return small
 
 

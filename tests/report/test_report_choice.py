@@ -72,18 +72,18 @@ def alone(folder, value, seeds=SEEDS):
 
 
 def test_harm_by_hand(tmp_path):
-    """0.1 and 0.2 below local-only in seeds 0 and 1: mean -15 points, half 12.706 * 0.0707 / sqrt 2 = 63.5 points."""
+    """0.1 and 0.2 below local-only in seeds 0 and 1: mean -15 points, half 12.7062 * 0.0707107 / sqrt 2 = 63.53 points."""
     beside = alone(tmp_path, 0.8)
     worse = made(tmp_path, "worse", lambda seed, round, client: 0.7 - 0.1 * seed, alone=beside)
     assert isinstance(worse.gain, Gains)
     assert harm(worse) == (
-        "worse: personal models are 15.0 points worse than local-only (95 % interval over 2 seeds "
-        "\N{MINUS SIGN}78.5 to 48.5, which holds 0)"
+        "worse: personal models are 15.00 points worse than local-only (95 % interval over 2 seeds "
+        "\N{MINUS SIGN}78.53 to 48.53, which holds 0)"
     )
     far = made(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside)
     assert harm(far).endswith("which excludes 0)")
-    near = made(tmp_path, "near", flat(0.7999), alone=beside)
-    assert harm(near).startswith("near: personal models are less than 0.1 points worse than local-only (")
+    near = made(tmp_path, "near", flat(0.79999), alone=beside)
+    assert harm(near).startswith("near: personal models are less than 0.01 points worse than local-only (")
     better = made(tmp_path, "better", flat(0.9), alone=beside)
     assert harm(better) is None
     assert harm(made(tmp_path, "same", flat(0.8), alone=beside)) is None
@@ -100,7 +100,7 @@ def test_one_seed_has_its_interval_over_clients(tmp_path):
 def test_the_shared_model_chooses_and_the_personal_ones_are_held_against_local_only(tmp_path):
     beside = alone(tmp_path, 0.8)
     one = made(tmp_path, "one", flat(0.7), alone=beside, by="personal")
-    assert "10.0 points worse" in harm(one)
+    assert "10.00 points worse" in harm(one)
 
 
 def test_local_only_training_that_diverged_is_said(tmp_path):

@@ -47,16 +47,17 @@ def _cells(tried: Tried) -> Iterator[str]:
         seeds = "" if len(tried.folders) == 1 else f" ({len(tried.diverged)} of {len(tried.folders)} seeds)"
         yield f"diverged{seeds}"
         return
-    yield _percent(tried.last)
-    rounds = sorted(tried.best_rounds)
-    yield f"{_percent(tried.best)} ({rounds[0] if rounds[0] == rounds[-1] else f'{rounds[0]} to {rounds[-1]}'})"
+    decimals = 2 if tried.examples >= 5000 else 1  # where an example weighs 0.02 % or less
+    yield percent(tried.last.mean, decimals) + _half(tried.last, decimals)
+    rounds = sorted(set(tried.best_rounds))
+    which = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    yield f"{percent(tried.best.mean, decimals)}{_half(tried.best, decimals)} ({which})"
     if isinstance(tried.gain, Gains):
-        gain = tried.gain.estimate
-        yield points(gain.mean) + ("" if gain.half is None else f" ± {percent(gain.half)}")
+        yield points(tried.gain.estimate.mean, decimals) + _half(tried.gain.estimate, decimals)
 
 
-def _percent(e: Estimate) -> str:
-    return percent(e.mean) + ("" if e.half is None else f" ± {percent(e.half)}")
+def _half(e: Estimate, decimals: int) -> str:
+    return "" if e.half is None else f" ± {percent(e.half, decimals)}"
 
 
 def _about(found: Sweep) -> str:

@@ -112,7 +112,7 @@ def harm(tried: Tried) -> str | None:
         else f"95 % interval over {over} {_signed(e.low)} to {_signed(e.high)}, "
         + ("which excludes 0" if e.sign else "which holds 0")
     )
-    much = fixed(-100 * e.mean, 1) if -100 * e.mean >= 0.05 else "less than 0.1"
+    much = fixed(-100 * e.mean, 2) if -100 * e.mean >= 0.005 else "less than 0.01"
     return f"{tried.label}: personal models are {much} points worse than local-only ({sure})"
 
 
@@ -145,4 +145,4 @@ def _number(value: object) -> bool:
 
 
 def _signed(difference: float) -> str:
-    return fixed(100 * difference, 1)
+    return fixed(100 * difference, 2)
