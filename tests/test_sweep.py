@@ -134,9 +134,8 @@ def test_everything_may_diverge(held):
 
 def test_a_setting_that_harms_is_warned_of(held):
     """With alpha = beta = 0 nobody looks at a label."""
-    found = sweep(
-        held, {"algorithm.alpha": [0.9, 0.0], "algorithm.beta": [0.0], "optimizer.lr": [0.1], "rounds": [4], "partition.clients": 6}, out="s"
-    )
+    fixed = {"algorithm.beta": 0.0, "optimizer.lr": 0.1, "rounds": 4, "partition.clients": 6}
+    found = sweep(held, {"algorithm.alpha": [0.9, 0.0], **fixed}, out="s")
     (said,) = [warning for warning in found.warnings if warning.startswith("alpha=0.0: ")]
     assert re.search(r"personal models are \d\d\.\d\d points worse than local-only \(95 % interval over 6 clients", said)
     assert said.endswith("which excludes 0)")
