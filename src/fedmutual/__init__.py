@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RunError, UserError
     from fedmutual.runs import Run, run
+    from fedmutual.sweeps import Sweep, sweep
 
-__all__ = ["Config", "ConfigError", "DataError", "Run", "RunError", "UserError", "load_config", "run"]
+__all__ = ["Config", "ConfigError", "DataError", "Run", "RunError", "Sweep", "UserError", "load_config", "run", "sweep"]
 __version__ = version("fedmutual")
 
-_HOMES = {"Config": "config", "load_config": "config", "Run": "runs", "run": "runs"}
+_HOMES = {"Config": "config", "load_config": "config", "Run": "runs", "run": "runs", "Sweep": "sweeps", "sweep": "sweeps"}
 
 
 def __getattr__(name: str) -> object:
