@@ -20,7 +20,7 @@ def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held, cli):
     code, out, err = cli("sweep", held, *given)
     assert code == 0, err
     assert out.count("lr=") >= 4
-    assert "over local-only" in out
+    assert "local-only, points" in out
     assert "on rows held out of the clients' training data (24 in all)" in out
     (line,) = [line for line in out.splitlines() if line.startswith("chosen: ")]
     command = shlex.split(line.partition("run it: ")[2])

@@ -23,7 +23,7 @@ def table(found: Sweep) -> Table:
     for name in ("hold-out, %\nlast round", "hold-out, %\nbest round"):
         made.add_column(name, justify="right", no_wrap=True)
     if any(tried.alone for tried in found.tried):
-        made.add_column("over local-only,\npoints", justify="right", no_wrap=True)
+        made.add_column("personal models over\nlocal-only, points", justify="right", no_wrap=True)
     for tried in found.tried:
         chosen = tried is found.chosen
         made.add_row(escape(tried.label) + (" *" if chosen else ""), *_cells(tried), style="bold" if chosen else "")
