@@ -10,12 +10,31 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RunError, UserError
+    from fedmutual.predicting import Prediction, predict
     from fedmutual.runs import Run, run
 
-__all__ = ["Config", "ConfigError", "DataError", "Run", "RunError", "UserError", "load_config", "run"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DataError",
+    "Prediction",
+    "Run",
+    "RunError",
+    "UserError",
+    "load_config",
+    "predict",
+    "run",
+]
 __version__ = version("fedmutual")
 
-_HOMES = {"Config": "config", "load_config": "config", "Run": "runs", "run": "runs"}
+_HOMES = {
+    "Config": "config",
+    "load_config": "config",
+    "Run": "runs",
+    "run": "runs",
+    "Prediction": "predicting",
+    "predict": "predicting",
+}
 
 
 def __getattr__(name: str) -> object:

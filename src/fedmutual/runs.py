@@ -48,6 +48,25 @@ class Run:
         """summary.json."""
         return read_json(self.folder / folders.SUMMARY)
 
+    @property
+    def round(self) -> int:
+        """The last saved round.
+
+        Raises:
+            RunError: nothing was saved.
+        """
+        return self._saved().round
+
+    @property
+    def shares(self) -> bool:
+        """Whether the server saved a shared model, or a part of one."""
+        return bool(self._state("server"))
+
+    @property
+    def complete(self) -> bool:
+        """Whether what the server saved is a whole model."""
+        return self._state("server").keys() == self._shared_net().state_dict().keys()
+
     def global_model(self) -> nn.Module:
         """The shared model after the last saved round, in eval mode.
 
@@ -58,9 +77,13 @@ class Run:
         if about["pooled"]:
             return self._net(self.config.model.shared, self._client_state(experiments.POOLED))
         state = self._state("server")
-        net = models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
-        if state.keys() != net.state_dict().keys():
-            raise RunError(f"{self.folder}: this run has no complete global model")
+        if not self.complete:
+            names = ", ".join(about["models"]["personal"]) or "none"
+            why = "a part of it stays with each client" if state else "nothing is shared"
+            raise RunError(
+                f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
+                f"(`fedmutual predict --client ID`), of {names}"
+            )
         return self._net(self.config.model.shared, state)
 
     def personal_model(self, client: str) -> nn.Module:
@@ -82,10 +105,17 @@ class Run:
         about = self._about()
         return tuple(about["models"]["input"]), int(about["models"]["classes"])
 
-    def _state(self, half: str) -> dict[str, torch.Tensor]:
+    def _shared_net(self) -> nn.Module:
+        return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
+
+    def _saved(self) -> Saved:
         saved = committed(self.folder)
         if saved is None:
-            raise RunError(f"{self.folder}: nothing was saved yet")
+            raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
+        return saved
+
+    def _state(self, half: str) -> dict[str, torch.Tensor]:
+        saved = self._saved()
         return read_state(self.folder / half / file_name(saved.round), saved.run, saved.round)
 
     def _client_state(self, client: str) -> dict[str, torch.Tensor]:
@@ -180,6 +210,8 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choi
     """Write what the run is, before it is."""
     about = folders.environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": choice._asdict(), "scaling": experiment.data.scaling}
+    if experiment.data.columns is not None:
+        about["columns"] = list(experiment.data.columns)
     folders.write_about(folder, experiment.config, about | _networks(experiment, engine), experiment.data.partition)
 
 

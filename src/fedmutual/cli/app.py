@@ -144,6 +144,64 @@ def report(
     _say(f"report: {output}", soft_wrap=True)
 
 
+@app.command()
+def adapt(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run whose shared model is adapted; it is only read.")],
+    data: Annotated[Path, typer.Option("--data", metavar="NEWCOMER.toml", help="The newcomer's data, network, training.")],
+    fedavg: Annotated[Path | None, typer.Option(help="A FedAvg run to fine-tune; else RUN's shared model is.")] = None,
+    examples: Annotated[str, typer.Option(help="Training examples, separated by commas.")] = "50,100,all",
+    seeds: Seeds = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; else the file's.")] = None,
+    set: Set = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-adapt.")] = None,
+    resume: Resume = False,
+) -> None:
+    """A newcomer takes a run's shared model on: does adapting it by mutual learning pay, and with how many examples?
+
+    Beside it the newcomer trains from scratch, and fine-tunes. Runs go to OUT/WAY/EXAMPLES/SEED, a page to OUT/report.html.
+    """
+    from fedmutual import adapting, newcomer
+    from fedmutual.config import override
+    from fedmutual.report import adapted, write_adaptation
+
+    overrides = dict(override(text) for text in set or ()) | ({} if rounds is None else {"rounds": rounds})
+    words = ["--data", str(data), "--examples", examples, "--seeds", str(seeds)]
+    words += [word for key, value in (("--fedavg", fedavg), ("--rounds", rounds)) if value for word in (key, str(value))]
+    folder, sizes = out_folder or Path("runs") / f"{newcomer.name(data, overrides)}-adapt", adapting.sizes(examples)
+    with _watched(_again("adapt", set, folder, str(run), *words)) as watch:
+        adapting.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
+    table, sentences = adapted(folder)
+    out.print(table)
+    for line in sentences:
+        _say(line)
+    write_adaptation(folder, folder / "report.html")
+    _say(f"report: {folder / 'report.html'}", soft_wrap=True)
+
+
+@app.command()
+def predict(
+    run_or_model: Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="A run's folder, or a model file in it.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Images; or CSV or npz files, for runs on such data.")
+    ],
+    client: Annotated[str | None, typer.Option(help="Whose personal model answers; else the shared model does.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON an example, for scripts.")] = False,
+) -> None:
+    """Classify new examples, scaled as in training, and say which model answered.
+
+    Who has no model of its own is served by the shared one. Example: `fedmutual predict runs/x scan.png --client 3`
+    """
+    from fedmutual.cli import answers
+
+    found = fedmutual.predict(run_or_model, files, client)
+    if as_json:
+        for prediction in found:
+            typer.echo(answers.line(prediction))
+        return
+    _say(f"answered by: {found[0].model}")
+    out.print(answers.table(found))
+
+
 @data_app.command("show")
 def data_show(file: File, set: Set = None) -> None:
     """Draw who has what: clients by classes."""

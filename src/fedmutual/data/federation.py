@@ -35,7 +35,7 @@ class Federation:
     test: Rows  # the federation's whole test set
     partition: dict[str, Any]  # what partition.json holds
     notes: tuple[str, ...]  # one sentence each: what a user should know of these data
-    scaling: dict[str, Any]  # what was done to the inputs: divisor, mean, std, augment
+    scaling: dict[str, Any]  # what was done to the inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None = None  # the names of a table's features
 
     def pooled(self) -> Shares:
@@ -95,12 +95,7 @@ def load(config: Config, prepared: Prepared | None = None) -> Federation:
         test=Rows(store, division.test),
         partition=partition,
         notes=(*source.notes, *read.notes, *remarks(config, partition)),
-        scaling={
-            "divisor": scaled.divisor,
-            "mean": list(scaled.mean),
-            "std": list(scaled.std),
-            "augment": config.data.augment,
-        },
+        scaling={**scaled.record(), "augment": config.data.augment},
         columns=source.columns,
     )
 
