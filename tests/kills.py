@@ -71,10 +71,12 @@ def same(a: Path, b: Path) -> list[str]:
     return sorted(k for k in ours.keys() | theirs.keys() if ours.get(k) != theirs.get(k))
 
 
-def trial(folder: Path, kills: int, seed: int, algorithm: str = "fml", rounds: int = 40) -> list[str]:
+def trial(
+    folder: Path, kills: int, seed: int, algorithm: str = "fml", rounds: int = 40, config: str | None = None
+) -> list[str]:
     """Kill a run that often, let it finish, compare -> what happened, a line each; raises where a byte differs."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.toml").write_text(CONFIG.format(rounds=rounds, algorithm=algorithm))
+    (folder / "config.toml").write_text(config or CONFIG.format(rounds=rounds, algorithm=algorithm))
     rng = random.Random(seed)
     lines = [kill_once(folder, folder / "killed", rng) for _ in range(kills)]
     finish(folder, folder / "killed")

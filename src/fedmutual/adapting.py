@@ -50,11 +50,11 @@ def adapt(
     first, read = who.config("fml", None), who.prepare()
     _note_divisor(read, shared)
     folder = Path(out)
-    there = _there(sizes, data.load(first, read), str(file))
+    there = _there(sizes, data.load(first, {"": read}), str(file))
     numbers = range(first.seed, first.seed + seeds)
     arms = [(arm, size, seed, who.config(arm, n, seed)) for size, n in there.items() for seed in numbers for arm in ARMS]
     for *_, config in arms[: len(ARMS)]:
-        experiments.build(config, prepared=read).client(_ONE)
+        experiments.build(config, prepared={"": read}).client(_ONE)
     planned: list[Planned] = [
         (f"{arm}, {size} examples, seed {seed}", config, folder / arm / size / str(seed)) for arm, size, seed, config in arms
     ]
@@ -152,7 +152,7 @@ def _as_it_is(who: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[in
     found: Table = {size: {} for size in sizes}
     for size, n in sizes.items():
         for seed in seeds:
-            shares = data.load(who.config("fml", n, seed), read).clients[_ONE]
+            shares = data.load(who.config("fml", n, seed), {"": read}).clients[_ONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
                 found[size][str(seed)] = score(net, shares.validation, Classification())["accuracy"]

@@ -127,6 +127,11 @@ class Data(Protocol):
 class Task(Protocol):
     """What a client learns: classification unless it brings its own. Losses are scalars, means over the batch."""
 
+    @property
+    def outputs(self) -> int | None:
+        """How many outputs a network has, for targets that are numbers [B]; None: one a class, for targets int64 [B]."""
+        ...
+
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """The loss of one network on its own targets."""
         ...
@@ -159,7 +164,7 @@ class Client:
     rate: Setting = 0.01  # the learning rate of its optimisers
     shared: tuple[str, ...] = ()  # the names of the meme's tensors that cross; the others are its adaptor and stay home
     twins: frozenset[str] = frozenset()  # those of them that began equal to a tensor of the personal net, by right
-    own: Mapping[str, Any] = field(default_factory=dict)  # its own alpha, task, ...: replace the phase's, never sent
+    own: Mapping[str, Any] = field(default_factory=dict)  # its task, own alpha, ...: replace the phase's, never sent
     precision: torch.dtype | None = None  # a lower one that its networks compute in; weights keep theirs
     tells: bool = True  # whether its losses and scores may be told; messages cross either way
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
@@ -234,9 +239,10 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
     nets = {n: Net(lowered(m, client), trainable(m)) for n, m in client.nets.items()}
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
     losses: list[Message] = []
-    for batch in phase.batches(client, inbox, at):
+    for batch in phase.batches(client, inbox, at) if params else ():
         terms = phase.loss(nets, batch, const)
-        grads = torch.autograd.grad(list(terms.values()), list(params.values()), allow_unused=True)
+        moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
+        grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
         edited, client.memory = phase.edit(
             {k: g for k, g in zip(params, grads, strict=True) if g is not None}, client.memory
         )
@@ -264,7 +270,7 @@ def ready(client: Client, at: At) -> None:
         for group in optimizer.param_groups:
             group["lr"] = at.number(client.rate)
     for net in client.nets.values():
-        net.train()
+        net.train(any(p.requires_grad for p in net.parameters()))  # a frozen one keeps its running statistics too
 
 
 def lowered(call: Callable[[Tensor], Tensor], client: Client) -> Callable[[Tensor], Tensor]:

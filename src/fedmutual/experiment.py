@@ -5,21 +5,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from fedmutual import data, models
+from fedmutual import data, models, tasks
 from fedmutual.boundary import constant
 from fedmutual.config import Config, client_settings, make_algorithm
 from fedmutual.config.schema import ClientConfig
-from fedmutual.core import Algorithm, At, Client, Data, Message
-from fedmutual.data.rows import Rows
+from fedmutual.core import Algorithm, At, Client, Data, Message, Task
+from fedmutual.data.examples import listed
+from fedmutual.data.federation import Space
+from fedmutual.data.rows import Chained, Rows
 from fedmutual.engines.base import Exam, score
 from fedmutual.engines.choice import Work, flops
 from fedmutual.engines.loop import Judge, Plan
 from fedmutual.errors import ConfigError
-from fedmutual.losses import Classification
+from fedmutual.models.splice import crossing, differing, fork
+from fedmutual.records.checkpoint import shared_state
 from fedmutual.records.events import Score
 
 POOLED = "pooled"  # the one client of `centralised`
@@ -51,18 +55,16 @@ class Experiment:
 
     @cached_property
     def shared_net(self) -> nn.Module:
-        """The shared architecture with its first weights."""
-        at = At(self.config.seed, -1, self.config.rounds)
-        return self._net(self.config.model.shared, at.rng("model", "shared"), "model.shared")
+        """The shared architecture with the server's first weights, for the first client's inputs and classes."""
+        net = self._shared_net(self.data.space)
+        if self.config.model.weights is not None:
+            _begin(net, self.config.model.weights, self._crossing(net))
+        return net
 
     @cached_property
     def shared(self) -> tuple[str, ...]:
-        """The names of its tensors that cross. With `model.batchnorm = "local"` those of BatchNorm layers do not."""
-        state = self.shared_net.state_dict()
-        if self.config.model.batchnorm == "average":
-            return tuple(state)
-        norms = [n for n, m in self.shared_net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        return tuple(k for k in state if not any(k.startswith(f"{n}.") for n in norms))
+        """The names of its tensors that cross."""
+        return self._crossing(self.shared_net)
 
     def server(self) -> Message:
         """The server's first state: the shared tensors, or nothing where nothing is shared."""
@@ -70,6 +72,12 @@ class Experiment:
             return {}
         state = self.shared_net.state_dict()
         return {k: state[k].detach().to("cpu", copy=True).contiguous() for k in self.shared}
+
+    def task(self, client: str) -> Task:
+        """What a client learns."""
+        own = self._own(client).training.task
+        key = "training.task" if own is None else f"clients.{client}.training.task"
+        return tasks.make(own or self.config.training.task, key)
 
     def personal(self, client: str) -> str:
         """The name of a client's own architecture."""
@@ -93,32 +101,32 @@ class Experiment:
         return Client(
             id=id,
             nets=nets,
-            optimizers={n: self._optimizer(n, net, id) for n, net in nets.items()},
+            optimizers={n: self._optimizer(n, net, id) for n, net in nets.items() if not self._frozen(n, id)},
             data=rows,
             rate=rate,
             shared=shared,
             twins=_twins(nets, shared),
-            own=client_settings(self.config, id),
+            own=client_settings(self.config, id) | {"task": self.task(id)},
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
             tells=(own.share or self.config.share).metrics == "all",
         )
 
     def work(self) -> dict[str, Work]:
         """What each client has to do, by the arithmetic of its networks."""
-        by_name: dict[str, float] = {}
+        counted: dict[tuple[str, Any], float] = {}
         found = {}
         for id in self.clients:
             rows, training = len(self._rows(id)["private"]), self._own(id).training
             epochs = (training.local_epochs or self.config.training.local_epochs) * self.config.rounds
             batch = training.batch_size or self.config.training.batch_size
-            networks = self._networks(id).values()
+            networks, space = self._networks(id).values(), self._space(id)
+            about = (space.shape, space.outputs)
             for name, key in networks:
-                if name not in by_name:
-                    by_name[name] = flops(self._net(name, torch.Generator(), key), self.data.shape)
+                if (name, about) not in counted:
+                    counted[name, about] = flops(self._net(name, space, torch.Generator(), key), space.shape)
             backward = 3  # times a forward, with the forward itself
-            found[id] = Work(
-                epochs * -(-rows // batch), epochs * rows * backward * sum(by_name[name] for name, _ in networks)
-            )
+            a_row = backward * sum(counted[name, about] for name, _ in networks)
+            found[id] = Work(epochs * -(-rows // batch), epochs * rows * a_row)
         return found
 
     def plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> Plan:
@@ -138,20 +146,16 @@ class Experiment:
 
     def judge(self) -> Judge | None:
         """Scores the complete shared model on the test set."""
-        if not self.complete or self.pooled:
+        if not self.complete or self.pooled or self.data.test is None:
             return None
-        net, test = self.global_net(), self.data.test.to(self.device)
+        net, test = self._placed(copy.deepcopy(self.shared_net)), self.data.test.to(self.device)
+        task = tasks.make(self.config.training.task)
 
         def judged(server: Message) -> Score:
             net.load_state_dict(server)
-            return Score("global", None, "test", score(net, test, Classification()))
+            return Score("global", None, "test", score(net, test, task))
 
         return judged
-
-    def global_net(self) -> nn.Module:
-        """A fresh net of the shared architecture."""
-        at = At(self.config.seed, -1, self.config.rounds)
-        return self._placed(self._net(self.config.model.shared, at.rng("model", "shared"), "model.shared"))
 
     def leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
         """All that may leave a client: phase -> name -> dtype, shape."""
@@ -166,8 +170,37 @@ class Experiment:
     def _own(self, client: str) -> ClientConfig:
         return self.config.clients.get(client, ClientConfig())
 
-    def _net(self, name: str, rng: torch.Generator, key: str) -> nn.Module:
-        return models.build(name, self.data.shape, len(self.data.classes), rng, key)
+    def _space(self, client: str) -> Space:
+        return self.data.space if self.pooled else self.data.spaces[client]
+
+    def _net(self, name: str, space: Space, rng: torch.Generator, key: str) -> nn.Module:
+        return models.build(name, space.shape, space.outputs, rng, key)
+
+    def _shared_net(self, space: Space) -> nn.Module:
+        """The shared architecture, whole, with the weights that all share."""
+        at = At(self.config.seed, -1, self.config.rounds)
+        return self._net(self.config.model.shared, space, at.rng("model", "shared"), "model.shared")
+
+    def _meme(self, id: str) -> nn.Module:
+        """A client's fork: the shared architecture; or the shared part of it, with the client's own adaptor."""
+        at, space = At(self.config.seed, -1, self.config.rounds), self._space(id)
+        shared, own = at.rng("model", "shared"), at.rng(id, "adaptor")
+        net = fork(self.config.model, space.shape, space.outputs, shared, own)
+        if self.config.model.weights is not None:
+            net.load_state_dict(net.state_dict() | self.server())
+        return net
+
+    def _crossing(self, net: nn.Module) -> tuple[str, ...]:
+        """Which tensors cross: those of `model.part`; with `model.batchnorm = "local"` not those of BatchNorm layers."""
+        model, state = self.config.model, net.state_dict()
+        found = tuple(state) if model.part is None else crossing(net, model.part, model.shared)
+        if model.batchnorm == "average":
+            return found
+        norms = [n for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        return tuple(k for k in found if not any(k.startswith(f"{n}.") for n in norms))
+
+    def _frozen(self, net: str, client: str) -> bool:
+        return net == "personal" and self._own(client).model.frozen
 
     def _placed(self, net: nn.Module) -> nn.Module:
         """On its device; on a CPU with channels last in memory, which makes convolutions there 1.2 to 1.5 times as fast."""
@@ -188,11 +221,12 @@ class Experiment:
         return found
 
     def _nets(self, id: str) -> dict[str, nn.Module]:
-        at = At(self.config.seed, -1, self.config.rounds)
-        nets = {}
+        at, nets = At(self.config.seed, -1, self.config.rounds), {}
         for net, (name, key) in self._networks(id).items():
-            alone = net == "personal" and not self.pooled  # what all share starts equal
-            nets[net] = self._net(name, at.rng(id, "personal") if alone else at.rng("model", "shared"), key)
+            if self.pooled:
+                nets[net] = copy.deepcopy(self.shared_net)
+            else:
+                nets[net] = self._meme(id) if net == "meme" else self._net(name, self._space(id), at.rng(id, net), key)
         if self.config.model.start == "server" and "personal" in nets:
             try:
                 nets["personal"].load_state_dict(self.shared_net.state_dict())
@@ -201,13 +235,15 @@ class Experiment:
                     f"model.start = 'server': client {id!r} has the personal network {self.personal(id)!r}, which cannot "
                     f"start from the shared {self.config.model.shared!r}; use model.start = 'own'"
                 ) from None
+        if "personal" in nets and self._frozen("personal", id):
+            nets["personal"].requires_grad_(False)
         return nets
 
     def _check_alone(self, id: str, nets: Mapping[str, nn.Module]) -> None:
         """Raise ConfigError where a net cannot be trained on one example at a time, as BatchNorm over features cannot."""
         for name, net in nets.items():
             try:
-                copy.deepcopy(net).train()(torch.zeros(1, *self.data.shape, device=self.device))
+                copy.deepcopy(net).train()(torch.zeros(1, *self._space(id).shape, device=self.device))
             except ValueError as problem:
                 raise ConfigError(
                     f"client {id!r} trains on one example at a time, which its {name} network cannot ({problem}); raise "
@@ -229,7 +265,7 @@ class Experiment:
 
     def _rows(self, id: str) -> dict[str, Data]:
         """Rows to train on, and to be scored on: keys as in `_exams`."""
-        found: dict[str, Rows | None]
+        found: dict[str, Rows | Chained | None]
         if self.pooled:
             found = {"private": self.data.pooled().private, "test": self.data.test}
             for i, shares in self.data.clients.items():
@@ -251,13 +287,14 @@ class Experiment:
             return
         own = [kind for kind in ("validation", "holdout") if kind in self._rows(id)]
         if "personal" in self.algorithm.scores:
-            yield from (Exam("personal", kind, "personal", id, kind) for kind in (*own, "test"))
+            every = (*own, "test") if self.data.test is not None else own
+            yield from (Exam("personal", kind, "personal", id, kind) for kind in every)
         if "global" in self.algorithm.scores:
             model = "global" if self.complete else "meme"
             yield from (Exam("meme", kind, model, id, kind) for kind in own)
 
 
-def build(config: Config, device: str | None = None, prepared: data.Prepared | None = None) -> Experiment:
+def build(config: Config, device: str | None = None, prepared: Mapping[str, data.Prepared] | None = None) -> Experiment:
     """Read the data, unless they are prepared, and check that everything the configuration names can be made.
 
     Raises:
@@ -274,7 +311,51 @@ def build(config: Config, device: str | None = None, prepared: data.Prepared | N
             f"key 'model.personal' names {len(personal)} networks for {len(federation.clients)} clients; "
             "name one for all, or one for each"
         )
+    _check_shared(experiment)
     return experiment
+
+
+def _check_shared(experiment: Experiment) -> None:
+    """Raise ConfigError unless what is shared has one shape at all clients."""
+    config, spaces = experiment.config, experiment.data.spaces
+    if config.model.weights is not None and not ("global" in experiment.algorithm.scores or config.model.start == "server"):
+        raise ConfigError(
+            f"key 'model.weights' has no effect: algorithm {config.algorithm['name']!r} shares no model, and personal "
+            "networks start from their own weights; set model.start = 'server', or take it out"
+        )
+    if "global" not in experiment.algorithm.scores or experiment.pooled:
+        return
+    first = experiment.data.space
+    for client, space in spaces.items():
+        if space.like(first):
+            continue
+        one = next(iter(spaces))
+        if config.model.part is None and space.classes != first.classes:
+            raise ConfigError(
+                f"client {client!r} has {len(space.classes)} classes ({listed(space.classes, 3)}) and client {one!r} "
+                f"{len(first.classes)} ({listed(first.classes, 3)}), and the shared network is a whole one with an output a "
+                "class; name all classes in data.classes, by which labels are matched, or share a part of it ('model.part')"
+            )
+        odd = differing(experiment.shared_net, experiment._shared_net(space), experiment.shared)
+        if odd is not None:
+            raise ConfigError(
+                f"what is shared differs in shape between clients {one!r} and {client!r}, whose examples have the shapes "
+                f"{list(first.shape)} and {list(space.shape)}: {odd!r} of network {config.model.shared!r}; share another "
+                "part ('model.part'), or resize images ('data.size')"
+            )
+
+
+def _begin(net: nn.Module, run: Path, names: tuple[str, ...]) -> None:
+    """Load what another run shares into a net. Raises UserError where it is of another network."""
+    state, own = shared_state(run), net.state_dict()
+    odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
+    if odd:
+        shapes = (list(found[odd[0]].shape) if odd[0] in found else "none" for found in (state, own))
+        raise ConfigError(
+            f"key 'model.weights': {run} shares another network: {odd[0]!r} has the shape {next(shapes)} there and "
+            f"{next(shapes)} here; give 'model.shared' and 'model.part' as that run has them, and its classes"
+        )
+    net.load_state_dict(own | state)
 
 
 def pick_device(name: str) -> torch.device:

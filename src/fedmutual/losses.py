@@ -58,6 +58,7 @@ class Classification:
     """The task of a client that brings no other: outputs are logits [B, C], targets class indices [B]."""
 
     tells: tuple[str, ...] = scores.DECLARED
+    outputs: None = None
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """Cross-entropy, mean over the batch."""
@@ -72,3 +73,31 @@ class Classification:
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
         """Accuracy and its like over a whole data set [N, C], [N]."""
         return scores.classification(output, target)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """Outputs are numbers [B, 1], targets numbers [B]. What classifiers say by posteriors, these say by their outputs."""
+
+    tells: tuple[str, ...] = scores.OF_NUMBERS
+    outputs: int = 1
+
+    def fit(self, output: Tensor, target: Tensor) -> Tensor:
+        """The squared error, mean over the batch."""
+        return F.mse_loss(output.squeeze(-1), target)
+
+    def mutual(
+        self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """As `mutual` of this module, with the squared distance from the other's output, detached, in the place of KL.
+
+        The temperature has no meaning here and is not used.
+        """
+        return (
+            alpha * self.fit(personal, target) + (1 - alpha) * F.mse_loss(personal, meme.detach()),
+            beta * self.fit(meme, target) + (1 - beta) * F.mse_loss(meme, personal.detach()),
+        )
+
+    def score(self, output: Tensor, target: Tensor) -> scores.Scores:
+        """Errors over a whole data set [N, 1], [N]."""
+        return scores.regression(output.squeeze(-1), target)

@@ -13,7 +13,7 @@ from fedmutual.config.schema import Table
 from fedmutual.data.examples import listed
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError
-from fedmutual.records.checkpoint import file_name
+from fedmutual.records.checkpoint import file_name, shared_state
 from fedmutual.records.folder import CONFIG
 from fedmutual.records.interface import Interface, interface
 from fedmutual.runs import Run
@@ -43,7 +43,7 @@ class Source:
     def model(self) -> Table:
         """The keys of [model] that say what is shared."""
         found = self.run.config.model.model_dump(exclude_defaults=True)
-        return {"shared": self.run.config.model.shared} | {k: found[k] for k in _SHARES if k in found}
+        return {"shared": self.run.config.model.shared} | {k: found[k] for k in (*_SHARES, "adaptor") if k in found}
 
     @property
     def whole(self) -> bool:
@@ -67,14 +67,16 @@ def source(folder: Path) -> Source:
     """A run's shared model.
 
     Raises:
-        RunError: there is no run, nothing was saved, or nothing is shared.
+        RunError: there is no run, nothing was saved, nothing is shared, or it learns no classes.
     """
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: is no run's folder, it has no {CONFIG}; name one that `fedmutual run` made")
     run = Run(folder)
-    if not run.shares:
-        name = run.config.algorithm["name"]
-        raise RunError(f"{folder}: its algorithm {name!r} shares no model; name a run that federates")
+    shared_state(folder)
+    if run.config.training.task != "classification":
+        raise RunError(
+            f"{folder}: it learns {run.config.training.task!r}, and newcomers are held against it by accuracy only"
+        )
     return Source(run)
 
 
@@ -90,21 +92,27 @@ class Newcomer:
     def config(self, arm: str, size: int | None, seed: int | None = None) -> Config:
         """The ordinary configuration of one way (of ARMS) with so many training examples; None: all that there are."""
         own = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
-        personal = {k: v for k, v in own.items() if k == "personal"}
-        weights = {k: str(s.run.folder.resolve()) for k, s in (("fml", self.shared), ("fine-tune", self.tuned))}
-        model = {
-            "fml": {**own, **self.shared.model, "start": "own" if personal else "server"},
-            "scratch": {**personal, "shared": self.shared.model["shared"]},
-            "fine-tune": {**self.tuned.model, "start": "server"},
-        }[arm]
+        personal, adaptor = ({k: v for k, v in own.items() if k == key} for key in ("personal", "adaptor"))
+        start = {"start": "server"}  # needs a whole model
+        others = "independent"
+        if arm == "fml":
+            model = {**self.shared.model, **own, **({} if personal or not self.shared.whole else start)}
+        elif arm == "scratch":
+            model = {"shared": self.shared.model["shared"], **personal}
+        else:
+            model = {**self.tuned.model, **(start if self.tuned.whole else adaptor)}
+            others = "independent" if self.tuned.whole else "fedavg"  # of one: a part with an adaptor, trained alone
+        weights = {"fml": self.shared, "fine-tune": self.tuned}.get(arm)
+        if weights is not None:
+            model["weights"] = str(weights.run.folder.resolve())
         return parse_config(
             {
                 "name": NAME,
                 **self.tables,
                 **({} if seed is None else {"seed": seed}),
                 "partition": {"kind": "iid", "clients": 1, **({} if size is None else {"examples": size})},
-                "algorithm": self.tables.get("algorithm", {}) if arm == "fml" else {"name": "independent"},
-                "model": model | ({"weights": weights[arm]} if arm in weights else {}),
+                "algorithm": self.tables.get("algorithm", {}) if arm == "fml" else {"name": others},
+                "model": model,
             },
             self.file,
         )
@@ -116,7 +124,7 @@ class Newcomer:
             UserError: a class that the shared model does not know, examples of another shape, columns or scaling.
         """
         try:
-            read = data.prepare(self.config("fml", None))
+            read = data.prepare(self.config("fml", None))[""]
         except UnknownClass as problem:
             raise DataError(
                 f"{problem.what} of the shared model in {self.shared.run.folder}; rename it with data.labels, or start from "
@@ -127,12 +135,12 @@ class Newcomer:
 
     def _check_inputs(self, read: data.Prepared) -> None:
         """Raise ConfigError where the newcomer's inputs are not what the shared model takes."""
-        takes, place = self.shared.takes, f"the shared model of {self.shared.run.folder}"
-        if self.shared.whole and read.shape != takes.shape:
-            images = len(read.shape) == len(takes.shape) == 3 and read.shape[0] == takes.shape[0]
+        takes, shape, place = self.shared.takes, read.space.shape, f"the shared model of {self.shared.run.folder}"
+        if self.shared.whole and shape != takes.shape:
+            images = len(shape) == len(takes.shape) == 3 and shape[0] == takes.shape[0]
             mend = f"set data.size = {list(takes.shape[1:])}" if images else "give it such examples"
             raise ConfigError(
-                f"{self.file}: the examples have the shape {list(read.shape)} and {place} takes {list(takes.shape)}; {mend}"
+                f"{self.file}: the examples have the shape {list(shape)} and {place} takes {list(takes.shape)}; {mend}"
             )
         if takes.columns is not None and read.source.columns != takes.columns:
             raise ConfigError(
@@ -141,7 +149,7 @@ class Newcomer:
             )
         scaled = {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}
         for key, values in scaled.items():
-            if self.shared.whole and values != takes.scaling[key]:
+            if self.shared.whole and takes.agreed and values != takes.scaling[key]:
                 raise ConfigError(
                     f"{self.file}: key 'data.{key}' makes {values} of what {place} takes with {takes.scaling[key]}; take "
                     "data.mean and data.std out, and the run's are used"
@@ -163,7 +171,7 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
     for key, why in _NOT_HERS.items():
         if key in tables:
             raise ConfigError(f"{file}: key {key!r} has no place here: {why}; take it out")
-    parse_config(tables, str(file))  # says what is wrong with a key or its type
+    parsed = parse_config(tables, str(file))  # says what is wrong with a key or its type
     given, model = tables.get("data", {}), tables.get("model", {})
     if "name" not in given:
         raise ConfigError(f"{file}: the key 'data.name' is missing, which says where the newcomer's examples come from")
@@ -171,6 +179,8 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
         raise ConfigError(
             f"{file}: key 'algorithm.name': a newcomer adapts by 'fml', the other ways are run beside it; take it out"
         )
+    if parsed.training.task != "classification":
+        raise ConfigError(f"{file}: key 'training.task': the ways are held against each other by accuracy; take it out")
     for key in ("start", "weights"):
         if key in model:
             raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
@@ -191,7 +201,7 @@ def _data(file: Path, given: Table, shared: Source) -> Table:
                 f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
                 f"outputs {listed(takes.classes)}; take the key out: who has only some of the classes is matched by name"
             )
-    if "mean" not in given and "std" not in given:
+    if takes.agreed and "mean" not in given and "std" not in given:
         settled |= {"mean": takes.scaling["mean"], "std": takes.scaling["std"]}
     if takes.scaling.get("size"):
         settled["size"] = takes.scaling["size"]

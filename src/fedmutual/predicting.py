@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fedmutual.config import alone, brings_data
 from fedmutual.data import arrays, folder, scaling, table
 from fedmutual.data.examples import BadRows, listed, rows_first
 from fedmutual.data.rows import finite
@@ -16,7 +17,7 @@ from fedmutual.errors import DataError, RunError
 from fedmutual.experiment import POOLED
 from fedmutual.records.checkpoint import committed, file_name
 from fedmutual.records.files import read_json
-from fedmutual.records.folder import CONFIG, ENVIRONMENT, PARTITION
+from fedmutual.records.folder import CONFIG, ENVIRONMENT
 from fedmutual.records.interface import Interface, interface
 from fedmutual.runs import Run
 
@@ -49,7 +50,7 @@ class Answering(NamedTuple):
     net: nn.Module  # in eval mode
     said: str
     takes: Interface
-    images: bool  # whether its data were image files, which are resized when they are read
+    files: bool  # whether its data were image files, which are resized when they are read
 
 
 @torch.no_grad()
@@ -84,21 +85,34 @@ def choose(path: Path, client: str | None = None) -> Answering:
     """
     place, client = _place(path, client)
     run = Run(place)
-    about, known = read_json(place / ENVIRONMENT), read_json(place / PARTITION)["clients"]
-    images = run.config.data.name == "folder"
-    if client is not None and client not in known:
+    about = read_json(place / ENVIRONMENT)
+    if client is not None and client not in about["clients"]:
         raise RunError(
-            f"{place}: there is no client {client!r}; there are {', '.join(known)}, and without --client the shared model "
-            "answers"
+            f"{place}: there is no client {client!r}; there are {', '.join(about['clients'])}, and without --client the "
+            "shared model answers"
         )
-    own = about["models"]["personal"].get(client)
+    shared, own = run.config.model.shared, about["models"]["personal"].get(client)
     if client is not None and own:
-        said, net = f"personal model of client {client!r} ({own['name']})", run.personal_model(client)
-        return Answering(net, f"{said}, round {run.round}", interface(place, client), images)
+        return _answering(run, run.personal_model(client), f"personal model of client {client!r} ({own['name']})", client)
+    if client is not None and not about["pooled"] and not run.complete:
+        return _answering(run, run.meme(client), f"client {client!r}'s fork of the shared model ({shared})", client)
     kind = "model of all data in one place" if about["pooled"] else "shared model"
     served = f", for client {client!r}, who has none of its own" if client is not None else ""
-    said = f"{kind} ({run.config.model.shared}), round {run.round}{served}"
-    return Answering(run.global_model(), said, interface(place), images)
+    return _answering(run, run.global_model(), f"{kind} ({shared})", client, served)
+
+
+def _answering(run: Run, net: nn.Module, said: str, client: str | None, served: str = "") -> Answering:
+    takes = interface(run.folder, client)
+    if takes.task != "classification":
+        who = "its clients learn" if client is None else f"client {client!r} learns"
+        raise RunError(f"{run.folder}: {who} {takes.task!r}, and classes alone can be predicted; load the model in Python")
+    if not takes.agreed:
+        raise RunError(
+            f"{run.folder}: its clients scale their inputs each in its own way, and the shared model does not know in which "
+            "these files came; name a client with --client"
+        )
+    config = alone(run.config, client or next(iter(run.config.clients))) if brings_data(run.config) else run.config
+    return Answering(net, f"{said}, round {run.round}{served}", takes, config.data.name == "folder")
 
 
 def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
@@ -147,7 +161,7 @@ def _image(file: Path, answering: Answering) -> Tensor:
     most = takes.scaling["divisor"]
     if not _pixels(takes) or shape[0] not in (1, 3):
         raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_wanted(answering)}")
-    x = torch.from_numpy(folder.decode(file, shape[0] == 1, takes.scaling.get("size") if answering.images else None)[None])
+    x = torch.from_numpy(folder.decode(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
     if x.max() > most:
         raise BadRows(
             f"{file} has pixels up to {int(x.max())}, and those that the model learned from go up to {most:g}; scale it so"

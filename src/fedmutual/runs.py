@@ -1,5 +1,6 @@
 """One experiment, from its configuration to its folder; and the folder opened again."""
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
@@ -21,9 +22,19 @@ from fedmutual.engines.loop import federate
 from fedmutual.engines.spread import Lost
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
+from fedmutual.models.splice import fork
 from fedmutual.records import folder as folders
 from fedmutual.records import tensorboard
-from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, load_client, read_state, sweep
+from fedmutual.records.checkpoint import (
+    Checkpoints,
+    Saved,
+    committed,
+    file_name,
+    load_client,
+    read_state,
+    shared_state,
+    sweep,
+)
 from fedmutual.records.events import Observer
 from fedmutual.records.files import read_json, write_json
 from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, read_lines, rewind
@@ -58,11 +69,6 @@ class Run:
         return self._saved().round
 
     @property
-    def shares(self) -> bool:
-        """Whether the server saved a shared model, or a part of one."""
-        return bool(self._state("server"))
-
-    @property
     def complete(self) -> bool:
         """Whether what the server saved is a whole model."""
         return self._state("server").keys() == self._shared_net().state_dict().keys()
@@ -78,7 +84,7 @@ class Run:
             return self._net(self.config.model.shared, self._client_state(experiments.POOLED))
         state = self._state("server")
         if not self.complete:
-            names = ", ".join(about["models"]["personal"]) or "none"
+            names = ", ".join(about["clients"])
             why = "a part of it stays with each client" if state else "nothing is shared"
             raise RunError(
                 f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
@@ -96,14 +102,30 @@ class Run:
         if client not in names:
             known = ", ".join(names) or "none: its algorithm trains no personal models"
             raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
-        return self._net(names[client]["name"], self._client_state(client))
+        return self._net(names[client]["name"], self._client_state(client), client)
+
+    def meme(self, client: str) -> nn.Module:
+        """A client's fork of the shared model after the last saved round, with its own adaptor where there is one; in eval
+        mode.
+
+        Raises:
+            RunError: nothing was saved, or there is no such client or fork.
+        """
+        if client not in self._about()["clients"]:
+            raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(self._about()['clients'])}")
+        shared = shared_state(self.folder)
+        net = fork(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
+        net.load_state_dict(shared | self._client_state(client, "meme."))
+        return net.eval()
 
     def _about(self) -> dict[str, Any]:
         return read_json(self.folder / folders.ENVIRONMENT)
 
-    def _sizes(self) -> tuple[tuple[int, ...], int]:
-        about = self._about()
-        return tuple(about["models"]["input"]), int(about["models"]["classes"])
+    def _sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
+        """What networks take and give: a client's, or everyone's."""
+        clients = self._about()["clients"]
+        about = clients[client] if client else next(iter(clients.values()))
+        return tuple(about["input"]), int(about["outputs"])
 
     def _shared_net(self) -> nn.Module:
         return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
@@ -118,12 +140,12 @@ class Run:
         saved = self._saved()
         return read_state(self.folder / half / file_name(saved.round), saved.run, saved.round)
 
-    def _client_state(self, client: str) -> dict[str, torch.Tensor]:
+    def _client_state(self, client: str, prefix: str = "personal.") -> dict[str, torch.Tensor]:
         state = self._state(f"clients/{client}")
-        return {k.removeprefix("personal."): v for k, v in state.items() if k.startswith("personal.")}
+        return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
-    def _net(self, name: str, state: dict[str, torch.Tensor]) -> nn.Module:
-        net = models.build(name, *self._sizes(), At(0, -1, 1).rng("any"))
+    def _net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:
+        net = models.build(name, *self._sizes(client), At(0, -1, 1).rng("any"))
         net.load_state_dict(state)
         return net.eval()
 
@@ -166,10 +188,10 @@ def run_together(
     looked = [_look(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
     left = [n for n, recorded in enumerate(looked) if recorded is not None]
     with _alone(max((config.engine.threads for config in configs), default=1)):
-        prepared: dict[Any, data.Prepared] = {}
+        prepared: dict[str, dict[str, data.Prepared]] = {}
         built = {}
         for n in left:
-            key = repr((configs[n].data, configs[n].partition.kind == "domains"))
+            key = _same_data(configs[n])
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
             built[n] = experiments.build(configs[n], (looked[n] or {}).get("device"), prepared[key])
         compiled = any(configs[n].engine.compile for n in left)
@@ -186,6 +208,12 @@ def run_together(
     if problems:
         raise problems[0]
     return [Run(folder) for folder in outs]
+
+
+def _same_data(config: Config) -> str:
+    """Equal for configurations that read the same data."""
+    clients = {i: (own.data, own.training.task) for i, own in config.clients.items()}
+    return repr((config.data, config.partition.kind == "domains", config.training.task, clients))
 
 
 def stacks(config: Config) -> bool:
@@ -209,9 +237,7 @@ def _alone(threads: int) -> Iterator[None]:
 def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choice) -> None:
     """Write what the run is, before it is."""
     about = folders.environment(experiment.config.engine.threads, experiment.device)
-    about |= {"engine": choice._asdict(), "scaling": experiment.data.scaling}
-    if experiment.data.columns is not None:
-        about["columns"] = list(experiment.data.columns)
+    about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
     folders.write_about(folder, experiment.config, about | _networks(experiment, engine), experiment.data.partition)
 
 
@@ -299,7 +325,7 @@ def _train(
 ) -> None:
     """Start, or go on from what is saved, to the end; then sum up."""
     config = experiment.config
-    name = folders.identity(config, experiment.data.partition["fingerprint"])
+    name = folders.identity(config, _fingerprint(experiment))
     server, saved = _restored(experiment, engine, folder, name)
     seconds = saved.seconds if saved else 0.0
     checkpoints = Checkpoints(folder, config.records.checkpoint_every, name, seconds)
@@ -319,10 +345,19 @@ def _train(
             "seconds": round(checkpoints.seconds, 3),
             **summarise(config, read_lines(folder / METRICS), read_lines(folder / LEDGER)),
             "leaves": experiment.leaves(),
-            "data": {"name": config.data.name, "classes": list(experiment.data.classes)},
+            "data": {"name": config.data.name, "classes": experiment.data.partition["classes"]},
             "fingerprint": experiment.data.partition["fingerprint"],
         },
     )
+
+
+def _fingerprint(experiment: Experiment) -> str:
+    """Of the data, and of another run's model where the server starts with it: that run may have gone on since."""
+    data: str = experiment.data.partition["fingerprint"]
+    if experiment.config.model.weights is None:
+        return data
+    tensors = sorted(experiment.shared_net.state_dict().items())
+    return data + hashlib.sha256(b"".join(v.cpu().numpy().tobytes() for _, v in tensors)).hexdigest()
 
 
 def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, Saved | None]:
@@ -353,9 +388,19 @@ def _networks(experiment: Experiment, engine: Engine) -> dict[str, Any]:
     return {
         "pooled": experiment.pooled,
         "models": {
-            "input": list(experiment.data.shape),
-            "classes": len(experiment.data.classes),
+            "input": list(experiment.data.space.shape),
+            "classes": len(experiment.data.space.classes),
             "shared": {"name": experiment.config.model.shared, "parameters": shared},
             "personal": {i: {"name": experiment.personal(i), "parameters": n} for i, n in personal.items()},
         },
+        "clients": {i: _space(experiment, i) for i in experiment.data.clients},
     }
+
+
+def _space(experiment: Experiment, client: str) -> dict[str, Any]:
+    """What a client's networks take and give."""
+    space = experiment.data.spaces[client]
+    about = {"input": list(space.shape), "outputs": space.outputs, "classes": list(space.classes), "scaling": space.scaling}
+    own = experiment.config.clients.get(client)
+    task = (own.training.task if own else None) or experiment.config.training.task
+    return about | {"task": task} | ({} if space.columns is None else {"columns": list(space.columns)})

@@ -1,4 +1,4 @@
-"""How well a classifier does: accuracy, and what accuracy hides."""
+"""How well a network does: a classifier's accuracy, and what accuracy hides; the errors of one that gives numbers."""
 
 import math
 
@@ -16,6 +16,10 @@ Scores = dict[str, float | int | list[float | None] | None]
 
 DECLARED = ("examples", "accuracy", "loss", "balanced_accuracy", "auroc", "majority", "recall")
 """All that the second channel may tell of an evaluation; `share.metrics = "none"` closes it."""
+
+
+OF_NUMBERS = ("examples", "loss", "mean_absolute_error", "r2")
+"""The same for targets that are numbers."""
 
 
 def classification(logits: Tensor, targets: Tensor) -> Scores:
@@ -57,3 +61,22 @@ def _auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None:
     sums = np.where(y[:, None] == present, ranks, 0.0).sum(0)
     areas = (sums - positive * (positive + 1) / 2) / (positive * (len(y) - positive))
     return float(areas.mean())
+
+
+def regression(output: Tensor, target: Tensor) -> Scores:
+    """Scores of numbers [N] against targets [N], in the targets' own units.
+
+    loss (mean squared error); mean_absolute_error; r2 (the share of the targets' variance that is explained, 1 at best,
+    below 0 worse than always saying their mean; None where all targets are equal). None where outputs overflow.
+    """
+    from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
+
+    y, out = target.cpu().double().numpy(), output.cpu().double().numpy()
+    if not np.isfinite(out).all():
+        return {"examples": len(y), "loss": None, "mean_absolute_error": None, "r2": None}
+    return {
+        "examples": len(y),
+        "loss": float(mean_squared_error(y, out)),
+        "mean_absolute_error": float(mean_absolute_error(y, out)),
+        "r2": float(r2_score(y, out)) if len(np.unique(y)) > 1 else None,
+    }

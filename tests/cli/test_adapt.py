@@ -230,7 +230,18 @@ def test_what_is_unfinished_is_not_shown(run, cli):
 
 def test_at_alpha_equal_beta_two_equal_nets_teach_each_other_nothing_in_round_one(run, cli):
     """KL and its gradient are 0, so mutual learning from the server's model is fine-tuning at alpha times the rate."""
-    same = ("--examples", "40", "--seeds", 1, "--rounds", 1, "--set", "optimizer.weight_decay=0", "--set", "algorithm.beta=0.4")
+    same = (
+        "--examples",
+        "40",
+        "--seeds",
+        1,
+        "--rounds",
+        1,
+        "--set",
+        "optimizer.weight_decay=0",
+        "--set",
+        "algorithm.beta=0.4",
+    )
     assert adapt(cli, *same, out="mutual")[0] == 0
     assert adapt(cli, *same, "--set", "optimizer.lr=0.02", out="tuned")[0] == 0
     mutual, tuned = state("mutual/fml/40/0", 1), state("tuned/fine-tune/40/0", 1)

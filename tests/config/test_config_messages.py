@@ -22,8 +22,8 @@ WRONG = [
     ("[data]\nclients = 3", "unknown key 'data.clients'; did you mean 'partition.clients'?"),
     ("local_epoch = 1", "unknown key 'local_epoch'; did you mean 'training.local_epochs'?"),
     ("[share]\nsecrets = 1", "unknown key 'share.secrets'; there is 'metrics'"),
-    ("[training]\nsteps = 1", "unknown key 'training.steps'; there are 'local_epochs', 'batch_size'"),
-    ("[training]\nfloat16 = true", "unknown key 'training.float16'; there are 'local_epochs', 'batch_size'"),
+    ("[training]\nsteps = 1", "unknown key 'training.steps'; there are 'local_epochs', 'batch_size', 'task'"),
+    ("[training]\nfloat16 = true", "unknown key 'training.float16'; there are 'local_epochs', 'batch_size', 'task'"),
     ("[clients.0]\nlr = 0.1", "unknown key 'clients.0.lr'; did you mean 'optimizer.lr'?"),
     (
         "[clients.0.training]\nbatchsize = 1",
@@ -185,7 +185,7 @@ WRONG = [
     ),
     (
         "[clients.float.training]\nsteps = 0",
-        "unknown key 'clients.float.training.steps'; there are 'local_epochs', 'batch_size'",
+        "unknown key 'clients.float.training.steps'; there are 'local_epochs', 'batch_size', 'task', 'shuffled'",
     ),
     ("[clients.'tuple[x'.model]\npersonal = 3", "key 'clients.tuple[x.model.personal' must be text, not 3"),
 ]

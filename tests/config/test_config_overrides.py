@@ -16,6 +16,7 @@ from fedmutual.config import (
 )
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
+from fedmutual.losses import Classification
 
 FML = """
 [algorithm]
@@ -113,7 +114,8 @@ def test_an_override_may_come_before_its_table() -> None:
 
 def test_what_the_federation_sets_and_what_a_client_has_its_own(file: Path) -> None:
     config = load_config(file)
-    assert client_settings(config) == {"alpha": 0.3, "temperature": 2.0, "batch_size": 16, "local_epochs": 5}
+    federations = {"alpha": 0.3, "temperature": 2.0, "batch_size": 16, "local_epochs": 5, "task": Classification()}
+    assert client_settings(config) == federations
     assert client_settings(config, "4") == {"alpha": Schedule(0.9, 0.1), "local_epochs": 2}
     assert client_settings(config, "0") == {}
     phase = make_algorithm(config).phases[0]

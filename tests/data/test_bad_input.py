@@ -164,7 +164,7 @@ def test_an_image_of_another_size(tmp_path: Path) -> None:
     about = folder(tmp_path, {"cat": 4, "dog": 4})
     odd = image(tmp_path / "dog" / "07.png", size=(9, 5))
     refused(f"{odd} is 9 x 5 pixels", "is 6 x 5; resize all with data.size = [6, 5]", data=about)
-    assert data.load(config(data=about | {"size": [6, 5]})).shape == (3, 6, 5)
+    assert data.load(config(data=about | {"size": [6, 5]})).space.shape == (3, 6, 5)
 
 
 def test_unreadable_images_are_all_named(tmp_path: Path) -> None:

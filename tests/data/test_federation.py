@@ -72,7 +72,8 @@ def test_notes_on_own_data(tmp_path: Path) -> None:
     )
     federation = data.load(config(data=about | {"mean": [0.5] * 3, "std": [0.25] * 3}))
     assert federation.notes == ()
-    assert federation.scaling == {"divisor": 255.0, "mean": [0.5] * 3, "std": [0.25] * 3, "augment": "none"}
+    scaled = {"divisor": 255.0, "mean": [0.5] * 3, "std": [0.25] * 3, "size": None, "augment": "none"}
+    assert federation.space.scaling == scaled
     table = npz(
         tmp_path / "a.npz", x=np.arange(24.0).reshape(12, 2), y=[0, 1, 2] * 4, x_test=np.ones((4, 2)), y_test=[0] * 4
     )
@@ -83,9 +84,10 @@ def test_notes_on_own_data(tmp_path: Path) -> None:
 
 
 def test_scaling_is_told() -> None:
-    assert data.load(config(data={"name": "digits", "augment": "crop-flip"})).scaling == {
+    assert data.load(config(data={"name": "digits", "augment": "crop-flip"})).space.scaling == {
         "divisor": 16.0,
         "mean": [0.3053],
         "std": [0.3760],
+        "size": None,
         "augment": "crop-flip",
     }

@@ -19,7 +19,7 @@ def classes_of(about: dict[str, Any]) -> dict[int, str]:
     found = {}
     for rows in (federation.clients["0"].private, federation.test):
         for x, y in rows.rows(torch.arange(len(rows)).split(4)):
-            found |= {int(a[0]) // 2: federation.classes[int(b)] for a, b in zip(x, y, strict=True)}
+            found |= {int(a[0]) // 2: federation.space.classes[int(b)] for a, b in zip(x, y, strict=True)}
     return found
 
 
@@ -27,7 +27,7 @@ def test_a_site_without_class_3_keeps_4_as_4(tmp_path: Path) -> None:
     y = np.array([0, 1, 2, 4] * 3)
     about = npz(tmp_path / "a.npz", x=X, y=y)
     federation = data.load(config(data=about | {"classes": ["0", "1", "2", "3", "4"]}, **HALF))
-    assert federation.classes == ("0", "1", "2", "3", "4")
+    assert federation.space.classes == ("0", "1", "2", "3", "4")
     assert set(federation.test.labels.tolist()) == {0, 1, 2, 4}
     assert "no client has training examples of class '3', so nobody learns to recognise it" in federation.notes
     federation = data.load(config(data=about, **HALF))  # whole numbers count classes, named or not
@@ -52,14 +52,14 @@ def test_own_names_are_mapped_to_the_federations(tmp_path: Path) -> None:
 def test_names_of_the_data_themselves(tmp_path: Path) -> None:
     named = npz(tmp_path / "a.npz", x=X, y=np.array([1, 0, 1] * 4), classes=np.array(["cat", "dog"]))
     assert classes_of(named) == {i: "cat" if i % 3 == 1 else "dog" for i in range(12)}
-    assert data.load(config(data=named, **HALF)).classes == ("cat", "dog")
-    assert data.load(config(data=named | {"classes": ["dog", "eel", "cat"]}, **HALF)).classes == ("dog", "eel", "cat")
+    assert data.load(config(data=named, **HALF)).space.classes == ("cat", "dog")
+    assert data.load(config(data=named | {"classes": ["dog", "eel", "cat"]}, **HALF)).space.classes == ("dog", "eel", "cat")
     assert classes_of(named | {"classes": ["dog", "eel", "cat"]}) == {i: "cat" if i % 3 == 1 else "dog" for i in range(12)}
 
 
 def test_found_names_are_sorted_as_people_count(tmp_path: Path) -> None:
     about = npz(tmp_path / "a.npz", x=X, y=np.array(["10", "9", "b"] * 4))
-    assert data.load(config(data=about, **HALF)).classes == ("9", "10", "b")
+    assert data.load(config(data=about, **HALF)).space.classes == ("9", "10", "b")
 
 
 def test_an_unknown_name_is_named_with_its_file(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_name_in_data_labels_that_no_label_has(tmp_path: Path) -> None:
     said = "key 'data.labels' renames 'x', and no label is called so; there are 'Pneu', 'norm'"
     refused(said, data=about | {"labels": {"x": "y"}})
     lacking = npz(tmp_path / "b.npz", x=X, y=np.array([0, 1] * 6), classes=np.array(["cat", "dog", "eel"]))
-    assert data.load(config(data=lacking | {"labels": {"eel": "fish"}}, **HALF)).classes == ("cat", "dog", "fish")
+    assert data.load(config(data=lacking | {"labels": {"eel": "fish"}}, **HALF)).space.classes == ("cat", "dog", "fish")
 
 
 @pytest.mark.parametrize(

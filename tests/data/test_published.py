@@ -26,8 +26,8 @@ def test_a_published_set(name: str, shape: tuple[int, ...], sizes: list[int], cl
     if not (ROOT / FOLDERS[name]).is_dir():
         pytest.skip(f"$FEDMUTUAL_DATA names no folder with {FOLDERS[name]}")
     federation = data.load(config(data={"name": name, "resident": False}, partition={"clients": 5}))
-    assert federation.shape == shape
-    assert (federation.classes[0], federation.classes[-1]) == classes
+    assert federation.space.shape == shape
+    assert (federation.space.classes[0], federation.space.classes[-1]) == classes
     assert federation.partition["test"] == {"examples": 10_000, "counts": sizes}
     private = federation.pooled().private
     assert len(private) == (60_000 if name == "mnist" else 50_000)

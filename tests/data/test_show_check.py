@@ -104,7 +104,7 @@ def test_labels_that_look_alike(tmp_path: Path) -> None:
         'data.labels = { "Lung cancer" = "lung  cancer" }'
     ) in said
     merged = about | {"labels": {"Sick": "sick", "sick ": "sick", "Lung cancer": "lung  cancer"}}
-    assert data.load(config(data=merged)).classes == ("lung  cancer", "sick", "well")
+    assert data.load(config(data=merged)).space.classes == ("lung  cancer", "sick", "well")
     assert "look alike" not in found(data=merged)
     assert "look alike" not in found(data=about | {"classes": sorted(set(y.tolist()))})
 

@@ -22,8 +22,8 @@ def test_digits_as_scikit_learn_has_them() -> None:
 
     found = load_digits()
     federation = data.load(config(data={"name": "digits"}, partition={"clients": 1}))
-    assert federation.shape == (1, 8, 8)
-    assert federation.classes == tuple("0123456789")
+    assert federation.space.shape == (1, 8, 8)
+    assert federation.space.classes == tuple("0123456789")
     rows = federation.clients["0"].private
     x, y = everything(rows)
     assert np.array_equal(y.numpy(), found.target[rows.index])
@@ -43,7 +43,7 @@ def test_arrays_of_any_layout(tmp_path: Path, layout: tuple[int, ...]) -> None:
         (6, 3, 4, 5): (3, 4, 5),
         (6, 7): (7,),
     }
-    assert federation.shape == expected[layout]
+    assert federation.space.shape == expected[layout]
     first, _ = everything(federation.test)
     own = torch.from_numpy(x[federation.test.index]).float()
     if layout == (6, 4, 5, 3):
@@ -68,9 +68,9 @@ def test_a_table(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\n".join(["age,ill,patient,score,domain", *rows]))
     about = {"name": "csv", "root": str(tmp_path / "a.csv"), "label": "ill", "group_by": "patient"}
     federation = data.load(config(data=about, split=HALF))
-    assert federation.columns == ("age", "score")
-    assert federation.shape == (2,)
-    assert federation.classes == ("no", "yes")
+    assert federation.space.columns == ("age", "score")
+    assert federation.space.shape == (2,)
+    assert federation.space.classes == ("no", "yes")
     x, y = everything(federation.test)
     assert torch.equal(x[:, 1], x[:, 0] * 10)
     assert torch.equal(y, (x[:, 0] % 2).long())
@@ -96,8 +96,8 @@ def test_folders_of_images(tmp_path: Path) -> None:
     (tmp_path / "cat" / "notes.txt").write_text("no image")
     (tmp_path / ".hidden").mkdir()
     federation = data.load(config(data=about, split=HALF))
-    assert federation.shape == (3, 6, 5)
-    assert federation.classes == ("cat", "dog")
+    assert federation.space.shape == (3, 6, 5)
+    assert federation.space.classes == ("cat", "dog")
     x, y = everything(federation.test)
     assert torch.equal(y, (x[:, 0, 1, 1] * 255 >= 40).long())  # cats have the values 0 to 5, dogs 40 to 45
     assert (x[:, :, 0, 0] == 1).all()
@@ -111,7 +111,7 @@ def test_folders_of_training_and_test_images_of_domains(tmp_path: Path) -> None:
     about = {"name": "folder", "root": str(tmp_path), "size": [4, 4]}
     federation = data.load(config(data=about, partition={"kind": "domains"}))
     assert list(federation.clients) == ["photo", "sketch"]
-    assert federation.shape == (1, 4, 4)
+    assert federation.space.shape == (1, 4, 4)
     assert [len(s.validation) for s in federation.clients.values()] == [2, 2]
     assert len(federation.test) == 4
     assert any(note.startswith("images are read as gray") for note in federation.notes)
@@ -150,7 +150,7 @@ SOURCES = {
 def test_ones_own_code(kind: str, module: Callable[[str], str]) -> None:
     name = f"{module(SOURCES[kind])}:make"
     federation = data.load(config(data={"name": name, "root": "somewhere"}, split=HALF, partition={"clients": 1}))
-    assert federation.classes in (("0", "1"), ("a", "b"))
+    assert federation.space.classes in (("0", "1"), ("a", "b"))
     found = values(federation)
     assert sorted(found["test"] + found["0"]) == list(range(12))
     if kind == "a pair":
@@ -175,6 +175,6 @@ def test_a_dataset_of_pictures_with_groups(module: Callable[[str], str], tmp_pat
     federation = data.load(
         config(data={"name": f"{name}:make", "group_by": "patient"}, split=HALF, partition={"clients": 1})
     )
-    assert federation.shape == (3, 6, 5)
+    assert federation.space.shape == (3, 6, 5)
     x, y = everything(federation.test)
     assert torch.equal((x[:, 0, 1, 1] * 255).round().long() % 2, y)

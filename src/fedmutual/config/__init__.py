@@ -12,14 +12,18 @@ from fedmutual.config.reading import (
     with_algorithm,
 )
 from fedmutual.config.schema import Config, DataConfig, ModelConfig, PartitionConfig, SplitConfig
+from fedmutual.config.sites import ALONE, alone, brings_data
 
 __all__ = [
+    "ALONE",
     "Config",
     "DataConfig",
     "ModelConfig",
     "PartitionConfig",
     "SplitConfig",
     "all_keys",
+    "alone",
+    "brings_data",
     "client_settings",
     "dump_config",
     "load_compared",

@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-from fedmutual import plugins
+from fedmutual import plugins, tasks
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.schema import ClientConfig, Config, Moving, Table, TrainingConfig
 from fedmutual.config.sentences import sentence, unknown
@@ -36,13 +36,14 @@ def client_settings(config: Config, client: str | None = None) -> Table:
     """The algorithm's settings as typed values: all that the federation sets, or those alone that a client has its own."""
     own = config if client is None else config.clients.get(client, ClientConfig())
     types = _setting_types(_kind(config))
-    return {k: _typed(types[k], v) for k, v in _settings(own).items() if k in types}
+    where = "training.task" if client is None else f"clients.{client}.training.task"
+    found = {k: v for k, v in _settings(own).items() if k in types}
+    return {k: tasks.make(v, where) if k == "task" else _typed(types[k], v) for k, v in found.items()}
 
 
 def settings_of(name: str) -> dict[str, Any]:
     """The keys that [algorithm] may hold beside `name`, with their types."""
-    elsewhere = {*TrainingConfig.model_fields, "task"}
-    return {k: t for k, t in _setting_types(_find(name)).items() if k not in elsewhere}
+    return {k: t for k, t in _setting_types(_find(name)).items() if k not in TrainingConfig.model_fields}
 
 
 def all_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

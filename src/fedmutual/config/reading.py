@@ -12,8 +12,9 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedmutual.config.methods import all_keys, check_methods, foreign, settings_of
-from fedmutual.config.schema import Config, OptimizerConfig, PartitionConfig, Table
+from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, Table
 from fedmutual.config.sentences import sentence
+from fedmutual.config.sites import brings_data
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 
@@ -64,6 +65,8 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
         raise ConfigError(f"{source}: {sentence(problem.errors()[0], all_keys())}") from None
     check_methods(config, source)
     _check_partition(config, source)
+    _check_own_data(config, source)
+    _check_model(config, source)
     _check_effect(config, source)
     return config
 
@@ -208,11 +211,43 @@ def _check_partition(config: Config, source: str) -> None:
             raise ConfigError(
                 f"{source}: key 'partition.{key}' has no effect with partition.kind = {partition.kind!r}; take it out"
             )
-    nets = len(config.model.personal or ())
-    if partition.kind not in ("domains", "file") and nets not in (0, 1, partition.clients):
+    nets, clients = len(config.model.personal or ()), len(config.clients) if brings_data(config) else partition.clients
+    if partition.kind not in ("domains", "file") and nets not in (0, 1, clients):
         raise ConfigError(
-            f"{source}: key 'model.personal' names {nets} networks for {partition.clients} clients; "
-            "name one for all, or one for each"
+            f"{source}: key 'model.personal' names {nets} networks for {clients} clients; name one for all, or one for each"
+        )
+
+
+def _check_own_data(config: Config, source: str) -> None:
+    """Data are divided among clients, or brought by each of them."""
+    if not brings_data(config):
+        return
+    for client, own in config.clients.items():
+        if not own.data.model_dump(exclude_none=True):
+            raise ConfigError(
+                f"{source}: client {client!r} has no data of its own, and others have; give it a table "
+                f"[clients.{client}.data]"
+            )
+    given, default = config.partition.model_dump(exclude={"examples"}), PartitionConfig().model_dump()
+    for key in (k for k, v in given.items() if v != default[k]):
+        raise ConfigError(
+            f"{source}: key 'partition.{key}' has no effect, because clients bring data of their own; take it out"
+        )
+    if config.algorithm["name"] == "centralised":
+        raise ConfigError(f"{source}: algorithm 'centralised' pools one data set, and clients bring data of their own here")
+
+
+def _check_model(config: Config, source: str) -> None:
+    """What may go with a shared part."""
+    model = config.model
+    if model.part is None and model.adaptor != ModelConfig().adaptor:
+        raise ConfigError(
+            f"{source}: key 'model.adaptor' has no effect without 'model.part', for all is shared; take it out"
+        )
+    if model.part is not None and model.start == "server":
+        raise ConfigError(
+            f"{source}: model.start = 'server' needs a whole model to start from, and 'model.part' shares a part; take "
+            "one of them out"
         )
 
 

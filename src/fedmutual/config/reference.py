@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import settings_of
-from fedmutual.config.schema import Config, Section
+from fedmutual.config.schema import ClientData, Config, Section, ShareConfig
 from fedmutual.core import Schedule, Setting
 
 _HEAD = """# Every key of a configuration
@@ -64,10 +64,13 @@ def keys(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
         key, inner = f"{prefix}{name}", _section(spec.annotation)
         if name == "algorithm":
             yield from _settings(key)
+        elif inner is ClientData:
+            yield Key(f"{key}.KEY", "as `data.KEY`", "the federation's", f"any key of [data]. {inner.__doc__}")
         elif inner is not None:
             yield from keys(inner, f"{key}.ID." if get_origin(spec.annotation) is dict else f"{key}.")
         else:
-            default = "the federation's" if prefix.startswith("clients.") else _value(spec.default)
+            own = prefix.startswith("clients.") and (spec.default is None or kind is ShareConfig)
+            default = "the federation's" if own else _value(spec.default)
             yield Key(key, _words(types[name]), default, spec.description or "")
 
 

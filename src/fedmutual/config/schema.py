@@ -6,9 +6,9 @@ import re
 import unicodedata
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from fedmutual.core import Schedule, Setting, within
 
@@ -149,8 +149,14 @@ class ModelConfig(Section):
 
     shared: str = key("mlp", 'what crosses: a name of `fedmutual list models`, or one\'s own as "module:factory"')
     personal: Names | None = key(None, "what never leaves: a name for all, or one a client; unset, the shared architecture")
+    part: Names | None = key(None, 'the modules of the shared network that cross, "features" say; unset, all of it crosses')
+    adaptor: str = key(
+        "linear",
+        'what stays home beside the part: one layer; the shared network\'s other layers ("rest"); or "module:factory"',
+    )
     batchnorm: Literal["average", "local"] = key("average", "BatchNorm layers are averaged, or stay with their client")
     start: Literal["own", "server"] = key("own", "personal networks start from their own weights, or from the server's")
+    weights: PathSetting | None = key(None, "the folder of a run whose shared model is what the server starts with")
 
 
 class TrainingConfig(Section):
@@ -158,6 +164,7 @@ class TrainingConfig(Section):
 
     local_epochs: Count = key(5, "passes over a client's training data in a round")
     batch_size: BatchSize = key(128, "examples in a minibatch")
+    task: str = key("classification", 'what is learned: classification, regression, or one\'s own as "module:Task"')
 
 
 class OptimizerConfig(Section):
@@ -209,10 +216,24 @@ class ShareConfig(Section):
     metrics: Literal["all", "none"] = key("all", "its scores and training losses; with none they stay in its own folder")
 
 
+def _optional(kind: type[Section]) -> Any:
+    """The same table with no key set: for what a client sets its own way."""
+    types = get_type_hints(kind, include_extras=True)
+    unset: Table = {
+        name: (types[name] | None, key(None, spec.description or "")) for name, spec in kind.model_fields.items()
+    }
+    return create_model(f"Client{kind.__name__}", __base__=Section, **unset)
+
+
+class ClientData(_optional(DataConfig)):  # type: ignore[misc]
+    """If one client has data of its own, all have: there is no [partition] then, and clients may be called anything."""
+
+
 class ClientModel(Section):
     """A client's own network."""
 
     personal: str | None = key(None, "its own network")
+    frozen: bool = key(False, "its personal network is not trained (an untrained participant, for experiments)")
 
 
 class ClientTraining(Section):
@@ -220,6 +241,10 @@ class ClientTraining(Section):
 
     local_epochs: Count | None = key(None, "its own passes over its training data in a round")
     batch_size: BatchSize | None = key(None, "examples in its own minibatches")
+    task: str | None = key(None, "its own task")
+    shuffled: Annotated[float, Field(ge=0, le=1)] = key(
+        0.0, "this fraction of its training labels is shuffled among its examples (a bad participant, for experiments)"
+    )
 
 
 class ClientOptimizer(Section):
@@ -233,6 +258,7 @@ class ClientOptimizer(Section):
 class ClientConfig(Section):
     """What one participant does its own way: ID is its number, or the name of its domain. Nothing here crosses."""
 
+    data: ClientData = ClientData()
     algorithm: Settings = {}
     model: ClientModel = ClientModel()
     training: ClientTraining = ClientTraining()

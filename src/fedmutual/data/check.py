@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmutual.config import Config
+from fedmutual.config import ALONE, Config, alone, brings_data
 from fedmutual.data.draws import Index, many
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import Federation, load
@@ -31,11 +31,28 @@ def findings(config: Config) -> list[str]:
     Raises:
         UserError: the data cannot be used; in one sentence, why.
     """
+    if brings_data(config):
+        found = {i: [said for said in _of_one(alone(config, i)) if _ALONE not in said] for i in config.clients}
+        return [f"client {i!r}: {said.replace(f'client {ALONE!r} ', 'it ')}" for i, own in found.items() for said in own]
+    return _of_one(config)
+
+
+_ALONE = "there is one client only"
+
+
+def _of_one(config: Config) -> list[str]:
+    """About one data set."""
     federation = load(config)
     seen = _look(federation)
     alike = () if config.data.classes else _alike(federation)  # the classes that a user lists are meant
     found = [*federation.notes, *_sizes(federation), *_classes(federation), *alike, *_twins(federation, seen)]
     return [*found, *_values(federation, seen)]
+
+
+def _test(federation: Federation) -> Rows:
+    """The test set of one data set."""
+    assert isinstance(federation.test, Rows)  # several have Chained
+    return federation.test
 
 
 def _sizes(federation: Federation) -> Iterator[str]:
@@ -58,7 +75,7 @@ def _sizes(federation: Federation) -> Iterator[str]:
 
 def _classes(federation: Federation) -> Iterator[str]:
     """Classes that clients lack, and classes of very different size."""
-    names = federation.classes
+    names = federation.space.classes
     clients: dict[str, Any] = federation.partition["clients"]
     short = {i: c["counts"]["private"] for i, c in clients.items() if 0 in c["counts"]["private"]}
     if len(short) > _CLIENTS:
@@ -89,11 +106,12 @@ def _held(federation: Federation) -> Index:
 def _alike(federation: Federation) -> Iterator[str]:
     """Classes whose names differ in case, blanks or the form of their characters only."""
     groups: dict[str, list[int]] = {}
-    for i, name in enumerate(federation.classes):
+    classes = federation.space.classes
+    for i, name in enumerate(classes):
         groups.setdefault(" ".join(unicodedata.normalize("NFKC", name).casefold().split()), []).append(i)
     held = _held(federation)
     for group in (g for g in groups.values() if len(g) > 1):
-        names, kept = [federation.classes[i] for i in group], federation.classes[max(group, key=lambda i: held[i])]
+        names, kept = [classes[i] for i in group], classes[max(group, key=lambda i: held[i])]
         mend = ", ".join(f"{_key(n)} = {_text(kept)}" for n in names if n != kept)
         yield (
             f"classes {', '.join(map(repr, names[:-1]))} and {names[-1]!r} look alike; if they are one, write "
@@ -125,8 +143,9 @@ class _Seen:
 def _look(federation: Federation) -> _Seen:
     """Read every row that some client or the test set has, once."""
     pooled = federation.pooled()
-    shares = [s.index for s in (pooled.private, pooled.validation, pooled.holdout, federation.test) if s is not None]
-    rows = federation.test.with_index(np.unique(np.concatenate(shares)))
+    test = _test(federation)
+    shares = [s.index for s in (pooled.private, pooled.validation, pooled.holdout, test) if s is not None]
+    rows = test.with_index(np.unique(np.concatenate(shares)))
     trained = torch.from_numpy(np.isin(rows.index, pooled.private.index))
     chunks = torch.split(torch.arange(len(rows)), _CHUNK)
     digests, blank, moments, extremes = [], [], [], []
@@ -149,8 +168,9 @@ def _twins(federation: Federation, seen: _Seen) -> Iterator[str]:
     """Examples that are there twice: in training and in evaluation, or under two labels."""
     pooled = federation.pooled()
     trained = np.flatnonzero(np.isin(seen.rows.index, pooled.private.index))
-    for what, share in (("test", federation.test), ("validation", pooled.validation), ("hold-out", pooled.holdout)):
-        if share is None or (what == "validation" and np.isin(share.index, federation.test.index).all()):
+    test = _test(federation)
+    for what, share in (("test", test), ("validation", pooled.validation), ("hold-out", pooled.holdout)):
+        if share is None or (what == "validation" and np.isin(share.index, test.index).all()):
             continue
         scored = np.flatnonzero(np.isin(seen.rows.index, share.index))
         both = scored[np.isin(seen.digests[scored], seen.digests[trained])]
@@ -165,11 +185,11 @@ def _twins(federation: Federation, seen: _Seen) -> Iterator[str]:
     labels = seen.rows.labels
     first[which] = np.arange(len(which))
     odd = np.flatnonzero(labels != labels[first[which]])
-    if len(odd):
+    if len(odd) and labels.dtype.kind == "i":  # numbers that are learned may well differ
         a, b = odd[0], first[which[odd[0]]]
         yield (
-            f"equal examples have different labels, {seen.rows.where(a)} ({federation.classes[labels[a]]!r}) and "
-            f"{seen.rows.where(b)} ({federation.classes[labels[b]]!r}) for instance"
+            f"equal examples have different labels, {seen.rows.where(a)} ({federation.space.classes[labels[a]]!r}) and "
+            f"{seen.rows.where(b)} ({federation.space.classes[labels[b]]!r}) for instance"
         )
 
 
@@ -177,12 +197,12 @@ def _values(federation: Federation, seen: _Seen) -> Iterator[str]:
     """Inputs that tell nothing, and the scaling that the data ask for."""
     if len(seen.blank):
         yield f"{many(len(seen.blank), 'image')} of one value all over: {seen.rows.where(seen.blank[0])}, for instance"
-    names = federation.columns or tuple(str(i) for i in range(len(seen.constant)))
+    names = federation.space.columns or tuple(str(i) for i in range(len(seen.constant)))
     constant = [names[i] for i in seen.constant.nonzero().flatten().tolist()]
     if constant:
-        kind = "channel" if len(federation.shape) == 3 else "feature"
+        kind = "channel" if len(federation.space.shape) == 3 else "feature"
         yield f"the same value in every training example, which tells nothing: {kind} {listed(constant)}"
-    if not federation.scaling["mean"] and len(seen.mean) <= _VALUES:
+    if not federation.space.scaling["mean"] and len(seen.mean) <= _VALUES:
         wanted = (seen.mean, seen.std.where(seen.std > 0, 1))
         mean, std = (", ".join(f"{v:.4g}" for v in values.tolist()) for values in wanted)
         yield f"the training examples ask for data.mean = [{mean}] and data.std = [{std}]"

@@ -1,18 +1,22 @@
 """A federation's data: every client's shares and the common test set, over one store of examples."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fedmutual.config import Config
+from fedmutual import tasks
+from fedmutual.config import ALONE, Config, alone, brings_data
+from fedmutual.core import At
 from fedmutual.data import labels, record, rows, scaling, sources
 from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Table, divide
-from fedmutual.data.draws import Names
+from fedmutual.data.draws import Index, Names, generator
 from fedmutual.data.examples import Examples, Joined, Part, Source
+from fedmutual.data.labels import Targets
 from fedmutual.data.notes import remarks
-from fedmutual.data.rows import Rows
+from fedmutual.data.rows import Chained, Rows
 from fedmutual.errors import ConfigError, DataError
 
 
@@ -26,20 +30,42 @@ class Shares:
 
 
 @dataclass(frozen=True)
-class Federation:
-    """Who has what."""
+class Space:
+    """What a network takes and gives."""
 
-    classes: tuple[str, ...]
     shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
-    clients: dict[str, Shares]  # ids "0" .. "K-1", or the names of domains
-    test: Rows  # the federation's whole test set
-    partition: dict[str, Any]  # what partition.json holds
-    notes: tuple[str, ...]  # one sentence each: what a user should know of these data
+    classes: tuple[str, ...]  # in the order of the outputs; of targets that are numbers, their one name
+    outputs: int
     scaling: dict[str, Any]  # what was done to the inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None = None  # the names of a table's features
 
+    def like(self, other: "Space") -> bool:
+        """Whether one network can serve both: what is scaled otherwise still fits."""
+        return (self.shape, self.classes, self.outputs) == (other.shape, other.classes, other.outputs)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who has what."""
+
+    clients: dict[str, Shares]  # ids "0" .. "K-1", the names of domains, or of clients that bring data of their own
+    spaces: dict[str, Space]  # of each client; the same for all but those that bring their own data
+    test: Rows | Chained | None  # the federation's whole test set; None where no network can serve all
+    partition: dict[str, Any]  # what partition.json holds
+    notes: tuple[str, ...]  # one sentence each: what a user should know of these data
+
+    @property
+    def space(self) -> Space:
+        """The first client's, which is everyone's unless they bring their own data."""
+        return next(iter(self.spaces.values()))
+
+    @property
+    def alike(self) -> bool:
+        """Whether one network can serve all."""
+        return all(space.like(self.space) for space in self.spaces.values())
+
     def pooled(self) -> Shares:
-        """All clients' rows in one place, each row once."""
+        """All clients' rows in one place, each row once. Of shares of one data set."""
         shares = self.clients.values()
         holdouts = [s.holdout for s in shares if s.holdout is not None]
         return Shares(
@@ -56,60 +82,103 @@ class Prepared:
     source: Source
     table: Table
     store: rows.Store
-    shape: tuple[int, ...]
+    space: Space
     scaled: scaling.Scaling
     notes: tuple[str, ...]
     digest: str
 
 
-def prepare(config: Config) -> Prepared:
-    """Read the configured data, and scale them.
+def prepare(config: Config) -> dict[str, Prepared]:
+    """Read the configured data, and scale them -> those of each client that brings its own; under "" those common to all.
 
     Raises:
         UserError: in one sentence, what is wrong with which file or key, and the mend.
     """
-    source = sources.read(config.data, config.partition.kind == "domains")
-    table = _table(source, config)
-    scaled, notes = scaling.of_source(config.data, source)
-    examples = _examples(source)
-    store, shape = rows.make_store(examples, table.labels, scaled, _where(source), config.data.resident, config.data.workers)
-    digest = record.data_digest(examples.digest(), table, shape)
-    return Prepared(source, table, store, shape, scaled, notes, digest)
+    if not brings_data(config):
+        return {"": _prepared(config)}
+    return {client: _prepared(alone(config, client)) for client in config.clients}
 
 
-def load(config: Config, prepared: Prepared | None = None) -> Federation:
+def load(config: Config, prepared: Mapping[str, Prepared] | None = None) -> Federation:
     """Read the configured data unless they are prepared, and divide them among the clients.
 
     Raises:
         UserError: in one sentence, what is wrong with which file, key or client, and the mend.
     """
-    read = prepared or prepare(config)
-    source, table, store, scaled = read.source, read.table, read.store, read.scaled
-    augment = CropFlip(scaled.black(read.shape[0])) if config.data.augment == "crop-flip" else None
-    division = _division(config, table, read.digest)
-    partition = record.describe(config, table, division, read.digest)
+    read = prepare(config) if prepared is None else prepared
+    found = _joined(config, read) if brings_data(config) else _divided(config, read[""])
+    few = ("there is one client only, so there is nobody to learn from or with",) if len(found.clients) == 1 else ()
+    return replace(found, notes=(*found.notes, *few))
+
+
+def _prepared(config: Config) -> Prepared:
+    task = tasks.make(config.training.task)
+    source = sources.read(config.data, config.partition.kind == "domains", task.outputs is not None)
+    table, targets = _table(source, config, task.outputs)
+    scaled, notes = scaling.of_source(config.data, source)
+    examples = _examples(source)
+    store, shape = rows.make_store(examples, targets, scaled, _where(source), config.data.resident, config.data.workers)
+    digest = record.data_digest(examples.digest(), table, shape, targets)
+    about = {**scaled.record(), "augment": config.data.augment}
+    space = Space(shape, table.classes, task.outputs or len(table.classes), about, source.columns)
+    return Prepared(source, table, store, space, scaled, notes, digest)
+
+
+def _divided(config: Config, read: Prepared) -> Federation:
+    """One data set in shares."""
+    store, space = read.store, read.space
+    augment = CropFlip(read.scaled.black(space.shape[0])) if config.data.augment == "crop-flip" else None
+    division = _division(config, read.table, read.digest)
+    partition = record.describe(config, read.table, division, read.digest)
+    clients = {i: _shares(store, shares, augment) for i, shares in division.clients.items()}
+    for i, own in config.clients.items():
+        if own.training.shuffled and i in clients:
+            rng = generator(At(config.seed, -1, config.rounds).rng(i, "shuffled"))
+            clients[i] = replace(clients[i], private=clients[i].private.shuffled(own.training.shuffled, rng))
     return Federation(
-        classes=table.classes,
-        shape=read.shape,
-        clients={i: _shares(store, shares, augment) for i, shares in division.clients.items()},
+        clients=clients,
+        spaces=dict.fromkeys(clients, space),
         test=Rows(store, division.test),
         partition=partition,
-        notes=(*source.notes, *read.notes, *remarks(config, partition)),
-        scaling={**scaled.record(), "augment": config.data.augment},
-        columns=source.columns,
+        notes=(*read.source.notes, *read.notes, *remarks(config, partition)),
     )
 
 
-def _table(source: Source, config: Config) -> Table:
-    classes, coded = labels.match(source, config.data)
+def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
+    """Clients that bring data of their own, each divided as if it were alone."""
+    found = {}
+    for client, own in read.items():
+        try:
+            found[client] = _divided(alone(config, client), own)
+        except DataError as problem:
+            said = str(problem).removeprefix(f"client {ALONE!r} ")
+            raise DataError(f"client {client!r}: {said}") from None
+    partition = record.joined(config, {i: one.partition for i, one in found.items()})
+    spaces = {i: one.space for i, one in found.items()}
+    alike = all(space.like(next(iter(spaces.values()))) for space in spaces.values())
+    return Federation(
+        clients={i: one.clients[ALONE] for i, one in found.items()},
+        spaces=spaces,
+        test=Chained([one.test for one in found.values() if isinstance(one.test, Rows)]) if alike else None,
+        partition=partition,
+        notes=tuple(
+            f"client {i!r}: {note}".replace(f"client {ALONE!r} ", "it ") for i, one in found.items() for note in one.notes
+        ),
+    )
+
+
+def _table(source: Source, config: Config, outputs: int | None) -> tuple[Table, Index | Targets]:
+    """All rows, and what is learned of each. Numbers are of one class, for what deals and splits by classes."""
     parts = [p for p in (source.train, source.test) if p is not None]
-    return Table(
-        np.concatenate(coded),
-        len(source.train.x),
-        classes,
-        _column(parts, "groups"),
-        _column(parts, "domains"),
-    )
+    if outputs is None:
+        classes, coded = labels.match(source, config.data)
+        targets: Index | Targets = np.concatenate(coded)
+        numbers = np.asarray(targets, dtype=np.int64)
+    else:
+        classes = (config.data.label if config.data.name == "csv" else "y",)
+        targets = np.concatenate(labels.numbers(source, config.data))
+        numbers = np.zeros(len(targets), dtype=np.int64)
+    return Table(numbers, len(source.train.x), classes, _column(parts, "groups"), _column(parts, "domains")), targets
 
 
 def _column(parts: list[Part], name: str) -> Names | None:

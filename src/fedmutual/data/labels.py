@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 
 from fedmutual.config import DataConfig
 from fedmutual.data.draws import Index, Names
 from fedmutual.data.examples import Part, Source, listed
 from fedmutual.errors import ConfigError, DataError
+
+Targets = npt.NDArray[np.float32]
 
 
 class UnknownClass(DataError):
@@ -58,6 +61,35 @@ def match(source: Source, config: DataConfig) -> tuple[tuple[str, ...], list[Ind
                 raise UnknownClass(part.where(int(np.argmax(codes == i))), str(names[i]), str(name), classes)
         coded.append(np.array([numbers[n] for n in new], dtype=np.int64)[codes])
     return classes, coded
+
+
+def numbers(source: Source, config: DataConfig) -> list[Targets]:
+    """The targets [n] of each part's rows as they are.
+
+    Raises:
+        DataError: a target is no finite number, or they are not one a row.
+        ConfigError: a key is for classes.
+    """
+    for key in ("classes", "labels"):
+        if getattr(config, key):
+            raise ConfigError(f"key 'data.{key}' is for classes, and the task learns numbers; take it out")
+    found = []
+    for part in (p for p in (source.train, source.test) if p is not None):
+        values = part.labels
+        if values.ndim != 1 or len(values) != len(part.x):
+            raise DataError(
+                f"{source.place}: targets have the shape {list(values.shape)}, and one number for each of {len(part.x)} "
+                "examples is wanted"
+            )
+        targets = pd.to_numeric(pd.Series(values), errors="coerce").to_numpy(np.float32)
+        bad = np.flatnonzero(~np.isfinite(targets))
+        if len(bad):
+            raise DataError(
+                f"{part.where(int(bad[0]))}: its target {str(values[bad[0]])!r} is no finite number; mend it, or set "
+                "training.task = 'classification'"
+            )
+        found.append(targets)
+    return found
 
 
 def _check_renamed(labels: Mapping[str, str], known: Set[str]) -> None:

@@ -14,8 +14,6 @@ def remarks(config: Config, partition: Mapping[str, Any]) -> tuple[str, ...]:
     clients: Mapping[str, Any] = partition["clients"]
     names: Sequence[str] = partition["classes"]
     found = []
-    if len(clients) == 1:
-        found.append("there is one client only, so there is nobody to learn from or with")
     private = {i: sum(c["counts"]["private"]) for i, c in clients.items()}
     small = {i: n for i, n in private.items() if n < batch_size(config, i)}
     for i, n in list(small.items())[: _MOST if len(small) > _MOST + 1 else None]:

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedmutual.config import Config
 from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Table, check_name
 from fedmutual.data.draws import Index, counts
+from fedmutual.data.labels import Targets
 from fedmutual.errors import DataError
 
 FORMAT = 1
@@ -86,10 +87,43 @@ def describe(config: Config, table: Table, division: Division, data: str) -> dic
     }
 
 
-def data_digest(examples: bytes, table: Table, shape: tuple[int, ...]) -> str:
-    """What tells these examples, with these labels, from others; a hex digest."""
+def data_digest(examples: bytes, table: Table, shape: tuple[int, ...], targets: Targets | Index) -> str:
+    """What tells these examples, with these targets, from others; a hex digest."""
     about = repr((table.trains, table.classes, shape)).encode()
-    return hashlib.sha256(about + examples + hashlib.sha256(table.labels.tobytes()).digest()).hexdigest()
+    return hashlib.sha256(about + examples + hashlib.sha256(targets.tobytes()).digest()).hexdigest()
+
+
+def joined(config: Config, partitions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What partition.json holds where each client brings data of its own, from what it would hold of each alone.
+
+    Row numbers are those of each client's own data. Classes are all that any client has, counted by their names.
+    """
+    classes = list(dict.fromkeys(name for about in partitions.values() for name in about["classes"]))
+
+    def spread(about: Mapping[str, Any], counted: list[int]) -> list[int]:
+        own = dict(zip(about["classes"], counted, strict=True))
+        return [own.get(name, 0) for name in classes]
+
+    clients = {}
+    for i, about in partitions.items():
+        (held,) = about["clients"].values()
+        counted = {kind: spread(about, found) for kind, found in held["counts"].items()}
+        clients[i] = {**held, "counts": counted, "source": about["source"], "classes": about["classes"]}
+    tests = [spread(about, about["test"]["counts"]) for about in partitions.values()]
+    parts = json.dumps({i: about["fingerprint"] for i, about in partitions.items()})
+    return {
+        "format": FORMAT,
+        "source": ", ".join(dict.fromkeys(about["source"] for about in partitions.values())),
+        "kind": "own data",
+        "seed": config.seed,
+        "classes": classes,
+        "fingerprint": hashlib.sha256(parts.encode()).hexdigest(),
+        "test": {
+            "examples": sum(about["test"]["examples"] for about in partitions.values()),
+            "counts": [sum(found) for found in zip(*tests, strict=True)],
+        },
+        "clients": clients,
+    }
 
 
 def restore(path: Path, table: Table, data: str) -> Division:

@@ -15,6 +15,7 @@ from fedmutual.core import Batch
 from fedmutual.data.augment import Augment
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import BadRows, Examples
+from fedmutual.data.labels import Targets
 from fedmutual.data.scaling import Scaling
 from fedmutual.errors import DataError
 
@@ -26,15 +27,19 @@ Where = Callable[[int], str]
 class Store(Protocol):
     """All examples, scaled, by their number."""
 
-    labels: Tensor  # [N] int64
+    labels: Tensor  # [N] int64; float32 where targets are numbers
     where: Where  # what messages call a row
 
     def to(self, device: torch.device) -> "Store":
         """The same examples, handed out on that device."""
         ...
 
+    def relabelled(self, labels: Tensor) -> "Store":
+        """The same examples with other labels [N]."""
+        ...
+
     def batches(self, plan: Iterable[Tensor]) -> Iterable[Batch]:
-        """(x [B, *shape] float32, y [B] int64) for each index tensor [B] of the plan."""
+        """(x [B, *shape] float32, y [B]) for each index tensor [B] of the plan."""
         ...
 
 
@@ -61,6 +66,13 @@ class Rows:
         """Other rows of the same store, augmented alike."""
         return Rows(self._store, index, self._augment)
 
+    def shuffled(self, fraction: float, rng: np.random.Generator) -> "Rows":
+        """The same rows; that fraction of their labels is dealt anew among those that had them."""
+        places = torch.from_numpy(rng.choice(self.index, round(fraction * len(self.index)), replace=False))
+        labels = self._store.labels.clone()
+        labels[places] = labels[places[torch.from_numpy(rng.permutation(len(places)))]]
+        return Rows(self._store.relabelled(labels), self.index, self._augment)
+
     def to(self, device: torch.device) -> "Rows":
         """The same rows, handed out on that device."""
         return Rows(self._store.to(device), self.index, self._augment)
@@ -75,10 +87,33 @@ class Rows:
         return ((augment(x, rng), y) for x, y in batches)
 
 
+class Chained:
+    """Rows of several stores, one after the other: the test sets of clients that bring their own data. To be scored on."""
+
+    def __init__(self, parts: Sequence[Rows]) -> None:
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def to(self, device: torch.device) -> "Chained":
+        """The same rows, handed out on that device."""
+        return Chained([part.to(device) for part in self.parts])
+
+    def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterator[Batch]:
+        """As `fedmutual.core.Data.rows`; an index tensor that spans stores is answered store by store."""
+        starts = np.cumsum([0, *map(len, self.parts)])
+        for index in plan:
+            for part, start, end in zip(self.parts, starts[:-1], starts[1:], strict=True):
+                own = index[(index >= start) & (index < end)] - int(start)
+                if len(own):
+                    yield from part.rows([own], rng)
+
+
 class Resident:
     """Everything in memory, scaled once; images with their channels last in memory, as convolutions on a CPU like them."""
 
-    def __init__(self, examples: Examples, labels: Index, scaling: Scaling, where: Where) -> None:
+    def __init__(self, examples: Examples, labels: Targets | Index, scaling: Scaling, where: Where) -> None:
         self.labels, self.where = torch.from_numpy(labels), where
         shape = (len(labels), *scaling(examples.take([0])).shape[1:])
         self._x = torch.empty(shape, memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
@@ -111,6 +146,12 @@ class Resident:
             moved = self._elsewhere[device] = copy(self)
             moved._x, moved.labels = self._x.contiguous().to(device), self.labels.to(device)
         return self._elsewhere[device]
+
+    def relabelled(self, labels: Tensor) -> "Resident":
+        """As `Store.relabelled`; the examples are not copied."""
+        other = copy(self)
+        other.labels, other._elsewhere = labels, {}
+        return other
 
     def batches(self, plan: Iterable[Tensor]) -> "Picked":
         """As `Store.batches`."""
@@ -147,7 +188,7 @@ class Picked:
 class Streamed:
     """Rows read and scaled as they are needed: for data larger than memory."""
 
-    def __init__(self, examples: Examples, labels: Index, scaling: Scaling, where: Where, workers: int) -> None:
+    def __init__(self, examples: Examples, labels: Targets | Index, scaling: Scaling, where: Where, workers: int) -> None:
         self.labels, self.where = torch.from_numpy(labels), where
         self._dataset = _Batches(examples, scaling)
         self._workers = workers
@@ -162,6 +203,12 @@ class Streamed:
         moved = copy(self)
         moved._device = device
         return moved
+
+    def relabelled(self, labels: Tensor) -> "Streamed":
+        """As `Store.relabelled`."""
+        other = copy(self)
+        other.labels = labels
+        return other
 
     def batches(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
         """As `Store.batches`. Raises DataError where a row cannot be read or is not finite."""
@@ -225,7 +272,7 @@ def finite(x: Tensor, rows: Sequence[int], where: Where) -> Tensor:
 
 
 def make_store(
-    examples: Examples, labels: Index, scaling: Scaling, where: Where, resident: bool | None, workers: int
+    examples: Examples, labels: Targets | Index, scaling: Scaling, where: Where, resident: bool | None, workers: int
 ) -> tuple[Store, tuple[int, ...]]:
     """Keep everything in memory if asked to, or if it takes less than 4 GiB -> (the store, the shape of an example)."""
     shape = tuple(scaling(examples.take([0])).shape[1:])

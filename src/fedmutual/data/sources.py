@@ -22,8 +22,9 @@ NAMES: dict[str, str] = {
 _PUBLISHED = ("digits", "mnist", "cifar10", "cifar100")
 
 
-def read(config: DataConfig, domains: bool) -> Source:
+def read(config: DataConfig, domains: bool, numbers: bool = False) -> Source:
     """The configured data set as its reader finds it. domains: whether clients are domains, folders above the classes'.
+    numbers: whether targets are numbers, not classes.
 
     Raises:
         UserError: there is no such set, it is missing, or it cannot be read; in one sentence.
@@ -45,7 +46,7 @@ def read(config: DataConfig, domains: bool) -> Source:
         case "npz":
             return arrays.npz(config)
         case "csv":
-            return table.csv(config)
+            return table.csv(config, numbers)
     near = get_close_matches(name.lower(), NAMES, 1)
     mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
     raise ConfigError(f"key 'data.name': there is no data set {name!r}; {mend}")

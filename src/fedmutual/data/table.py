@@ -21,19 +21,21 @@ DOMAIN = "domain"
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # of a feature; a class may well be called NA
 
 
-def csv(config: DataConfig) -> Source:
+def csv(config: DataConfig, numbers: bool = False) -> Source:
     """The file data.root, and data.test where there is one. A column `domain`, and that of data.group_by, are no features.
+
+    numbers: the label column holds any numbers, and is left as text for whoever reads them.
 
     Raises:
         DataError: a file is missing or is no table, a column is missing, or a feature is missing or no number.
     """
     path = given(config)
-    train, columns = _part(path, config, None)
-    test = _part(config.test, config, columns)[0] if config.test is not None else None
+    train, columns = _part(path, config, None, numbers)
+    test = _part(config.test, config, columns, numbers)[0] if config.test is not None else None
     return Source(str(path), train, test, columns=columns)
 
 
-def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None) -> tuple[Part, tuple[str, ...]]:
+def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None, numbers: bool) -> tuple[Part, tuple[str, ...]]:
     table = _read(path, [c for c in (config.label, config.group_by, DOMAIN) if c is not None])
     for key, column in (("data.label", config.label), ("data.group_by", config.group_by)):
         if column is not None and column not in table:
@@ -54,7 +56,8 @@ def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None) -> tu
     blank = np.flatnonzero(labels == "")
     if len(blank):
         raise DataError(f"{path}: the label in {at(blank[0])} is missing; fill it in or take the row out")
-    return Part(Arrays(x), _whole_or_names(labels, path, at), lambda i: f"{at(i)} of {path}", groups, domains), columns
+    targets = labels if numbers else _whole_or_names(labels, path, at)
+    return Part(Arrays(x), targets, lambda i: f"{at(i)} of {path}", groups, domains), columns
 
 
 def features(path: Path, columns: Sequence[str]) -> tuple[npt.NDArray[np.float32], Callable[[int], str]]:
@@ -165,5 +168,5 @@ def _whole_or_names(labels: Names, path: Path, at: Callable[[int], str]) -> npt.
         odd = next(i for i, v in enumerate(numbers) if not v.is_integer() or not labels[i].lstrip("+-").isdecimal())
         raise DataError(
             f"{path}: the label in {at(odd)} is {labels[odd]}, and labels must be whole numbers or names; mend the "
-            "column or name another in data.label"
+            "column, name another in data.label, or set training.task = 'regression' to learn numbers"
         ) from None

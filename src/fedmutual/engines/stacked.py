@@ -64,7 +64,8 @@ class Stacker:
     def __init__(self, clients: Iterable[Client], compile: bool = False) -> None:
         self._remarks: list[str] = []
         said = self._remarks if compile else None
-        self._groups = [Group(group, said) for group in alike(list(clients)) if len(group) > 1]
+        whole = [client for client in clients if client.optimizers.keys() == client.nets.keys()]  # no net is frozen
+        self._groups = [Group(group, said) for group in alike(whole) if len(group) > 1]
         self._refused: set[Any] = set()
         self._fitting: set[Any] = set()
 

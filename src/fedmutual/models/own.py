@@ -1,6 +1,7 @@
 """A user's own network: "module:factory" is called with what it asks for of the data's shape and number of classes."""
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -11,10 +12,11 @@ from fedmutual.models.parts import said
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
-def make(name: str, shape: tuple[int, ...], classes: int, key: str) -> nn.Module:
+def make(name: str, shape: tuple[int, ...], classes: int, key: str, more: Mapping[str, Any] | None = None) -> nn.Module:
     """Call the factory, a function or a class, with those of these arguments that it names.
 
-    `shape` or `input_shape`: the shape of one example; `classes` or `num_classes`: how many outputs are wanted.
+    `shape` or `input_shape`: the shape of one example; `classes` or `num_classes`: how many outputs are wanted; and those
+    of `more`.
 
     Raises:
         ConfigError: the factory does not import.
@@ -24,7 +26,7 @@ def make(name: str, shape: tuple[int, ...], classes: int, key: str) -> nn.Module
     if isinstance(factory, nn.Module) or not callable(factory):
         kind = type(factory).__name__
         raise ValueError(f"is a ready {kind}; name a function or class that makes a new torch.nn.Module at each call")
-    given = {"shape": shape, "input_shape": shape, "classes": classes, "num_classes": classes}
+    given = {"shape": shape, "input_shape": shape, "classes": classes, "num_classes": classes, **(more or {})}
     try:
         net = factory(**_asked_for(factory, given))
     except Exception as problem:  # a user's factory may fail in any way

@@ -115,6 +115,21 @@ def read_state(path: Path, run: str, round: int) -> Message:
     return tensors
 
 
+def shared_state(folder: Path) -> Message:
+    """What a run shares, after its last saved round.
+
+    Raises:
+        RunError: the folder is no run's, nothing was saved yet, or nothing is shared.
+    """
+    saved = committed(folder)
+    if saved is None:
+        raise RunError(f"{folder}: there is no run with a saved round in this folder")
+    state = read_state(folder / "server" / file_name(saved.round), saved.run, saved.round)
+    if not state:
+        raise RunError(f"{folder}: its algorithm shares no model; name the folder of a run of fml or fedavg")
+    return state
+
+
 class Saved(BaseModel):
     """What checkpoint.json says."""
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.records.files import read_json
-from fedmutual.records.folder import ENVIRONMENT, PARTITION
+from fedmutual.records.folder import ENVIRONMENT
 
 
 @dataclass(frozen=True)
@@ -14,23 +14,25 @@ class Interface:
 
     shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
     classes: tuple[str, ...]  # in the order of the outputs
-    scaling: dict[str, Any]  # what is done to inputs: divisor, mean, std, size
+    task: str
+    scaling: dict[str, Any]  # what is done to inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None  # the names of a table's features
+    agreed: bool  # whether all that it serves scale their inputs alike
 
 
 def interface(folder: Path, client: str | None = None) -> Interface:
-    """Of the shared model, or of a client's own where it has data of its own kind.
+    """Of the shared model, or of a client's own.
 
     Raises:
         RunError: a file of the folder is missing or damaged.
     """
-    about = read_json(folder / ENVIRONMENT)
-    own = about.get("clients", {}).get(client, {})
-    classes = own.get("classes") or read_json(folder / PARTITION)["classes"]
-    columns = own.get("columns", about.get("columns"))
+    clients = read_json(folder / ENVIRONMENT)["clients"]
+    about = clients[client] if client is not None else next(iter(clients.values()))
     return Interface(
-        shape=tuple(own.get("input", about["models"]["input"])),
-        classes=tuple(classes),
-        scaling=own.get("scaling", about["scaling"]),
-        columns=columns and tuple(columns),
+        shape=tuple(about["input"]),
+        classes=tuple(about["classes"]),
+        task=about["task"],
+        scaling=about["scaling"],
+        columns=tuple(about["columns"]) if "columns" in about else None,
+        agreed=client is not None or all(own["scaling"] == about["scaling"] for own in clients.values()),
     )

@@ -18,6 +18,7 @@ def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:
         "personal": {
             "model": model,
             "val_accuracy": _personal(metrics, model, config.records.best_by or ("holdout" if holdout else "validation")),
+            **_others(metrics, model),
         },
         "bytes": {way: sum(line[way] for line in ledger) for way in ("up", "down")},
     }
@@ -34,11 +35,25 @@ def _global(metrics: Lines, best_by: str) -> dict[str, Any] | None:
     return {"last": test[max(test)], "best": test[best], "best_round": best, "best_by": by}
 
 
+def _others(metrics: Lines, model: str | None) -> dict[str, Any]:
+    """The last scores of clients whose task knows no accuracy, on their own validation data; nothing where all do."""
+    last = metrics[-1]["scores"] if metrics else ()
+    named = ("model", "client", "data")
+    found = {
+        s["client"]: {k: v for k, v in s.items() if k not in named}
+        for s in last
+        if s["model"] == model and s["data"] == "validation" and s["client"] is not None and "accuracy" not in s
+    }
+    return {"other_tasks": {"last": found}} if found else {}
+
+
 def _personal(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] | None:
     """The model that a client would use, on its own validation data; None where no client shares its scores."""
     if model is None:
         return None
     scores = {line["round"]: _per_client(line, model, "validation") for line in metrics}
+    if not all(scores.values()):  # no task here knows an accuracy
+        return None
     judged = {line["round"]: _mean(line, model, best_by) for line in metrics}
     by = best_by if None not in judged.values() else "validation"
     best = _best(judged if by == best_by else {r: _mean_of(s) for r, s in scores.items()})
@@ -55,13 +70,13 @@ def _per_client(line: Mapping[str, Any], model: str, data: str) -> dict[str, flo
     return {
         s["client"]: s["accuracy"]
         for s in line["scores"]
-        if s["model"] == model and s["data"] == data and s["client"] is not None
+        if s["model"] == model and s["data"] == data and s["client"] is not None and "accuracy" in s
     }
 
 
 def _mean(line: Mapping[str, Any], model: str, data: str) -> float | None:
     """The mean accuracy of a model on some rows, over clients where they are the clients'."""
-    scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data]
+    scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data and "accuracy" in s]
     found = [s["accuracy"] for s in scores if s["client"] is None] or [s["accuracy"] for s in scores]
     return sum(found) / len(found) if found else None
 

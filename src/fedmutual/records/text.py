@@ -60,12 +60,22 @@ def told(event: Event) -> list[str]:
 
 def scores_line(scores: tuple[Score, ...]) -> str:
     """ "global 91.2 %  personal 98.1 % (worst 97.0 %)": the shared model on the test set, the clients' own on their rows."""
-    parts = [f"global {percent(s.values['accuracy'])}" for s in scores if s.model == "global" and s.client is None]
+    parts = [f"global {said(s.values)}" for s in scores if s.model == "global" and s.client is None]
     for model in ("personal", "meme"):
-        own = [number(s.values) for s in scores if s.model == model and s.data == "validation"]
-        if own:
-            parts.append(f"{model} {percent(sum(own) / len(own))} (worst {percent(min(own))})")
+        own = [s for s in scores if s.model == model and s.data == "validation"]
+        shares = [number(s.values) for s in own if "accuracy" in s.values]
+        if shares:
+            parts.append(f"{model} {percent(sum(shares) / len(shares))} (worst {percent(min(shares))})")
+        parts += [f"{model} of {s.client} {said(s.values)}" for s in own if "accuracy" not in s.values]
     return "  ".join(parts) or "no scores are shared"
+
+
+def said(values: Mapping[str, object]) -> str:
+    """The accuracy; of a task that has none its first score, "loss 0.123"."""
+    if "accuracy" in values:
+        return percent(values["accuracy"])
+    name = next((k for k, v in values.items() if isinstance(v, float)), None)
+    return f"{name} {values[name]:.4g}" if name else "without a score"
 
 
 def number(values: Mapping[str, object]) -> float:

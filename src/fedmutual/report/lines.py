@@ -28,12 +28,37 @@ class Score(Record):
     recall: tuple[Share | None, ...] | None = None  # one a class
 
 
+class Other(BaseModel):
+    """One model on one set of rows, by a task that knows no accuracy: its scores by name."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    model: str
+    client: str | None
+    data: str
+    accuracy: None = None
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Those of its scores that are fractional numbers."""
+        return {k: v for k, v in (self.model_extra or {}).items() if isinstance(v, float)}
+
+
 class Evaluation(Record):
     """A line of metrics.jsonl: the models after a round."""
 
     round: Annotated[int, Field(ge=1)]
     train: dict[str, dict[str, float]] = {}  # client -> loss term -> its mean over the round
-    scores: tuple[Score, ...] = ()
+    rows: tuple[Score | Other, ...] = Field(default=(), alias="scores")
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """Those that have an accuracy."""
+        return tuple(s for s in self.rows if isinstance(s, Score))
+
+    @property
+    def others(self) -> tuple[Other, ...]:
+        """Those of tasks that know none."""
+        return tuple(s for s in self.rows if isinstance(s, Other))
 
     def find(self, model: str, data: str, client: str | None = None) -> Score | None:
         """The score of a model on some rows; None where there is none."""

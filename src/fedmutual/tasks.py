@@ -1,0 +1,35 @@
+"""Tasks by name: what a client learns, and how it is judged."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from fedmutual import plugins
+from fedmutual.core import Task
+from fedmutual.errors import ConfigError
+from fedmutual.losses import Classification, Regression
+
+TASKS: dict[str, Callable[[], Task]] = {"classification": Classification, "regression": Regression}
+_MEMBERS = ("fit", "mutual", "score", "tells", "outputs")
+
+
+def make(name: str, key: str = "training.task") -> Task:
+    """The task of that name, or one's own as "module:Task", a class that is called without arguments.
+
+    Raises:
+        ConfigError: there is no such task, or it lacks what `fedmutual.core.Task` asks for.
+    """
+    if name in TASKS:
+        return TASKS[name]()
+    if ":" not in name:
+        near = get_close_matches(name, TASKS, 1)
+        mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TASKS)}, and one's own as 'module:Task'"
+        raise ConfigError(f"key {key!r}: there is no task {name!r}; {mend}")
+    kind = plugins.load(name, key)
+    try:
+        task: Task = kind()
+    except Exception as problem:  # a user's class may fail in any way
+        raise ConfigError(f"key {key!r}: {name!r} cannot be made: {type(problem).__name__}: {problem}") from None
+    lacking = [member for member in _MEMBERS if not hasattr(task, member)]
+    if lacking:
+        raise ConfigError(f"key {key!r}: {name!r} is no task, for it lacks {lacking[0]!r}; see fedmutual.core.Task")
+    return task

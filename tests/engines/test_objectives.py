@@ -1,0 +1,157 @@
+"""Different data, models and objectives in one federation: what is averaged, what stays, and that every engine agrees."""
+
+import json
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.core import At, work
+from fedmutual.engines.base import participate
+from fedmutual.experiment import build
+from kills import same, trial
+from objectives import CODE, CONFIG, NUMBERS, write
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return write(tmp_path, NUMBERS)
+
+
+def copied(net):
+    return {k: v.clone() for k, v in net.state_dict().items()}
+
+
+def test_averaging_touches_the_shared_part_alone(path):
+    experiment = build(fedmutual.load_config(path))
+    (phase,) = experiment.algorithm.phases
+    clients = {i: experiment.client(i) for i in experiment.clients}
+    shared = tuple(k for k in clients["north"].nets["meme"].state_dict() if k.startswith("features."))
+    server, at = experiment.server(), At(0, 0, 3)
+    assert tuple(server) == shared == experiment.shared
+    replies = {i: participate(client, phase, server, phase.leaves(server), at).message for i, client in clients.items()}
+    assert all(tuple(reply) == shared for reply in replies.values())
+    after = {i: (copied(c.nets["meme"]), copied(c.nets["personal"])) for i, c in clients.items()}
+    assert len({after[i][0]["features.conv1.weight"].sum().item() for i in clients}) == len(clients)
+    server = phase.receive(server, replies, at)
+    for k in shared:
+        torch.testing.assert_close(server[k], torch.stack([replies[i][k] for i in clients]).mean(0))
+    for i, client in clients.items():
+        phase.begin(client, server, At(0, 1, 3))
+        meme = client.nets["meme"].state_dict()
+        home = [k for k in meme if k not in shared]
+        assert all(torch.equal(meme[k], server[k]) for k in shared), "equal at all clients after the fork"
+        assert home == ["adaptor.fc.weight", "adaptor.fc.bias"]
+        assert all(torch.equal(meme[k], after[i][0][k]) for k in home), "an adaptor keeps its weights from round to round"
+        assert all(torch.equal(v, after[i][1][k]) for k, v in client.nets["personal"].state_dict().items())
+
+
+def test_an_adaptor_is_trained(path):
+    experiment = build(fedmutual.load_config(path))
+    client = experiment.client("seven")
+    before = copied(client.nets["meme"])
+    work(experiment.algorithm.phases[0], client, experiment.server(), At(0, 0, 3))
+    assert not torch.equal(before["adaptor.fc.weight"], client.nets["meme"].state_dict()["adaptor.fc.weight"])
+
+
+def test_a_whole_run_with_no_global_model(path, cli):
+    code, out, err = cli("run", path, "--set", "rounds=12", "--out", "run")
+    assert code == 0, err
+    run = fedmutual.Run("run")
+    summary = run.summary
+    assert summary["global"]["test_accuracy"] is None
+    last = summary["personal"]["val_accuracy"]["last"]
+    assert last["per_client"].keys() == {"north", "south", "seven"}
+    assert last["mean"] > 0.5
+    light = summary["personal"]["other_tasks"]["last"]["light"]
+    assert light.keys() == {"examples", "loss", "mean_absolute_error", "r2"}
+    assert light["r2"] > 0.5
+    assert set(summary["leaves"]["fml"]) == {f"features.conv{n}.{k}" for n in (1, 2) for k in ("weight", "bias")}
+    scores = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])["scores"]
+    assert {s["model"] for s in scores} == {"personal", "meme"}, "the meme stands in on each client's own rows"
+    assert run.personal_model("seven")(torch.zeros(2, 1, 16, 16)).shape == (2, 7)
+    meme = run.meme("seven")
+    assert meme(torch.zeros(2, 1, 16, 16)).shape == (2, 7)
+    assert torch.equal(meme.state_dict()["features.conv1.bias"], run.meme("light").state_dict()["features.conv1.bias"])
+    with pytest.raises(fedmutual.UserError, match="no complete global model"):
+        run.global_model()
+    assert "n/a" in out
+    code, out, err = cli("report", "run", "-o", "page.html")
+    assert code == 0, err
+    for command in ("show", "check"):
+        code, out, err = cli("data", command, path)
+        assert code == 0, err
+
+
+@pytest.mark.parametrize("engine", ["processes", "stacked"])
+def test_engines_agree(path, tmp_path, engine):
+    runs = {}
+    for name in ("inprocess", engine):
+        config = fedmutual.load_config(path, **{"engine.name": name, "rounds": 2})
+        runs[name] = fedmutual.run(config, tmp_path / name)
+    if engine != "stacked":
+        assert same(tmp_path / "inprocess", tmp_path / engine) == []
+        return
+    for client in ("north", "south", "seven", "light"):
+        a, b = (runs[name].personal_model(client).state_dict() for name in runs)
+        assert max((a[k] - b[k]).abs().max().item() for k in a) < 1e-5
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "processes", "stacked", "cluster"])
+def test_a_kill_costs_nothing_on_any_engine(tmp_path, engine):
+    (tmp_path / "own_objectives.py").write_text(CODE)
+    config = CONFIG.replace("rounds = 3", "rounds = 40").replace("[clients.north]", RECORDS, 1)
+    config = config.replace("threads = 1", f'name = "{engine}", workers = 2, threads = 1')
+    assert len(trial(tmp_path, kills=1, seed=1, config=config)) == 1
+
+
+RECORDS = "[records]\ncheckpoint_every = 2\nevaluate_every = 3\n\n[clients.north]"
+
+
+WHOLE = 'part = "features"\nadaptor = "linear"\n', ""
+
+
+def test_clients_may_share_a_whole_model_where_their_classes_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace(*WHOLE))
+    config = fedmutual.load_config(path, **{"data.classes": [str(i) for i in range(10)], "rounds": 2})
+    run = fedmutual.run(config, "run")
+    assert run.summary["global"]["test_accuracy"]["last"] > 0
+    assert run.personal_model("seven")(torch.zeros(1, 1, 16, 16)).shape == (1, 10)
+    shares, test = build(config).data.clients.values(), build(config).data.test
+    assert len(test) == sum(len(s.validation) for s in shares), "each validates on its whole test set"
+    x, y = zip(*test.rows(torch.arange(len(test)).split(50)), strict=True)
+    assert torch.equal(torch.cat(y), torch.cat([torch.from_numpy(s.validation.labels) for s in shares]))
+    assert len(torch.cat(x)) == len(test)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "sentence"),
+    [
+        ('"features"', '"featurs"', "'featurs' matches nothing in network 'cnn1'; did you mean 'features'?"),
+        ('"features"', '"features.conv2"', "key 'model.adaptor': an adaptor beside 'features.conv2' cannot be inferred"),
+        (*WHOLE, "client 'seven' has 7 classes ('0', '1', '2' and 4 more) and client 'north' 10"),
+        ("own_objectives:Wide", "own_objectives:ten", "gives outputs [2, 10] for 2 examples of 7 classes, not [2, 7]"),
+        ('"own_objectives:seven"', '"own_objectives:seven", size = [8, 8]', "'features.fc1.weight' of network 'mlp'"),
+        ('data = { name = "own_objectives:seven" }', "", "client 'seven' has no data of its own, and others have"),
+        ("rounds = 3", "rounds = 3\npartition = { clients = 4 }", "key 'partition.clients' has no effect"),
+        ('name = "fml"', 'name = "centralised"', "pools one data set"),
+        ('adaptor = "linear"', 'start = "server"', "model.start = 'server' needs a whole model to start from"),
+        ('part = "features"\nadaptor = "linear"', 'adaptor = "rest"', "key 'model.adaptor' has no effect without"),
+        ('size = [16, 16]', 'size = [16, 16], clases = ["a"]', "unknown key 'data.clases'; did you mean 'data.classes'?"),
+        ('"own_objectives:seven"', '"own_objectives:seven", sze = [8, 8]', "did you mean 'clients.seven.data.size'?"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_shared_is_said_before_anything_is_written(tmp_path, monkeypatch, cli, before, after, sentence):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path)
+    text = path.read_text()
+    assert before in text
+    text = text.replace("cnn1", "mlp") if "size = [8, 8]" in after else text  # whose first layer depends on the shape
+    path.write_text(text.replace(before, after))
+    code, _, err = cli("run", path, "--set", "rounds=1")
+    assert code == 2, err
+    assert sentence in err
+    assert not (tmp_path / "runs").exists()

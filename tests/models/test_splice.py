@@ -1,0 +1,148 @@
+"""A part that crosses and an adaptor that stays: what goes where, whose random numbers they take, and what cannot be."""
+
+import pytest
+import torch
+from torch import nn
+
+from fedmutual import models
+from fedmutual.config import ModelConfig
+from fedmutual.errors import ConfigError
+from fedmutual.models.splice import Spliced, crossing, differing, fork, splice
+
+IMAGE = (1, 16, 16)
+
+
+def stream(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def network(name: str, outputs: int = 10) -> nn.Module:
+    return models.build(name, IMAGE, outputs, stream(0))
+
+
+def spliced(name: str, *part: str, adaptor: str = "linear", outputs: int = 7, own: int = 5) -> nn.Module:
+    return splice(network(name, outputs), part, adaptor, IMAGE, outputs, stream(own), name)
+
+
+def test_the_part_is_named_by_its_modules_with_or_without_a_dot():
+    net = network("lenet5")
+    names = ("features.conv1.weight", "features.conv1.bias", "features.conv2.weight", "features.conv2.bias")
+    assert crossing(net, ["features."], "lenet5") == crossing(net, ["features"], "lenet5") == names
+    assert crossing(net, ["features.conv2", "classifier.fc3.bias"], "lenet5") == (*names[2:], "classifier.fc3.bias")
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        ("featurs", "'featurs' matches nothing in network 'lenet5'; did you mean 'features'?"),
+        ("features.conv", "'features.conv' matches nothing"),
+        ("x", "it has 'features', 'features.conv1'"),
+    ],
+)
+def test_a_part_that_matches_nothing_is_said(part, sentence):
+    with pytest.raises(ConfigError, match=r"key 'model\.part'") as problem:
+        crossing(network("lenet5"), [part], "lenet5")
+    assert sentence in str(problem.value)
+
+
+def test_a_part_that_is_all_is_said():
+    with pytest.raises(ConfigError, match="names all of network 'lenet5'; take it out"):
+        crossing(network("lenet5"), ["features", "classifier"], "lenet5")
+
+
+def test_a_beginning_has_its_adaptor_after_it():
+    net = spliced("lenet5", "features.")
+    x = torch.randn(3, *IMAGE)
+    whole = network("lenet5", 7)
+    assert [k for k in net.state_dict() if k.startswith("adaptor")] == ["adaptor.fc.weight", "adaptor.fc.bias"]
+    assert torch.equal(net.get_submodule("features")(x), whole.get_submodule("features")(x))
+    assert torch.equal(net(x), net.get_submodule("adaptor.fc")(whole.get_submodule("features")(x)))
+
+
+def test_an_end_has_its_adaptor_before_it():
+    net = spliced("mlp", "classifier")
+    x = torch.randn(3, *IMAGE)
+    state = net.state_dict()
+    assert state["adaptor.fc.weight"].shape == (200, 256)
+    hidden = x.flatten(1) @ state["adaptor.fc.weight"].T + state["adaptor.fc.bias"]
+    torch.testing.assert_close(net(x), hidden @ state["classifier.weight"].T + state["classifier.bias"])
+
+
+def test_modules_below_others_keep_their_names():
+    net = spliced("lenet5", "features.conv1")
+    assert {"features.conv1.weight", "adaptor.fc.weight"} < set(net.state_dict())
+    assert net(torch.zeros(2, *IMAGE)).shape == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("part", "sentence"),
+    [
+        (["features.conv2"], "neither the beginning nor the end of network 'lenet5'; use model.adaptor = 'rest'"),
+        (["features.conv1", "features.conv2"], "names several modules"),
+        (["features.conv1.weight"], "is no module"),
+    ],
+)
+def test_an_adaptor_that_cannot_be_inferred_is_said(part, sentence):
+    with pytest.raises(ConfigError) as problem:
+        spliced("lenet5", *part)
+    assert sentence in str(problem.value)
+
+
+class Twice(nn.Module):
+    """A layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.layer(self.layer(x)))
+        return out
+
+
+def test_a_part_that_is_called_twice_has_no_adaptor():
+    with pytest.raises(ConfigError, match="is not called once"):
+        splice(Twice(), ["layer"], "linear", (4,), 2, stream(0), "twice")
+
+
+def test_ones_own_adaptor_is_told_what_the_part_gives(tmp_path, monkeypatch):
+    (tmp_path / "my_adaptors.py").write_text(
+        "from torch import nn\n\n\ndef deep(features, classes):\n"
+        "    channels, height, width = features\n"
+        "    size = channels * height * width\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(size, 9), nn.ReLU(), nn.Linear(9, classes))\n\n\n"
+        "def wrong(features, classes):\n    return nn.Linear(3, classes)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert spliced("lenet5", "features.conv1", adaptor="my_adaptors:deep").get_submodule("adaptor.1").out_features == 9
+    with pytest.raises(ConfigError, match=r"key 'model\.adaptor': 'my_adaptors:wrong' does not fit the shared part"):
+        spliced("lenet5", "features.conv1", adaptor="my_adaptors:wrong")
+    with pytest.raises(ConfigError, match="there is no adaptor 'liner'"):
+        spliced("lenet5", "features", adaptor="liner")
+
+
+def test_the_part_is_the_same_for_all_and_the_adaptor_each_ones_own():
+    model = ModelConfig(shared="cnn1", part=("features",))
+    a, b = (fork(model, IMAGE, outputs, stream(0), stream(own)) for outputs, own in ((7, 1), (10, 2)))
+    same = fork(model, IMAGE, 7, stream(0), stream(1))
+    names = crossing(network("cnn1"), ["features"], "cnn1")
+    assert isinstance(a, Spliced)
+    assert all(torch.equal(a.state_dict()[k], b.state_dict()[k]) for k in names)
+    assert (a(torch.zeros(2, *IMAGE)).shape, b(torch.zeros(2, *IMAGE)).shape) == ((2, 7), (2, 10))
+    assert all(torch.equal(v, same.state_dict()[k]) for k, v in a.state_dict().items())
+    other = fork(model, IMAGE, 7, stream(0), stream(3))
+    assert not torch.equal(a.state_dict()["adaptor.fc.weight"], other.state_dict()["adaptor.fc.weight"])
+
+
+def test_the_rest_of_the_network_may_stay_as_it_is():
+    model = ModelConfig(shared="lenet5", part=("features.conv2",), adaptor="rest")
+    net = fork(model, IMAGE, 7, stream(0), stream(1))
+    assert list(net.state_dict()) == list(network("lenet5", 7).state_dict())
+    assert net(torch.zeros(2, *IMAGE)).shape == (2, 7)
+
+
+def test_the_first_tensor_of_another_shape_is_found():
+    names = crossing(network("mlp"), ["features"], "mlp")
+    other = models.build("mlp", (1, 8, 8), 10, stream(0))
+    assert differing(network("mlp"), other, names) == "features.fc1.weight"
+    assert differing(network("mlp"), network("mlp", 7), names) is None

@@ -1,0 +1,177 @@
+"""Participants of odd kinds: untrained, badly taught, with a task of their own, and federations that begin with another's
+model."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.config import dump_config, load_config
+from fedmutual.experiment import build
+from fedmutual.records.files import read_json
+from fedmutual.records.logs import read_lines
+from objectives import NUMBERS, write
+
+
+def weights(run, client):
+    return run.personal_model(client).state_dict()
+
+
+def same(a, b):
+    return all(torch.equal(a[k], b[k]) for k in a)
+
+
+@pytest.mark.parametrize("engine", ["inprocess", "stacked"])
+@pytest.mark.parametrize("algorithm", ["fml", "independent"])
+def test_a_frozen_network_stays_as_it_began_and_others_learn(small, engine, algorithm):
+    small.write_text(small.read_text().replace('name = "fml", alpha = 0.4, beta = 0.6', f'name = "{algorithm}"'))
+    config = load_config(small, **{"clients.1.model.frozen": True, "engine.name": engine})
+    first = build(config).client("1").nets["personal"].state_dict()
+    run = fedmutual.run(config, "run")
+    assert same(weights(run, "1"), first)
+    assert not same(weights(run, "0"), build(config).client("0").nets["personal"].state_dict())
+    up = [line["up"] for line in read_lines(run.folder / "ledger.jsonl") if line["client"] == "1"]
+    assert all(up) == (algorithm == "fml"), "its meme goes on learning, and is sent"
+
+
+def test_shuffled_labels_are_the_same_ones_elsewhere_and_of_training_only(small):
+    plain, bad = (build(load_config(small, **changes)).data for changes in ({}, {"clients.1.training.shuffled": 1.0}))
+    before, after = (data.clients["1"].private.labels for data in (plain, bad))
+    assert not np.array_equal(before, after)
+    assert np.array_equal(np.sort(before), np.sort(after))
+    (x, _), (x2, y2) = (next(iter(d.clients["1"].private.rows([torch.arange(40)]))) for d in (plain, bad))
+    assert torch.equal(x, x2)
+    assert torch.equal(y2, torch.from_numpy(after))
+    for client, kind in (("1", "validation"), ("0", "private"), ("2", "private")):
+        a, b = (getattr(data.clients[client], kind).labels for data in (plain, bad))
+        assert np.array_equal(a, b), (client, kind)
+    half = build(load_config(small, **{"clients.1.training.shuffled": 0.5})).data.clients["1"].private.labels
+    assert 0 < (half != before).sum() <= len(before) / 2
+
+
+def test_a_federation_begins_with_another_runs_model(small):
+    first = fedmutual.run(load_config(small), "first")
+    files = {p: p.read_bytes() for p in first.folder.rglob("*") if p.is_file()}
+    config = load_config(small, **{"model.weights": "first", "seed": 5, "engine.name": "inprocess"})
+    shared = first.global_model().state_dict()
+    assert same(build(config).server(), shared)
+    assert same(build(config).client("0").nets["meme"].state_dict(), shared)
+    assert not same(build(config).client("0").nets["personal"].state_dict(), shared)
+    told = load_config(small, **{"model.weights": "first", "model.start": "server", "seed": 5})
+    assert same(build(told).client("0").nets["personal"].state_dict(), shared)
+    fedmutual.run(told, "second")  # equal beginnings with unequal alpha and beta: nothing is refused at the boundary
+    assert {p: p.read_bytes() for p in first.folder.rglob("*") if p.is_file()} == files
+    assert load_config("second/config.toml") == told
+
+
+def test_what_has_gone_on_elsewhere_is_not_resumed(small):
+    fedmutual.run(load_config(small, rounds=1), "first")
+    config = load_config(small, **{"model.weights": "first", "rounds": 1})
+    fedmutual.run(config, "second")
+    fedmutual.run(load_config(small, rounds=2), "first", resume=True)
+    with pytest.raises(fedmutual.UserError, match="belongs to another run"):
+        fedmutual.run(config.model_copy(update={"rounds": 2}), "second", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["model.weights=nowhere"], "nowhere: there is no run with a saved round in this folder"),
+        (["model.weights=first", "model.shared=cnn1"], "key 'model.weights': first shares another network"),
+        (["model.weights=alone"], "alone: its algorithm shares no model"),
+        (["model.weights=first", "algorithm.name=independent"], "key 'model.weights' has no effect"),
+        (["training.task=regresion"], "key 'training.task': there is no task 'regresion'; did you mean 'regression'?"),
+        (["clients.0.training.task=nowhere:Task"], "key 'clients.0.training.task'"),
+        (["clients.0.training.shuffled=2"], "key 'clients.0.training.shuffled' must be less than or equal to 1"),
+    ],
+)
+def test_bad_settings_are_one_sentence(small, cli, settings, sentence):
+    fedmutual.run(load_config(small, rounds=1), "first")
+    with pytest.warns(UserWarning, match="dropped"):
+        fedmutual.run(load_config(small, **{"rounds": 1, "algorithm.name": "independent"}), "alone")
+    code, _, err = cli("run", small, *(x for s in settings for x in ("--set", s)))
+    assert code == 2
+    assert sentence in err
+    assert not (small.parent / "runs").exists()
+
+
+TABLE = """
+name = "prices"
+rounds = 8
+data = { name = "csv", root = "prices.csv", label = "price" }
+partition = { clients = 3 }
+algorithm = { name = "fml" }
+training = { local_epochs = 2, batch_size = 16, task = "regression" }
+optimizer = { lr = 0.02 }
+engine = { device = "cpu" }
+"""
+
+
+@pytest.fixture
+def prices(tmp_path, monkeypatch):
+    """A table of numbers to be learned: 2 a - b + 0.5."""
+    monkeypatch.chdir(tmp_path)
+    draws = np.random.default_rng(0).normal(size=(300, 2)).round(3)
+    rows = [f"{a},{b},{2 * a - b + 0.5:.4f}" for a, b in draws]
+    (tmp_path / "prices.csv").write_text("\n".join(["a,b,price", *rows]) + "\n")
+    path = tmp_path / "prices.toml"
+    path.write_text(TABLE)
+    return path
+
+
+def test_numbers_are_learned_from_a_table(prices, cli):
+    code, _, err = cli("run", prices, "--out", "run")
+    assert code == 0, err
+    assert "global loss 0." in err
+    summary = fedmutual.Run("run").summary
+    assert summary["global"]["test_accuracy"] is None
+    assert summary["personal"]["val_accuracy"] is None
+    assert min(scores["r2"] for scores in summary["personal"]["other_tasks"]["last"].values()) > 0.8
+    assert fedmutual.Run("run").global_model()(torch.zeros(4, 2)).shape == (4, 1)
+    code, _, err = cli("compare", prices, "--seeds", "1", "--set", "rounds=2", "--out", "all")
+    assert code == 0, err
+    code, _, err = cli("data", "check", prices)
+    assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("line", "settings", "sentence"),
+    [
+        ("1,2,much", [], "line 302 of prices.csv: its target 'much' is no finite number; mend it, or set training.task"),
+        ("1,2,3.5", ["training.task=classification"], "labels must be whole numbers or names"),
+        ("1,2,3.5", ['data.classes=["a","b"]'], "key 'data.classes' is for classes, and the task learns numbers"),
+    ],
+)
+def test_targets_that_are_no_numbers_are_said(prices, cli, line, settings, sentence):
+    with open("prices.csv", "a") as file:
+        file.write(line + "\n")
+    code, _, err = cli("run", prices, *(x for s in settings for x in ("--set", s)))
+    assert code == 2
+    assert sentence in err
+
+
+def test_a_task_of_ones_own(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, NUMBERS.replace('"regression"', '"own_objectives:Absolute"'))
+    code, _, err = cli("run", path, "--out", "run", "--set", "rounds=2")
+    assert code == 0, err
+    assert fedmutual.Run("run").summary["personal"]["other_tasks"]["last"]["light"].keys() == {"examples", "mae"}
+    assert "personal of light mae " in err
+
+
+def test_own_data_are_kept_in_the_run_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(write(tmp_path))
+    (tmp_path / "again.toml").write_text(dump_config(config))
+    assert load_config(tmp_path / "again.toml") == config
+    fedmutual.run(config.model_copy(update={"rounds": 1}), "run")
+    about = read_json(tmp_path / "run" / "environment.json")["clients"]["seven"]
+    assert about["classes"] == list("0123456")
+    assert (about["input"], about["outputs"], about["scaling"]["size"]) == ([1, 16, 16], 7, [16, 16])
+    partition = read_json(tmp_path / "run" / "partition.json")
+    assert partition["classes"] == list("0123456789")
+    assert partition["clients"]["seven"]["counts"]["private"][7:] == [0, 0, 0]
+    assert partition["clients"]["seven"]["classes"] == list("0123456")
+    shutil.rmtree("run")
