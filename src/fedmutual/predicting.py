@@ -161,7 +161,7 @@ def _image(file: Path, answering: Answering) -> Tensor:
     most = takes.scaling["divisor"]
     if not _pixels(takes) or shape[0] not in (1, 3):
         raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_wanted(answering)}")
-    x = torch.from_numpy(folder.decode(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
+    x = torch.tensor(folder.decode(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
     if x.max() > most:
         raise BadRows(
             f"{file} has pixels up to {int(x.max())}, and those that the model learned from go up to {most:g}; scale it so"

@@ -20,6 +20,7 @@ data = { name = "digits" }
 algorithm = { alpha = 0.4, beta = 0.7 }
 training = { local_epochs = 1, batch_size = 8 }
 optimizer = { lr = 0.05 }
+engine = { name = "inprocess", device = "cpu" }
 """
 CNN = 'model = { personal = "cnn1" }\n'
 QUICK = ("--examples", "20,40", "--seeds", 2)
@@ -70,7 +71,8 @@ def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
     assert found["examples"]["40"] == {"training": 40, "validation": 359}
     assert fedmutual.Run("a/fml/20/0").config.algorithm == {"name": "fml", "alpha": 0.4, "beta": 0.7}
     assert "FML (cnn1)" in out
-    assert out.count("against training from scratch it ") == out.count("against fine-tuning FML's shared model it ") == 2
+    said = " ".join(out.split())
+    assert said.count("against training from scratch it ") == said.count("against fine-tuning FML's shared model it ") == 2
     page = Path("a/report.html").read_text()
     assert "north, 20 examples" in page
     assert "Fine-tuned FML" in page
@@ -104,7 +106,7 @@ def test_fedavg_s_shared_model_is_fine_tuned_where_it_is_given(run, small, cli):
     cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=fedavg", "--out", "avg")
     code, out, err = adapt(cli, "--examples", "20", "--seeds", 1, "--set", "optimizer.lr=0", "--fedavg", "avg")
     assert code == 0, err
-    assert "against fine-tuning FedAvg's shared model it " in out
+    assert "against fine-tuning FedAvg's shared model it " in " ".join(out.split())
     found, shared = state("a/fine-tune/20/0"), state("avg", 1, "server")
     assert all(torch.equal(found[k], shared[k]) for k in shared)
     code, _, err = adapt(cli, "--fedavg", "r", out="b")
@@ -148,6 +150,54 @@ def test_three_of_the_ten_classes_are_matched_by_name(run, cli):
     assert done.config.data.mean == (0.3053,)
     held = json.loads((done.folder / "partition.json").read_text())["clients"]["0"]["counts"]["private"]
     assert [d for d, n in enumerate(held) if n] == [2, 5, 7]
+
+
+PART = """
+name = "part"
+rounds = 1
+data = { mean = [0.3], std = [0.4] }
+model = { shared = "cnn1", part = "features", personal = "mlp" }
+training = { local_epochs = 1, batch_size = 16 }
+engine = { device = "cpu" }
+
+[clients.low]
+data = { name = "npz", root = "low.npz" }
+
+[clients.high]
+data = { name = "npz", root = "high.npz" }
+"""
+
+
+def digits(file, wanted, name="{}"):
+    """Some digits, in a file whose labels are names."""
+    found = load_digits()
+    kept = np.isin(found.target, wanted)
+    np.savez(file, x=found.images[kept] / 16, y=np.array([name.format(d) for d in found.target[kept]]))
+
+
+def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    digits("low.npz", range(5))
+    digits("high.npz", range(4, 10))
+    digits("new.npz", (2, 5, 7), "kind {}")
+    Path("part.toml").write_text(PART)
+    for name in ("fml", "fedavg"):
+        assert cli("run", "part.toml", "--set", f"algorithm.name={name}", "--out", name)[0] == 0
+    text = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "new.npz"')
+    Path("n.toml").write_text(text + 'model = { personal = "mlp" }\n')
+    still = ("--set", "optimizer.lr=0", "--rounds", 1, "--examples", "30", "--seeds", 1)
+    code, out, err = cli("adapt", "fml", "--data", "n.toml", "--fedavg", "fedavg", "--out", "a", *still)
+    assert code == 0, err
+    assert "as it is" not in out
+    for way, source in (("fml", "fml"), ("fine-tune", "fedavg")):
+        shared, found = state(source, 1, "server"), load_file(f"a/{way}/30/0/server/round-1.safetensors")
+        assert found.keys() == shared.keys()
+        assert all(torch.allclose(found[k], shared[k]) for k in shared), way
+        assert fedmutual.Run(f"a/{way}/30/0").meme("0")(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
+    assert fedmutual.Run("a/fml/30/0").config.data.mean == (0.3,)
+    found = json.loads(Path("a/adapt.json").read_text())
+    assert found["networks"] == {"fml": "mlp", "scratch": "mlp", "fine-tune": "cnn1"}
+    assert all(found["accuracy"][way]["30"]["0"] > 0 for way in found["accuracy"])
 
 
 def test_a_size_that_there_is_not_is_left_out(run, cli):
@@ -212,7 +262,7 @@ def test_a_run_that_shares_nothing_has_nothing_to_adapt(run, small, cli):
         cli("run", small, "--set", "rounds=1", "--set", f"algorithm.name={name}", "--out", name)
         code, _, err = cli("adapt", name, "--data", "n.toml", "--out", "a")
         assert code == 2
-        assert f"{name}: its algorithm '{name}' shares no model; name a run that federates" in err
+        assert f"{name}: its algorithm shares no model; name the folder of a run of fml or fedavg" in err
 
 
 def test_what_is_unfinished_is_not_shown(run, cli):

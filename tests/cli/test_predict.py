@@ -199,3 +199,66 @@ def test_arrays_are_taken_as_the_run_took_them(digits, cli):
     assert "row 0 of 'x' in bad.npz is 7 x 8 pixels and the model takes 8 x 8" in err
     code, _, err = cli("predict", digits, "new.csv")
     assert "new.csv: the model learned from no table of named columns; give it images" in err
+
+
+OWN = """
+name = "own"
+rounds = 1
+data = {{ name = "npz", root = "d.npz", classes = ["0", "1", "2"] }}
+algorithm = {{ name = "{algorithm}" }}
+model = {{ shared = "cnn1"{part} }}
+training = {{ local_epochs = 1, batch_size = 32, task = "{task}" }}
+engine = {{ device = "cpu" }}
+
+[clients.north]
+data = {{ mean = [0.3], std = [0.4] }}
+
+[clients.south]
+data = {{ mean = [{mean}], std = [0.4] }}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Make a run of two clients with data of their own, and rows to ask it about."""
+    monkeypatch.chdir(tmp_path)
+    found = load_digits()
+    kept = found.target < 3
+    np.savez("d.npz", x=(found.images[kept] * 15).astype(np.uint8), y=found.target[kept])
+    np.savez("new.npz", x=(found.images[3:4] * 15).astype(np.uint8))
+
+    def make(algorithm="fml", part="", mean=0.3, task="classification"):
+        text = OWN.format(algorithm=algorithm, part=part, mean=mean, task=task)
+        (tmp_path / "o.toml").write_text(
+            text if task == "classification" else text.replace(', classes = ["0", "1", "2"]', "")
+        )
+        return fedmutual.run(fedmutual.load_config("o.toml"), "o")
+
+    return make
+
+
+def test_who_keeps_a_part_is_served_by_its_own_fork(own):
+    run = own("fedavg", ', part = "features"')
+    (found,) = fedmutual.predict("o", ["new.npz"], "south")
+    assert found.model == "client 'south''s fork of the shared model (cnn1), round 1"
+    x = (torch.from_numpy(np.load("new.npz")["x"])[None].float() / 255 - 0.3) / 0.4
+    p = run.meme("south")(x).double().softmax(1)[0].tolist()
+    assert dict(found.ranked) == pytest.approx(dict(zip(("0", "1", "2"), p, strict=True)))
+
+
+def test_a_shared_model_of_inputs_that_are_scaled_differently_does_not_answer(own, cli):
+    own(mean=0.5)
+    code, _, err = cli("predict", "o", "new.npz")
+    assert code == 2
+    assert "o: its clients scale their inputs each in its own way" in err
+    assert [p.model for p in fedmutual.predict("o", ["new.npz"], "south")] == [
+        "personal model of client 'south' (cnn1), round 1"
+    ]
+
+
+def test_who_learns_numbers_predicts_no_classes(own, cli):
+    own(task="regression")
+    for client, who in (([], "its clients learn"), (["--client", "north"], "client 'north' learns")):
+        code, _, err = cli("predict", "o", "new.npz", *client)
+        assert code == 2
+        assert f"o: {who} 'regression', and classes alone can be predicted" in err
