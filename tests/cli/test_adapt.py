@@ -73,6 +73,7 @@ def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
     assert "FML (cnn1)" in out
     said = " ".join(out.split())
     assert said.count("against training from scratch it ") == said.count("against fine-tuning FML's shared model it ") == 2
+    assert said.count("against the shared model as it came it ") == 2
     page = Path("a/report.html").read_text()
     assert "north, 20 examples" in page
     assert "Fine-tuned FML" in page

@@ -107,7 +107,8 @@ def load(config: Config, prepared: Mapping[str, Prepared] | None = None) -> Fede
     """
     read = prepare(config) if prepared is None else prepared
     found = _joined(config, read) if brings_data(config) else _divided(config, read[""])
-    few = ("there is one client only, so there is nobody to learn from or with",) if len(found.clients) == 1 else ()
+    alone_here = len(found.clients) == 1 and config.model.weights is None  # else it learns from who made these weights
+    few = ("there is one client only, so there is nobody to learn from or with",) if alone_here else ()
     return replace(found, notes=(*found.notes, *few))
 
 

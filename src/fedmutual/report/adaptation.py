@@ -154,15 +154,23 @@ def _untouched(found: Adaptation, size: str) -> Iterator[str]:
 def _lead(comparison: Comparison, found: Adaptation) -> Verdict:
     """Does adapting pay at this size?"""
     fml, tuned, scratch = comparison.methods
+    size = fml.runs[0].folder.parent.name
     parts = []
     for other, name in ((scratch, "training from scratch"), (tuned, f"fine-tuning {found.tuned.label}'s shared model")):
         gains = pair_clients(fml.counted, other.counted)
-        if isinstance(gains, Missing):
-            parts.append(f"against {name} it cannot be said: {gains.why}")
-            continue
-        pays = {1: "pays", -1: "does not pay", 0: "is not certain to pay"}[gains.estimate.sign]
-        far = away(gains.estimate, comparison.decimals, ("ahead", "behind", "level"))
-        parts.append(f"against {name} it {pays}: {far}")
+        parts.append(
+            f"against {name} it cannot be said: {gains.why}"
+            if isinstance(gains, Missing)
+            else _against(name, gains.estimate, comparison)
+        )
+    if found.as_it_is is not None:
+        ours = found.accuracy["fml"][size]
+        gain = estimate([ours[seed] - score for seed, score in found.as_it_is[size].items()], SEEDS)
+        parts.append(_against("the shared model as it came", gain, comparison))
     many = comparison.name.removeprefix(f"{found.name}, ")
-    judged = judge(comparison)
-    return Verdict(f"Adapting by mutual learning with {many}: {'; '.join(parts)}.", judged.sentences)
+    return Verdict(f"Adapting by mutual learning with {many}: {'; '.join(parts)}.", judge(comparison).sentences)
+
+
+def _against(name: str, gain: Estimate, comparison: Comparison) -> str:
+    pays = {1: "pays", -1: "does not pay", 0: "is not certain to pay"}[gain.sign]
+    return f"against {name} it {pays}: {away(gain, comparison.decimals, ('ahead', 'behind', 'level'))}"
