@@ -74,7 +74,9 @@ def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
     said = " ".join(out.split())
     assert said.count("against training from scratch it ") == said.count("against fine-tuning FML's shared model it ") == 2
     assert said.count("against the shared model as it came it ") == 2
+    assert cli("report", "a", "-o", "again.html")[1] == out.replace("a/report.html", "again.html")
     page = Path("a/report.html").read_text()
+    assert Path("again.html").read_text() == page
     assert "north, 20 examples" in page
     assert "Fine-tuned FML" in page
 

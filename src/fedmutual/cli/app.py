@@ -130,12 +130,17 @@ DEMO = {"different-digits": "fml,fedavg,fedprox,independent", "different-network
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder that `compare` made.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder that `compare` or `adapt` made.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Make one self-contained page of runs: scores with intervals, curves, who gains, what crossed. Trains nothing."""
     from fedmutual.report import find_runs, headline, verdict, write_report
 
+    if len(runs) == 1 and (runs[0] / "adapt.json").is_file():
+        _conclude_adaptation(runs[0], output)
+        return
     folders = [folder for path in runs for folder in find_runs(path)]
     write_report(folders, output)
     out.print(headline(folders))
@@ -162,7 +167,6 @@ def adapt(
     """
     from fedmutual import adapting, newcomer
     from fedmutual.config import override
-    from fedmutual.report import adapted, write_adaptation
 
     overrides = dict(override(text) for text in set or ()) | ({} if rounds is None else {"rounds": rounds})
     words = ["--data", str(data), "--examples", examples, "--seeds", str(seeds)]
@@ -170,12 +174,7 @@ def adapt(
     folder, sizes = out_folder or Path("runs") / f"{newcomer.name(data, overrides)}-adapt", adapting.sizes(examples)
     with _watched(_again("adapt", set, folder, str(run), *words)) as watch:
         adapting.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
-    table, sentences = adapted(folder)
-    out.print(table)
-    for line in sentences:
-        _say(line)
-    write_adaptation(folder, folder / "report.html")
-    _say(f"report: {folder / 'report.html'}", soft_wrap=True)
+    _conclude_adaptation(folder, folder / "report.html")
 
 
 @app.command()
@@ -313,6 +312,18 @@ def _conclude(groups: list[tuple[str, list[Path]]], page: Path) -> None:
             _say(line)
     write_report([folder for _, folders in groups for folder in folders], page)
     _say(f"\nreport: {page}", soft_wrap=True)
+
+
+def _conclude_adaptation(folder: Path, page: Path) -> None:
+    """The table, whether adapting pays, and the page's path."""
+    from fedmutual.report import adapted, write_adaptation
+
+    table, sentences = adapted(folder)
+    out.print(table)
+    for line in sentences:
+        _say(line)
+    write_adaptation(folder, page)
+    _say(f"report: {page}", soft_wrap=True)
 
 
 def _again(command: str, settings: list[str] | None, folder: Path, *arguments: str) -> str:
