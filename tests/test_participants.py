@@ -175,3 +175,32 @@ def test_own_data_are_kept_in_the_run_folder(tmp_path, monkeypatch):
     assert partition["clients"]["seven"]["counts"]["private"][7:] == [0, 0, 0]
     assert partition["clients"]["seven"]["classes"] == list("0123456")
     shutil.rmtree("run")
+
+
+def test_the_report_shows_scores_that_are_no_accuracy(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, NUMBERS)
+    code, out, err = cli(
+        "compare", path, "--methods", "fml,independent", "--seeds", "2", "--set", "rounds=2", "--out", "all"
+    )
+    assert code == 0, err
+    losses = {
+        (method, model): np.mean([
+            next(
+                s["loss"]
+                for s in read_lines(tmp_path / "all" / method / seed / "metrics.jsonl")[-1]["scores"]
+                if (s["client"], s["model"], s["data"]) == ("light", model, "validation")
+            )
+            for seed in ("0", "1")
+        ])
+        for method, model in (("fml", "personal"), ("fml", "meme"), ("independent", "personal"))
+    }  # fmt: skip
+    said = [f"{loss:.4g}" for loss in losses.values()]
+    sentence = (
+        f"Client 'light' has a task without accuracy: its loss on its own validation data is {said[0]} with FML, personal, "
+        f"{said[1]} with FML, fork and {said[2]} with Local-only."
+    )
+    assert sentence in out.replace("\n", " ").replace("  ", " ")
+    page = (tmp_path / "all" / "report.html").read_text()
+    assert "Clients whose task knows no accuracy" in page
+    assert page.count("mean_absolute_error") >= 1

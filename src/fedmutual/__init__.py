@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedmutual.errors import ConfigError, DataError, RunError, UserError
     from fedmutual.predicting import Prediction, predict
     from fedmutual.runs import Run, run
+    from fedmutual.sweeps import Sweep, sweep
 
 __all__ = [
     "Config",
@@ -20,10 +21,12 @@ __all__ = [
     "Prediction",
     "Run",
     "RunError",
+    "Sweep",
     "UserError",
     "load_config",
     "predict",
     "run",
+    "sweep",
 ]
 __version__ = version("fedmutual")
 
@@ -34,6 +37,8 @@ _HOMES = {
     "run": "runs",
     "Prediction": "predicting",
     "predict": "predicting",
+    "Sweep": "sweeps",
+    "sweep": "sweeps",
 }
 
 

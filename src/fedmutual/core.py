@@ -236,25 +236,32 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
     phase = own(phase, client)
     ready(client, at)
     const = phase.begin(client, inbox, at)
-    nets = {n: Net(lowered(m, client), trainable(m)) for n, m in client.nets.items()}
-    params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
-    losses: list[Message] = []
-    for batch in phase.batches(client, inbox, at) if params else ():
-        terms = phase.loss(nets, batch, const)
-        moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
-        grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
-        edited, client.memory = phase.edit(
-            {k: g for k, g in zip(params, grads, strict=True) if g is not None}, client.memory
-        )
-        for name, p in params.items():
-            p.grad = laid_as(p, edited[name]) if name in edited else None
-        for optimizer in client.optimizers.values():
-            optimizer.step()
-        losses.append({k: v.detach() for k, v in terms.items()})
+    nets, params = callables(client)
+    batches = phase.batches(client, inbox, at) if params else ()  # with nothing to train, nothing is drawn
+    losses = [step(phase, client, nets, params, batch, const) for batch in batches]
     for p in params.values():
         p.grad = None
     curves = {name: torch.stack([terms[name] for terms in losses]) for name in (losses[0] if losses else ())}
     return phase.end(client, at), means(curves, client, at)
+
+
+def step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
+    """One local step of a client that `begin` made ready -> its loss terms. params: of all nets, "net.name" -> parameter."""
+    terms = phase.loss(nets, batch, const)
+    moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
+    grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
+    edited, client.memory = phase.edit({k: g for k, g in zip(params, grads, strict=True) if g is not None}, client.memory)
+    for name, p in params.items():
+        p.grad = laid_as(p, edited[name]) if name in edited else None
+    for optimizer in client.optimizers.values():
+        optimizer.step()
+    return {k: v.detach() for k, v in terms.items()}
+
+
+def callables(client: Client) -> tuple[dict[str, Net], Message]:
+    """A client's nets as a loss sees them, and all their trainable parameters, "net.name" -> parameter."""
+    nets = {n: Net(lowered(m, client), trainable(m)) for n, m in client.nets.items()}
+    return nets, {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
 
 
 def own(phase: Phase, client: Client) -> Phase:

@@ -185,6 +185,16 @@ def run_together(
     Raises:
         UserError, Diverged: of the first run that failed; the others were trained to their end.
     """
+    problems = [p for p in attempt_together(configs, outs, resume, observers) if p is not None]
+    if problems:
+        raise problems[0]
+    return [Run(folder) for folder in outs]
+
+
+def attempt_together(
+    configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
+) -> list[BaseException | None]:
+    """As `run_together` -> what each run raised, None of those that are finished."""
     looked = [_look(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
     left = [n for n, recorded in enumerate(looked) if recorded is not None]
     with _alone(max((config.engine.threads for config in configs), default=1)):
@@ -204,10 +214,8 @@ def run_together(
                     _describe(outs[n], built[n], lane, choice)
                     _train(built[n], lane, outs[n], observers[n], _picked(choice))
 
-        problems = [problem for problem in lanes.run([partial(train, n) for n in left]) if problem is not None]
-    if problems:
-        raise problems[0]
-    return [Run(folder) for folder in outs]
+        raised = dict(zip(left, lanes.run([partial(train, n) for n in left]), strict=True))
+    return [raised.get(n) for n in range(len(configs))]
 
 
 def _same_data(config: Config) -> str:

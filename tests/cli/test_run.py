@@ -278,7 +278,7 @@ def test_the_page_of_keys_is_what_the_command_prints(cli):
     assert page.read_text(encoding="utf-8") == out, "renew it: uv run fedmutual list keys > docs/configuration.md"
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "demo", "report", "list", "data"])
+@pytest.mark.parametrize("command", ["run", "compare", "sweep", "demo", "report", "list", "data"])
 def test_every_command_explains_itself(cli, command):
     code, out, _ = cli(command, "--help")
     assert code == 0

@@ -270,3 +270,16 @@ def test_algorithms_of_ones_own_that_are_not_whole(tmp_path: Path, monkeypatch: 
     assert str(problem.value) == (
         "key 'algorithm.name': algorithm() of 'own_halves:Other' returned str, and a fedmutual.core.Algorithm is wanted"
     )
+
+
+def test_an_algorithm_that_lost_its_decorator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "undecorated.py").write_text(
+        "from typing import ClassVar\nfrom fedmutual.algorithms import FedAvg\n\n\n"
+        "class Plain(FedAvg):\n    terms: ClassVar[tuple] = ('meme',)\n\n\nclass Lost(FedAvg):\n    step: float = 0.5\n"
+    )
+    path = tmp_path / "mine.toml"
+    path.write_text("algorithm = { name = 'undecorated:Plain' }")
+    load_config(path)
+    path.write_text("algorithm = { name = 'undecorated:Lost' }")
+    assert "'undecorated:Lost' has a field 'step' that no key can set, for the class lacks its decorator" in refusal(path)

@@ -134,6 +134,15 @@ def test_clients_with_settings_of_their_own(engine, dtype):
     check(engine, dtype, apart(engine, PHASES["fml"].algorithm(), own=own))
 
 
+@pytest.mark.parametrize("shape", ["linear", "cosine", "step"])
+def test_settings_that_move_over_the_rounds(engine, dtype, shape):
+    algorithm = FML(
+        alpha=Schedule(0.9, 0.3, shape), beta=Schedule(0.2, 0.8, shape), local_epochs=1, batch_size=8
+    ).algorithm()
+    own = [{}, {"alpha": Schedule(0.1, 1.0, "step", 0.25)}, {"beta": 0.4}]
+    check(engine, dtype, apart(engine, algorithm, rounds=4, own=own))
+
+
 def test_phases_of_one_step_with_memory_and_edited_gradients(engine, dtype):
     algorithm = Algorithm("exchange", (Exchange(), Exchange(back=True)))
     check(engine, dtype, apart(engine, algorithm, rounds=4, start={}))
@@ -224,8 +233,8 @@ def test_clients_with_learning_rates_of_their_own(monkeypatch):
     from fedmutual.engines import stacked
 
     rehearsed = []
-    real = stacked._rehearse
-    monkeypatch.setattr(stacked, "_rehearse", lambda parts: (rehearsed.append(parts), real(parts)))
+    real = stacked.rehearse
+    monkeypatch.setattr(stacked, "rehearse", lambda parts: (rehearsed.append(parts), real(parts)))
     algorithm = replace(PHASES["fml"], local_epochs=1).algorithm()
     found = []
     for name in ("inprocess", "stacked"):

@@ -101,7 +101,7 @@ def test_engines_agree(path, tmp_path, engine):
 @pytest.mark.parametrize("engine", ["inprocess", "processes", "stacked", "cluster"])
 def test_a_kill_costs_nothing_on_any_engine(tmp_path, engine):
     (tmp_path / "own_objectives.py").write_text(CODE)
-    config = CONFIG.replace("rounds = 3", "rounds = 40").replace("[clients.north]", RECORDS, 1)
+    config = CONFIG.replace("rounds = 3", "rounds = 16").replace("[clients.north]", RECORDS, 1)
     config = config.replace("threads = 1", f'name = "{engine}", workers = 2, threads = 1')
     assert len(trial(tmp_path, kills=1, seed=1, config=config)) == 1
 

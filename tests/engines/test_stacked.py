@@ -151,13 +151,13 @@ def test_a_compiler_that_fails_is_said_once_and_done_without(small, monkeypatch)
 
 
 def test_what_goes_wrong_in_a_common_step_is_said_by_every_run(small, monkeypatch):
-    from fedmutual.engines import stacked
+    from fedmutual.engines import group, stacked
 
     def fails(parts):
         raise DataError("row 3 cannot be read")
 
-    monkeypatch.setattr(stacked, "_rehearse", lambda parts: None)
-    monkeypatch.setattr(stacked, "_plans", fails)
+    monkeypatch.setattr(stacked, "rehearse", lambda parts: None)
+    monkeypatch.setattr(group, "planned", fails)
     with pytest.raises(DataError, match="row 3 cannot be read"):
         compare(loaded(small), ["fml", "independent"], 2, Path("out"))
     logs = [path.read_text() for path in Path("out").rglob("log.txt")]
@@ -171,3 +171,42 @@ def test_a_run_begun_in_one_process_goes_on_stacked_with_adam(small):
     fedmutual.run(loaded(small, **changes, rounds=1), "part")
     part = fedmutual.run(loaded(small, **{**changes, "engine.name": "stacked"}), "part", resume=True).folder
     assert difference(tensors(whole), tensors(part)) < 1e-4
+
+
+@pytest.mark.parametrize(("apart", "stacks"), [(0.002, True), (0.0005, False)])
+def test_on_a_gpu_what_is_slower_together_is_stepped_one_after_the_other(small, monkeypatch, apart, stacks):
+    """The device and the paces are made up; what is done with them is not."""
+    from fedmutual.engines import stacked
+
+    trials = []
+    monkeypatch.setattr(stacked, "place", lambda parts: torch.device("cuda"))
+    monkeypatch.setattr(stacked, "paces", lambda parts: (trials.append(parts), (0.001, apart))[1])
+    run = fedmutual.run(loaded(small, **{"engine.name": "stacked"}), "run").folder
+    assert len(trials) == 1, "once, not in every round"
+    log = (run / "log.txt").read_text()
+    said = "clients 0, 1, 2 step one after the other, not stacked: it takes 0.5 ms for a step of all"
+    assert log.count(said) == (0 if stacks else 1)
+    plain = fedmutual.run(loaded(small, **{"engine.name": "inprocess"}), "plain").folder
+    assert (difference(tensors(run), tensors(plain)) == 0.0) is not stacks
+
+
+def test_paces_are_of_steps_on_copies(small):
+    from fedmutual.core import At, own
+    from fedmutual.engines.group import Part
+    from fedmutual.engines.trial import paces
+    from fedmutual.experiment import build
+
+    def parts(**changes):
+        experiment = build(loaded(small, **changes))
+        (phase,), server = experiment.algorithm.phases, experiment.server()
+        clients = [experiment.client(i) for i in experiment.clients]
+        return [Part(c, own(phase, c), server, phase.leaves(server), At(0, 0, 3)) for c in clients]
+
+    asked = parts(**{"training.local_epochs": 5})
+    before = [{k: v.clone() for k, v in part.client.nets["personal"].state_dict().items()} for part in asked]
+    together, apart = paces(asked)
+    assert together > 0 < apart
+    for part, tensors_before in zip(asked, before, strict=True):
+        assert difference(part.client.nets["personal"].state_dict(), tensors_before) == 0.0
+        assert not part.client.optimizers["personal"].state
+    assert paces(parts()) is None, "3 steps a phase tell nothing"

@@ -5,9 +5,9 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,6 +22,7 @@ from fedmutual.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from fedmutual import Config
     from fedmutual.cli.progress import Watch
+    from fedmutual.records.events import Score
 
 app = typer.Typer(
     name="fedmutual",
@@ -30,7 +31,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Federated mutual learning: participants that differ in data, in model and in objective teach each other.\n\n"
-    "Start with `fedmutual demo`; then `fedmutual compare FILE.toml` tells whether federating pays on your data.\n\n"
+    "Start with `fedmutual demo`; then `fedmutual compare FILE.toml` tells whether federating pays on your data, and "
+    "`fedmutual sweep FILE.toml --set KEY=V1,V2` which settings are best.\n\n"
     "Exit codes: 0 done, 2 bad input, 3 a client diverged, 4 a reply was refused at the privacy boundary, "
     "130 stopped by hand, 143 told to stop (SIGTERM).",
 )
@@ -50,6 +52,13 @@ class Code(IntEnum):
     TERMINATED = 143
 
 
+class By(StrEnum):
+    """Whose score chooses."""
+
+    PERSONAL = "personal"
+    GLOBAL = "global"
+
+
 File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.", show_default=False)]
 Set = Annotated[
     list[str] | None,
@@ -57,6 +66,14 @@ Set = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last saved round; finished runs are left alone.")]
 Methods = Annotated[str, typer.Option(help="Algorithms, separated by commas; `centralised` is the ceiling.")]
+Grid = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=V1,V2,...",
+        help="Values to try, e.g. `--set optimizer.lr=0.003,0.01,0.03`; one value is fixed. May be repeated: a grid.",
+    ),
+]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]
 
 
@@ -103,6 +120,43 @@ def compare(
     with _watched(command) as watch:
         folders = _compare(config, names, seeds, folder, resume, watch, own)
     _conclude([(config.name, folders)], folder / "report.html")
+
+
+@app.command()
+def sweep(
+    file: File,
+    set: Grid = None,
+    seeds: Seeds = 1,
+    by: Annotated[
+        By | None,
+        typer.Option(help="Whose hold-out score chooses; unset, of the model that a client would use.", show_default=False),
+    ] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-sweep.")] = None,
+    resume: Resume = False,
+) -> None:
+    """Which setting is best? Every combination of some values, judged on data held out of training, never on test.
+
+    Example: `fedmutual sweep mnist.toml --set optimizer.lr=0.003,0.01,0.03 --set rounds=10`
+
+    The best scores highest after the last round, which is the model that `run` ends with. Where a setting makes personal
+    models worse than local-only training, trained beside it, that is said. Runs go to OUT/SETTING/SEED, and all that was
+    found to OUT/sweep.json.
+    """
+    from fedmutual.cli.sweep import conclusion, table
+    from fedmutual.config.grid import read_grid
+    from fedmutual.records.text import holdout_line
+    from fedmutual.sweeps import carry_out, plan
+
+    made = plan(file, read_grid(set or []), seeds, by.value if by else None)
+    folder = out_folder or Path("runs") / f"{made.name}-sweep"
+    chosen_by = ("--by", by.value) if by else ()
+    with _watched(_again("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by), holdout_line) as watch:
+        found = carry_out(made, folder, resume, watch.of)
+    out.print(table(found))
+    for line in conclusion(found, file):
+        _say(line, soft_wrap=True)
+    if not found.chosen:
+        _stop("every setting diverged. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
 
 
 @app.command()
@@ -333,14 +387,15 @@ def _again(command: str, settings: list[str] | None, folder: Path, *arguments: s
 
 
 @contextmanager
-def _watched(command: str) -> Iterator["Watch"]:
-    """Shows a run as it goes; its stops are one sentence: what happened, what is kept, how to go on."""
+def _watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None) -> Iterator["Watch"]:
+    """Shows a run as it goes, of its scores what `line` says; its stops are one sentence: what is kept, how to go on."""
     from fedmutual.boundary import Refused
     from fedmutual.cli.progress import Watch
     from fedmutual.core import Diverged
+    from fedmutual.records.text import scores_line
 
     try:
-        with _terminable(), Watch(err) as watch:
+        with _terminable(), Watch(err, line or scores_line) as watch:
             yield watch
     except KeyboardInterrupt as stop:
         code = Code.TERMINATED if isinstance(stop, Terminated) else Code.STOPPED

@@ -1,20 +1,22 @@
 """What a person sees while a run goes on: a bar with accuracy and time left; plain lines where there is no terminal."""
 
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Started
+from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Score, Started
 from fedmutual.records.text import TimeLeft, scores_line, told
 
 
 class Watch:
     """The screen: makes an observer for each run, one after the other or several at once."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, line: Callable[[tuple[Score, ...]], str] = scores_line) -> None:
+        """line: what is shown of an evaluation."""
+        self.console, self.line = console, line
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -68,7 +70,7 @@ class _Line:
                 self._round = max(event.round - 1, 0) + event.answered / event.expected
                 self._show()
             case Evaluated():
-                self._scores = scores_line(event.scores)
+                self._scores = self._watch.line(event.scores)
                 self._round = event.round
                 if self._watch.console.is_terminal:
                     self._show()

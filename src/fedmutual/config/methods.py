@@ -119,6 +119,13 @@ def _find(name: str) -> Any:
     kind = plugins.load(name, "algorithm.name")
     if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "algorithm")):
         raise LookupError(f"{name!r} is no algorithm: it must be a frozen dataclass derived from fedmutual.core.Phase")
+    annotated = {k: str(v) for k, v in vars(kind).get("__annotations__", {}).items()}
+    undecorated = [k for k in annotated.keys() - {f.name for f in fields(kind)} if "ClassVar" not in annotated[k]]
+    if "__dataclass_fields__" not in vars(kind) and undecorated:
+        raise LookupError(
+            f"{name!r} has a field {undecorated[0]!r} that no key can set, for the class lacks its decorator; write "
+            "@dataclass(frozen=True, kw_only=True) above it"
+        )
     try:
         _setting_types(kind)
     except Exception as problem:  # an annotation may be any expression

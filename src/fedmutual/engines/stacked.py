@@ -1,38 +1,22 @@
 """Clients of one architecture stepped together, their networks stacked and the phase's loss under vmap: for GPUs.
 
 A step is masked, never a row: clients whose batch is of another size step in a sub-stack of their own, and who has no batch
-left stays as it was. What vmap refuses, active dropout for one, is stepped client after client, and said once.
+left stays as it was. What vmap refuses, active dropout for one, and what a GPU does faster so, is stepped client after
+client, and said once.
 """
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
 from functools import partial
-from itertools import islice
-from typing import Any, Concatenate, NamedTuple, TypeVar, get_type_hints
+from typing import Any, Concatenate, TypeVar
 
-import torch
-from torch import Tensor
-from torch.func import vmap
-
-from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec, means, own, ready
-from fedmutual.data.rows import Picked
-from fedmutual.engines.base import Reply, let_go, participate
-from fedmutual.engines.forward import Compiled, Forward, forward, gradients
+from fedmutual.core import At, Client, Message, Phase, Spec, own
+from fedmutual.engines.base import Reply, participate
+from fedmutual.engines.group import Group, Part, made_of, shapes
 from fedmutual.engines.inprocess import InProcess
-from fedmutual.engines.stack import Rows, Stack, alike
+from fedmutual.engines.stack import alike
+from fedmutual.engines.trial import paces, place, rehearse
 
 R = TypeVar("R")
-
-
-class Part(NamedTuple):
-    """A client's part in a phase."""
-
-    client: Client
-    phase: Phase  # with the client's own settings
-    inbox: Message
-    declared: Spec
-    at: At
 
 
 class Stacked(InProcess):
@@ -92,201 +76,34 @@ class Stacker:
         """Whether vmap takes this phase of these clients: tried once, on copies."""
         if len(parts) < 2:
             return False
-        key = (id(group), _key(parts[0]))
+        key = (id(group), made_of(parts[0]))
         if key in self._refused:
             return False
         if key not in self._fitting:
             try:
-                _rehearse(parts[:2])
+                rehearse(parts[:2])
             except Exception as problem:  # whatever a network's or an algorithm's code may do
                 self._refused.add(key)
                 why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
                 who = ", ".join(dict.fromkeys(p.client.id for p in parts))
                 self._remarks.append(f"clients {who} step one after the other, not stacked: vmap refuses ({why[:200]})")
                 return False
+            if place(parts).type == "cuda" and not self._pays(parts):
+                self._refused.add(key)
+                return False
             self._fitting.add(key)
         return True
 
-
-class Group:
-    """Clients alike, in stacks for as long as the engine lives."""
-
-    def __init__(self, clients: Sequence[Client], compile: list[str] | None = None) -> None:
-        """compile: where to say what is wrong with it; None: do not."""
-        self.clients, self._compile = clients, compile
-        self._forwards: dict[Any, Forward] = {}
-        self._number = {id(client): number for number, client in enumerate(clients)}
-        self._stacks = {net: Stack(clients, net) for net in clients[0].nets}
-
-    def begin(self, parts: Sequence[Part]) -> "Steps | None":
-        """These clients take their inboxes in. None where what they need for their losses differs in shape."""
-        consts = []
-        for part in parts:
-            ready(part.client, part.at)
-            consts.append(part.phase.begin(part.client, part.inbox, part.at))
-        if len({_shapes(const) for const in consts}) > 1:
-            return None
-        numbers = [self._number[id(part.client)] for part in parts]
-        for number in numbers:
-            for stack in self._stacks.values():
-                stack.collect(number)
-        memory = _stacked([p.client.memory for p in parts])
-        return Steps(self._stacks, self._forward(parts[0]), parts[0], numbers, _stacked(consts), memory)
-
-    def _forward(self, like: Part) -> Forward:
-        """The phase's loss for clients like this one: made, and compiled, once."""
-        key = _key(like)
-        if key not in self._forwards:
-            plain = forward(like.phase, {net: stack.skeleton for net, stack in self._stacks.items()}, like.client)
-            self._forwards[key] = plain if self._compile is None else Compiled(plain, self._compile)
-        return self._forwards[key]
-
-    def run(self, parts: Sequence[Part], steps: "Steps") -> Iterator[tuple[Client, Callable[[], Reply]]]:
-        """The rest of a phase that `begin` began -> each one's reply, when called."""
-        steps.take(_plans(parts))
-        for i, part in enumerate(parts):
-            if steps.took[i]:
-                part.client.memory = steps.memory(i)
-            for stack in self._stacks.values():
-                stack.expose(self._number[id(part.client)])
-        for part, curves in zip(parts, steps.curves(), strict=True):
-            yield part.client, partial(_reply, part, curves)
-
-
-def _reply(part: Part, curves: Message) -> Reply:
-    message = part.phase.end(part.client, part.at)
-    train = means(curves, part.client, part.at)
-    return let_go(part.client, part.phase, message, train, part.inbox, part.declared)
-
-
-class Steps:
-    """The steps of one phase, for some clients of a group."""
-
-    def __init__(
-        self,
-        stacks: Mapping[str, Stack],
-        forward: Forward,
-        like: Part,
-        numbers: Sequence[int],
-        const: Message,
-        memory: Message,
-    ) -> None:
-        self._stacks, self._forward, self._phase, self._numbers = stacks, forward, like.phase, numbers
-        self._lr = like.at.number(like.client.rate)
-        self._device = next(iter(stacks.values())).device
-        self._const = {k: v.to(self._device) for k, v in const.items()}
-        self._memory = memory
-        self._log: list[tuple[list[int], Message]] = []  # who stepped, and the terms [k]
-        self.took = [0] * len(numbers)  # steps of each client
-        for stack in stacks.values():
-            stack.skeleton.train()
-
-    def take(self, plans: "Plans", most: int | None = None) -> None:
-        """All steps, or at most so many."""
-        for batches in islice(plans.steps(), most):
-            for who in self._alike(batches, plans):
-                self._step(who, plans.gather([batches[i] for i in who]))
-                for i in who:
-                    self.took[i] += 1
-
-    def memory(self, i: int) -> Message:
-        """A client's after its steps."""
-        return {k: v[i] for k, v in self._memory.items()}
-
-    def curves(self) -> list[Message]:
-        """Each client's loss terms over its steps. The only question to the device."""
-        who = torch.tensor([i for members, _ in self._log for i in members])
-        names = self._log[0][1] if self._log else ()
-        values = {name: torch.cat([terms[name] for _, terms in self._log]).cpu() for name in names}
-        return [{k: v[who == i] for k, v in values.items() if (who == i).any()} for i in range(len(self._numbers))]
-
-    def _alike(self, batches: Mapping[int, Any], plans: "Plans") -> list[list[int]]:
-        """Those that have a batch, by what makes them step alike: its shape, and the steps that their optimisers count."""
-        groups: dict[Any, list[int]] = {}
-        for i, batch in batches.items():
-            counts = tuple(stack.steps(self._numbers[i]) for stack in self._stacks.values())
-            groups.setdefault((plans.shape(batch), counts), []).append(i)
-        return list(groups.values())
-
-    def _step(self, who: list[int], batch: Batch) -> None:
-        """One step of these, by their places among the phase's clients."""
-        rows = self._rows([self._numbers[i] for i in who])
-        places = self._index(who, len(self._numbers))
-        const = {k: _taken(v, places) for k, v in self._const.items()}
-        memory = {k: _taken(v, places) for k, v in self._memory.items()}
-        taken = {net: stack.taken(rows) for net, stack in self._stacks.items()}
-        params, rest = ({net: both[n] for net, both in taken.items()} for n in (0, 1))
-        grads, terms = gradients(self._forward, params, rest, batch, const)
-        if type(self._phase).edit is not Phase.edit:
-            grads, memory = vmap(self._phase.edit)(grads, memory)
-            self._remember(memory, places)
-        for net, stack in self._stacks.items():
-            mine = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
-            stack.step(rows, params[net], rest[net], mine, self._lr)
-        self._log.append((who, terms))
-
-    def _remember(self, memory: Message, places: Tensor | None) -> None:
-        if places is None:
-            self._memory = memory
-            return
-        for name, value in memory.items():
-            if name not in self._memory:
-                self._memory[name] = value.new_zeros(len(self._numbers), *value.shape[1:])
-            self._memory[name] = self._memory[name].index_copy(0, places, value)
-
-    def _rows(self, numbers: list[int]) -> Rows:
-        return Rows(numbers, self._index(numbers, next(iter(self._stacks.values())).count))
-
-    def _index(self, places: list[int], count: int) -> Tensor | None:
-        return None if places == list(range(count)) else torch.tensor(places, device=self._device)
-
-
-class Plans(NamedTuple):
-    """What clients take in a phase: drawn step by step, so that no more than a step's is held."""
-
-    drawn: list[Iterator[Any]]  # a client's batches, or the numbers of their rows
-    shape: Callable[[Any], Any]
-    gather: Callable[[list[Any]], Batch]  # of several clients, stacked
-
-    def steps(self) -> Iterator[dict[int, Any]]:
-        """Of each step what those take that are not done."""
-        left = dict(enumerate(self.drawn))
-        while left:
-            batches = {i: batch for i, it in left.items() if (batch := next(it, None)) is not None}
-            left = {i: left[i] for i in batches}
-            if batches:
-                yield batches
-
-
-def _plans(parts: Sequence[Part]) -> Plans:
-    """The batches of all: of one resident store by their rows' numbers, which a single gather fetches for all clients."""
-    batches = [part.phase.batches(part.client, part.inbox, part.at) for part in parts]
-    picked = [b for b in batches if isinstance(b, Picked)]
-    if len(picked) < len(batches) or any(p.store is not picked[0].store for p in picked):
-        return Plans([iter(b) for b in batches], _shape, lambda found: tuple(map(torch.stack, zip(*found, strict=True))))
-    store = picked[0].store
-    return Plans([iter(p.numbers()) for p in picked], len, lambda found: store.take(torch.stack(found)))
-
-
-def _shape(batch: Batch) -> Any:
-    return tuple((t.shape, t.dtype) for t in batch)
-
-
-def _shapes(message: Message) -> Any:
-    return tuple((k, t.shape, t.dtype) for k, t in message.items())
-
-
-def _rehearse(parts: Sequence[Part]) -> None:
-    """The first step of copies of these clients; raises what vmap raises."""
-    copies = []
-    for part in parts:
-        nets, optimizers = copy.deepcopy((part.client.nets, part.client.optimizers))
-        client = replace(part.client, nets=nets, optimizers=optimizers, memory=dict(part.client.memory))
-        copies.append(part._replace(client=client))
-    steps = Group([part.client for part in copies]).begin(copies)
-    if steps is not None:
-        steps.take(_plans(copies), most=1)
-        steps.curves()
+    def _pays(self, parts: Sequence[Part]) -> bool:
+        """Whether they are faster together: large convolutions fill a GPU alone, and vmap makes grouped ones of them."""
+        together, apart = paces(parts) or (0.0, 0.0)
+        if together > apart:
+            who = ", ".join(dict.fromkeys(p.client.id for p in parts))
+            self._remarks.append(
+                f"clients {who} step one after the other, not stacked: it takes {1e3 * apart:.2g} ms for a step of all, "
+                f"stacked {1e3 * together:.2g} ms (measured)"
+            )
+        return together <= apart
 
 
 def _part(client: Client, given: tuple[Phase, Message, Spec, At]) -> Part:
@@ -298,26 +115,6 @@ def _by_key(parts: Sequence[Part]) -> list[list[Part]]:
     """Those that are stepped as one, which takes one learning rate and memories of one form besides."""
     groups: dict[Any, list[Part]] = {}
     for part in parts:
-        key = (_key(part), part.at.number(part.client.rate), _shapes(part.client.memory))
+        key = (made_of(part), part.at.number(part.client.rate), shapes(part.client.memory))
         groups.setdefault(key, []).append(part)
     return list(groups.values())
-
-
-def _key(part: Part) -> Any:
-    """What a loss is made of: all settings but numbers that it takes from `const`, and those of the batches."""
-    types = get_type_hints(type(part.phase))
-    apart = ("local_epochs", "batch_size")
-    settings = [
-        (f.name, repr(getattr(part.phase, f.name)))
-        for f in fields(part.phase)  # type: ignore[arg-type]
-        if f.name not in apart and types[f.name] != Setting
-    ]
-    return type(part.phase), tuple(settings)
-
-
-def _stacked(messages: Sequence[Message]) -> Message:
-    return {k: torch.stack([m[k] for m in messages]) for k in messages[0]}
-
-
-def _taken(stacked: Tensor, places: Tensor | None) -> Tensor:
-    return stacked if places is None else stacked.index_select(0, places)

@@ -70,6 +70,17 @@ def scores_line(scores: tuple[Score, ...]) -> str:
     return "  ".join(parts) or "no scores are shared"
 
 
+def holdout_line(scores: tuple[Score, ...]) -> str:
+    """ "personal 98.1 % on hold-out": what a setting is chosen by, and nothing of test or validation data."""
+    found = []
+    for model in ("personal", "global", "meme"):
+        own = [s.values for s in scores if s.model == model and s.data == "holdout" and s.client is not None]
+        shares = [number(values) for values in own if "accuracy" in values]
+        if shares:
+            found.append(f"{model} {percent(sum(shares) / len(shares))}")
+    return f"{'  '.join(found)} on hold-out" if found else "no scores are shared"
+
+
 def said(values: Mapping[str, object]) -> str:
     """The accuracy; of a task that has none its first score, "loss 0.123"."""
     if "accuracy" in values:

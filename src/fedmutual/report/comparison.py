@@ -10,7 +10,7 @@ from fedmutual.report.runs import Run
 
 NAMES = {"fml": "FML", "fedavg": "FedAvg", "fedprox": "FedProx", "independent": "Local-only", "centralised": "Centralised"}
 MODELS = {"personal": "personal models", "global": "shared model", "meme": "clients' forks"}
-_SHORT = {"personal": "personal", "global": "shared", "meme": "fork"}
+SHORT = {"personal": "personal", "global": "shared", "meme": "fork"}
 ALONE, POOLED = "independent", "centralised"
 _ORDER = list(NAMES)
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
@@ -66,7 +66,7 @@ class Use:
         """ "FML, shared": the method's own label where it has one model only."""
         if self.model is None or len(self.method.uses) == 1:
             return self.method.label
-        return f"{self.method.label}, {_SHORT[self.model]}"
+        return f"{self.method.label}, {SHORT[self.model]}"
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedmutual.errors import RunError
-from fedmutual.report import accuracy, holdings, measures, provenance, tables
+from fedmutual.report import accuracy, holdings, measures, others, provenance, tables
 from fedmutual.report.cells import Table
 from fedmutual.report.comparison import Comparison, Use, comparisons, differences
 from fedmutual.report.curves import data_table, pictures
@@ -52,6 +52,7 @@ class Section:
     no_gains: str  # why there are none
     clients: Table
     beyond: Table
+    others: Table | None
     recall: Table
     curves: list[Drawn]
     holdings: list[Table]
@@ -124,6 +125,7 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
         no_gains="" if found else measures.NO_LOCAL if _lacks_local(comparison) else "no client has a pair to compare",
         clients=tables.clients(comparison),
         beyond=tables.beyond_accuracy(comparison),
+        others=others.other_tasks(comparison),
         recall=tables.recall(comparison),
         curves=[
             Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.decimals))

@@ -139,12 +139,16 @@ def _no_global(method: Method) -> str:
         return "there is no shared model: nothing is shared"
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
+    if any(o.client is None for r in method.counted if r.last for o in r.last.others):
+        return "its task knows no accuracy"
     return "no complete shared model exists: a part of it stays with the clients"
 
 
 def _no_own(method: Method) -> str:
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
+    if any(r.last.others for r in method.counted if r.last):
+        return "the clients' task knows no accuracy; their scores stand in a table of their own"
     return 'no client shares its scores (share.metrics = "none")'
 
 

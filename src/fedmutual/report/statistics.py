@@ -9,7 +9,7 @@ from scipy.stats import t
 from fedmutual.report.runs import Run
 
 LEVEL = 0.95
-_SAME = 1e-12  # two accuracies nearer than this are equal: sums of floats, not examples, told them apart
+SAME = 1e-12  # two accuracies nearer than this are equal: sums of floats, not examples, told them apart
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Estimate:
         """+1 or -1 where the whole interval lies above or below 0, else 0; 0 as well where there is no interval."""
         if self.half is None:
             return 0
-        return (self.low > _SAME) - (self.high < -_SAME)
+        return (self.low > SAME) - (self.high < -SAME)
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def estimate(values: Sequence[float], unit: str) -> Estimate:
 
 @dataclass(frozen=True)
 class Pair:
-    """One client of one seed under two methods, after the same round: accuracies on its own validation data."""
+    """One client of one seed under two methods, after the same round: accuracies on rows of its own."""
 
     seed: int
     client: str
@@ -70,7 +70,7 @@ class Pair:
     def gain(self) -> float:
         """Ours minus the other; differences of rounding only are 0."""
         gain = self.ours - self.other
-        return 0.0 if abs(gain) < _SAME else gain
+        return 0.0 if abs(gain) < SAME else gain
 
 
 @dataclass(frozen=True)
@@ -109,16 +109,21 @@ class Gains:
 
 
 def pair_clients(
-    ours: Sequence[Run], others: Sequence[Run], model: str | None = None, other: str | None = None
+    ours: Sequence[Run],
+    others: Sequence[Run],
+    model: str | None = None,
+    other: str | None = None,
+    data: str = "validation",
 ) -> Gains | Missing:
     """Pairs of the same seed, data and client after the last round that both runs have evaluated.
 
-    `model` is ours, `other` theirs; the ones that clients would use where they are not named.
+    `model` is ours, `other` theirs; the ones that clients would use where they are not named. `data`: which of the
+    client's own rows both are scored on.
     """
     pairs = []
     for a, b in matches(ours, others):
         round = last_common(a, b)
-        mine, theirs = a.own(a.at(round), model), b.own(b.at(round), other)
+        mine, theirs = a.own(a.at(round), model, data), b.own(b.at(round), other, data)
         pairs += [Pair(a.seed, i, round, mine[i].accuracy, theirs[i].accuracy) for i in mine if i in theirs]
     if pairs:
         return Gains(tuple(pairs))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from fedmutual.report import measures
+from fedmutual.report import measures, others
 from fedmutual.report.comparison import POOLED, Comparison, Method, Use, comparisons
 from fedmutual.report.runs import read_runs
 from fedmutual.report.statistics import Estimate, Gains, Missing, Pair, pair_clients, pair_global
@@ -39,6 +39,7 @@ def judge(comparison: Comparison) -> Verdict:
     """The verdict on one comparison."""
     sentences = [s for m in comparison.methods for s in (*_method(comparison, m), *_models(comparison, m))]
     sentences += [s for m in comparison.methods if m.algorithm == "fml" for s in _rivals(comparison, m)]
+    sentences += others.sentences(comparison)
     sentences += _beside(comparison)
     return Verdict(_lead(comparison, _ways(comparison)), (*sentences, *comparison.remarks))
 

@@ -1,0 +1,116 @@
+"""Values to choose among: ``--set key=v1,v2`` read, every combination of them, and what each is called."""
+
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from fedmutual.config.reading import override
+from fedmutual.core import Schedule
+from fedmutual.errors import ConfigError
+
+Grid = Mapping[str, Any]
+"""Dotted key -> a list of values to try, or a value that is fixed."""
+
+_LONGEST = 100  # characters of a folder's name
+
+
+def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """``--set key=v1,v2 --set key2=v`` -> dotted key -> its values, each read as TOML, as plain text where it is none.
+
+    A comma inside brackets, braces or quotes is part of a value: ``algorithm.alpha={start=0.9,end=0.3},0.5`` are two.
+
+    Raises:
+        ConfigError: a key has no value, an empty one, or comes twice.
+    """
+    grid: dict[str, list[Any]] = {}
+    for text in texts:
+        parts = list(_parts(text.partition("=")[2]))
+        if "=" in text and not all(part.strip() for part in parts):
+            what = "an empty value among its values" if len(parts) > 1 else "no value"
+            raise ConfigError(f"--set {text}: the key has {what}; write --set key=v1,v2, as in --set optimizer.lr=0.01,0.1")
+        for part in parts:
+            key, value = override(f"{text.partition('=')[0]}={part}" if "=" in text else text)
+            grid.setdefault(key, []).append(value)
+        if len(grid[key]) > len(parts):
+            raise ConfigError(f"--set names {key!r} twice; name it once, with its values separated by commas")
+    return grid
+
+
+def whole(grid: Grid) -> dict[str, list[Any]]:
+    """The grid with a list for every key.
+
+    Raises:
+        ConfigError: a list is empty.
+    """
+    found = {k: list(v) if isinstance(v, list | tuple) else [v] for k, v in grid.items()}
+    for key, values in found.items():
+        if not values:
+            raise ConfigError(f"the key {key!r} has no value to try; list some, or take it out")
+    return found
+
+
+def combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Dotted key -> value, for every combination; the last key's values move fastest."""
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def label(values: Mapping[str, Any]) -> str:
+    """What a combination is called: "lr=0.01, alpha=0.3", with as much of a key as tells it from the others."""
+    lasts = [key.rpartition(".")[2] for key in values]
+    whole = {k for k in values if k.startswith("clients.") or lasts.count(k.rpartition(".")[2]) > 1}
+    return ", ".join(f"{k if k in whole else k.rpartition('.')[2]}={written(v)}" for k, v in values.items())
+
+
+def folder_name(label: str) -> str:
+    """A label as a folder's name: the same for the same label, another for another."""
+    said = label.replace(", ", ",")
+    name = re.sub(r"[^\w.=,+-]+", "-", re.sub(r"[][{}\"']", "", said), flags=re.ASCII).strip("-.")
+    if name == said and len(name) <= _LONGEST:
+        return name
+    return f"{name[:_LONGEST]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
+
+
+def written(value: Any) -> str:
+    """A value as ``--set key=value`` takes it: TOML on one line, text without quotes where it stays text."""
+    if isinstance(value, str) and "," not in value and value.strip() and override(f"key={value}")[1] == value:
+        return value
+    return _toml(value)
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Schedule):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{_key(k)}={_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text between commas that are in no brackets, braces or quotes."""
+    part, depth, quote, escaped = "", 0, "", False
+    for c in text:
+        if quote:
+            closes = c == quote and not escaped
+            escaped = c == "\\" and quote == '"' and not escaped
+            quote = "" if closes else quote
+        elif c in "\"'":
+            quote = c
+        elif c == "," and depth == 0:
+            yield part
+            part = ""
+            continue
+        else:
+            depth += (c in "[{") - (c in "]}")
+        part += c
+    yield part

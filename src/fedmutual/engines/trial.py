@@ -1,0 +1,83 @@
+"""Steps on copies of clients, before any is stacked: does vmap take the phase, and is it faster together."""
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import torch
+
+from fedmutual.core import callables, ready, step
+from fedmutual.engines.group import Group, Part, planned
+
+STEPS = 5  # that are timed, after as many to warm up
+
+
+def rehearse(parts: Sequence[Part]) -> None:
+    """The first step of copies of these clients; raises what vmap raises."""
+    copies = _copies(parts)
+    steps = Group([part.client for part in copies]).begin(copies)
+    if steps is not None:
+        steps.take(planned(copies), most=1)
+        steps.curves()
+
+
+def paces(parts: Sequence[Part]) -> tuple[float, float] | None:
+    """Seconds that a step of all takes: stacked, and one after the other. None where a phase has too few steps to tell."""
+    copies = _copies(parts)
+    steps = Group([part.client for part in copies]).begin(copies)
+    if steps is None:
+        return None
+    device, plans = place(parts), planned(copies)
+    together = _timed(device, lambda: steps.take(plans, most=STEPS))
+    if min(steps.took) < 2 * STEPS:
+        return None
+    return together / STEPS, sum(_alone(part, device) for part in _copies(parts)) / STEPS
+
+
+def place(parts: Sequence[Part]) -> torch.device:
+    """Where these clients' networks are."""
+    return next(p.device for net in parts[0].client.nets.values() for p in net.parameters())
+
+
+def _alone(part: Part, device: torch.device) -> float:
+    """Seconds that the steps of one client take."""
+    phase, client = part.phase, part.client
+    ready(client, part.at)
+    const = {k: v.to(device) for k, v in phase.begin(client, part.inbox, part.at).items()}
+    nets, params = callables(client)
+    batches = iter(phase.batches(client, part.inbox, part.at))
+
+    def few() -> None:
+        for batch in islice(batches, STEPS):
+            step(phase, client, nets, params, batch, const)
+
+    return _timed(device, few)
+
+
+def _timed(device: torch.device, work: Callable[[], None]) -> float:
+    """Seconds of a piece of work when it is done the second time."""
+    seconds = 0.0
+    for _ in range(2):
+        _finish(device)
+        begun = time.perf_counter()
+        work()
+        _finish(device)
+        seconds = time.perf_counter() - begun
+    return seconds
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _copies(parts: Sequence[Part]) -> list[Part]:
+    """Of clients, that may be stepped in vain."""
+    copies = []
+    for part in parts:
+        nets, optimizers = copy.deepcopy((part.client.nets, part.client.optimizers))
+        client = replace(part.client, nets=nets, optimizers=optimizers, memory=dict(part.client.memory))
+        copies.append(part._replace(client=client))
+    return copies

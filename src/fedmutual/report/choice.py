@@ -1,0 +1,148 @@
+"""Which of several settings is best by hold-out data, read from run folders. No test or validation score is looked at."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedmutual.report.lines import Evaluation
+from fedmutual.report.runs import Run, read_run
+from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
+from fedmutual.report.text import count, fixed, listed
+
+HOLDOUT = "holdout"
+_MODELS: Mapping[str | None, tuple[str, ...]] = {
+    None: ("personal", "global", "meme"),  # the one that a client would use
+    "personal": ("personal",),
+    "global": ("global", "meme"),
+}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A setting that was tried, with the hold-out scores of its runs: accuracies, as fractions."""
+
+    values: Mapping[str, Any]  # by dotted key, what is fixed too
+    label: str
+    folders: Mapping[int, Path]  # by seed
+    diverged: Mapping[int, str]  # seed -> how; one is enough for the setting not to be chosen
+    by: str | None  # "personal", "global"; None: the model that a client would use
+    alone: Mapping[int, Path] | None = None  # local-only training beside it; None where it has no personal models
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        """Its finished runs."""
+        return tuple(run for run in map(read_run, self.folders.values()) if run.finished)
+
+    @cached_property
+    def model(self) -> str | None:
+        """The model that is scored: "personal", "global" (shared), or "meme" where no complete shared model exists."""
+        there = {s.model for r in self.runs for e in r.evaluations for s in e.scores if s.client and s.data == HOLDOUT}
+        return next((m for m in _MODELS[self.by] if m in there), None)
+
+    @cached_property
+    def rounds(self) -> tuple[dict[int, float], ...]:
+        """Of each run: round -> the mean over clients of that model's score on their hold-out rows."""
+        scores = [{e.round: self._scores(e) for e in run.evaluations} for run in self.runs]
+        return tuple({r: fmean(own) for r, own in each.items() if own} for each in scores)
+
+    def _scores(self, evaluation: Evaluation) -> list[float]:
+        return [s.accuracy for s in evaluation.per_client(self.model, HOLDOUT).values()] if self.model else []
+
+    @property
+    def last(self) -> Estimate | None:
+        """After the last round, over seeds: what the choice is made by. None where a seed diverged or nothing is told."""
+        if self.diverged or not self.rounds or not all(self.rounds):
+            return None
+        return estimate([means[max(means)] for means in self.rounds], "seeds")
+
+    @property
+    def best(self) -> Estimate | None:
+        """After each seed's best round, over seeds."""
+        return estimate([max(means.values()) for means in self.rounds], "seeds") if self.last else None
+
+    @property
+    def best_rounds(self) -> tuple[int, ...]:
+        """Each seed's best round, the first of equal ones."""
+        return tuple(max(means, key=lambda r: (means[r], -r)) for means in self.rounds) if self.last else ()
+
+    @property
+    def examples(self) -> int:
+        """How many hold-out examples the score rests on, over all clients and seeds."""
+        lasts = [run.own(run.last, self.model, HOLDOUT).values() for run in self.runs if self.model]
+        return sum(score.examples or 0 for own in lasts for score in own)
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """The clients whose task knows no accuracy: they have no part in the score."""
+        others = [o for run in self.runs[:1] if run.last for o in run.last.others]
+        return tuple(dict.fromkeys(o.client for o in others if o.client is not None and o.data == HOLDOUT))
+
+    @cached_property
+    def gain(self) -> Gains | Missing | None:
+        """Personal models over local-only, in pairs on hold-out rows; None where there is nothing to hold them against."""
+        if self.alone is None or self.last is None:
+            return None
+        others = [run for run in map(read_run, self.alone.values()) if run.finished]
+        if not others:
+            return Missing("local-only training diverged with these settings")
+        return pair_clients(self.runs, others, "personal", "personal", HOLDOUT)
+
+
+def pick(tried: Sequence[Tried]) -> tuple[Tried, ...]:
+    """The settings of the highest mean after the last round: one, or those that are equal, in the order given."""
+    means = [(t, t.last.mean) for t in tried if t.last is not None]
+    top = max((mean for _, mean in means), default=0.0)
+    return tuple(t for t, mean in means if top - mean < SAME)
+
+
+def harm(tried: Tried) -> str | None:
+    """A sentence where the setting makes personal models worse than local-only training does; None where it does not."""
+    if isinstance(tried.gain, Missing):
+        return f"{tried.label}: not held against local-only training: {tried.gain.why}"
+    if tried.gain is None or tried.gain.estimate.mean > -SAME:
+        return None
+    e = tried.gain.estimate
+    over = count(e.n, e.unit.removesuffix("s"))
+    sure = (
+        f"there is one {e.unit.removesuffix('s')}, so no interval"
+        if e.half is None
+        else f"95 % interval over {over} {_signed(e.low)} to {_signed(e.high)}, "
+        + ("which excludes 0" if e.sign else "which holds 0")
+    )
+    much = fixed(-100 * e.mean, 2) if -100 * e.mean >= 0.005 else "less than 0.01"
+    return f"{tried.label}: personal models are {much} points worse than local-only ({sure})"
+
+
+def edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, float]]:
+    """Where the chosen value of a numeric key is the least or greatest tried -> (key, that value, its neighbour)."""
+    found = []
+    for key, value in chosen.values.items():
+        values = sorted({t.values[key] for t in tried if _number(t.values[key])})
+        if len(values) > 1 and _number(value) and value in (values[0], values[-1]):
+            found.append((key, value, values[1] if value == values[0] else values[-2]))
+    return found
+
+
+def tie(best: Sequence[Tried]) -> str | None:
+    """A sentence where settings share the first place."""
+    if len(best) < 2:
+        return None
+    return f"{listed([t.label for t in best])} score the same on hold-out data; the first of them is chosen"
+
+
+def uncounted(tried: Sequence[Tried]) -> str | None:
+    """A sentence where clients have no part in the choice."""
+    names = list(dict.fromkeys(name for t in tried for name in t.uncounted))
+    whose = "their tasks know" if len(names) > 1 else "its task knows"
+    return f"the choice does not count {listed([repr(n) for n in names])}: {whose} no accuracy" if names else None
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _signed(difference: float) -> str:
+    return fixed(100 * difference, 2)

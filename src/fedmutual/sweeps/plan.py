@@ -1,0 +1,128 @@
+"""What a sweep will try: every combination checked as a configuration, and local-only training beside those it concerns."""
+
+import tomllib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from fedmutual.config import Config, dump_config, make_algorithm, parse_config, read_tables, with_algorithm
+from fedmutual.config.grid import Grid, combinations, folder_name, label, whole
+from fedmutual.errors import ConfigError
+
+By = Literal["personal", "global"]
+SHARE = 0.1  # of each client's training data, held out where the experiment holds nothing out
+ALONE, POOLED = "independent", "centralised"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One combination of values."""
+
+    values: Mapping[str, Any]  # by dotted key, those that are fixed too
+    label: str
+    config: Config
+    folder: str  # its name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that will be tried."""
+
+    name: str
+    several: tuple[str, ...]  # the keys that have several values
+    settings: tuple[Setting, ...]
+    seeds: tuple[int, ...]
+    by: By | None
+
+    @cached_property
+    def alone(self) -> tuple[Setting | None, ...]:
+        """Local-only training with each setting's values: equal ones are one; None where there are no personal models."""
+        known = [s for s in self.settings if s.config.algorithm["name"] == ALONE]
+        found: list[Setting | None] = []
+        for setting in self.settings:
+            made = _alone(setting, self.several) if _has_personal(setting.config) else None
+            same = next((s for s in known if made and s.config == made.config), made)
+            known += [same] if same and same not in known else []
+            found.append(same if same is not setting else None)
+        return tuple(found)
+
+    @property
+    def runs(self) -> Iterator[tuple[Setting, int, Config]]:
+        """(setting, seed, configuration): the settings', then local-only training's, each once."""
+        each = {s.folder: s for s in (*self.settings, *self.alone) if s is not None}
+        for setting in each.values():
+            yield from ((setting, seed, setting.config.model_copy(update={"seed": seed})) for seed in self.seeds)
+
+
+def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None) -> Plan:
+    """Check every combination. Where the experiment holds nothing out a tenth is, and a warning says so.
+
+    Raises:
+        ConfigError: a combination is no experiment, or two cannot be compared on the same rows.
+    """
+    lists = whole(grid)
+    several = [key for key, tried in lists.items() if len(tried) > 1]
+    if not several:
+        raise ConfigError("there is nothing to choose from; give a key several values: --set optimizer.lr=0.003,0.01,0.03")
+    for key in filter(_moves_rows, several):
+        mend = "--seeds 3 tries each setting with three" if key == "seed" else "make a sweep for each"
+        raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {mend}")
+    given = isinstance(experiment, Config)
+    tables = tomllib.loads(dump_config(experiment)) if isinstance(experiment, Config) else read_tables(Path(experiment))
+    settings: list[Setting] = []
+    for values in combinations(lists):
+        said = label({key: values[key] for key in several})
+        try:
+            config = parse_config(tables, "configuration" if given else str(experiment), values)
+            _check_by(config, by)
+        except ConfigError as problem:
+            raise ConfigError(f"with {said}: {problem}") from None
+        if twice := [s.label for s in settings if s.config == config]:
+            raise ConfigError(f"--set: {twice[0]} and {said} are the same setting; name each value once")
+        settings.append(Setting(values, said, config, folder_name(said)))
+    first = settings[0].config
+    return Plan(first.name, tuple(several), _held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
+
+
+def _held_out(settings: list[Setting]) -> tuple[Setting, ...]:
+    first = settings[0].config  # they have the same rows
+    if first.split.holdout or first.partition.kind == "file":
+        return tuple(settings)
+    warnings.warn(
+        f"the experiment holds nothing out to choose by, so split.holdout = {SHARE:g} is set for the sweep: a tenth of each "
+        "client's training data is not trained on",
+        stacklevel=3,
+    )
+    split = first.split.model_copy(update={"holdout": SHARE})
+    return tuple(Setting(s.values, s.label, s.config.model_copy(update={"split": split}), s.folder) for s in settings)
+
+
+def _alone(setting: Setting, several: Sequence[str]) -> Setting:
+    config, _ = with_algorithm(setting.config, ALONE)
+    values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
+    said = ", ".join(filter(None, (ALONE, label({k: v for k, v in values.items() if k in several}))))
+    return Setting(values, said, config, folder_name(said))
+
+
+def _has_personal(config: Config) -> bool:
+    return config.algorithm["name"] != POOLED and "personal" in make_algorithm(config).scores
+
+
+def _check_by(config: Config, by: By | None) -> None:
+    name = config.algorithm["name"]
+    if by == "personal" and not _has_personal(config):
+        raise ConfigError(f"--by personal: algorithm {name!r} has no personal models; leave --by out")
+    if by == "global" and name != POOLED and "global" not in make_algorithm(config).scores:
+        raise ConfigError(f"--by global: algorithm {name!r} has no shared model; leave --by out")
+
+
+def _moves_rows(key: str) -> bool:
+    """Whether a key says which rows there are, or what a score on them means."""
+    parts = key.split(".")
+    inner = parts[2:] if parts[0] == "clients" else parts
+    if inner == ["data", "augment"]:  # of training examples only
+        return False
+    return key in ("name", "seed") or inner[:1] in (["data"], ["partition"], ["split"]) or inner == ["training", "task"]

@@ -1,0 +1,117 @@
+"""A sweep's runs: looked at before the first is trained, trained, judged."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedmutual import data
+from fedmutual import experiment as experiments
+from fedmutual.config import Config
+from fedmutual.core import Diverged
+from fedmutual.errors import ConfigError, UserError
+from fedmutual.records.events import Observer
+from fedmutual.records.files import write_json
+from fedmutual.records.folder import CONFIG, SUMMARY, check_free, reopen
+from fedmutual.report.choice import Tried
+from fedmutual.runs import attempt_together, run, stacks
+from fedmutual.sweeps.plan import Plan
+from fedmutual.sweeps.result import RESULT, Sweep, judge, record
+
+
+class Work(NamedTuple):
+    """One run."""
+
+    folder: Path
+    name: str
+    config: Config
+
+
+def carry_out(plan: Plan, out: Path, resume: bool = False, watch: Callable[[str], Observer] | None = None) -> Sweep:
+    """Train what is planned, judge it, and write OUT/sweep.json. What is finished is not trained again on resume.
+
+    With the engine "stacked", or "auto" on a GPU, all runs go on at once, their clients in common stacks.
+
+    Raises:
+        UserError: what is wrong with a folder, the data or a network, before the first is trained.
+    """
+    works = [Work(out / s.folder / str(seed), f"{s.label}, seed {seed}", config) for s, seed, config in plan.runs]
+    for work in works:
+        if resume and (work.folder / CONFIG).exists():
+            reopen(work.folder, work.config)
+        else:
+            check_free(work.folder)
+    _rehearse([work for work in works if not (work.folder / SUMMARY).exists()])
+    diverged = _train(works, resume, watch)
+    found = judge(plan, out, _tried(plan, out, diverged))
+    write_json(out / RESULT, record(plan, found))
+    return found
+
+
+def _rehearse(works: Sequence[Work]) -> None:
+    """Read the data and make the networks of each setting once: what cannot be trained is said now, not hours later."""
+    once = list({work.folder.parent: work for work in reversed(works)}.values())[::-1]
+    prepared = data.prepare(once[0].config) if once else None
+    with torch.random.fork_rng(devices=[]):
+        for work in once:
+            try:
+                made = experiments.build(work.config, prepared=prepared)
+                _check_scores(made)
+            except UserError as problem:
+                raise type(problem)(f"with {work.name}: {problem}") from None
+
+
+def _check_scores(made: experiments.Experiment) -> None:
+    """Raise UserError where a client cannot be made, or there is nothing to choose by."""
+    if any(shares.holdout is None for shares in made.data.clients.values()):
+        raise ConfigError(
+            "the partition file holds no rows out to choose by; take one of a run that had split.holdout = 0.1, or divide "
+            "the data by another partition.kind"
+        )
+    tells = [id for id in made.clients if made.client(id).tells]
+    if not tells:
+        raise ConfigError("no client tells its scores, so there is nothing to choose by; set share.metrics to 'all'")
+    if not any("accuracy" in made.task(id).tells for id in tells):
+        raise ConfigError("the clients' tasks know no accuracy, which is what a sweep chooses by")
+
+
+def _train(works: Sequence[Work], resume: bool, watch: Callable[[str], Observer] | None) -> dict[Path, str]:
+    """Train all -> folder -> how its run diverged, of those that did."""
+    folders, configs = [work.folder for work in works], [work.config for work in works]
+    observers = [[watch(work.name)] if watch else [] for work in works]
+    problems: list[BaseException | None]
+    if all(map(stacks, configs)) and all(config.engine == configs[0].engine for config in configs):
+        problems = attempt_together(configs, folders, resume, observers)
+    else:
+        each = zip(configs, folders, observers, strict=True)
+        problems = [_attempt(config, folder, resume, watching) for config, folder, watching in each]
+    for problem in problems:
+        if problem is not None and not isinstance(problem, Diverged):
+            raise problem
+    return {folder: str(problem) for folder, problem in zip(folders, problems, strict=True) if problem is not None}
+
+
+def _attempt(config: Config, folder: Path, resume: bool, observers: Sequence[Observer]) -> Diverged | None:
+    try:
+        run(config, folder, resume, observers)
+    except Diverged as problem:
+        return problem
+    return None
+
+
+def _tried(plan: Plan, out: Path, diverged: Mapping[Path, str]) -> list[Tried]:
+    def folders(name: str) -> dict[int, Path]:
+        return {seed: out / name / str(seed) for seed in plan.seeds}
+
+    return [
+        Tried(
+            values=setting.values,
+            label=setting.label,
+            folders=folders(setting.folder),
+            diverged={s: diverged[path] for s, path in folders(setting.folder).items() if path in diverged},
+            by=plan.by,
+            alone=folders(alone.folder) if alone else None,
+        )
+        for setting, alone in zip(plan.settings, plan.alone, strict=True)
+    ]

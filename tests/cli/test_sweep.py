@@ -1,0 +1,116 @@
+"""`sweep` as its users type it."""
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+import fedmutual
+
+
+@pytest.fixture
+def held(small):
+    small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.1, holdout = 0.2 }"))
+    return small
+
+
+def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held, cli):
+    given = ("--set", "optimizer.lr=1e-6,0.1", "--set", "algorithm.alpha={start=0.9,end=0.5},0.4", "--set", "rounds=2")
+    code, out, err = cli("sweep", held, *given)
+    assert code == 0, err
+    assert out.count("lr=") >= 4
+    assert "over local-only" in out
+    assert "on rows held out of the clients' training data (24 in all)" in out
+    (line,) = [line for line in out.splitlines() if line.startswith("chosen: ")]
+    command = shlex.split(line.partition("run it: ")[2])
+    assert command[:3] == ["fedmutual", "run", str(held)]
+    found = json.loads(Path("runs/small-sweep/sweep.json").read_text())
+    assert command[3:] == [word for key, value in found["chosen"].items() for word in ("--set", f"{key}={value}")]
+    code, _, err = cli(*command[1:], "--out", "best")
+    assert code == 0, err
+    config = fedmutual.Run("best").config
+    assert (config.optimizer.lr, config.rounds) == (0.1, 2)
+    assert "all of it: runs/small-sweep/sweep.json" in out
+
+
+def test_no_score_of_test_or_validation_data_is_shown(held, cli):
+    code, _, err = cli("sweep", held, "--set", "optimizer.lr=1e-6,0.1", "--out", "s")
+    assert code == 0, err
+    assert "on hold-out" in err
+    assert "worst" not in err
+    metrics = [json.loads(line) for p in Path("s").rglob("metrics.jsonl") for line in p.read_text().splitlines()]
+    shown = {
+        f"{100 * s['accuracy']:.1f} %" for m in metrics for s in m["scores"] if s["data"] == "test" and s["client"] is None
+    }
+    assert shown
+    assert not any(f"global {score}  personal" in err for score in shown)
+    assert "test" not in json.dumps(json.loads(Path("s/sweep.json").read_text())["settings"])
+
+
+def test_what_diverged_is_marked_and_the_sweep_goes_on(held, cli):
+    code, out, err = cli("sweep", held, "--set", "optimizer.lr=1e30,0.1", "--set", "rounds=1", "--seeds", 2, "--out", "s")
+    assert code == 0, err
+    assert "diverged (2 of 2 seeds)" in out
+    assert "lr=1e+30, seed 1: client '" in out
+    assert "chosen: lr=0.1" in out
+
+
+def test_all_diverged(held, cli):
+    code, out, err = cli("sweep", held, "--set", "optimizer.lr=1e30,1e31", "--out", "s")
+    assert code == 3
+    assert out.count("diverged") >= 2
+    assert err.splitlines()[-1] == "error: every setting diverged. A smaller optimizer.lr is the usual mend"
+    assert Path("s/sweep.json").exists()
+
+
+def test_missing_hold_out_rows_are_said_first(small, cli):
+    code, out, err = cli("sweep", small, "--set", "optimizer.lr=0.05,0.1", "--set", "rounds=1", "--out", "s")
+    assert code == 0
+    assert err.splitlines()[0].startswith(
+        "note: the experiment holds nothing out to choose by, so split.holdout = 0.1 is set"
+    )
+    assert "split.holdout" not in out.partition("chosen: ")[2], "what was chosen is run on all training data"
+
+
+def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
+    from fedmutual.sweeps import work
+
+    trained = []
+    real = work.run
+
+    def stopped(config, folder, resume, observers):
+        trained.append(folder)
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return real(config, folder, resume, observers)
+
+    monkeypatch.setattr(work, "run", stopped)
+    code, _, err = cli("sweep", held, "--set", "optimizer.lr=0.05,0.1", "--set", "rounds=1", "--by", "global", "--out", "s")
+    assert code == 130
+    command = shlex.split(err.partition("go on with: ")[2])
+    assert command[-3:] == ["--out", "s", "--resume"]
+    assert "--by" in command
+    code, out, err = cli(*command[1:])
+    assert code == 0, err
+    assert "\nlr=0.1, seed 0" in f"\n{err}"
+    assert "\nlr=0.05, seed 0" not in f"\n{err}"
+    assert "Accuracy of the shared model on rows" in out
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((), "there is nothing to choose from; give a key several values: --set optimizer.lr=0.003,0.01,0.03"),
+        (("--set", "optimizer.lr="), "--set optimizer.lr=: the key has no value"),
+        (("--set", "optimizer.lrr=1,2"), "unknown key 'optimizer.lrr'; did you mean 'optimizer.lr'?"),
+        (("--set", "algorithm.alpha=0.5,1.5"), "with alpha=1.5: "),
+    ],
+)
+def test_bad_input_is_one_sentence(held, cli, given, said):
+    code, out, err = cli("sweep", held, *given)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert said in err
+    assert len(err.splitlines()) == 1
+    assert not Path("runs").exists()

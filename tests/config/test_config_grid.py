@@ -1,0 +1,109 @@
+"""Values to choose among: how they are read, called and written."""
+
+import re
+
+import pytest
+
+from fedmutual.config import override
+from fedmutual.config.grid import combinations, folder_name, label, read_grid, whole, written
+from fedmutual.core import Schedule
+from fedmutual.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "values"),
+    [
+        ("optimizer.lr=0.003,0.01, 0.03", "optimizer.lr", [0.003, 0.01, 0.03]),
+        ("rounds=5", "rounds", [5]),
+        ("model.shared=mlp,cnn1", "model.shared", ["mlp", "cnn1"]),
+        ('model.personal=["mlp","lenet5"]', "model.personal", [["mlp", "lenet5"]]),
+        ('model.personal=["mlp","lenet5"],["mlp", "mlp"]', "model.personal", [["mlp", "lenet5"], ["mlp", "mlp"]]),
+        ("algorithm.alpha={start=0.9,end=0.3},0.5", "algorithm.alpha", [{"start": 0.9, "end": 0.3}, 0.5]),
+        ('name="a,b",\'c,"d\'', "name", ["a,b", 'c,"d']),
+        ('name="a\\",b",c', "name", ['a",b', "c"]),
+        ("model.shared=my_models:Wide,mlp", "model.shared", ["my_models:Wide", "mlp"]),
+        ("data.root=/data/a=b", "data.root", ["/data/a=b"]),
+    ],
+)
+def test_values_are_read(text: str, key: str, values: list[object]) -> None:
+    assert read_grid([text]) == {key: values}
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["optimizer.lr="], "--set optimizer.lr=: the key has no value; write --set key=v1,v2"),
+        (["optimizer.lr=0.1,,0.2"], "--set optimizer.lr=0.1,,0.2: the key has an empty value among its values"),
+        (["optimizer.lr=0.1,"], "the key has an empty value among its values"),
+        (["optimizer.lr"], "--set optimizer.lr: write key=value"),
+        (["=1,2"], "--set =1: write key=value"),
+        (["rounds=1", "rounds=2"], "--set names 'rounds' twice; name it once, with its values separated by commas"),
+    ],
+)
+def test_what_is_no_grid(texts: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        read_grid(texts)
+
+
+def test_every_combination_the_last_key_fastest() -> None:
+    assert list(combinations({"a": [1, 2], "b": [3], "c": [4, 5]})) == [
+        {"a": 1, "b": 3, "c": 4},
+        {"a": 1, "b": 3, "c": 5},
+        {"a": 2, "b": 3, "c": 4},
+        {"a": 2, "b": 3, "c": 5},
+    ]
+
+
+def test_a_label_has_as_much_of_a_key_as_tells_it_from_others() -> None:
+    assert label({"optimizer.lr": 0.01, "algorithm.alpha": 0.3}) == "lr=0.01, alpha=0.3"
+    assert label({"clients.0.optimizer.lr": 0.01, "optimizer.lr": 0.1}) == "clients.0.optimizer.lr=0.01, optimizer.lr=0.1"
+    assert label({"partition.alpha": 1, "algorithm.alpha": 0.3}) == "partition.alpha=1, algorithm.alpha=0.3"
+    assert label({"clients.0.algorithm.alpha": 1}) == "clients.0.algorithm.alpha=1"
+
+
+def test_folders_of_unlike_labels_are_unlike_and_plain() -> None:
+    assert folder_name("lr=0.01, alpha=0.3") == "lr=0.01,alpha=0.3"
+    labels = ['personal=["a/b"]', 'personal=["a b"]', "personal=[a:b]", "x" * 300, "x" * 301, "shared=../../etc"]
+    names = [folder_name(said) for said in labels]
+    assert len(set(names)) == len(labels)
+    assert all(re.fullmatch(r"[\w.=,+-]{1,110}", name, re.ASCII) for name in names)
+    assert names == [folder_name(said) for said in labels]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        0.003,
+        1e-05,
+        5,
+        True,
+        "mlp",
+        "a,b",
+        "07",
+        "true",
+        'say "no"',
+        ["mlp", "lenet5"],
+        {"start": 0.9, "end": 0.3, "shape": "step"},
+        {"own label": "ü", "b": [1, 2.5]},
+    ],
+)
+def test_what_is_written_is_read_back(value: object) -> None:
+    """As `run --set` reads it, and as `sweep --set` does: one value, not several."""
+    text = f"key={written(value)}"
+    assert override(text) == ("key", value)
+    assert read_grid([text]) == {"key": [value]}
+
+
+def test_a_schedule_is_written_as_its_table() -> None:
+    assert written(Schedule(0.9, 0.3, "cosine")) == '{start=0.9,end=0.3,shape="cosine",at=0.5}'
+
+
+def test_a_grid_from_python_may_name_what_is_fixed_without_a_list() -> None:
+    assert whole({"rounds": 5, "model.shared": "mlp", "optimizer.lr": (0.1, 0.2), "model.personal": [["mlp", "cnn1"]]}) == {
+        "rounds": [5],
+        "model.shared": ["mlp"],
+        "optimizer.lr": [0.1, 0.2],
+        "model.personal": [["mlp", "cnn1"]],
+    }
+    with pytest.raises(ConfigError, match=r"^the key 'rounds' has no value to try; list some, or take it out$"):
+        whole({"rounds": []})

@@ -1,0 +1,136 @@
+"""The best setting by hold-out scores, from made run folders: means, ties, edges, harm, by hand."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fedmutual.report.choice import Tried, edges, harm, pick, tie
+from fedmutual.report.statistics import Gains, Missing
+from run_folders import Made, write
+
+SEEDS = (0, 1)
+
+
+def made(folder, label, score, values=None, alone=None, diverged=None, algorithm="fml", shared=None, by=None, seeds=SEEDS):
+    """A setting whose clients' models score so on their own rows: score(seed, round, client)."""
+    run = Made(algorithm, own=score, shared_own=shared)
+    folders = {s: write(folder / label / str(s), replace(run, seed=s)) for s in seeds}
+    return Tried(values or {"optimizer.lr": 0.1}, label, folders, diverged or {}, by, alone)
+
+
+def flat(value):
+    return lambda seed, round, client: value
+
+
+def test_the_mean_over_clients_then_over_seeds(tmp_path):
+    """Clients 0, 1, 2 score 0.5, 0.6, 0.7 in seed 0 and 0.1 more in seed 1: means 0.6 and 0.7; half = t(1) s / sqrt 2."""
+    one = made(tmp_path, "a", lambda seed, round, client: 0.5 + 0.1 * int(client) + 0.1 * seed)
+    assert one.last.mean == pytest.approx(0.65)
+    assert one.last.half == pytest.approx(12.706 * 0.05, rel=1e-3)
+    assert one.model == "personal"
+    assert one.examples == 2 * 3 * 50
+
+
+def test_the_last_round_chooses_and_the_best_is_shown(tmp_path):
+    peak = made(tmp_path, "peak", lambda seed, round, client: 0.9 if round == 1 else 0.5)
+    slow = made(tmp_path, "slow", lambda seed, round, client: 0.6)
+    assert (peak.last.mean, peak.best.mean, peak.best_rounds) == (0.5, 0.9, (1, 1))
+    assert slow.best_rounds == (1, 1)  # of equal rounds the first
+    assert pick([peak, slow]) == (slow,)
+
+
+def test_by_which_model(tmp_path):
+    """FML's personal models score 0.9, its shared one 0.4; FedAvg has a shared one only."""
+    personal = made(tmp_path / "p", "fml", flat(0.9))
+    assert (personal.model, personal.last.mean) == ("personal", pytest.approx(0.9))
+    assert made(tmp_path / "g", "fedavg", flat(0.4), algorithm="fedavg").model == "global"
+    assert made(tmp_path / "n", "fedavg", flat(0.4), algorithm="fedavg", by="personal").last is None
+
+
+def test_equal_settings_are_a_tie_and_the_first_given_is_first(tmp_path):
+    """Three clients' 0.1, 0.2, 0.3 in any order: floats sum to unlike means, examples do not."""
+    a = made(tmp_path, "a", lambda seed, round, client: (0.1, 0.2, 0.3)[int(client)])
+    b = made(tmp_path, "b", lambda seed, round, client: (0.3, 0.2, 0.1)[int(client)])
+    c = made(tmp_path, "c", flat(0.1))
+    assert pick([c, a, b]) == (a, b)
+    assert tie(pick([c, a, b])) == "a and b score the same on hold-out data; the first of them is chosen"
+    assert tie((a,)) is None
+    assert pick([]) == ()
+
+
+def test_what_diverged_in_one_seed_is_not_chosen(tmp_path):
+    high = made(tmp_path, "high", flat(0.9), diverged={1: "client '0' diverged"})
+    low = made(tmp_path, "low", flat(0.2))
+    assert (high.last, high.best, high.best_rounds) == (None, None, ())
+    assert pick([high, low]) == (low,)
+    assert pick([high]) == ()
+
+
+def alone(folder, value, seeds=SEEDS):
+    return made(folder, "alone", flat(value), algorithm="independent", seeds=seeds).folders
+
+
+def test_harm_by_hand(tmp_path):
+    """0.1 and 0.2 below local-only in seeds 0 and 1: mean -15 points, half 12.7062 * 0.0707107 / sqrt 2 = 63.53 points."""
+    beside = alone(tmp_path, 0.8)
+    worse = made(tmp_path, "worse", lambda seed, round, client: 0.7 - 0.1 * seed, alone=beside)
+    assert isinstance(worse.gain, Gains)
+    assert harm(worse) == (
+        "worse: personal models are 15.00 points worse than local-only (95 % interval over 2 seeds "
+        "\N{MINUS SIGN}78.53 to 48.53, which holds 0)"
+    )
+    far = made(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside)
+    assert harm(far).endswith("which excludes 0)")
+    near = made(tmp_path, "near", flat(0.79999), alone=beside)
+    assert harm(near).startswith("near: personal models are less than 0.01 points worse than local-only (")
+    better = made(tmp_path, "better", flat(0.9), alone=beside)
+    assert harm(better) is None
+    assert harm(made(tmp_path, "same", flat(0.8), alone=beside)) is None
+    assert harm(made(tmp_path, "none", flat(0.1))) is None, "there is nothing to hold it against"
+
+
+def test_one_seed_has_its_interval_over_clients(tmp_path):
+    beside = alone(tmp_path, 0.8, seeds=(0,))
+    worse = made(tmp_path, "w", lambda seed, round, client: 0.7 - 0.01 * int(client), alone=beside, seeds=(0,))
+    assert "over 3 clients" in harm(worse)
+    assert worse.last.half is None
+
+
+def test_the_shared_model_chooses_and_the_personal_ones_are_held_against_local_only(tmp_path):
+    beside = alone(tmp_path, 0.8)
+    one = made(tmp_path, "one", flat(0.7), alone=beside, by="personal")
+    assert "10.00 points worse" in harm(one)
+
+
+def test_local_only_training_that_diverged_is_said(tmp_path):
+    folder = write(tmp_path / "alone" / "0", Made("independent", own=flat(0.5), reached=1))
+    one = made(tmp_path, "one", flat(0.7), alone={0: folder}, seeds=(0,))
+    assert isinstance(one.gain, Missing)
+    assert harm(one) == "one: not held against local-only training: local-only training diverged with these settings"
+
+
+def test_edges(tmp_path):
+    tried = [
+        made(tmp_path, f"{lr} {alpha}", flat(0.5), {"optimizer.lr": lr, "algorithm.alpha": alpha, "rounds": 5})
+        for lr in (0.1, 0.01, 1)
+        for alpha in (0.5, {"start": 0.9, "end": 0.1}, 0.3)
+    ]
+    by = {(t.values["optimizer.lr"], str(t.values["algorithm.alpha"])): t for t in tried}
+    assert edges(tried, by[1, "0.5"]) == [("optimizer.lr", 1, 0.1), ("algorithm.alpha", 0.5, 0.3)]
+    assert edges(tried, by[0.01, "0.3"]) == [("optimizer.lr", 0.01, 0.1), ("algorithm.alpha", 0.3, 0.5)]
+    assert edges(tried, by[0.1, "{'start': 0.9, 'end': 0.1}"]) == []
+
+
+def test_no_number_of_test_or_validation_data_is_read(tmp_path):
+    """Hold-out scores alone decide: the others are taken out of the files, and nothing changes."""
+    tried = [made(tmp_path, name, flat(value)) for name, value in (("a", 0.4), ("b", 0.6))]
+    before = [(t.last, t.best) for t in tried]
+    for path in tmp_path.rglob("metrics.jsonl"):
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            line["scores"] = [s for s in line["scores"] if s["data"] == "holdout"]
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    again = [Tried(t.values, t.label, t.folders, {}, None) for t in tried]
+    assert [(t.last, t.best) for t in again] == before
+    assert pick(again)[0].label == "b"

@@ -1,0 +1,353 @@
+"""A sweep from its grid to what it chooses: real runs over few digits."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import fedmutual
+import objectives
+from fedmutual.core import Diverged
+from fedmutual.errors import ConfigError, RunError
+from fedmutual.records.events import Evaluated, Finished, Replied
+from fedmutual.sweeps import plan, sweep
+
+RATES = [1e-6, 0.1]
+
+
+@pytest.fixture
+def held(small):
+    """The small experiment with hold-out rows."""
+    small.write_text(small.read_text().replace("split = { test = 0.5 }", "split = { test = 0.1, holdout = 0.2 }"))
+    return small
+
+
+def result(folder):
+    return json.loads((Path(folder) / "sweep.json").read_text())
+
+
+def events_by(seen):
+    def watch(name):
+        return lambda event: seen.append((name, event))
+
+    return watch
+
+
+def test_a_grid_is_trained_into_run_folders_and_the_best_is_chosen(held):
+    found = fedmutual.sweep(held, {"optimizer.lr": RATES, "algorithm.alpha": [0.4, 0.6], "rounds": [2]}, seeds=2, out="s")
+    folders = {str(p.parent.relative_to("s")) for p in Path("s").rglob("summary.json")}
+    settings = [f"lr={lr},alpha={alpha}" for lr in ("1e-06", "0.1") for alpha in (0.4, 0.6)]
+    assert folders == {
+        f"{name}/{seed}" for name in (*settings, "independent,lr=1e-06", "independent,lr=0.1") for seed in (0, 1)
+    }
+    assert [t.label for t in found.tried] == [name.replace(",", ", ") for name in settings]
+    assert found.chosen.values["optimizer.lr"] == 0.1
+    config = fedmutual.Run("s/lr=0.1,alpha=0.6/1").config
+    assert (config.seed, config.rounds, config.optimizer.lr, config.algorithm["alpha"]) == (1, 2, 0.1, 0.6)
+    assert fedmutual.Run("s/independent,lr=0.1/0").config.algorithm == {"name": "independent"}
+    held_out = result("s")
+    assert held_out["chosen"] == {
+        "optimizer.lr": "0.1",
+        "algorithm.alpha": str(found.chosen.values["algorithm.alpha"]),
+        "rounds": "2",
+    }
+    assert held_out["settings"][3]["runs"] == ["lr=0.1,alpha=0.6/0", "lr=0.1,alpha=0.6/1"]
+    assert held_out["settings"][3]["holdout_accuracy"]["last"] == {
+        "mean": found.tried[3].last.mean,
+        "half": found.tried[3].last.half,
+        "n": 2,
+        "over": "seeds",
+    }
+
+
+def test_the_score_is_the_mean_of_the_personal_models_on_hold_out_rows(held):
+    found = sweep(held, {"optimizer.lr": RATES}, out="s")
+    lines = (Path("s") / "lr=0.1" / "0" / "metrics.jsonl").read_text().splitlines()
+    own = {
+        model: [s["accuracy"] for s in json.loads(lines[-1])["scores"] if (s["model"], s["data"]) == (model, "holdout")]
+        for model in ("personal", "global")
+    }
+    assert len(own["personal"]) == 3
+    assert found.tried[1].last.mean == pytest.approx(sum(own["personal"]) / 3)
+    shared = sweep(held, {"optimizer.lr": RATES}, out="s", resume=True, by="global")
+    assert shared.tried[1].last.mean == pytest.approx(sum(own["global"]) / 3)
+    assert result("s")["by"] == "global"
+
+
+def digits(path, shift):
+    """Digits whose test labels are `shift` off."""
+    x, y = load_digits(return_X_y=True)
+    x = (x * 15).astype("uint8").reshape(-1, 8, 8)
+    np.savez(path, x=x[:300], y=y[:300], x_test=x[900:], y_test=(y[900:] + shift) % 10)
+
+
+POISONED = """
+name = "poisoned"
+rounds = 3
+data = {{ name = "npz", root = "{root}", mean = [0.3], std = [0.4] }}
+partition = {{ kind = "iid", clients = 2 }}
+split = {{ holdout = 0.2 }}
+model = {{ shared = "mlp" }}
+training = {{ local_epochs = 2, batch_size = 16 }}
+engine = {{ device = "cpu" }}
+"""
+
+
+def test_test_and_validation_labels_do_not_move_the_choice(tmp_path, monkeypatch):
+    """With wrong labels in the test set, of which validation data are taken, the untrained setting scores best there."""
+    monkeypatch.chdir(tmp_path)
+    found = {}
+    for name, shift in (("right", 0), ("wrong", 1)):
+        digits(tmp_path / f"{name}.npz", shift)
+        (tmp_path / f"{name}.toml").write_text(POISONED.format(root=f"{name}.npz"))
+        found[name] = sweep(f"{name}.toml", {"optimizer.lr": RATES}, out=name)
+    last = {lr: fedmutual.Run(f"wrong/lr={lr}/0").summary for lr in ("1e-06", "0.1")}
+    for score in ("personal", "global"):
+        by = {lr: summary[score] for lr, summary in last.items()}
+        there = {lr: (s.get("val_accuracy") or s["test_accuracy"])["last"] for lr, s in by.items()}
+        means = {lr: s["mean"] if isinstance(s, dict) else s for lr, s in there.items()}
+        assert means["1e-06"] > means["0.1"], "a choice by these would be another"
+    assert found["right"].chosen.label == found["wrong"].chosen.label == "lr=0.1"
+    assert result("right") == result("wrong")
+
+
+def test_a_diverged_setting_is_a_finding(held):
+    found = sweep(held, {"optimizer.lr": [0.05, 1e30, 0.1]}, out="s")
+    one, broken, other = found.tried
+    assert broken.last is None
+    assert re.match(r"client '\d' diverged in round 1", broken.diverged[0])
+    assert one.last
+    assert other.last
+    assert found.chosen in (one, other)
+    assert result("s")["settings"][1]["diverged"] == {"0": broken.diverged[0]}
+    assert not any(warning.startswith("lr=1e+30") for warning in found.warnings)
+
+
+def test_everything_may_diverge(held):
+    found = sweep(held, {"optimizer.lr": [1e30, 1e31]}, out="s")
+    assert (found.chosen, found.best) == (None, ())
+    assert result("s")["chosen"] is None
+
+
+def test_a_setting_that_harms_is_warned_of(held):
+    """With alpha = beta = 0 nobody looks at a label."""
+    fixed = {"algorithm.beta": 0.0, "optimizer.lr": 0.1, "rounds": 4, "partition.clients": 6}
+    found = sweep(held, {"algorithm.alpha": [0.9, 0.0], **fixed}, out="s")
+    (said,) = [warning for warning in found.warnings if warning.startswith("alpha=0.0: ")]
+    assert re.search(r"personal models are \d\d\.\d\d points worse than local-only \(95 % interval over 6 clients", said)
+    assert said.endswith("which excludes 0)")
+    assert found.tried[1].gain.estimate.sign == -1
+    assert sorted(p.name for p in Path("s").iterdir()) == ["alpha=0.0", "alpha=0.9", "independent", "sweep.json"]
+
+
+def test_local_only_among_the_settings_is_trained_once(held):
+    grid = {"algorithm.name": ["fml", "independent", "fedavg"], "rounds": [1]}
+    held.write_text(held.read_text().replace(", alpha = 0.4, beta = 0.6", ""))
+    found = sweep(held, grid, out="s")
+    assert sorted(p.name for p in Path("s").iterdir()) == ["name=fedavg", "name=fml", "name=independent", "sweep.json"]
+    assert [t.model for t in found.tried] == ["personal", "personal", "global"]
+    assert [t.alone is not None for t in found.tried] == [True, False, False]
+
+
+def edge_warnings(found):
+    return [warning for warning in found.warnings if "was tried" in warning]
+
+
+def test_the_end_of_a_grid_is_warned_of_but_not_the_end_of_what_is_possible(held):
+    found = sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+    assert edge_warnings(found) == ["the best optimizer.lr, 0.1, is the largest that was tried: try larger ones too"]
+    found = sweep(held, {"algorithm.alpha": [1.0, 0.0], "optimizer.lr": [0.1], "rounds": [3]}, out="a")
+    assert found.chosen.label == "alpha=1.0"
+    assert edge_warnings(found) == [], "alpha ends at 1"
+    found = sweep(held, {"optimizer.lr": [0.1, 1e-6, 1e30], "rounds": [1]}, out="b")
+    assert edge_warnings(found) == [], "the larger one was tried, and diverged"
+
+
+def test_a_stopped_sweep_goes_on_and_trains_nothing_twice(held):
+    grid = {"optimizer.lr": RATES}
+
+    def watch(name):
+        def stop(event):
+            if name == "lr=0.1, seed 0" and isinstance(event, Replied) and event.round == 2:
+                raise KeyboardInterrupt
+
+        return stop
+
+    with pytest.raises(KeyboardInterrupt):
+        sweep(held, grid, out="s", watch=watch)
+    assert not Path("s/sweep.json").exists()
+    before = {p: p.stat().st_mtime_ns for p in Path("s/lr=1e-06").rglob("*")}
+    seen = []
+    found = sweep(held, grid, out="s", resume=True, watch=events_by(seen))
+    trained = [(name, e.round) for name, e in seen if isinstance(e, Evaluated)]
+    alone = [(f"independent, lr={lr}, seed 0", n) for lr in ("1e-06", "0.1") for n in (1, 2, 3)]
+    assert trained == [("lr=0.1, seed 0", 2), ("lr=0.1, seed 0", 3), *alone]
+    assert before == {p: p.stat().st_mtime_ns for p in Path("s/lr=1e-06").rglob("*")}
+    seen.clear()
+    again = sweep(held, grid, out="s", resume=True, watch=events_by(seen))
+    assert seen == []
+    assert again == found
+    whole = sweep(held, grid, out="whole")
+    assert [t.last for t in whole.tried] == [t.last for t in found.tried]
+
+
+def test_a_grid_may_grow_on_resume(held):
+    sweep(held, {"optimizer.lr": [0.05, 0.1], "rounds": [1]}, out="s")
+    seen = []
+    sweep(held, {"optimizer.lr": [0.05, 0.1, 0.2], "rounds": [1]}, out="s", resume=True, watch=events_by(seen))
+    assert {name for name, e in seen if isinstance(e, Finished)} == {"lr=0.2, seed 0", "independent, lr=0.2, seed 0"}
+
+
+def test_a_used_folder_is_not_written_into(held):
+    sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+    with pytest.raises(RunError, match="is in use; add --resume"):
+        sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+    with pytest.raises(RunError, match=r"was started with another 'algorithm.alpha'"):
+        sweep(held, {"optimizer.lr": RATES, "rounds": [1], "algorithm.alpha": [0.9]}, out="s", resume=True)
+
+
+def test_hold_out_rows_are_made_where_there_are_none_and_it_is_said(small):
+    with pytest.warns(UserWarning, match=r"split.holdout = 0.1 is set for the sweep: a tenth") as said:
+        found = sweep(small, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
+    assert len([w for w in said if "holdout" in str(w.message)]) == 1
+    assert {
+        p.parent.name for p in Path("s").rglob("config.toml") if fedmutual.Run(p.parent).config.split.holdout == 0.1
+    } == {"0"}
+    assert all(fedmutual.Run(p.parent).config.split.holdout == 0.1 for p in Path("s").rglob("config.toml"))
+    assert found.chosen.examples == 3 * 4
+    assert result("s")["holdout"] == 0.1
+
+
+def test_a_configuration_in_memory(held):
+    config = fedmutual.load_config(held, rounds=1)
+    found = sweep(config, {"optimizer.lr": RATES}, out="s")
+    assert found.chosen.label == "lr=0.1"
+    assert fedmutual.Run("s/lr=0.1/0").config == fedmutual.load_config(held, rounds=1, **{"optimizer.lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    ("grid", "said"),
+    [
+        (
+            {"optimizer.lrr": [0.1, 0.2]},
+            "with lrr=0.1: small.toml: unknown key 'optimizer.lrr'; did you mean 'optimizer.lr'?",
+        ),
+        ({"algorithm.alpha": [0.5, 3]}, "with alpha=3: small.toml: key 'algorithm.alpha' must be between 0 and 1, not 3"),
+        ({"model.shared": ["mlp", "mlpp"]}, "with shared=mlpp, seed 0: "),
+        ({"optimizer.lr": [0.1]}, "there is nothing to choose from; give a key several values"),
+        ({}, "there is nothing to choose from"),
+        ({"optimizer.lr": [0.1, 0.1]}, "--set: lr=0.1 and lr=0.1 are the same setting; name each value once"),
+        ({"algorithm.alpha": [1, 1.0]}, "are the same setting"),
+        ({"seed": [1, 2]}, "--set seed: settings are compared on the same hold-out rows, so it takes one value; --seeds 3"),
+        ({"partition.clients": [2, 3]}, "--set partition.clients: settings are compared on the same hold-out rows"),
+        ({"split.holdout": [0.1, 0.2]}, "it takes one value; make a sweep for each"),
+    ],
+)
+def test_what_cannot_be_tried_is_said_before_anything_is_trained(held, grid, said):
+    with pytest.raises(ConfigError) as problem:
+        sweep(Path("small.toml"), grid, out="s")
+    assert str(problem.value).startswith(said) or said in str(problem.value)
+    assert not Path("s").exists()
+
+
+def test_whose_score_there_is_not(held):
+    rates = {"optimizer.lr": RATES}
+    with pytest.raises(ConfigError, match="--by personal: algorithm 'fedavg' has no personal models; leave --by out"):
+        plan(held, {**rates, "algorithm.name": ["fedavg"]}, by="personal")
+    with pytest.raises(ConfigError, match="--by global: algorithm 'independent' has no shared model; leave --by out"):
+        plan(held, {**rates, "algorithm.name": ["independent"]}, by="global")
+
+
+def test_nobody_tells_its_scores(held):
+    with pytest.raises(
+        ConfigError, match=r"no client tells its scores, so there is nothing to choose by; set share.metrics"
+    ):
+        sweep(held, {"optimizer.lr": RATES, "share.metrics": ["none"]}, out="s")
+    assert not Path("s").exists()
+
+
+def test_a_partition_file_without_hold_out_rows(small, held):
+    fedmutual.run(fedmutual.load_config(small, rounds=1, **{"split.holdout": 0.0}), "first")
+    grid = {"optimizer.lr": RATES, "partition": [{"kind": "file", "file": "first/partition.json"}]}
+    held.write_text(
+        held.read_text().replace('partition = { kind = "shards", clients = 3, classes_per_client = 4, examples = 40 }', "")
+    )
+    with pytest.raises(ConfigError, match="the partition file holds no rows out to choose by"):
+        sweep(held, grid, out="s")
+
+
+def test_stacked_runs_go_on_at_once_and_one_that_diverges_stops_no_other(held):
+    grid = {"optimizer.lr": [0.05, 1e30], "algorithm.alpha": [0.3, 0.7], "rounds": [2]}
+    alone = sweep(held, grid, out="alone")
+    at_once = sweep(held, {**grid, "engine.name": ["stacked"]}, out="together")
+    assert [bool(t.diverged) for t in at_once.tried] == [False, False, True, True] == [bool(t.diverged) for t in alone.tried]
+    for one, other in zip(at_once.tried[:2], alone.tried[:2], strict=True):
+        assert one.last.mean == pytest.approx(other.last.mean, abs=0.05)
+    assert "runs at once" in Path("together/lr=0.05,alpha=0.3/0/log.txt").read_text()
+
+
+def test_networks_of_unlike_shapes_are_stacked_apart(held):
+    found = sweep(held, {"model.shared": ["mlp", "cnn1"], "rounds": [1], "engine.name": ["stacked"]}, out="s")
+    assert all(t.last for t in found.tried)
+
+
+def test_what_is_no_divergence_stops_the_sweep(held, monkeypatch):
+    def watch(name):
+        def refuse(event):
+            if isinstance(event, Replied):
+                raise RuntimeError("made up")
+
+        return refuse
+
+    for engine in ("inprocess", "stacked"):
+        with pytest.raises(RuntimeError, match="made up"):
+            sweep(held, {"optimizer.lr": RATES, "engine.name": [engine]}, out=engine, watch=watch)
+        assert not Path(engine, "sweep.json").exists()
+
+
+def test_a_run_that_diverged_is_tried_again_from_its_last_saved_round_on_resume(held):
+    diverging = {"armed": True}
+
+    def watch(name):
+        def look(event):
+            if diverging["armed"] and name == "lr=0.1, seed 0" and isinstance(event, Replied) and event.round == 2:
+                raise Diverged("0", 1, 0, "made up")
+
+        return look
+
+    found = sweep(held, {"optimizer.lr": RATES}, out="s", watch=watch)
+    assert found.tried[1].diverged == {0: "client '0' diverged in round 2 at batch 1: made up"}
+    diverging["armed"] = False
+    assert sweep(held, {"optimizer.lr": RATES}, out="s", resume=True, watch=watch).tried[1].diverged == {}
+
+
+def test_clients_of_other_tasks_have_no_part_in_the_choice(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = objectives.write(tmp_path, objectives.NUMBERS)
+    fixed = {"rounds": 1, "split": {"holdout": 0.2}, "engine.device": "cpu"}
+    found = sweep(path, {"optimizer.lr": [1e-6, 0.02], **fixed}, out="mixed")
+    scores = [s for s in last_line("mixed/lr=0.02/0")["scores"] if (s["model"], s["data"]) == ("personal", "holdout")]
+    shares = [s["accuracy"] for s in scores if s["client"] != "light"]
+    assert (len(scores), len(shares)) == (4, 3)
+    assert found.tried[1].last.mean == pytest.approx(sum(shares) / 3)
+    (said,) = [warning for warning in found.warnings if "no accuracy" in warning]
+    assert said == "the choice does not count 'light': its task knows no accuracy"
+
+
+def last_line(folder):
+    return json.loads((Path(folder) / "metrics.jsonl").read_text().splitlines()[-1])
+
+
+def test_where_no_task_knows_an_accuracy_there_is_nothing_to_choose_by(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    np.savez("numbers.npz", x=np.random.default_rng(0).normal(size=(80, 4)), y=np.linspace(0, 1, 80))
+    Path("numbers.toml").write_text(
+        'data = { name = "npz", root = "numbers.npz", mean = [0, 0, 0, 0], std = [1, 1, 1, 1] }\n'
+        'partition = { clients = 2 }\ntraining = { task = "regression" }\nsplit = { holdout = 0.2 }\n'
+    )
+    with pytest.raises(ConfigError, match="the clients' tasks know no accuracy, which is what a sweep chooses by"):
+        sweep("numbers.toml", {"optimizer.lr": RATES}, out="s")
+    assert not Path("s").exists()
