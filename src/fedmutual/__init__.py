@@ -10,13 +10,36 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RunError, UserError
+    from fedmutual.predicting import Prediction, predict
     from fedmutual.runs import Run, run
     from fedmutual.sweeps import Sweep, sweep
 
-__all__ = ["Config", "ConfigError", "DataError", "Run", "RunError", "Sweep", "UserError", "load_config", "run", "sweep"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "DataError",
+    "Prediction",
+    "Run",
+    "RunError",
+    "Sweep",
+    "UserError",
+    "load_config",
+    "predict",
+    "run",
+    "sweep",
+]
 __version__ = version("fedmutual")
 
-_HOMES = {"Config": "config", "load_config": "config", "Run": "runs", "run": "runs", "Sweep": "sweeps", "sweep": "sweeps"}
+_HOMES = {
+    "Config": "config",
+    "load_config": "config",
+    "Run": "runs",
+    "run": "runs",
+    "Prediction": "predicting",
+    "predict": "predicting",
+    "Sweep": "sweeps",
+    "sweep": "sweeps",
+}
 
 
 def __getattr__(name: str) -> object:

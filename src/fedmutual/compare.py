@@ -11,6 +11,7 @@ from fedmutual.records.folder import CONFIG, check_free, reopen
 from fedmutual.runs import Run, run, run_together, stacks
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
+Planned = tuple[str, Config, Path]  # what a run is called while it is watched, what it is, where it goes
 
 
 def variants(
@@ -51,15 +52,28 @@ def compare(
     Raises:
         UserError: as `run`; what is wrong with a method or a folder, before the first is trained.
     """
-    planned = [(m, seed, variant, out / m / str(seed)) for m, seed, variant in variants(config, methods, seeds, own)]
-    for _, _, variant, folder in planned:
+    planned = [
+        (f"{method}, seed {seed}", variant, out / method / str(seed))
+        for method, seed, variant in variants(config, methods, seeds, own)
+    ]
+    check_folders(planned, resume)
+    return train_all(planned, resume, watch)
+
+
+def check_folders(planned: Sequence[Planned], resume: bool) -> None:
+    """Check that every run can be made, or gone on with. Raises RunError before anything is changed."""
+    for _, config, folder in planned:
         if resume and (folder / CONFIG).exists():
-            reopen(folder, variant)
+            reopen(folder, config)
         else:
             check_free(folder)
-    observers = [[watch(f"{method}, seed {seed}")] if watch else [] for method, seed, _, _ in planned]
-    configs, folders = [variant for _, _, variant, _ in planned], [folder for *_, folder in planned]
-    if stacks(config):
+
+
+def train_all(planned: Sequence[Planned], resume: bool, watch: Callable[[str], Observer] | None = None) -> list[Run]:
+    """Run each into its folder, one after the other; all at once in common stacks where the first of them is for that."""
+    configs, folders = [config for _, config, _ in planned], [folder for *_, folder in planned]
+    observers = [[watch(label)] if watch else [] for label, *_ in planned]
+    if stacks(configs[0]):
         return run_together(configs, folders, resume, observers)
     each = zip(configs, folders, observers, strict=True)
-    return [run(variant, folder, resume, watching) for variant, folder, watching in each]
+    return [run(config, folder, resume, watching) for config, folder, watching in each]

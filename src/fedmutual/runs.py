@@ -59,6 +59,20 @@ class Run:
         """summary.json."""
         return read_json(self.folder / folders.SUMMARY)
 
+    @property
+    def round(self) -> int:
+        """The last saved round.
+
+        Raises:
+            RunError: nothing was saved.
+        """
+        return self._saved().round
+
+    @property
+    def complete(self) -> bool:
+        """Whether what the server saved is a whole model."""
+        return self._state("server").keys() == self._shared_net().state_dict().keys()
+
     def global_model(self) -> nn.Module:
         """The shared model after the last saved round, in eval mode.
 
@@ -69,9 +83,13 @@ class Run:
         if about["pooled"]:
             return self._net(self.config.model.shared, self._client_state(experiments.POOLED))
         state = self._state("server")
-        net = models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
-        if state.keys() != net.state_dict().keys():
-            raise RunError(f"{self.folder}: this run has no complete global model")
+        if not self.complete:
+            names = ", ".join(about["clients"])
+            why = "a part of it stays with each client" if state else "nothing is shared"
+            raise RunError(
+                f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
+                f"(`fedmutual predict --client ID`), of {names}"
+            )
         return self._net(self.config.model.shared, state)
 
     def personal_model(self, client: str) -> nn.Module:
@@ -109,10 +127,17 @@ class Run:
         about = clients[client] if client else next(iter(clients.values()))
         return tuple(about["input"]), int(about["outputs"])
 
-    def _state(self, half: str) -> dict[str, torch.Tensor]:
+    def _shared_net(self) -> nn.Module:
+        return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
+
+    def _saved(self) -> Saved:
         saved = committed(self.folder)
         if saved is None:
-            raise RunError(f"{self.folder}: nothing was saved yet")
+            raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
+        return saved
+
+    def _state(self, half: str) -> dict[str, torch.Tensor]:
+        saved = self._saved()
         return read_state(self.folder / half / file_name(saved.round), saved.run, saved.round)
 
     def _client_state(self, client: str, prefix: str = "personal.") -> dict[str, torch.Tensor]:

@@ -184,12 +184,17 @@ DEMO = {"different-digits": "fml,fedavg,fedprox,independent", "different-network
 
 @app.command()
 def report(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder that `compare` made.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder that `compare` or `adapt` made.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Make one self-contained page of runs: scores with intervals, curves, who gains, what crossed. Trains nothing."""
     from fedmutual.report import find_runs, headline, verdict, write_report
 
+    if len(runs) == 1 and (runs[0] / "adapt.json").is_file():
+        _conclude_adaptation(runs[0], output)
+        return
     folders = [folder for path in runs for folder in find_runs(path)]
     write_report(folders, output)
     out.print(headline(folders))
@@ -240,6 +245,58 @@ def reproduce(
     if failed:
         _stop(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
     return None
+
+
+@app.command()
+def adapt(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run whose shared model is adapted; it is only read.")],
+    data: Annotated[Path, typer.Option("--data", metavar="NEWCOMER.toml", help="The newcomer's data, network, training.")],
+    fedavg: Annotated[Path | None, typer.Option(help="A FedAvg run to fine-tune; else RUN's shared model is.")] = None,
+    examples: Annotated[str, typer.Option(help="Training examples, separated by commas.")] = "50,100,all",
+    seeds: Seeds = 3,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; else the file's.")] = None,
+    set: Set = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-adapt.")] = None,
+    resume: Resume = False,
+) -> None:
+    """A newcomer takes a run's shared model on: does adapting it by mutual learning pay, and with how many examples?
+
+    Beside it the newcomer trains from scratch, and fine-tunes. Runs go to OUT/WAY/EXAMPLES/SEED, a page to OUT/report.html.
+    """
+    from fedmutual import adapting, newcomer
+    from fedmutual.config import override
+
+    overrides = dict(override(text) for text in set or ()) | ({} if rounds is None else {"rounds": rounds})
+    words = ["--data", str(data), "--examples", examples, "--seeds", str(seeds)]
+    words += [word for key, value in (("--fedavg", fedavg), ("--rounds", rounds)) if value for word in (key, str(value))]
+    folder, sizes = out_folder or Path("runs") / f"{newcomer.name(data, overrides)}-adapt", adapting.sizes(examples)
+    with _watched(_again("adapt", set, folder, str(run), *words)) as watch:
+        adapting.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
+    _conclude_adaptation(folder, folder / "report.html")
+
+
+@app.command()
+def predict(
+    run_or_model: Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="A run's folder, or a model file in it.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Images; or CSV or npz files, for runs on such data.")
+    ],
+    client: Annotated[str | None, typer.Option(help="Whose personal model answers; else the shared model does.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON an example, for scripts.")] = False,
+) -> None:
+    """Classify new examples, scaled as in training, and say which model answered.
+
+    Who has no model of its own is served by the shared one. Example: `fedmutual predict runs/x scan.png --client 3`
+    """
+    from fedmutual.cli import answers
+
+    found = fedmutual.predict(run_or_model, files, client)
+    if as_json:
+        for prediction in found:
+            typer.echo(answers.line(prediction))
+        return
+    _say(f"answered by: {found[0].model}")
+    out.print(answers.table(found))
 
 
 @data_app.command("show")
@@ -356,6 +413,18 @@ def _conclude(groups: list[tuple[str, list[Path]]], page: Path) -> None:
             _say(line)
     write_report([folder for _, folders in groups for folder in folders], page)
     _say(f"\nreport: {page}", soft_wrap=True)
+
+
+def _conclude_adaptation(folder: Path, page: Path) -> None:
+    """The table, whether adapting pays, and the page's path."""
+    from fedmutual.report import adapted, write_adaptation
+
+    table, sentences = adapted(folder)
+    out.print(table)
+    for line in sentences:
+        _say(line)
+    write_adaptation(folder, page)
+    _say(f"report: {page}", soft_wrap=True)
 
 
 def _again(command: str, settings: list[str] | None, folder: Path, *arguments: str) -> str:

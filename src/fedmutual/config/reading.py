@@ -58,8 +58,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
             raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
         if dropped:
             warnings.warn(f"algorithm {name!r} has no {', '.join(dropped)}: dropped", stacklevel=2)
-    for key, value in overrides.items():
-        tables = _set(tables, key.split("."), value)
+    tables = merge(tables, overrides)
     try:
         config = Config.model_validate(tables)
     except ValidationError as problem:
@@ -70,6 +69,13 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     _check_model(config, source)
     _check_effect(config, source)
     return config
+
+
+def merge(tables: Table, overrides: Mapping[str, Any]) -> Table:
+    """Tables with values by dotted key merged in, unchecked."""
+    for key, value in overrides.items():
+        tables = _set(tables, key.split("."), value)
+    return tables
 
 
 def override(text: str) -> tuple[str, Any]:

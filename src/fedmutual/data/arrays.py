@@ -48,6 +48,14 @@ def from_arrays(found: Named, config: DataConfig, place: str, test: Part | None 
     return Source(place, train, test, None if classes is None else tuple(str(c) for c in classes.tolist()))
 
 
+def only(path: Path, name: str) -> npt.NDArray[Any]:
+    """One array of a file. Raises DataError where there is none, or the file is no npz of plain arrays."""
+    found = _read(path)
+    if name not in found:
+        raise DataError(f"{path}: there is no array {name!r}; it has {listed(list(found)) or 'none'}")
+    return found[name]
+
+
 def _part(found: Named, suffix: str, config: DataConfig, place: str) -> Part:
     for name in (f"x{suffix}", f"y{suffix}"):
         if name not in found:

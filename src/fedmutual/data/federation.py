@@ -107,7 +107,8 @@ def load(config: Config, prepared: Mapping[str, Prepared] | None = None) -> Fede
     """
     read = prepare(config) if prepared is None else prepared
     found = _joined(config, read) if brings_data(config) else _divided(config, read[""])
-    few = ("there is one client only, so there is nobody to learn from or with",) if len(found.clients) == 1 else ()
+    alone_here = len(found.clients) == 1 and config.model.weights is None  # else it learns from who made these weights
+    few = ("there is one client only, so there is nobody to learn from or with",) if alone_here else ()
     return replace(found, notes=(*found.notes, *few))
 
 
@@ -119,13 +120,7 @@ def _prepared(config: Config) -> Prepared:
     examples = _examples(source)
     store, shape = rows.make_store(examples, targets, scaled, _where(source), config.data.resident, config.data.workers)
     digest = record.data_digest(examples.digest(), table, shape, targets)
-    about = {
-        "divisor": scaled.divisor,
-        "mean": list(scaled.mean),
-        "std": list(scaled.std),
-        "size": None if scaled.size is None else list(scaled.size),
-        "augment": config.data.augment,
-    }
+    about = {**scaled.record(), "augment": config.data.augment}
     space = Space(shape, table.classes, task.outputs or len(table.classes), about, source.columns)
     return Prepared(source, table, store, space, scaled, notes, digest)
 

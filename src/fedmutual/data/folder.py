@@ -89,24 +89,48 @@ class Images:
         """An image, or what is wrong with it."""
         try:
             with Image.open(path) as image:
-                if image.mode not in _GRAY | _COLOUR:
-                    mend = "save it with 8, or bring a factory that scales it"
-                    return f"{path} has more than 8 bits a pixel (mode {image.mode}); {mend}"
-                if self.gray and image.mode not in _GRAY:
+                if self.gray and image.mode in _COLOUR:
                     return self._few_gray or f"{path} is in colour and {self._first} is gray; convert one or the other"
-                found = image.convert("L" if self.gray else "RGB")
+                found = pixels(image, path, self.gray, self._size)
+        except BadRows as problem:
+            return str(problem)
         except Exception as problem:  # decoders fail in many ways on a damaged file
             return _unreadable(path, problem)
-        if self._size is not None:
-            found = found.resize((self._size[1], self._size[0]), Image.Resampling.BILINEAR)
-        elif (found.height, found.width) != self._shape:
-            h, w = self._shape
+        if self._size is None and found.shape[1:] != self._shape:
+            (height, width), (h, w) = found.shape[1:], self._shape
             return (
-                f"{path} is {found.height} x {found.width} pixels and {self._first} is {h} x {w}; resize all with "
-                f"data.size = [{h}, {w}]"
+                f"{path} is {height} x {width} pixels and {self._first} is {h} x {w}; resize all with data.size = [{h}, {w}]"
             )
-        x = np.asarray(found)
-        return x[None] if self.gray else np.ascontiguousarray(x.transpose(2, 0, 1))
+        return found
+
+
+def decode(path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
+    """One image file as a data set of such reads it: uint8 [C, H, W], C = 1 where gray, resized to `size` if there is one.
+
+    Raises:
+        BadRows: it is no image that can be read, or in colour where gray ones are wanted.
+    """
+    try:
+        with Image.open(path) as image:
+            if gray and image.mode in _COLOUR:
+                raise BadRows(f"{path} is in colour and the model learned from gray images; convert it")
+            return pixels(image, path, gray, size)
+    except BadRows:
+        raise
+    except Exception as problem:  # decoders fail in many ways on a damaged file
+        raise BadRows(_unreadable(path, problem)) from None
+
+
+def pixels(image: Image.Image, path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
+    """An opened image as uint8 [C, H, W]. `path` is what messages call it; BadRows where 8 bits do not hold its pixels."""
+    if image.mode not in _GRAY | _COLOUR:
+        mend = "save it with 8, or bring a factory that scales it"
+        raise BadRows(f"{path} has more than 8 bits a pixel (mode {image.mode}); {mend}")
+    found = image.convert("L" if gray else "RGB")
+    if size is not None:
+        found = found.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    x = np.asarray(found)
+    return x[None] if gray else np.ascontiguousarray(x.transpose(2, 0, 1))
 
 
 def _is_gray(path: Path) -> bool:

@@ -16,6 +16,18 @@ from fedmutual.errors import ConfigError, DataError
 Targets = npt.NDArray[np.float32]
 
 
+class UnknownClass(DataError):
+    """A label that is none of the federation's classes; `what` says so without a mend."""
+
+    def __init__(self, where: str, own: str, name: str, classes: Sequence[str]) -> None:
+        called = f"{own!r}, which data.labels calls {name!r}," if own != name else f"{own!r}"
+        self.what = f"{where}: its class {called} is none of the classes {listed(classes)}"
+        near = get_close_matches(name, classes, 1)
+        mend = f"did you mean {near[0]!r}? If so," if near else "to keep it"
+        renamed = f'{{ {own} = "{near[0] if near else classes[0]}" }}'
+        super().__init__(f"{self.what}; {mend} write data.labels = {renamed}, or add it to data.classes")
+
+
 def match(source: Source, config: DataConfig) -> tuple[tuple[str, ...], list[Index]]:
     """-> (the federation's classes, for each part the class numbers [n] of its rows).
 
@@ -46,7 +58,7 @@ def match(source: Source, config: DataConfig) -> tuple[tuple[str, ...], list[Ind
     for part, (names, codes), new in zip(parts, own, renamed, strict=True):
         for i, name in enumerate(new):
             if name not in numbers:
-                raise DataError(_unknown(part.where(int(np.argmax(codes == i))), str(names[i]), str(name), classes))
+                raise UnknownClass(part.where(int(np.argmax(codes == i))), str(names[i]), str(name), classes)
         coded.append(np.array([numbers[n] for n in new], dtype=np.int64)[codes])
     return classes, coded
 
@@ -144,13 +156,3 @@ def _classes(declared: tuple[str, ...] | None, found: Sequence[Names], labels: M
         return tuple(dict.fromkeys(labels.get(n, n) for n in declared))
     names = {str(n) for names in found for n in names}
     return tuple(sorted(names, key=lambda n: (not n.isdecimal(), int(n) if n.isdecimal() else 0, n)))
-
-
-def _unknown(where: str, own: str, name: str, classes: Sequence[str]) -> str:
-    called = f"{own!r}, which data.labels calls {name!r}," if own != name else f"{own!r}"
-    near = get_close_matches(name, classes, 1)
-    mend = f"did you mean {near[0]!r}? If so," if near else "to keep it"
-    return (
-        f"{where}: its class {called} is none of the classes {listed(classes)}; {mend} write data.labels = "
-        f'{{ {own} = "{near[0] if near else classes[0]}" }}, or add it to data.classes'
-    )

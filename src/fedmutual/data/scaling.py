@@ -1,6 +1,8 @@
 """From stored numbers to a network's inputs: x over a divisor, resized, minus the mean, over the standard deviation."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,9 +36,19 @@ class Scaling:
             x = x.sub_(mean).div_(std)
         return x
 
+    def record(self) -> dict[str, Any]:
+        """As environment.json holds it."""
+        return {**asdict(self), "mean": list(self.mean), "std": list(self.std), "size": self.size and list(self.size)}
+
     def black(self, channels: int) -> Tensor:
         """What a stored 0 becomes [C]."""
         return -torch.tensor(self.mean) / torch.tensor(self.std) if self.mean else torch.zeros(channels)
+
+
+def recorded(found: Mapping[str, Any]) -> Scaling:
+    """What `Scaling.record` made a record of."""
+    size = found.get("size")
+    return Scaling(found["divisor"], tuple(found["mean"]), tuple(found["std"]), size and (size[0], size[1]))
 
 
 def of_source(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str, ...]]:
@@ -61,7 +73,7 @@ def of_source(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str, .
     if config.augment != "none" and not image:
         raise ConfigError(f"key 'data.augment': {config.augment!r} is for images, and the examples are tables of features")
     scaling = Scaling(divisor, mean, std, _size(config, image))
-    if mean:
+    if mean or config.mean is not None:
         return scaling, ()
     done = "only divided by 255" if divisor == BYTE else "taken as they are"
     return scaling, (f"data.mean and data.std are not given, so the {'pixels' if image else 'features'} are {done}",)

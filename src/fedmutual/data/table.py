@@ -2,7 +2,7 @@
 
 import csv as records
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ def csv(config: DataConfig, numbers: bool = False) -> Source:
 
 
 def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None, numbers: bool) -> tuple[Part, tuple[str, ...]]:
-    table = _read(path, config)
+    table = _read(path, [c for c in (config.label, config.group_by, DOMAIN) if c is not None])
     for key, column in (("data.label", config.label), ("data.group_by", config.group_by)):
         if column is not None and column not in table:
             raise DataError(
@@ -58,6 +58,22 @@ def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None, numbe
         raise DataError(f"{path}: the label in {at(blank[0])} is missing; fill it in or take the row out")
     targets = labels if numbers else _whole_or_names(labels, path, at)
     return Part(Arrays(x), targets, lambda i: f"{at(i)} of {path}", groups, domains), columns
+
+
+def features(path: Path, columns: Sequence[str]) -> tuple[npt.NDArray[np.float32], Callable[[int], str]]:
+    """These columns of a CSV file, by their names -> (x [n, F], what messages call a row). Others are not looked at.
+
+    Raises:
+        DataError: as `csv`, but for labels, of which there need be none.
+    """
+    table = _read(path, [])
+    lacking = [c for c in columns if c not in table]
+    if lacking:
+        raise DataError(
+            f"{path}: there is no column {lacking[0]!r}, which the model learned from; it has {listed(list(table.columns))}"
+        )
+    at = _Lines(path, len(table))
+    return _numbers(table[list(columns)], path, at), lambda i: f"{at(i)} of {path}"
 
 
 class _Lines:
@@ -89,8 +105,8 @@ class _Lines:
                 line = reader.line_num + 1
 
 
-def _read(path: Path, config: DataConfig) -> pd.DataFrame:
-    names = [c for c in (config.label, config.group_by, DOMAIN) if c is not None]
+def _read(path: Path, names: Sequence[str]) -> pd.DataFrame:
+    """The whole file; columns of `names` hold text, whatever it looks like."""
     try:
         numbers = [c for c in pd.read_csv(path, nrows=0).columns if c not in names]
         with warnings.catch_warnings():

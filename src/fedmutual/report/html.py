@@ -8,7 +8,7 @@ rounds make 130 kB; every further comparison in the page costs its own.
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -69,10 +69,15 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
     Raises:
         RunError: a folder is no run's or damaged, or `out` cannot be written.
     """
+    write_page(comparisons(read_runs([*runs])), out)
+
+
+def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Comparison], Verdict] = judge) -> None:
+    """As `write_report`, of comparisons, with a verdict on each."""
     out = Path(out)
     if not out.name:  # "." or "/"
         raise RunError(f"{out}: is a folder; name a file with -o")
-    page = render([*runs])
+    page = render(found, judged)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -84,15 +89,10 @@ def write_report(runs: Sequence[Path], out: Path) -> None:
         raise RunError(f"{out}: cannot be written ({problem.strerror or problem}); name another file with -o") from None
 
 
-def render(runs: Sequence[Path]) -> str:
-    """The page of some run folders as HTML.
-
-    Raises:
-        RunError: as `write_report`.
-    """
-    found = comparisons(read_runs(runs))
+def render(found: Sequence[Comparison], judged: Callable[[Comparison], Verdict] = judge) -> str:
+    """The page of some comparisons as HTML."""
     styles: Styles = {}
-    sections = [_section(c, f"c{number}", styles) for number, c in enumerate(found, 1)]
+    sections = [_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(found, 1)]
     environment = Environment(
         loader=PackageLoader("fedmutual.report"),
         autoescape=True,
@@ -112,14 +112,14 @@ def prose(text: str) -> Markup:
     return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 
-def _section(comparison: Comparison, id: str, styles: Styles) -> Section:
+def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) -> Section:
     found = [(u, g) for u in comparison.uses if isinstance(g := measures.gains(comparison, u), Gains)]
     return Section(
         id=id,
         comparison=comparison,
         subtitle=provenance.subtitle(comparison),
         facts=provenance.facts(comparison),
-        verdict=judge(comparison),
+        verdict=verdict,
         headline=accuracy.headline(comparison),
         gains=_gains(found, id, styles),
         no_gains="" if found else measures.NO_LOCAL if _lacks_local(comparison) else "no client has a pair to compare",

@@ -135,7 +135,7 @@ def validation_is_test(run: Run) -> bool:
 
 
 def _no_global(method: Method) -> str:
-    if method.algorithm == ALONE:
+    if all(r.algorithm == ALONE for r in method.runs):
         return "there is no shared model: nothing is shared"
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"

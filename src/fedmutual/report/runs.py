@@ -125,13 +125,13 @@ def read_run(folder: Path) -> Run:
     summary = folder / "summary.json"
     return Run(
         folder=folder,
-        settings=_checked(folder / "config.toml", Settings, json.dumps(config, default=str)),
+        settings=checked(folder / "config.toml", Settings, json.dumps(config, default=str)),
         config=config,
-        environment=_json(folder / "environment.json"),
-        partition=_checked(folder / "partition.json", Partition, json.dumps(_json(folder / "partition.json"))),
+        environment=read_json(folder / "environment.json"),
+        partition=checked(folder / "partition.json", Partition, json.dumps(read_json(folder / "partition.json"))),
         evaluations=evaluations,
         transfers=_lines(folder / "ledger.jsonl", Transfer),
-        summary=_checked(summary, Summary, json.dumps(_json(summary))) if summary.exists() else None,
+        summary=checked(summary, Summary, json.dumps(read_json(summary))) if summary.exists() else None,
     )
 
 
@@ -142,8 +142,12 @@ def _toml(path: Path) -> Table:
         raise RunError(f"{path}: cannot be read ({problem}); restore the file, or run again into another folder") from None
 
 
-def _json(path: Path) -> Table:
-    """A JSON file of our format."""
+def read_json(path: Path) -> Table:
+    """A JSON file of our format.
+
+    Raises:
+        RunError: it is missing, damaged, or of another format.
+    """
     if not path.is_file():
         raise RunError(f"{path}: there is no such file, so the folder is no whole run; go on with it by --resume")
     try:
@@ -185,7 +189,8 @@ def _damaged(path: Path, line: int, why: str) -> RunError:
     )
 
 
-def _checked(path: Path, kind: type[R], text: str) -> R:
+def checked(path: Path, kind: type[R], text: str) -> R:
+    """What a file's text says, as a record. Raises RunError where that is not what fedmutual writes."""
     try:
         return kind.model_validate_json(text)
     except ValidationError as problem:

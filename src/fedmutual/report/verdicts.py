@@ -95,8 +95,8 @@ def _method(comparison: Comparison, method: Method) -> Iterator[str]:
     who = "the one model scores" if method.algorithm == POOLED else who
     ceiling = " (the ceiling: all data in one place)" if method.algorithm == POOLED else ""
     ours = percent(fmean(p.ours for p in found.pairs), decimals)
-    away = _away(found.estimate, decimals, ("above local-only", "below local-only", "level with local-only"))
-    yield f"{method.label}{ceiling}: {who} {ours} % on the clients' own validation data, {away}. {_who(found, decimals)}"
+    far = away(found.estimate, decimals, ("above local-only", "below local-only", "level with local-only"))
+    yield f"{method.label}{ceiling}: {who} {ours} % on the clients' own validation data, {far}. {_who(found, decimals)}"
     rounds = {p.round for p in found.pairs}
     if rounds != {r.reached for r in method.counted}:
         at = listed([str(r) for r in sorted(rounds)])
@@ -116,12 +116,12 @@ def _better(comparison: Comparison, use: Use, found: Gains) -> str:
     label, e, decimals, where = use.method.label, found.estimate, comparison.decimals, "on the clients' own validation data"
     other = use.method.uses[0]
     if not e.sign:
-        ahead = _away(e, decimals, ("ahead", "behind", "level"))
+        ahead = away(e, decimals, ("ahead", "behind", "level"))
         verb = "is" if use.model == "global" else "are"
         return f"Of the two models of {label} neither is certain to be better {where}: the {use.name} {verb} {ahead}."
     better, worse, wins = (use, other, found.gained) if e.sign > 0 else (other, use, found.harmed)
     verb = "does" if better.model == "global" else "do"
-    by = f"by {_away(e, decimals, ('', '', ''))}, for {len(wins)} of {_clients(found)}"
+    by = f"by {away(e, decimals, ('', '', ''))}, for {len(wins)} of {_clients(found)}"
     return f"With {label}, the {better.name} {verb} better {where} than the {worse.name}: {by}."
 
 
@@ -175,12 +175,12 @@ def _score(name: str, e: Estimate, comparison: Comparison) -> str:
     decimals = comparison.decimals
     if e.sign:
         verb = "wins by" if e.sign > 0 else "loses by"
-        return f"{name} {verb} {_away(e, decimals, ('', '', ''))}"
+        return f"{name} {verb} {away(e, decimals, ('', '', ''))}"
     chance = ", which may be chance" if e.half is not None and e.mean else ""
-    return f"{name} is {_away(e, decimals, ('ahead', 'behind', 'level'), chance)}"
+    return f"{name} is {away(e, decimals, ('ahead', 'behind', 'level'), chance)}"
 
 
-def _away(e: Estimate, decimals: int, words: tuple[str, str, str], remark: str = "") -> str:
+def away(e: Estimate, decimals: int, words: tuple[str, str, str], remark: str = "") -> str:
     """ "1.3 points above (95 % interval 0.4 to 2.2, 3 seeds)", in words for above, below and level."""
     amount = percent(abs(e.mean), decimals)
     above, below, level = words

@@ -1,0 +1,176 @@
+"""What `adapt` made: a newcomer that adapts a shared model by mutual learning, trains from scratch, or fine-tunes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from pydantic import Field
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from fedmutual.errors import RunError
+from fedmutual.report.comparison import ALONE, NAMES, Comparison, Method
+from fedmutual.report.html import write_page
+from fedmutual.report.lines import Record
+from fedmutual.report.measures import SEEDS
+from fedmutual.report.runs import checked, read_json, read_run
+from fedmutual.report.statistics import Estimate, Missing, estimate, pair_clients
+from fedmutual.report.text import count, percent
+from fedmutual.report.verdicts import Verdict, away, judge
+
+_ARMS = ("fml", "fine-tune", "scratch")  # as they are shown; the first is held against the others
+
+
+class Shared(Record):
+    """A shared model that was taken on."""
+
+    run: str
+    algorithm: str
+    model: str
+    round: int
+
+    @property
+    def label(self) -> str:
+        """Whose it is: the name of its algorithm."""
+        return NAMES.get(self.algorithm, self.algorithm)
+
+
+class Counts(Record):
+    """The newcomer's examples at one size."""
+
+    training: int
+    validation: int
+
+
+class Adaptation(Record):
+    """adapt.json, once all is trained. Sizes are called "50", "all"; seeds are text, as JSON has them."""
+
+    name: str
+    source: Shared = Field(alias="from")
+    tuned: Shared = Field(alias="fine-tuned")
+    rounds: int
+    networks: dict[str, str]  # way -> the network that it trains
+    accuracy: dict[str, dict[str, dict[str, float]]]  # way -> size -> seed -> the personal model's, after the last round
+    examples: dict[str, Counts]
+    as_it_is: dict[str, dict[str, float]] | None = Field(alias="as it is")
+
+    def estimate(self, arm: str, size: str) -> Estimate:
+        """The mean accuracy of a way over its seeds."""
+        return estimate([*self.accuracy[arm][size].values()], SEEDS)
+
+    def said(self, arm: str) -> str:
+        """What a way is called."""
+        return {"fml": "FML", "fine-tune": f"Fine-tuned {self.tuned.label}", "scratch": "From scratch"}[arm]
+
+
+def read_adaptation(out: Path) -> Adaptation:
+    """What `adapt` left in its folder.
+
+    Raises:
+        RunError: there is none, it is unfinished, or a file is damaged.
+    """
+    found = read_json(out / "adapt.json")
+    if "accuracy" not in found:
+        raise RunError(f"{out}: what is to be adapted there is not finished; go on with it by --resume")
+    return checked(out / "adapt.json", Adaptation, json.dumps(found))
+
+
+def adapted(out: Path) -> tuple[Table, list[str]]:
+    """The table for the terminal, ways by sizes; and for each size a sentence: does adapting pay, against what, how surely.
+
+    Raises:
+        RunError: as `read_adaptation`.
+    """
+    found = read_adaptation(out)
+    return _table(found), [_lead(c, found).lead for c in _comparisons(out, found)]
+
+
+def write_adaptation(out: Path, page: Path) -> None:
+    """Write the page: the curves and the numbers of every size.
+
+    Raises:
+        RunError: as `read_adaptation`; the page cannot be written.
+    """
+    found = read_adaptation(out)
+    write_page(_comparisons(out, found), page, lambda comparison: _lead(comparison, found))
+
+
+def _table(found: Adaptation) -> Table:
+    held = sorted({c.validation for c in found.examples.values()})
+    rows = f"{held[0]:,}" if len(held) == 1 else f"{held[0]:,} to {held[-1]:,}"
+    seeds = len(next(iter(found.accuracy["fml"].values())))
+    table = Table(
+        caption=f"Accuracy on the newcomer's {rows} validation examples, %, after {count(found.rounds, 'round')}; "
+        + ("one seed." if seeds == 1 else f"mean ± 95 % interval over {seeds} seeds."),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column("newcomer's model", overflow="fold")
+    for size, counts in found.examples.items():
+        table.add_column(f"{'all ' if size == 'all' else ''}{counts.training:,}\nexamples", justify="right", no_wrap=True)
+    if found.as_it_is is not None:
+        said = f"{found.source.label}'s shared model as it is ({found.source.model})"
+        table.add_row(escape(said), *(_cell(estimate([*s.values()], SEEDS)) for s in found.as_it_is.values()))
+    for arm in reversed(_ARMS):
+        cells = (_cell(found.estimate(arm, size)) for size in found.examples)
+        table.add_row(escape(f"{found.said(arm)} ({found.networks[arm]})"), *cells)
+    return table
+
+
+def _cell(e: Estimate) -> str:
+    return percent(e.mean) + ("" if e.half is None else f" ± {percent(e.half)}")
+
+
+def _comparisons(out: Path, found: Adaptation) -> list[Comparison]:
+    """A comparison a size, whose local-only training is that from scratch."""
+    return [
+        Comparison(
+            f"{found.name}, {'all ' if size == 'all' else ''}{counts.training:,} examples",
+            tuple(
+                Method(
+                    ALONE if arm == "scratch" else arm,
+                    (),
+                    found.said(arm),
+                    tuple(read_run(out / arm / size / seed) for seed in found.accuracy[arm][size]),
+                )
+                for arm in _ARMS
+            ),
+            tuple(_untouched(found, size)),
+        )
+        for size, counts in found.examples.items()
+    ]
+
+
+def _untouched(found: Adaptation, size: str) -> Iterator[str]:
+    if found.as_it_is is not None:
+        score = percent(estimate([*found.as_it_is[size].values()], SEEDS).mean)
+        yield f"The shared model as it came ({found.source.run}, round {found.source.round}) scores {score} % on these data."
+
+
+def _lead(comparison: Comparison, found: Adaptation) -> Verdict:
+    """Does adapting pay at this size?"""
+    fml, tuned, scratch = comparison.methods
+    size = fml.runs[0].folder.parent.name
+    parts = []
+    for other, name in ((scratch, "training from scratch"), (tuned, f"fine-tuning {found.tuned.label}'s shared model")):
+        gains = pair_clients(fml.counted, other.counted)
+        parts.append(
+            f"against {name} it cannot be said: {gains.why}"
+            if isinstance(gains, Missing)
+            else _against(name, gains.estimate, comparison)
+        )
+    if found.as_it_is is not None:
+        ours = found.accuracy["fml"][size]
+        gain = estimate([ours[seed] - score for seed, score in found.as_it_is[size].items()], SEEDS)
+        parts.append(_against("the shared model as it came", gain, comparison))
+    many = comparison.name.removeprefix(f"{found.name}, ")
+    return Verdict(f"Adapting by mutual learning with {many}: {'; '.join(parts)}.", judge(comparison).sentences)
+
+
+def _against(name: str, gain: Estimate, comparison: Comparison) -> str:
+    pays = {1: "pays", -1: "does not pay", 0: "is not certain to pay"}[gain.sign]
+    return f"against {name} it {pays}: {away(gain, comparison.decimals, ('ahead', 'behind', 'level'))}"

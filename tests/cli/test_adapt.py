@@ -1,0 +1,301 @@
+"""`adapt`: a newcomer takes on a run's shared model, which is read and never written to."""
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+
+import fedmutual
+
+NEWCOMER = """
+name = "north"
+rounds = 2
+data = { name = "digits" }
+algorithm = { alpha = 0.4, beta = 0.7 }
+training = { local_epochs = 1, batch_size = 8 }
+optimizer = { lr = 0.05 }
+engine = { name = "inprocess", device = "cpu" }
+"""
+CNN = 'model = { personal = "cnn1" }\n'
+QUICK = ("--examples", "20,40", "--seeds", 2)
+
+
+@pytest.fixture
+def run(small, cli):
+    """The folder of a finished run of three clients, and NEWCOMER.toml beside it."""
+    cli("run", small, "--set", "rounds=2", "--out", "r")
+    Path("n.toml").write_text(NEWCOMER)
+    return Path("r")
+
+
+def digest(folder):
+    return {
+        str(p): (hashlib.sha256(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for p in folder.rglob("*") if p.is_file()
+    }
+
+
+def adapt(cli, *more, text=NEWCOMER, out="a"):
+    Path("n.toml").write_text(text)
+    return cli("adapt", "r", "--data", "n.toml", "--out", out, *more)
+
+
+def state(folder, round=2, half="clients/0"):
+    found = load_file(Path(folder) / half / f"round-{round}.safetensors")
+    return {k.removeprefix("personal."): v for k, v in found.items() if half == "server" or k.startswith("personal.")}
+
+
+def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
+    before = digest(run)
+    code, out, err = adapt(cli, *QUICK, text=NEWCOMER + CNN)
+    assert code == 0, err
+    assert digest(run) == before
+    folders = {str(p.parent.relative_to("a")) for p in Path("a").rglob("summary.json")}
+    assert folders == {f"{way}/{n}/{s}" for way in ("fml", "scratch", "fine-tune") for n in (20, 40) for s in (0, 1)}
+    found = json.loads(Path("a/adapt.json").read_text())
+    for way, network in (("fml", "cnn1"), ("scratch", "cnn1"), ("fine-tune", "mlp")):
+        done = fedmutual.Run(f"a/{way}/20/1")
+        assert (
+            found["networks"][way]
+            == network
+            == json.loads((done.folder / "environment.json").read_text())["models"]["personal"]["0"]["name"]
+        )
+        assert found["accuracy"][way]["20"]["1"] == done.summary["personal"]["val_accuracy"]["last"]["mean"]
+        assert sum(json.loads((done.folder / "partition.json").read_text())["clients"]["0"]["counts"]["private"]) == 20
+    assert found["from"]["round"] == 2
+    assert found["examples"]["40"] == {"training": 40, "validation": 359}
+    assert fedmutual.Run("a/fml/20/0").config.algorithm == {"name": "fml", "alpha": 0.4, "beta": 0.7}
+    assert "FML (cnn1)" in out
+    said = " ".join(out.split())
+    assert said.count("against training from scratch it ") == said.count("against fine-tuning FML's shared model it ") == 2
+    assert said.count("against the shared model as it came it ") == 2
+    assert cli("report", "a", "-o", "again.html")[1] == out.replace("a/report.html", "again.html")
+    page = Path("a/report.html").read_text()
+    assert Path("again.html").read_text() == page
+    assert "north, 20 examples" in page
+    assert "Fine-tuned FML" in page
+
+
+def test_a_way_starts_from_the_shared_model_or_from_nothing(run, cli):
+    """At a learning rate of 0 the networks of the last round are those of the start."""
+    code, _, err = adapt(cli, "--examples", "20", "--seeds", 1, "--set", "optimizer.lr=0", "--rounds", 1)
+    assert code == 0, err
+    shared = state(run, 2, "server")
+    for folder, half in (("a/fml/20/0", "server"), ("a/fml/20/0", "clients/0"), ("a/fine-tune/20/0", "clients/0")):
+        found = state(folder, 1, half)
+        assert found.keys() == shared.keys()
+        assert all(torch.equal(found[k], shared[k]) for k in shared), folder
+    scratch = state("a/scratch/20/0", 1)
+    assert not any(torch.equal(scratch[k], shared[k]) for k in shared if k.endswith("weight"))
+    found = json.loads(Path("a/adapt.json").read_text())
+    untouched = found["as it is"]["20"]["0"]
+    assert untouched == found["accuracy"]["fml"]["20"]["0"] == found["accuracy"]["fine-tune"]["20"]["0"]
+
+
+def test_a_stopped_run_is_taken_on_from_its_last_saved_round(run, cli):
+    """What a stop leaves has no summary.json."""
+    (run / "summary.json").unlink()
+    code, _, err = adapt(cli, "--examples", "20", "--seeds", 1)
+    assert code == 0, err
+    assert json.loads(Path("a/adapt.json").read_text())["from"]["round"] == 2
+
+
+def test_fedavg_s_shared_model_is_fine_tuned_where_it_is_given(run, small, cli):
+    cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=fedavg", "--out", "avg")
+    code, out, err = adapt(cli, "--examples", "20", "--seeds", 1, "--set", "optimizer.lr=0", "--fedavg", "avg")
+    assert code == 0, err
+    assert "against fine-tuning FedAvg's shared model it " in " ".join(out.split())
+    found, shared = state("a/fine-tune/20/0"), state("avg", 1, "server")
+    assert all(torch.equal(found[k], shared[k]) for k in shared)
+    code, _, err = adapt(cli, "--fedavg", "r", out="b")
+    assert code == 2
+    assert "r: is a run of 'fml', and --fedavg names one of 'fedavg'" in err
+
+
+def test_it_is_gone_on_with_and_never_mixed_with_another_shared_model(run, small, cli):
+    first = ("--examples", "20", "--seeds", 1)
+    assert adapt(cli, *first)[0] == 0
+    before = {k: v for k, v in digest(Path("a")).items() if "/0/" in k}
+    code, _, err = adapt(cli, *first)
+    assert code == 2
+    assert "a: is in use; add --resume" in err
+    code, _, err = adapt(cli, "--examples", "20,40", "--seeds", 1, "--resume")
+    assert code == 0, err
+    assert before == {k: v for k, v in digest(Path("a")).items() if "/20/0/" in k}
+    cli("run", small, "--set", "rounds=3", "--out", "r", "--resume")
+    code, _, err = adapt(cli, *first, "--resume")
+    assert code == 2
+    assert "a: was begun with another shared model than that of r after round 3" in err
+
+
+def test_three_of_the_ten_classes_are_matched_by_name(run, cli):
+    digits = load_digits()
+    kept = np.isin(digits.target, (2, 5, 7))
+    names = np.array([f"digit {d}" if d == 7 else str(d) for d in digits.target[kept]])
+    np.savez("three.npz", x=digits.images[kept] / 16, y=names)
+    text = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "three.npz"')
+    code, _, err = adapt(cli, "--examples", "30", "--seeds", 1, text=text)
+    assert code == 2
+    assert "its class 'digit 7' is none of the classes '0', '1'" in err
+    assert "of the shared model in r; rename it with data.labels, or start from a run that shares only a part" in err
+    assert not Path("a").exists()
+    text = text.replace('"three.npz"', '"three.npz", labels = { "digit 7" = "7" }')
+    code, _, err = adapt(cli, "--examples", "30", "--seeds", 1, text=text)
+    assert code == 0, err
+    assert "the newcomer's inputs are divided by 1, and those of r were by 16" in err
+    done = fedmutual.Run("a/fml/30/0")
+    assert done.personal_model("0")(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    assert done.config.data.mean == (0.3053,)
+    held = json.loads((done.folder / "partition.json").read_text())["clients"]["0"]["counts"]["private"]
+    assert [d for d, n in enumerate(held) if n] == [2, 5, 7]
+
+
+PART = """
+name = "part"
+rounds = 1
+data = { mean = [0.3], std = [0.4] }
+model = { shared = "cnn1", part = "features", personal = "mlp" }
+training = { local_epochs = 1, batch_size = 16 }
+engine = { device = "cpu" }
+
+[clients.low]
+data = { name = "npz", root = "low.npz" }
+
+[clients.high]
+data = { name = "npz", root = "high.npz" }
+"""
+
+
+def digits(file, wanted, name="{}"):
+    """Some digits, in a file whose labels are names."""
+    found = load_digits()
+    kept = np.isin(found.target, wanted)
+    np.savez(file, x=found.images[kept] / 16, y=np.array([name.format(d) for d in found.target[kept]]))
+
+
+def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    digits("low.npz", range(5))
+    digits("high.npz", range(4, 10))
+    digits("new.npz", (2, 5, 7), "kind {}")
+    Path("part.toml").write_text(PART)
+    for name in ("fml", "fedavg"):
+        assert cli("run", "part.toml", "--set", f"algorithm.name={name}", "--out", name)[0] == 0
+    text = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "new.npz"')
+    Path("n.toml").write_text(text + 'model = { personal = "mlp" }\n')
+    still = ("--set", "optimizer.lr=0", "--rounds", 1, "--examples", "30", "--seeds", 1)
+    code, out, err = cli("adapt", "fml", "--data", "n.toml", "--fedavg", "fedavg", "--out", "a", *still)
+    assert code == 0, err
+    assert "as it is" not in out
+    for way, source in (("fml", "fml"), ("fine-tune", "fedavg")):
+        shared, found = state(source, 1, "server"), load_file(f"a/{way}/30/0/server/round-1.safetensors")
+        assert found.keys() == shared.keys()
+        assert all(torch.allclose(found[k], shared[k]) for k in shared), way
+        assert fedmutual.Run(f"a/{way}/30/0").meme("0")(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
+    assert fedmutual.Run("a/fml/30/0").config.data.mean == (0.3,)
+    found = json.loads(Path("a/adapt.json").read_text())
+    assert found["networks"] == {"fml": "mlp", "scratch": "mlp", "fine-tune": "cnn1"}
+    assert all(found["accuracy"][way]["30"]["0"] > 0 for way in found["accuracy"])
+
+
+def test_a_size_that_there_is_not_is_left_out(run, cli):
+    code, _, err = adapt(cli, "--examples", "20,5000,all", "--seeds", 1, "--set", "rounds=1")
+    assert code == 0, err
+    assert "there are 1438 training examples, so --examples 5000 is left out" in err
+    assert json.loads(Path("a/adapt.json").read_text())["examples"]["all"] == {"training": 1438, "validation": 359}
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("rounds = 1", "n.toml: the key 'data.name' is missing, which says where the newcomer's examples come from"),
+        (
+            NEWCOMER + "partition = { clients = 3 }",
+            "n.toml: key 'partition' has no place here: a newcomer is one participant",
+        ),
+        (
+            NEWCOMER + 'model = { shared = "cnn1" }',
+            "n.toml: key 'model.shared' is 'cnn1', and r settles it (mlp); take it out",
+        ),
+        (NEWCOMER + 'model = { start = "own" }', "n.toml: key 'model.start' is set for each way"),
+        (NEWCOMER.replace("alpha", 'name = "fedavg", alph'), "unknown key 'algorithm.alph"),
+        (
+            NEWCOMER.replace("alpha = 0.4, beta = 0.7", 'name = "fedavg"'),
+            "n.toml: key 'algorithm.name': a newcomer adapts by",
+        ),
+        (
+            NEWCOMER.replace('"digits"', '"digits", classes = ["1", "2"]'),
+            "n.toml: key 'data.classes' is ['1', '2'], and the",
+        ),
+        (NEWCOMER.replace('"digits"', '"digits", size = [9, 9]'), "takes [1, 8, 8]; set data.size = [8, 8]"),
+        (NEWCOMER.replace('"digits"', '"digits", mean = [0.5], std = [1]'), "n.toml: key 'data.mean' makes [0.5] of what"),
+        (NEWCOMER + 'model = { personal = "lenet5" }', "takes images of at least 12 x 12 pixels"),
+        (NEWCOMER + "roundz = 3", "n.toml: unknown key 'roundz'; did you mean 'rounds'?"),
+    ],
+)
+def test_what_contradicts_the_run_is_refused_in_a_sentence(run, cli, text, sentence):
+    code, out, err = adapt(cli, text=text)
+    assert (code, out) == (2, ""), err
+    assert sentence in err
+    assert not Path("a").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("nowhere",), "nowhere: is no run's folder, it has no config.toml"),
+        (("r", "--examples", "20,x"), "--examples 20,x: 'x' is no number of examples; write such as 50,100,all"),
+        (("r", "--examples", "20,20"), "--examples 20,20: '20' comes twice"),
+        (("r", "--examples", "9999"), "--examples: n.toml has 1438 training examples; name fewer, or all"),
+    ],
+)
+def test_a_wrong_word_is_refused_in_a_sentence(run, cli, arguments, sentence):
+    code, _, err = cli("adapt", *arguments, "--data", "n.toml", "--out", "a")
+    assert code == 2
+    assert sentence in err
+
+
+def test_a_run_that_shares_nothing_has_nothing_to_adapt(run, small, cli):
+    for name in ("independent", "centralised"):
+        cli("run", small, "--set", "rounds=1", "--set", f"algorithm.name={name}", "--out", name)
+        code, _, err = cli("adapt", name, "--data", "n.toml", "--out", "a")
+        assert code == 2
+        assert f"{name}: its algorithm shares no model; name the folder of a run of fml or fedavg" in err
+
+
+def test_what_is_unfinished_is_not_shown(run, cli):
+    from fedmutual.report import adapted
+
+    adapt(cli, "--examples", "20", "--seeds", 1)
+    found = json.loads(Path("a/adapt.json").read_text())
+    Path("a/adapt.json").write_text(json.dumps({k: found[k] for k in ("format", "from", "fine-tuned")}))
+    with pytest.raises(fedmutual.RunError, match="a: what is to be adapted there is not finished"):
+        adapted(Path("a"))
+    shutil.rmtree("a")
+    with pytest.raises(fedmutual.RunError, match="there is no such file"):
+        adapted(Path("a"))
+
+
+def test_at_alpha_equal_beta_two_equal_nets_teach_each_other_nothing_in_round_one(run, cli):
+    """KL and its gradient are 0, so mutual learning from the server's model is fine-tuning at alpha times the rate."""
+    same = (
+        "--examples",
+        "40",
+        "--seeds",
+        1,
+        "--rounds",
+        1,
+        "--set",
+        "optimizer.weight_decay=0",
+        "--set",
+        "algorithm.beta=0.4",
+    )
+    assert adapt(cli, *same, out="mutual")[0] == 0
+    assert adapt(cli, *same, "--set", "optimizer.lr=0.02", out="tuned")[0] == 0
+    mutual, tuned = state("mutual/fml/40/0", 1), state("tuned/fine-tune/40/0", 1)
+    assert all(torch.allclose(mutual[k], tuned[k], atol=1e-6) for k in tuned)

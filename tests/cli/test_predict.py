@@ -1,0 +1,264 @@
+"""`predict`: which model answers, for inputs scaled exactly as they were in training."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from sklearn.datasets import load_digits
+from torchvision.datasets.folder import default_loader
+from torchvision.transforms.functional import to_tensor
+
+import fedmutual
+from fedmutual import data, predicting
+from fedmutual.models import build
+from own_data import everything, folder, image
+
+RUN = """
+name = "{name}"
+rounds = 1
+data = {data}
+partition = {{ kind = "iid", clients = 2 }}
+split = {{ test = 0.3 }}
+model = {{ shared = "mlp", personal = ["mlp", "cnn1"] }}
+training = {{ local_epochs = 1, batch_size = 8 }}
+engine = {{ device = "cpu" }}
+"""
+
+
+@pytest.fixture
+def pictures(tmp_path, monkeypatch):
+    """A finished run on a folder of colour images with data.size, mean and std."""
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "images", {"cat": 12, "dog": 12, "owl": 12})
+    given = '{ name = "folder", root = "images", size = [8, 9], mean = [0.4, 0.3, 0.6], std = [0.2, 0.1, 0.3] }'
+    (tmp_path / "p.toml").write_text(RUN.format(name="p", data=given))
+    return fedmutual.run(fedmutual.load_config("p.toml"), "p")
+
+
+@pytest.fixture
+def digits(small, cli):
+    """The folder of a finished run on digits, and an image file of one of them, as stored: 0 to 16."""
+    cli("run", small, "--set", "rounds=1", "--out", "r")
+    Image.fromarray(load_digits().images[3].astype(np.uint8)).save("three.png")
+    return small.parent / "r"
+
+
+def test_an_image_of_the_training_folder_becomes_the_training_tensor(pictures, monkeypatch):
+    seen = []
+    answering = predicting.choose(pictures.folder)
+    net = type("Spy", (torch.nn.Module,), {"forward": lambda self, x: (seen.append(x), answering.net(x))[1]})()
+    monkeypatch.setattr(predicting, "choose", lambda *_: answering._replace(net=net))
+    rows = data.load(pictures.config).clients["1"].private
+    x, _ = everything(rows)
+    files = [rows.where(k) for k in range(len(rows))]
+    fedmutual.predict(pictures.folder, files)
+    assert torch.equal(torch.cat(seen), x)
+
+
+@pytest.mark.parametrize("client", [None, "1"])
+def test_probabilities_are_those_of_another_decoder_and_the_weights_of_the_file(pictures, tmp_path, cli, client):
+    """The images have the size that the run resizes to, so torchvision's decoder needs no resizing of its own."""
+    path = image(tmp_path / "new.png", 77, size=(8, 9))
+    raw = to_tensor(default_loader(str(path)))
+    mean, std = torch.tensor([0.4, 0.3, 0.6]), torch.tensor([0.2, 0.1, 0.3])
+    x = ((raw - mean[:, None, None]) / std[:, None, None])[None]
+    file, name, start = ("server", "mlp", "") if client is None else ("clients/1", "cnn1", "personal.")
+    state = load_file(pictures.folder / file / "round-1.safetensors")
+    net = build(name, (3, 8, 9), 3, torch.Generator())
+    net.load_state_dict({k.removeprefix(start): v for k, v in state.items() if k.startswith(start)})
+    expected = dict(zip(("cat", "dog", "owl"), net.eval()(x).double().softmax(1)[0].tolist(), strict=True))
+
+    who = [] if client is None else ["--client", client]
+    code, out, err = cli("predict", "p", path, "--json", *who)
+    assert code == 0, err
+    (line,) = [json.loads(text) for text in out.splitlines()]
+    assert line["probabilities"] == pytest.approx(expected)
+    assert line["class"] == max(expected, key=expected.get)
+    assert line["probability"] == line["probabilities"][line["class"]]
+    said = "shared model (mlp), round 1" if client is None else "personal model of client '1' (cnn1), round 1"
+    assert (line["model"], line["example"]) == (said, str(path))
+
+
+def test_a_person_reads_who_answered_and_the_next_classes(digits, cli):
+    code, out, _ = cli("predict", digits, "three.png", "--client", 2)
+    assert code == 0
+    best = fedmutual.predict(digits, ["three.png"], "2")[0]
+    assert "answered by: personal model of client '2' (mlp), round 1" in out
+    assert f"three.png {best.label} " in " ".join(out.split())
+    assert f"{best.ranked[1][0]} {100 * best.ranked[1][1]:.1f}" in out
+
+
+def test_a_model_file_is_read_with_its_run(digits, cli):
+    by_file = fedmutual.predict(digits / "clients/1/round-1.safetensors", ["three.png"])
+    assert by_file == fedmutual.predict(digits, ["three.png"], "1")
+    assert fedmutual.predict(digits / "server/round-1.safetensors", ["three.png"]) == fedmutual.predict(
+        digits, ["three.png"]
+    )
+    shutil.copy(digits / "server/round-1.safetensors", "alone.safetensors")
+    shutil.copy(digits / "server/round-1.safetensors", digits / "server/round-9.safetensors")
+    for model, more, sentence in (
+        ("alone.safetensors", [], "alone.safetensors: is no model file in a run's folder"),
+        (digits / "server/round-9.safetensors", [], "is not the saved round of"),
+        (digits / "server/round-1.safetensors", ["--client", "1"], "the file says whose model it is; take --client out"),
+        ("nowhere", [], "nowhere: is neither a run's folder nor a model file in one"),
+    ):
+        code, out, err = cli("predict", model, "three.png", *more)
+        assert (code, out) == (2, ""), err
+        assert sentence in err
+
+
+def test_who_has_no_model_of_its_own_is_served_by_the_shared_one(small, cli, digits):
+    cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=fedavg", "--out", "a")
+    (found,) = fedmutual.predict("a", ["three.png"], "2")
+    assert found.model == "shared model (mlp), round 1, for client '2', who has none of its own"
+    assert found.ranked == fedmutual.predict("a", ["three.png"])[0].ranked
+    code, _, err = cli("predict", "a", "three.png", "--client", "north")
+    assert code == 2
+    assert "a: there is no client 'north'; there are 0, 1, 2, and without --client the shared model answers" in err
+
+
+def test_without_a_complete_shared_model_the_clients_are_named(small, cli, digits):
+    cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=independent", "--out", "i")
+    code, _, err = cli("predict", "i", "three.png")
+    assert code == 2
+    assert "i: this run has no complete global model, for nothing is shared" in err
+    assert "(`fedmutual predict --client ID`), of 0, 1, 2" in err
+    assert fedmutual.predict("i", ["three.png"], "0")[0].model == "personal model of client '0' (mlp), round 1"
+
+
+def test_pooled_data_have_one_model(small, cli, digits):
+    cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=centralised", "--out", "c")
+    (found,) = fedmutual.predict("c", ["three.png"])
+    assert found.model == "model of all data in one place (mlp), round 1"
+    assert [found] == fedmutual.predict("c/clients/pooled/round-1.safetensors", ["three.png"])
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: Image.new("L", (9, 8)).save("x.png"),
+            "x.png is 8 x 9 pixels and the model takes 8 x 8; resize it, or train",
+        ),
+        (lambda: Image.new("RGB", (8, 8)).save("x.png"), "x.png is in colour and the model learned from gray images"),
+        (lambda: Image.new("L", (8, 8), 200).save("x.png"), "x.png has pixels up to 200, and those that the model learned"),
+        (lambda: open("x.png", "w").close(), "x.png cannot be read as an image"),
+        (lambda: None, "x.png cannot be read as an image"),
+    ],
+)
+def test_an_image_that_does_not_fit_is_refused_in_a_sentence(digits, cli, make, sentence):
+    make()
+    code, out, err = cli("predict", digits, "three.png", "x.png")
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert err.count("\n") == 1
+
+
+def test_rows_of_a_table_are_matched_by_column(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(k % 2, 0.2), rng.normal(), "ill" if k % 2 else "well") for k in range(60)]
+    (tmp_path / "t.csv").write_text("pulse,age,label\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
+    text = RUN.format(name="t", data='{ name = "csv", root = "t.csv" }').replace('["mlp", "cnn1"]', '"mlp"')
+    (tmp_path / "t.toml").write_text(text)
+    run = fedmutual.run(fedmutual.load_config("t.toml"), "t")
+    (tmp_path / "new.csv").write_text("age,name,pulse\n0.5,Ann,1.1\n-0.5,Bob,0.1\n")
+    found = fedmutual.predict("t", ["new.csv"])
+    p = run.global_model()(torch.tensor([[1.1, 0.5], [0.1, -0.5]])).softmax(1)
+    assert [dict(f.ranked)["well"] for f in found] == pytest.approx(
+        p[:, run.summary["data"]["classes"].index("well")].tolist()
+    )
+    assert [f.example for f in found] == ["line 2 of new.csv", "line 3 of new.csv"]
+    (tmp_path / "bad.csv").write_text("age,name\n0.5,Ann\n")
+    Image.new("L", (2, 1)).save("x.png")
+    for file, sentence in (
+        ("bad.csv", "bad.csv: there is no column 'pulse', which the model learned from; it has 'age', 'name'"),
+        (
+            "x.png",
+            "x.png: the model did not learn from pixels of 8 bits; give it a CSV file with the columns 'pulse', 'age'",
+        ),
+    ):
+        code, _, err = cli("predict", "t", file)
+        assert code == 2
+        assert sentence in err
+
+
+def test_arrays_are_taken_as_the_run_took_them(digits, cli):
+    """The run's own reader holds digits as uint8 [n, 8, 8]: an npz of them says what an image file says."""
+    np.savez("new.npz", x=load_digits().images[3:5].astype(np.uint8))
+    found = fedmutual.predict(digits, ["new.npz"])
+    assert [f.example for f in found] == ["row 0 of 'x' in new.npz", "row 1 of 'x' in new.npz"]
+    assert dict(found[0].ranked) == pytest.approx(dict(fedmutual.predict(digits, ["three.png"])[0].ranked))
+    np.savez("bad.npz", x=np.zeros((2, 7, 8)))
+    code, _, err = cli("predict", digits, "bad.npz")
+    assert code == 2
+    assert "row 0 of 'x' in bad.npz is 7 x 8 pixels and the model takes 8 x 8" in err
+    code, _, err = cli("predict", digits, "new.csv")
+    assert "new.csv: the model learned from no table of named columns; give it images" in err
+
+
+OWN = """
+name = "own"
+rounds = 1
+data = {{ name = "npz", root = "d.npz", classes = ["0", "1", "2"] }}
+algorithm = {{ name = "{algorithm}" }}
+model = {{ shared = "cnn1"{part} }}
+training = {{ local_epochs = 1, batch_size = 32, task = "{task}" }}
+engine = {{ device = "cpu" }}
+
+[clients.north]
+data = {{ mean = [0.3], std = [0.4] }}
+
+[clients.south]
+data = {{ mean = [{mean}], std = [0.4] }}
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Make a run of two clients with data of their own, and rows to ask it about."""
+    monkeypatch.chdir(tmp_path)
+    found = load_digits()
+    kept = found.target < 3
+    np.savez("d.npz", x=(found.images[kept] * 15).astype(np.uint8), y=found.target[kept])
+    np.savez("new.npz", x=(found.images[3:4] * 15).astype(np.uint8))
+
+    def make(algorithm="fml", part="", mean=0.3, task="classification"):
+        text = OWN.format(algorithm=algorithm, part=part, mean=mean, task=task)
+        (tmp_path / "o.toml").write_text(
+            text if task == "classification" else text.replace(', classes = ["0", "1", "2"]', "")
+        )
+        return fedmutual.run(fedmutual.load_config("o.toml"), "o")
+
+    return make
+
+
+def test_who_keeps_a_part_is_served_by_its_own_fork(own):
+    run = own("fedavg", ', part = "features"')
+    (found,) = fedmutual.predict("o", ["new.npz"], "south")
+    assert found.model == "client 'south''s fork of the shared model (cnn1), round 1"
+    x = (torch.from_numpy(np.load("new.npz")["x"])[None].float() / 255 - 0.3) / 0.4
+    p = run.meme("south")(x).double().softmax(1)[0].tolist()
+    assert dict(found.ranked) == pytest.approx(dict(zip(("0", "1", "2"), p, strict=True)))
+
+
+def test_a_shared_model_of_inputs_that_are_scaled_differently_does_not_answer(own, cli):
+    own(mean=0.5)
+    code, _, err = cli("predict", "o", "new.npz")
+    assert code == 2
+    assert "o: its clients scale their inputs each in its own way" in err
+    assert [p.model for p in fedmutual.predict("o", ["new.npz"], "south")] == [
+        "personal model of client 'south' (cnn1), round 1"
+    ]
+
+
+def test_who_learns_numbers_predicts_no_classes(own, cli):
+    own(task="regression")
+    for client, who in (([], "its clients learn"), (["--client", "north"], "client 'north' learns")):
+        code, _, err = cli("predict", "o", "new.npz", *client)
+        assert code == 2
+        assert f"o: {who} 'regression', and classes alone can be predicted" in err

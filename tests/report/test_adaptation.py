@@ -1,0 +1,62 @@
+"""What the report says of a newcomer, from folders with made numbers."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fedmutual.errors import RunError
+from fedmutual.report import adapted, write_adaptation
+from run_folders import Made, write
+
+ACCURACY = {"fml": (0.8, 0.84, 0.88), "scratch": (0.7, 0.72, 0.74), "fine-tune": (0.8, 0.85, 0.87)}
+
+
+@pytest.fixture
+def out(tmp_path):
+    """FML is 10, 12 and 14 points ahead of scratch; 0, -1 and +1 of fine-tuning; 6, 2 and -2 behind what came."""
+    for way, scores in ACCURACY.items():
+        for seed, score in enumerate(scores):
+            algorithm = "fml" if way == "fml" else "independent"
+            made = Made(algorithm, own=lambda seed, round, client, score=score: score, clients=("0",))
+            write(tmp_path / way / "50" / str(seed), replace(made, seed=seed))
+    about = {
+        "format": 1,
+        "name": "north",
+        "from": {"run": "r", "algorithm": "fml", "model": "mlp", "round": 5},
+        "fine-tuned": {"run": "a", "algorithm": "fedavg", "model": "mlp", "round": 5},
+        "rounds": 2,
+        "networks": dict.fromkeys(ACCURACY, "mlp"),
+        "accuracy": {way: {"50": {str(k): v for k, v in enumerate(scores)}} for way, scores in ACCURACY.items()},
+        "examples": {"50": {"training": 50, "validation": 300}},
+        "as it is": {"50": dict.fromkeys("012", 0.86)},
+    }
+    (tmp_path / "adapt.json").write_text(json.dumps(about))
+    return tmp_path
+
+
+def test_the_sentence_holds_the_gains_with_their_intervals(out):
+    """Gains 10, 12, 14: mean 12, s = 2, t(2; 0.975) = 4.303, half = 4.303 * 2 / sqrt 3 = 4.97. 0, -1, 1: half 2.48.
+    -6, -2, 2: half 9.94."""
+    _, (said,) = adapted(out)
+    assert said == (
+        "Adapting by mutual learning with 50 examples: against training from scratch it pays: 12.0 points ahead (95 % "
+        "interval 7.0 to 17.0, 3 seeds); against fine-tuning FedAvg's shared model it is not certain to pay: level "
+        "(95 % interval 2.5 behind to 2.5 ahead, 3 seeds); against the shared model as it came it is not certain to pay: "
+        "2.0 points behind (95 % interval 11.9 behind to 7.9 ahead, 3 seeds)."
+    )
+
+
+def test_the_page_has_a_section_for_the_size(out, tmp_path):
+    write_adaptation(out, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "north, 50 examples" in page
+    assert "Fine-tuned FedAvg" in page
+    assert "The shared model as it came (r, round 5) scores 86.0" in page
+
+
+def test_a_damaged_file_is_named(out):
+    about = json.loads((out / "adapt.json").read_text())
+    (out / "adapt.json").write_text(json.dumps(about | {"rounds": "two"}))
+    with pytest.raises(RunError, match=r"adapt\.json: is not what fedmutual writes \(rounds: "):
+        adapted(out)
