@@ -1,28 +1,23 @@
 """The commands. Each reads its arguments, calls the library, and says what came out; nothing is computed here."""
 
-import os
 import shlex
-import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 import fedmutual
+from fedmutual.cli.terminal import Code, again, note, out, say, stop, watched
 from fedmutual.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from fedmutual import Config
     from fedmutual.cli.progress import Watch
-    from fedmutual.records.events import Score
 
 app = typer.Typer(
     name="fedmutual",
@@ -38,18 +33,6 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them.")
 app.add_typer(data_app, name="data")
-
-out, err = Console(), Console(stderr=True)
-
-
-class Code(IntEnum):
-    """Exit codes."""
-
-    BAD_INPUT = 2
-    DIVERGED = 3
-    REFUSED = 4
-    STOPPED = 130
-    TERMINATED = 143
 
 
 class By(StrEnum):
@@ -90,12 +73,12 @@ def run(
     """
     config = _config(file, set or [])
     folder = out_folder or Path("runs") / config.name
-    with _watched(_again("run", set, folder, str(file))) as watch:
+    with watched(again("run", set, folder, str(file))) as watch:
         done = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
     from fedmutual.report import headline
 
     out.print(headline([folder]))
-    _say(f"{done.folder}: `{shlex.join(('fedmutual', 'report', str(done.folder), '-o', 'report.html'))}` makes a page of it")
+    say(f"{done.folder}: `{shlex.join(('fedmutual', 'report', str(done.folder), '-o', 'report.html'))}` makes a page of it")
 
 
 @app.command()
@@ -116,8 +99,8 @@ def compare(
     names = _names(methods)
     config, own = load_compared(file, names, dict(override(text) for text in set or ()))
     folder = out_folder or Path("runs") / f"{config.name}-compare"
-    command = _again("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
-    with _watched(command) as watch:
+    command = again("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
+    with watched(command) as watch:
         folders = _compare(config, names, seeds, folder, resume, watch, own)
     _conclude([(config.name, folders)], folder / "report.html")
 
@@ -150,13 +133,13 @@ def sweep(
     made = plan(file, read_grid(set or []), seeds, by.value if by else None)
     folder = out_folder or Path("runs") / f"{made.name}-sweep"
     chosen_by = ("--by", by.value) if by else ()
-    with _watched(_again("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by), holdout_line) as watch:
+    with watched(again("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by), holdout_line) as watch:
         found = carry_out(made, folder, resume, watch.of)
     out.print(table(found))
     for line in conclusion(found, file):
-        _say(line, soft_wrap=True)
+        say(line, soft_wrap=True)
     if not found.chosen:
-        _stop("every setting diverged. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
+        stop("every setting diverged. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
 
 
 @app.command()
@@ -171,7 +154,7 @@ def demo(
     """
     folder = out_folder or Path("runs") / "demo"
     groups = []
-    with _watched(_again("demo", None, folder, "--seeds", str(seeds))) as watch:
+    with watched(again("demo", None, folder, "--seeds", str(seeds))) as watch:
         for name, methods in DEMO.items():
             with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
                 config = fedmutual.load_config(file)
@@ -199,8 +182,8 @@ def report(
     write_report(folders, output)
     out.print(headline(folders))
     for line in verdict(folders):
-        _say(line)
-    _say(f"report: {output}", soft_wrap=True)
+        say(line)
+    say(f"report: {output}", soft_wrap=True)
 
 
 @app.command()
@@ -235,15 +218,15 @@ def reproduce(
         return command.listed(root, out)
     if pages is not None:
         for path in command.write_pages(id, pages, results, root):
-            _say(str(path), soft_wrap=True)
+            say(str(path), soft_wrap=True)
         return None
     changed = dict(override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
-    with _watched(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
+    with watched(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
         folder = out_folder or Path("runs") / "reproduce"
         name = command.one_of(id)
         failed = command.train(name, only or (), seeds, rounds, changed, folder, results, root, watch.of, out)
     if failed:
-        _stop(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
+        stop(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
     return None
 
 
@@ -270,7 +253,7 @@ def adapt(
     words = ["--data", str(data), "--examples", examples, "--seeds", str(seeds)]
     words += [word for key, value in (("--fedavg", fedavg), ("--rounds", rounds)) if value for word in (key, str(value))]
     folder, sizes = out_folder or Path("runs") / f"{newcomer.name(data, overrides)}-adapt", adapting.sizes(examples)
-    with _watched(_again("adapt", set, folder, str(run), *words)) as watch:
+    with watched(again("adapt", set, folder, str(run), *words)) as watch:
         adapting.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
     _conclude_adaptation(folder, folder / "report.html")
 
@@ -295,7 +278,7 @@ def predict(
         for prediction in found:
             typer.echo(answers.line(prediction))
         return
-    _say(f"answered by: {found[0].model}")
+    say(f"answered by: {found[0].model}")
     out.print(answers.table(found))
 
 
@@ -306,8 +289,8 @@ def data_show(file: File, set: Set = None) -> None:
 
     federation = data.load(_config(file, set or []))
     out.print(data.draw(federation))
-    for note in federation.notes:
-        _say(f"note: {note}")
+    for remark in federation.notes:
+        say(f"note: {remark}")
 
 
 @data_app.command("check")
@@ -317,7 +300,7 @@ def data_check(file: File, set: Set = None) -> None:
 
     findings = data.findings(_config(file, set or []))
     for finding in findings or ["nothing stands out"]:
-        _say(finding)
+        say(finding)
 
 
 @app.command("list")
@@ -329,7 +312,7 @@ def list_(
     from fedmutual.config import reference
 
     if what == "keys":
-        _say(reference.page(), soft_wrap=True)
+        say(reference.page(), soft_wrap=True)
         return
     if what == "experiments":
         reproduce(list_them=True)
@@ -339,7 +322,7 @@ def list_(
         raise ConfigError(f"there is nothing to list called {what!r}; there are {', '.join(lists)}, experiments, keys")
     for name, about in lists[what].items():
         out.print(f"[bold]{name:14}[/bold] ", end="")
-        _say(about)
+        say(about)
 
 
 @app.callback(invoke_without_command=True)
@@ -354,27 +337,12 @@ def main() -> None:
     """The entry point: what a user did wrong becomes one sentence and an exit code."""
     from fedmutual.engines import allocator
 
-    warnings.showwarning = _note  # type: ignore[assignment]
+    warnings.showwarning = note  # type: ignore[assignment]
     allocator.keep()
     try:
         app()
     except UserError as problem:
-        _stop(problem, Code.BAD_INPUT)
-
-
-def _note(message: Warning | str, *where: object) -> None:
-    err.print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
-
-
-def _say(text: str, soft_wrap: bool = False) -> None:
-    """Print text as it is: what users name may look like markup."""
-    out.print(text, highlight=False, markup=False, soft_wrap=soft_wrap)
-
-
-def _stop(problem: object, code: Code) -> None:
-    err.print("[bold red]error:[/bold red] ", end="")
-    err.print(str(problem), highlight=False, markup=False, soft_wrap=True)
-    sys.exit(code)
+        stop(problem, Code.BAD_INPUT)
 
 
 def _config(file: Path, settings: list[str]) -> "Config":
@@ -410,9 +378,9 @@ def _conclude(groups: list[tuple[str, list[Path]]], page: Path) -> None:
         out.print(f"\n[bold]{escape(name)}[/bold]")
         out.print(headline(folders))
         for line in verdict(folders):
-            _say(line)
+            say(line)
     write_report([folder for _, folders in groups for folder in folders], page)
-    _say(f"\nreport: {page}", soft_wrap=True)
+    say(f"\nreport: {page}", soft_wrap=True)
 
 
 def _conclude_adaptation(folder: Path, page: Path) -> None:
@@ -422,54 +390,6 @@ def _conclude_adaptation(folder: Path, page: Path) -> None:
     table, sentences = adapted(folder)
     out.print(table)
     for line in sentences:
-        _say(line)
+        say(line)
     write_adaptation(folder, page)
-    _say(f"report: {page}", soft_wrap=True)
-
-
-def _again(command: str, settings: list[str] | None, folder: Path, *arguments: str) -> str:
-    """The command that goes on with what is saved, as a shell takes it."""
-    sets = [word for setting in settings or () for word in ("--set", setting)]
-    return shlex.join(("fedmutual", command, *arguments, *sets, "--out", str(folder), "--resume"))
-
-
-@contextmanager
-def _watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None) -> Iterator["Watch"]:
-    """Shows a run as it goes, of its scores what `line` says; its stops are one sentence: what is kept, how to go on."""
-    from fedmutual.boundary import Refused
-    from fedmutual.cli.progress import Watch
-    from fedmutual.core import Diverged
-    from fedmutual.records.text import scores_line
-
-    try:
-        with _terminable(), Watch(err, line or scores_line) as watch:
-            yield watch
-    except KeyboardInterrupt as stop:
-        code = Code.TERMINATED if isinstance(stop, Terminated) else Code.STOPPED
-        _stop(f"stopped by hand; what was saved is kept, go on with: {command}", code)
-    except Diverged as problem:
-        _stop(f"{problem}; the last saved round is kept. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
-    except Refused as problem:
-        _stop(f"{problem}; nothing of the reply was sent", Code.REFUSED)
-
-
-class Terminated(KeyboardInterrupt):
-    """Told to stop by SIGTERM: what a cluster, a container or `kill` sends."""
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """While it lasts, SIGTERM stops this process as Ctrl-C does. A child forked meanwhile dies of it, as it would."""
-    here = os.getpid()
-
-    def stop(*_: object) -> None:
-        if os.getpid() != here:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
-        raise Terminated("SIGTERM")
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    say(f"report: {page}", soft_wrap=True)

@@ -1,0 +1,94 @@
+"""What every command shares: how it speaks, how it is watched, and how it ends."""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from fedmutual.cli.progress import Watch
+    from fedmutual.records.events import Score
+
+out, err = Console(), Console(stderr=True)
+
+
+class Code(IntEnum):
+    """Exit codes."""
+
+    BAD_INPUT = 2
+    DIVERGED = 3
+    REFUSED = 4
+    STOPPED = 130
+    TERMINATED = 143
+
+
+def note(message: Warning | str, *where: object) -> None:
+    """What a user should know; fits warnings.showwarning."""
+    err.print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
+
+
+def say(text: str, soft_wrap: bool = False) -> None:
+    """Print text as it is: what users name may look like markup."""
+    out.print(text, highlight=False, markup=False, soft_wrap=soft_wrap)
+
+
+def stop(problem: object, code: Code) -> None:
+    """End with one sentence."""
+    err.print("[bold red]error:[/bold red] ", end="")
+    err.print(str(problem), highlight=False, markup=False, soft_wrap=True)
+    sys.exit(code)
+
+
+def again(command: str, settings: list[str] | None, folder: Path, *arguments: str) -> str:
+    """The command that goes on with what is saved, as a shell takes it."""
+    sets = [word for setting in settings or () for word in ("--set", setting)]
+    return shlex.join(("fedmutual", command, *arguments, *sets, "--out", str(folder), "--resume"))
+
+
+@contextmanager
+def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None) -> Iterator["Watch"]:
+    """Shows a run as it goes, of its scores what `line` says; its stops are one sentence: what is kept, how to go on."""
+    from fedmutual.boundary import Refused
+    from fedmutual.cli.progress import Watch
+    from fedmutual.core import Diverged
+    from fedmutual.records.text import scores_line
+
+    try:
+        with _terminable(), Watch(err, line or scores_line) as watch:
+            yield watch
+    except KeyboardInterrupt as told:
+        code = Code.TERMINATED if isinstance(told, Terminated) else Code.STOPPED
+        stop(f"stopped by hand; what was saved is kept, go on with: {command}", code)
+    except Diverged as problem:
+        stop(f"{problem}; the last saved round is kept. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
+    except Refused as problem:
+        stop(f"{problem}; nothing of the reply was sent", Code.REFUSED)
+
+
+class Terminated(KeyboardInterrupt):
+    """Told to stop by SIGTERM: what a cluster, a container or `kill` sends."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """While it lasts, SIGTERM stops this process as Ctrl-C does. A child forked meanwhile dies of it, as it would."""
+    here = os.getpid()
+
+    def stopped(*_: object) -> None:
+        if os.getpid() != here:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        raise Terminated("SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, stopped)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
