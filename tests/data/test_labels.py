@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from fedmutual import data
+from fedmutual.config import parse_config
 from own_data import config, folder, npz, refused
 
 X = np.arange(24, dtype=np.float32).reshape(12, 2)
@@ -105,3 +106,11 @@ def test_a_class_named_twice(tmp_path: Path) -> None:
     refused(
         "key 'data.classes' names 'a' twice", data=npz(tmp_path / "a.npz", x=X, y=X[:, 0]) | {"classes": ["a", "b", "a"]}
     )
+
+
+def test_a_class_that_one_client_lacks_is_not_said_to_be_nobodys(tmp_path: Path) -> None:
+    both = npz(tmp_path / "both.npz", x=np.arange(40.0).reshape(20, 2), y=np.array(["a", "b"] * 10))
+    one = npz(tmp_path / "one.npz", x=np.arange(20.0).reshape(10, 2), y=np.array(["a"] * 10))
+    clients = {"both": {"data": both}, "one": {"data": one}}
+    given = parse_config({"data": {"name": "npz", "classes": ["a", "b"]}, "clients": clients, "training": {"batch_size": 2}})
+    assert not [note for note in data.load(given).notes if "nobody learns" in note]

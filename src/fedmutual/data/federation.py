@@ -15,7 +15,7 @@ from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Tabl
 from fedmutual.data.draws import Index, Names, generator
 from fedmutual.data.examples import Examples, Joined, Part, Source
 from fedmutual.data.labels import Targets
-from fedmutual.data.notes import remarks
+from fedmutual.data.notes import NOBODY, remarks
 from fedmutual.data.rows import Chained, Rows
 from fedmutual.errors import ConfigError, DataError
 
@@ -163,7 +163,10 @@ def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
         test=Chained([one.test for one in found.values() if isinstance(one.test, Rows)]) if alike else None,
         partition=partition,
         notes=tuple(
-            f"client {i!r}: {note}".replace(f"client {ALONE!r} ", "it ") for i, one in found.items() for note in one.notes
+            f"client {i!r}: {note}".replace(f"client {ALONE!r} ", "it ")
+            for i, one in found.items()
+            for note in one.notes
+            if not note.startswith(NOBODY)  # others may have them
         ),
     )
 

@@ -8,6 +8,8 @@ from fedmutual.config.schema import ClientConfig
 from fedmutual.data.draws import many
 from fedmutual.data.examples import listed
 
+NOBODY = "no client has training examples of"
+
 
 def remarks(config: Config, partition: Mapping[str, Any]) -> tuple[str, ...]:
     """About clients and classes; `partition` as partition.json holds it."""
@@ -24,7 +26,7 @@ def remarks(config: Config, partition: Mapping[str, Any]) -> tuple[str, ...]:
     trained = [sum(c["counts"]["private"][k] for c in clients.values()) for k in range(len(names))]
     lacking = [name for name, n in zip(names, trained, strict=True) if not n]
     if lacking:
-        found.append(f"no client has training examples of {_class(lacking)}, so nobody learns to recognise {_them(lacking)}")
+        found.append(f"{NOBODY} {_class(lacking)}, so nobody learns to recognise {_them(lacking)}")
     untested = [n for n, t, k in zip(names, partition["test"]["counts"], trained, strict=True) if k and not t]
     if untested:
         found.append(f"the test set has no examples of {_class(untested)}: its scores say nothing about {_them(untested)}")
