@@ -66,15 +66,6 @@ def test_a_federation_begins_with_another_runs_model(small):
     assert load_config("second/config.toml") == told
 
 
-def test_what_has_gone_on_elsewhere_is_not_resumed(small):
-    fedmutual.run(load_config(small, rounds=1), "first")
-    config = load_config(small, **{"model.weights": "first", "rounds": 1})
-    fedmutual.run(config, "second")
-    fedmutual.run(load_config(small, rounds=2), "first", resume=True)
-    with pytest.raises(fedmutual.UserError, match="belongs to another run"):
-        fedmutual.run(config.model_copy(update={"rounds": 2}), "second", resume=True)
-
-
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -204,3 +195,120 @@ def test_the_report_shows_scores_that_are_no_accuracy(tmp_path, monkeypatch, cli
     page = (tmp_path / "all" / "report.html").read_text()
     assert "Clients whose task knows no accuracy" in page
     assert page.count("mean_absolute_error") >= 1
+
+
+@pytest.mark.parametrize("name", ["../../evil", "x/../north", "x/y", "..", "a\\\\b"])
+def test_a_client_is_called_what_a_folder_can_be(tmp_path, monkeypatch, cli, name):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path)
+    path.write_text(path.read_text().replace("[clients.seven]", f'[clients."{name}"]'))
+    code, _, err = cli("run", path, "--set", "rounds=1", "--out", "here/run")
+    assert code == 2
+    assert "cannot name a client, whose name is a folder's too; rename it" in err
+    assert not (tmp_path / "here").exists()
+
+
+def whole(path):
+    """The experiment with a whole shared model and all ten classes."""
+    text = path.read_text().replace('part = "features"\nadaptor = "linear"\n', "")
+    path.write_text(text)
+    return {"data.classes": [str(i) for i in range(10)], "rounds": 1}
+
+
+def test_what_a_client_does_not_share_is_scored_by_nobody_else(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path)
+    config = load_config(path, **whole(path), **{"clients.seven.share.metrics": "none"})
+    run = fedmutual.run(config, "run")
+    lines = read_lines(run.folder / "metrics.jsonl")
+    (test,) = [s for s in lines[-1]["scores"] if s["client"] is None]
+    counted = {i: sum(c["counts"]["validation"]) for i, c in read_json(run.folder / "partition.json")["clients"].items()}
+    assert test["examples"] == counted["north"] + counted["south"]
+    assert {s["data"] for s in lines[-1]["scores"] if s["client"] is not None} == {"validation"}
+    assert set(build(config).client("north").data) == {"private", "validation"}
+
+
+@pytest.mark.parametrize(("common", "own"), [("classification", "regression"), ("regression", "classification")])
+def test_a_task_of_other_targets_needs_other_data(small, cli, common, own):
+    small.write_text(small.read_text().replace('kind = "shards", clients = 3, classes_per_client = 4', "clients = 3"))
+    settings = (f"training.task={common}", f"clients.0.training.task={own}")
+    code, _, err = cli("run", small, *(x for s in settings for x in ("--set", s)))
+    assert code == 2
+    assert f"key 'clients.0.training.task': '{own}' learns other targets than '{common}'" in err
+
+
+def test_the_shared_model_is_judged_by_the_task_that_all_learn(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path)
+    text = path.read_text().replace('part = "features"\nadaptor = "linear"\n', "")
+    for name in ("north", "south", "seven"):
+        text = text.replace(f"own_objectives:{name}", "own_objectives:brightness")
+    path.write_text(text)
+    tasks = {f"clients.{name}.training.task": "regression" for name in ("north", "south", "seven")}
+    run = fedmutual.run(load_config(path, rounds=1, **tasks, **{"optimizer.lr": 0.001}), "run")
+    scores = read_lines(run.folder / "metrics.jsonl")[-1]["scores"]
+    assert [s["client"] for s in scores if "r2" in s].count(None) == 1
+    unlike = tasks | {"clients.seven.training.task": "own_objectives:Absolute"}
+    run = fedmutual.run(load_config(path, rounds=1, **unlike, **{"optimizer.lr": 0.001}), "two tasks")
+    assert None not in [s["client"] for s in read_lines(run.folder / "metrics.jsonl")[-1]["scores"]]
+
+
+def test_copies_of_those_who_were_asked_are_the_same_after_a_resume(small):
+    changes = {"records.copies": True, "engine.participation": 0.5, "rounds": 5}
+    config = load_config(small, **changes)
+    whole = fedmutual.run(config, "whole").folder
+    fedmutual.run(config.model_copy(update={"rounds": 2}), "part")
+    part = fedmutual.run(config, "part", resume=True).folder
+    assert (whole / "metrics.jsonl").read_bytes() == (part / "metrics.jsonl").read_bytes()
+
+
+def test_a_run_goes_on_from_what_it_began_with(small):
+    fedmutual.run(load_config(small, rounds=1), "first")
+    config = load_config(small, **{"model.weights": "first"})
+    whole = fedmutual.run(config, "whole").folder
+    fedmutual.run(config.model_copy(update={"rounds": 1}), "part")
+    shutil.rmtree("first")
+    part = fedmutual.run(config, "part", resume=True).folder
+    assert (whole / "metrics.jsonl").read_bytes() == (part / "metrics.jsonl").read_bytes()
+
+
+def test_the_pool_has_the_labels_that_clients_have(small):
+    small.write_text(small.read_text().replace('name = "fml", alpha = 0.4, beta = 0.6', 'name = "centralised"'))
+    bad = build(load_config(small, **{"clients.1.training.shuffled": 1.0, "clients.2.training.shuffled": 1.0})).data
+    pooled = bad.pooled().private
+    found = dict(zip(pooled.index.tolist(), pooled.labels.tolist(), strict=True))
+    for shares in bad.clients.values():
+        assert [found[i] for i in shares.private.index.tolist()] == shares.private.labels.tolist()
+
+
+@pytest.mark.parametrize("part", ["[]", "''", "['']", "'.'"])
+def test_a_part_without_a_name_is_refused(small, cli, part):
+    code, _, err = cli("run", small, "--set", f"model.part={part}")
+    assert code == 2
+    assert "key 'model.part" in err
+
+
+def test_classes_that_others_have_are_no_concern_of_data_check(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path)
+    whole(path)
+    code, out, _ = cli("data", "check", path, "--set", "data.classes=['0','1','2','3','4','5','6','7','8','9']")
+    assert code == 0
+    assert "nobody learns" not in out
+    assert "client 'seven': it has no training examples of 3 of 10 classes" in out
+
+
+def test_a_score_that_is_none_is_no_accuracy(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    path = write(tmp_path, NUMBERS.replace('"regression"', '"odd_task:Odd"'))
+    (tmp_path / "odd_task.py").write_text(
+        "from dataclasses import dataclass\nfrom own_objectives import Absolute\n\n\n"
+        "@dataclass(frozen=True)\nclass Odd(Absolute):\n    tells: tuple = ('accuracy', 'mae')\n\n"
+        "    def score(self, output, target):\n"
+        "        return {'accuracy': None, 'mae': super().score(output, target)['mae']}\n"
+    )
+    code, _, err = cli("run", path, "--set", "rounds=1", "--out", "run")
+    assert code == 0, err
+    assert fedmutual.Run("run").summary["personal"]["other_tasks"]["last"]["light"].keys() == {"accuracy", "mae"}
+    code, _, err = cli("report", "run", "-o", "page.html")
+    assert code == 0, err

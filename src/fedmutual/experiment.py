@@ -37,6 +37,7 @@ class Experiment:
     data: data.Federation
     algorithm: Algorithm
     device: torch.device
+    begun: Message | None = None  # what another run shared, where the server begins with that (model.weights)
 
     @property
     def pooled(self) -> bool:
@@ -57,8 +58,8 @@ class Experiment:
     def shared_net(self) -> nn.Module:
         """The shared architecture with the server's first weights, for the first client's inputs and classes."""
         net = self._shared_net(self.data.space)
-        if self.config.model.weights is not None:
-            _begin(net, self.config.model.weights, self._crossing(net))
+        if self.begun is not None:
+            _begin(net, self.begun, self._crossing(net), self.config.model.weights)
         return net
 
     @cached_property
@@ -75,9 +76,7 @@ class Experiment:
 
     def task(self, client: str) -> Task:
         """What a client learns."""
-        own = self._own(client).training.task
-        key = "training.task" if own is None else f"clients.{client}.training.task"
-        return tasks.make(own or self.config.training.task, key)
+        return tasks.make(self._space(client).task)
 
     def personal(self, client: str) -> str:
         """The name of a client's own architecture."""
@@ -146,10 +145,11 @@ class Experiment:
 
     def judge(self) -> Judge | None:
         """Scores the complete shared model on the test set."""
-        if not self.complete or self.pooled or self.data.test is None:
+        learned = {space.task for space in self.data.spaces.values()}
+        if not self.complete or self.pooled or self.data.test is None or len(learned) > 1:
             return None
         net, test = self._placed(copy.deepcopy(self.shared_net)), self.data.test.to(self.device)
-        task = tasks.make(self.config.training.task)
+        task = tasks.make(learned.pop())
 
         def judged(server: Message) -> Score:
             net.load_state_dict(server)
@@ -186,7 +186,7 @@ class Experiment:
         at, space = At(self.config.seed, -1, self.config.rounds), self._space(id)
         shared, own = at.rng("model", "shared"), at.rng(id, "adaptor")
         net = fork(self.config.model, space.shape, space.outputs, shared, own)
-        if self.config.model.weights is not None:
+        if self.begun is not None:
             net.load_state_dict(net.state_dict() | self.server())
         return net
 
@@ -197,7 +197,13 @@ class Experiment:
         if model.batchnorm == "average":
             return found
         norms = [n for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        return tuple(k for k in found if not any(k.startswith(f"{n}.") for n in norms))
+        left = tuple(k for k in found if not any(k.startswith(f"{n}.") for n in norms))
+        if not left:
+            raise ConfigError(
+                f"nothing of network {model.shared!r} would cross, for model.batchnorm = 'local' keeps BatchNorm layers at "
+                "home; share another part (model.part), or average them"
+            )
+        return left
 
     def _frozen(self, net: str, client: str) -> bool:
         return net == "personal" and self._own(client).model.frozen
@@ -272,8 +278,9 @@ class Experiment:
                 found |= {f"validation of {i}": shares.validation, f"holdout of {i}": shares.holdout}
         else:
             shares = self.data.clients[id]
-            found = {"private": shares.private, "validation": shares.validation, "test": self.data.test}
-            found["holdout"] = shares.holdout
+            found = {"private": shares.private, "validation": shares.validation, "holdout": shares.holdout}
+            if isinstance(self.data.test, Rows):  # of common data; the test rows of others' own data are not its to see
+                found["test"] = self.data.test
         return {key: rows.to(self.device) for key, rows in found.items() if rows is not None}
 
     def _exams(self, id: str) -> Iterable[Exam]:
@@ -287,7 +294,7 @@ class Experiment:
             return
         own = [kind for kind in ("validation", "holdout") if kind in self._rows(id)]
         if "personal" in self.algorithm.scores:
-            every = (*own, "test") if self.data.test is not None else own
+            every = (*own, "test") if "test" in self._rows(id) else own
             yield from (Exam("personal", kind, "personal", id, kind) for kind in every)
         if "global" in self.algorithm.scores:
             model = "global" if self.complete else "meme"
@@ -296,14 +303,24 @@ class Experiment:
                 yield from (Exam("meme", kind, COPY, id, kind) for kind in own)
 
 
-def build(config: Config, device: str | None = None, prepared: Mapping[str, data.Prepared] | None = None) -> Experiment:
+def build(
+    config: Config,
+    device: str | None = None,
+    prepared: Mapping[str, data.Prepared] | None = None,
+    begun: Message | None = None,
+) -> Experiment:
     """Read the data, unless they are prepared, and check that everything the configuration names can be made.
+
+    begun: what a run that goes on began with, where that was another run's model; else it is read from `model.weights`.
 
     Raises:
         UserError: in one sentence, what cannot.
     """
     federation = data.load(config, prepared)
-    experiment = Experiment(config, federation, make_algorithm(config), pick_device(device or config.engine.device))
+    if begun is None and config.model.weights is not None:
+        begun = shared_state(config.model.weights)
+    algorithm, place = make_algorithm(config), pick_device(device or config.engine.device)
+    experiment = Experiment(config, federation, algorithm, place, begun)
     unknown = [i for i in config.clients if i not in federation.clients]
     if unknown:
         raise ConfigError(f"key 'clients.{unknown[0]}': there is no such client; there are {', '.join(federation.clients)}")
@@ -320,7 +337,8 @@ def build(config: Config, device: str | None = None, prepared: Mapping[str, data
 def _check_shared(experiment: Experiment) -> None:
     """Raise ConfigError unless what is shared has one shape at all clients."""
     config, spaces = experiment.config, experiment.data.spaces
-    if config.model.weights is not None and not ("global" in experiment.algorithm.scores or config.model.start == "server"):
+    used = "global" in experiment.algorithm.scores or config.model.start == "server" or experiment.pooled
+    if config.model.weights is not None and not used:
         raise ConfigError(
             f"key 'model.weights' has no effect: algorithm {config.algorithm['name']!r} shares no model, and personal "
             "networks start from their own weights; set model.start = 'server', or take it out"
@@ -332,7 +350,7 @@ def _check_shared(experiment: Experiment) -> None:
         if space.like(first):
             continue
         one = next(iter(spaces))
-        if config.model.part is None and space.classes != first.classes:
+        if config.model.part is None and not (space.numbers or first.numbers) and space.classes != first.classes:
             raise ConfigError(
                 f"client {client!r} has {len(space.classes)} classes ({listed(space.classes, 3)}) and client {one!r} "
                 f"{len(first.classes)} ({listed(first.classes, 3)}), and the shared network is a whole one with an output a "
@@ -347,9 +365,9 @@ def _check_shared(experiment: Experiment) -> None:
             )
 
 
-def _begin(net: nn.Module, run: Path, names: tuple[str, ...]) -> None:
-    """Load what another run shares into a net. Raises UserError where it is of another network."""
-    state, own = shared_state(run), net.state_dict()
+def _begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:
+    """Load what another run shares into a net. Raises ConfigError where it is of another network."""
+    own = net.state_dict()
     odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
     if odd:
         shapes = (list(found[odd[0]].shape) if odd[0] in found else "none" for found in (state, own))

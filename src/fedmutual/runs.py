@@ -166,7 +166,7 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
         return Run(folder)
     try:
         with _alone(config.engine.threads):
-            experiment = experiments.build(config, recorded.get("device"))
+            experiment = experiments.build(config, recorded.get("device"), begun=folders.begun(folder))
             hosted = Hosted(experiment, recorded.get("engine", {}).get("name"))
             with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
@@ -203,7 +203,8 @@ def attempt_together(
         for n in left:
             key = _same_data(configs[n])
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
-            built[n] = experiments.build(configs[n], (looked[n] or {}).get("device"), prepared[key])
+            device, begun = (looked[n] or {}).get("device"), folders.begun(outs[n])
+            built[n] = experiments.build(configs[n], device, prepared[key], begun)
         compiled = any(configs[n].engine.compile for n in left)
         lanes = Lanes([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
         choice = Choice("stacked", 1, f"{len(left)} runs at once fill a device better")
@@ -246,6 +247,8 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choi
     """Write what the run is, before it is."""
     about = folders.environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
+    if experiment.begun is not None:
+        folders.write_begun(folder, experiment.begun)
     folders.write_about(folder, experiment.config, about | _networks(experiment, engine), experiment.data.partition)
 
 
@@ -360,11 +363,11 @@ def _train(
 
 
 def _fingerprint(experiment: Experiment) -> str:
-    """Of the data, and of another run's model where the server starts with it: that run may have gone on since."""
+    """Of the data, and of another run's model where the server starts with it."""
     data: str = experiment.data.partition["fingerprint"]
-    if experiment.config.model.weights is None:
+    if experiment.begun is None:
         return data
-    tensors = sorted(experiment.shared_net.state_dict().items())
+    tensors = sorted(experiment.begun.items())
     return data + hashlib.sha256(b"".join(v.cpu().numpy().tobytes() for _, v in tensors)).hexdigest()
 
 
@@ -409,6 +412,4 @@ def _space(experiment: Experiment, client: str) -> dict[str, Any]:
     """What a client's networks take and give."""
     space = experiment.data.spaces[client]
     about = {"input": list(space.shape), "outputs": space.outputs, "classes": list(space.classes), "scaling": space.scaling}
-    own = experiment.config.clients.get(client)
-    task = (own.training.task if own else None) or experiment.config.training.task
-    return about | {"task": task} | ({} if space.columns is None else {"columns": list(space.columns)})
+    return about | {"task": space.task} | ({} if space.columns is None else {"columns": list(space.columns)})

@@ -267,7 +267,7 @@ def test_version_and_lists(cli):
     code, _, err = cli("list", "things")
     assert (code, err.strip()) == (
         2,
-        "error: there is nothing to list called 'things'; there are algorithms, models, data, keys",
+        "error: there is nothing to list called 'things'; there are algorithms, models, data, experiments, keys",
     )
 
 

@@ -146,3 +146,34 @@ def test_the_first_tensor_of_another_shape_is_found():
     other = models.build("mlp", (1, 8, 8), 10, stream(0))
     assert differing(network("mlp"), other, names) == "features.fc1.weight"
     assert differing(network("mlp"), network("mlp", 7), names) is None
+
+
+class Inplace(nn.Module):
+    """A layer after which the network goes on in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.relu_(self.last(self.first(x)))
+        return out
+
+
+class Named(nn.Module):
+    """A module that is called as ours is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adaptor, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.last(self.adaptor(x))
+        return out
+
+
+def test_networks_that_look_like_what_they_are_not():
+    with pytest.raises(ConfigError, match="neither the beginning nor the end"):
+        splice(Inplace(), ["last"], "linear", (4,), 2, stream(0), "inplace")
+    with pytest.raises(ConfigError, match="a module called 'adaptor' cannot be the part"):
+        splice(Named(), ["adaptor"], "linear", (4,), 2, stream(0), "named")

@@ -244,6 +244,8 @@ def _check_model(config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: key 'model.adaptor' has no effect without 'model.part', for all is shared; take it out"
         )
+    if any(not one.strip(".") for one in model.part or ()):
+        raise ConfigError(f"{source}: key 'model.part' has an entry that names no module")
     if model.part is not None and model.start == "server":
         raise ConfigError(
             f"{source}: model.start = 'server' needs a whole model to start from, and 'model.part' shares a part; take "

@@ -89,6 +89,7 @@ def _named(value: object) -> object:
 
 PathSetting = Annotated[Path, BeforeValidator(_path)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_listed)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -149,7 +150,7 @@ class ModelConfig(Section):
 
     shared: str = key("mlp", 'what crosses: a name of `fedmutual list models`, or one\'s own as "module:factory"')
     personal: Names | None = key(None, "what never leaves: a name for all, or one a client; unset, the shared architecture")
-    part: Names | None = key(None, 'the modules of the shared network that cross, "features" say; unset, all of it crosses')
+    part: Parts | None = key(None, 'the modules of the shared network that cross, "features" say; unset, all of it crosses')
     adaptor: str = key(
         "linear",
         'what stays home beside the part: one layer; the shared network\'s other layers ("rest"); or "module:factory"',

@@ -16,6 +16,7 @@ from fedmutual.config import ALONE, Config, alone, brings_data
 from fedmutual.data.draws import Index, many
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import Federation, load
+from fedmutual.data.notes import NOBODY
 from fedmutual.data.rows import Rows
 
 _UNEVEN = 10  # the ratio of sizes from which on one speaks of imbalance
@@ -32,7 +33,7 @@ def findings(config: Config) -> list[str]:
         UserError: the data cannot be used; in one sentence, why.
     """
     if brings_data(config):
-        found = {i: [said for said in _of_one(alone(config, i)) if _ALONE not in said] for i in config.clients}
+        found = {i: [s for s in _of_one(alone(config, i)) if not s.startswith((_ALONE, NOBODY))] for i in config.clients}
         return [f"client {i!r}: {said.replace(f'client {ALONE!r} ', 'it ')}" for i, own in found.items() for said in own]
     return _of_one(config)
 

@@ -11,12 +11,12 @@ from fedmutual.config import ALONE, Config, alone, brings_data
 from fedmutual.core import At
 from fedmutual.data import labels, record, rows, scaling, sources
 from fedmutual.data.augment import Augment, CropFlip
-from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Table, divide
+from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Table, check_name, divide
 from fedmutual.data.draws import Index, Names, generator
 from fedmutual.data.examples import Examples, Joined, Part, Source
 from fedmutual.data.labels import Targets
 from fedmutual.data.notes import NOBODY, remarks
-from fedmutual.data.rows import Chained, Rows
+from fedmutual.data.rows import Chained, Rows, union
 from fedmutual.errors import ConfigError, DataError
 
 
@@ -36,12 +36,15 @@ class Space:
     shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
     classes: tuple[str, ...]  # in the order of the outputs; of targets that are numbers, their one name
     outputs: int
+    task: str
+    numbers: bool  # whether targets are numbers
     scaling: dict[str, Any]  # what was done to the inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None = None  # the names of a table's features
 
     def like(self, other: "Space") -> bool:
         """Whether one network can serve both: what is scaled otherwise still fits."""
-        return (self.shape, self.classes, self.outputs) == (other.shape, other.classes, other.outputs)
+        ours, theirs = ((s.shape, s.outputs, s.numbers, () if s.numbers else s.classes) for s in (self, other))
+        return ours == theirs
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Federation:
 
     clients: dict[str, Shares]  # ids "0" .. "K-1", the names of domains, or of clients that bring data of their own
     spaces: dict[str, Space]  # of each client; the same for all but those that bring their own data
-    test: Rows | Chained | None  # the federation's whole test set; None where no network can serve all
+    test: Rows | Chained | None  # the federation's whole test set; None where no network can serve all. Of clients that
+    # bring their own data, the test rows of those that share their scores
     partition: dict[str, Any]  # what partition.json holds
     notes: tuple[str, ...]  # one sentence each: what a user should know of these data
 
@@ -69,9 +73,9 @@ class Federation:
         shares = self.clients.values()
         holdouts = [s.holdout for s in shares if s.holdout is not None]
         return Shares(
-            _union([s.private for s in shares]),
-            _union([s.validation for s in shares]),
-            _union(holdouts) if holdouts else None,
+            union([s.private for s in shares]),
+            union([s.validation for s in shares]),
+            union(holdouts) if holdouts else None,
         )
 
 
@@ -96,6 +100,8 @@ def prepare(config: Config) -> dict[str, Prepared]:
     """
     if not brings_data(config):
         return {"": _prepared(config)}
+    for client in config.clients:
+        check_name(client, f"client {client!r}")
     return {client: _prepared(alone(config, client)) for client in config.clients}
 
 
@@ -121,7 +127,15 @@ def _prepared(config: Config) -> Prepared:
     store, shape = rows.make_store(examples, targets, scaled, _where(source), config.data.resident, config.data.workers)
     digest = record.data_digest(examples.digest(), table, shape, targets)
     about = {**scaled.record(), "augment": config.data.augment}
-    space = Space(shape, table.classes, task.outputs or len(table.classes), about, source.columns)
+    space = Space(
+        shape=shape,
+        classes=table.classes,
+        outputs=task.outputs or len(table.classes),
+        task=config.training.task,
+        numbers=task.outputs is not None,
+        scaling=about,
+        columns=source.columns,
+    )
     return Prepared(source, table, store, space, scaled, notes, digest)
 
 
@@ -138,11 +152,25 @@ def _divided(config: Config, read: Prepared) -> Federation:
             clients[i] = replace(clients[i], private=clients[i].private.shuffled(own.training.shuffled, rng))
     return Federation(
         clients=clients,
-        spaces=dict.fromkeys(clients, space),
+        spaces={i: _space(config, i, space) for i in clients},
         test=Rows(store, division.test),
         partition=partition,
         notes=(*read.source.notes, *read.notes, *remarks(config, partition)),
     )
+
+
+def _space(config: Config, client: str, common: Space) -> Space:
+    """A client's, of shares of common data: its task may be its own, if it learns the same targets."""
+    own = config.clients.get(client)
+    if own is None or own.training.task is None:
+        return common
+    if tasks.make(own.training.task, f"clients.{client}.training.task").outputs != tasks.make(common.task).outputs:
+        raise ConfigError(
+            f"key 'clients.{client}.training.task': {own.training.task!r} learns other targets than {common.task!r}, and "
+            "the client has a share of common data; give clients data of their own ([clients.ID.data]), or all one kind of "
+            "targets"
+        )
+    return replace(common, task=own.training.task)
 
 
 def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
@@ -160,7 +188,7 @@ def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
     return Federation(
         clients={i: one.clients[ALONE] for i, one in found.items()},
         spaces=spaces,
-        test=Chained([one.test for one in found.values() if isinstance(one.test, Rows)]) if alike else None,
+        test=_common_test(config, found) if alike else None,
         partition=partition,
         notes=tuple(
             f"client {i!r}: {note}".replace(f"client {ALONE!r} ", "it ")
@@ -169,6 +197,16 @@ def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
             if not note.startswith(NOBODY)  # others may have them
         ),
     )
+
+
+def _common_test(config: Config, found: Mapping[str, Federation]) -> Chained | None:
+    """The test rows of all clients that share their scores: what others were told of them would tell theirs."""
+    parts = []
+    for client, one in found.items():
+        if (config.clients[client].share or config.share).metrics == "all":
+            assert isinstance(one.test, Rows)  # of one data set
+            parts.append(one.test)
+    return Chained(parts) if parts else None
 
 
 def _table(source: Source, config: Config, outputs: int | None) -> tuple[Table, Index | Targets]:
@@ -226,7 +264,3 @@ def _division(config: Config, table: Table, digest: str) -> Division:
 def _shares(store: rows.Store, shares: Any, augment: Augment | None) -> Shares:
     held = Rows(store, shares[HOLDOUT]) if HOLDOUT in shares else None
     return Shares(Rows(store, shares[PRIVATE], augment), Rows(store, shares[VALIDATION]), held)
-
-
-def _union(shares: list[Rows]) -> Rows:
-    return shares[0].with_index(np.unique(np.concatenate([s.index for s in shares])))

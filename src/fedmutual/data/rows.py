@@ -87,6 +87,18 @@ class Rows:
         return ((augment(x, rng), y) for x, y in batches)
 
 
+def union(shares: Sequence[Rows]) -> Rows:
+    """Shares of one store's examples in one place, each row once, with the labels that their owners have."""
+    labels = shares[0]._store.labels.clone()
+    for share in shares:
+        own = torch.from_numpy(share.index)
+        labels[own] = share._store.labels[own]
+    whole = shares[0].with_index(np.unique(np.concatenate([s.index for s in shares])))
+    if torch.equal(labels, whole._store.labels):
+        return whole
+    return Rows(whole._store.relabelled(labels), whole.index, whole._augment)
+
+
 class Chained:
     """Rows of several stores, one after the other: the test sets of clients that bring their own data. To be scored on."""
 

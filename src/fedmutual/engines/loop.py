@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from fedmutual.core import Algorithm, At, Message, Phase
-from fedmutual.engines.base import Engine, Exam, examine, participate
+from fedmutual.engines.base import COPY, Engine, Exam, examine, participate
 from fedmutual.records.events import (
     Evaluated,
     Event,
@@ -110,8 +110,10 @@ def _evaluate(plan: Plan, engine: Engine, server: Message, round: int, train: Tr
     """Score the shared model beside the clients, and their nets where they live, in the order of the clients."""
     last = plan.algorithm.phases[-1]
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
+    asked = participants(plan.clients, plan.participation, at)
+    exams = {i: tuple(e for e in all_ if i in asked or e.model != COPY) for i, all_ in plan.exams.items()}
     answers = engine.each(
-        examine, {i: (exams, last.send(server, i, at), round + 1, plan.homes.get(i)) for i, exams in plan.exams.items()}
+        examine, {i: (own, last.send(server, i, at), round + 1, plan.homes.get(i)) for i, own in exams.items()}
     )
     scores = [judge(server)] if judge else []  # while workers, where there are any, score theirs
     told = dict(answers)

@@ -99,6 +99,11 @@ def splice(
             f"the other layers of network {name!r} at home"
         )
     path = part[0].removesuffix(".")
+    if path.split(".")[0] == "adaptor":
+        raise ConfigError(
+            f"key {_PART!r}: a module called 'adaptor' cannot be the part beside an adaptor; rename it, or use "
+            "model.adaptor = 'rest'"
+        )
     taken, given, first = _place(net, path, shape, name)
     features = given if first else taken
     with torch.random.fork_rng(devices=[]):
@@ -115,10 +120,12 @@ def _under(name: str, path: str) -> bool:
 
 def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     """What the part takes and gives for one example, and whether it is the network's beginning rather than its end."""
-    seen: list[tuple[Any, Any]] = []
+    seen: list[tuple[Any, Any, Any]] = []
     x = torch.zeros(2, *shape)
     try:
-        handle = net.get_submodule(path).register_forward_hook(lambda _, taken, given: seen.append((taken, given)))
+        handle = net.get_submodule(path).register_forward_hook(
+            lambda _, taken, given: seen.append((taken, given, getattr(given, "_version", 0)))
+        )
     except AttributeError:
         raise ConfigError(
             f"key {_PART!r}: {path!r} is no module of network {name!r}, and an adaptor goes beside one"
@@ -131,8 +138,9 @@ def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tupl
             f"key {_ADAPTOR!r}: an adaptor beside {path!r} of network {name!r} cannot be inferred, for the module is not "
             f"called once with one tensor, and gives one; {mend}"
         )
-    (taken,), given = seen[0]
-    if taken is not x and given is not output:
+    (taken,), given, version = seen[0]
+    last = given is output and given._version == version  # what follows may change it in place
+    if taken is not x and not last:
         raise ConfigError(
             f"key {_ADAPTOR!r}: an adaptor beside {path!r} cannot be inferred, for it is neither the beginning nor the end "
             f"of network {name!r}; {mend}"

@@ -14,12 +14,13 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedmutual.config import Config, client_settings, dump_config, load_config
-from fedmutual.core import Schedule
+from fedmutual.core import Message, Schedule
 from fedmutual.errors import RunError
-from fedmutual.records.files import read_json, write_bytes, write_json
+from fedmutual.records.files import read_json, read_tensors, write_bytes, write_json, write_tensors
 
 CONFIG, ENVIRONMENT, PARTITION, SUMMARY = "config.toml", "environment.json", "partition.json", "summary.json"
 LOG, LOCK = "log.txt", ".lock"
+BEGUN = "begun.safetensors"
 _ANYWHERE = ("engine.name", "engine.workers", "engine.address", "engine.gpus")  # may change on resume
 
 
@@ -54,7 +55,7 @@ def check_free(folder: Path) -> None:
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is a file; choose a folder with --out")
         started = (folder / CONFIG).exists()
-        left = {LOCK} if started else {LOCK, ENVIRONMENT, PARTITION}
+        left = {LOCK} if started else {LOCK, ENVIRONMENT, PARTITION, BEGUN}
         used = folder.exists() and any(not p.name.endswith(".part") and p.name not in left for p in folder.iterdir())
     except (OSError, ValueError) as problem:
         raise RunError(f"{folder}: cannot be looked into ({problem}); choose another folder with --out") from None
@@ -101,6 +102,16 @@ def identity(config: Config, fingerprint: str) -> str:
     if not same.get("engine", True):
         del same["engine"]
     return hashlib.sha256(f"{json.dumps(same, sort_keys=True)}\n{fingerprint}".encode()).hexdigest()[:32]
+
+
+def begun(folder: Path) -> Message | None:
+    """What the run in a folder began with, where that was another run's model: that run may have gone on since, or gone."""
+    return read_tensors(folder / BEGUN)[0] if (folder / CONFIG).exists() and (folder / BEGUN).exists() else None
+
+
+def write_begun(folder: Path, state: Message) -> None:
+    """Keep it. Raises RunError where it cannot be written."""
+    write_tensors(folder / BEGUN, state, {"format": "1"})
 
 
 def write_about(folder: Path, config: Config, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:

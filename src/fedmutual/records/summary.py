@@ -42,7 +42,7 @@ def _others(metrics: Lines, model: str | None) -> dict[str, Any]:
     found = {
         s["client"]: {k: v for k, v in s.items() if k not in named}
         for s in last
-        if s["model"] == model and s["data"] == "validation" and s["client"] is not None and "accuracy" not in s
+        if s["model"] == model and s["data"] == "validation" and s["client"] is not None and not _judged(s)
     }
     return {"other_tasks": {"last": found}} if found else {}
 
@@ -70,13 +70,13 @@ def _per_client(line: Mapping[str, Any], model: str, data: str) -> dict[str, flo
     return {
         s["client"]: s["accuracy"]
         for s in line["scores"]
-        if s["model"] == model and s["data"] == data and s["client"] is not None and "accuracy" in s
+        if s["model"] == model and s["data"] == data and s["client"] is not None and _judged(s)
     }
 
 
 def _mean(line: Mapping[str, Any], model: str, data: str) -> float | None:
     """The mean accuracy of a model on some rows, over clients where they are the clients'."""
-    scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data and "accuracy" in s]
+    scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data and _judged(s)]
     found = [s["accuracy"] for s in scores if s["client"] is None] or [s["accuracy"] for s in scores]
     return sum(found) / len(found) if found else None
 
@@ -88,3 +88,8 @@ def _mean_of(scores: Mapping[str, float]) -> float:
 def _best(judged: Mapping[int, float | None]) -> int:
     """The first round of the greatest value."""
     return max(judged, key=lambda r: (judged[r] or 0.0, -r))
+
+
+def _judged(score: Mapping[str, Any]) -> bool:
+    """Whether its task tells an accuracy."""
+    return isinstance(score.get("accuracy"), int | float)

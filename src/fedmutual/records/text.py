@@ -63,10 +63,10 @@ def scores_line(scores: tuple[Score, ...]) -> str:
     parts = [f"global {said(s.values)}" for s in scores if s.model == "global" and s.client is None]
     for model in ("personal", "meme"):
         own = [s for s in scores if s.model == model and s.data == "validation"]
-        shares = [number(s.values) for s in own if "accuracy" in s.values]
+        shares = [share for s in own if (share := accuracy(s.values)) is not None]
         if shares:
             parts.append(f"{model} {percent(sum(shares) / len(shares))} (worst {percent(min(shares))})")
-        parts += [f"{model} of {s.client} {said(s.values)}" for s in own if "accuracy" not in s.values]
+        parts += [f"{model} of {s.client} {said(s.values)}" for s in own if accuracy(s.values) is None]
     return "  ".join(parts) or "no scores are shared"
 
 
@@ -75,7 +75,7 @@ def holdout_line(scores: tuple[Score, ...]) -> str:
     found = []
     for model in ("personal", "global", "meme"):
         own = [s.values for s in scores if s.model == model and s.data == "holdout" and s.client is not None]
-        shares = [number(values) for values in own if "accuracy" in values]
+        shares = [share for values in own if (share := accuracy(values)) is not None]
         if shares:
             found.append(f"{model} {percent(sum(shares) / len(shares))}")
     return f"{'  '.join(found)} on hold-out" if found else "no scores are shared"
@@ -83,22 +83,21 @@ def holdout_line(scores: tuple[Score, ...]) -> str:
 
 def said(values: Mapping[str, object]) -> str:
     """The accuracy; of a task that has none its first score, "loss 0.123"."""
-    if "accuracy" in values:
-        return percent(values["accuracy"])
-    name = next((k for k, v in values.items() if isinstance(v, float)), None)
-    return f"{name} {values[name]:.4g}" if name else "without a score"
+    share = accuracy(values)
+    if share is not None:
+        return percent(share)
+    found = next(((k, v) for k, v in values.items() if isinstance(v, float)), None)
+    return f"{found[0]} {found[1]:.4g}" if found else "without a score"
 
 
-def number(values: Mapping[str, object]) -> float:
-    """The accuracy of a score."""
-    accuracy = values["accuracy"]
-    assert isinstance(accuracy, float)
-    return accuracy
+def accuracy(values: Mapping[str, object]) -> float | None:
+    """The accuracy of a score; None where its task tells none."""
+    found = values.get("accuracy")
+    return float(found) if isinstance(found, int | float) else None
 
 
-def percent(fraction: object) -> str:
+def percent(fraction: float) -> str:
     """0.912 -> "91.2 %"."""
-    assert isinstance(fraction, float)
     return f"{100 * fraction:.1f} %"
 
 
