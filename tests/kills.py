@@ -72,16 +72,27 @@ def same(a: Path, b: Path) -> list[str]:
 
 
 def trial(
-    folder: Path, kills: int, seed: int, algorithm: str = "fml", rounds: int = 40, config: str | None = None
+    folder: Path,
+    kills: int,
+    seed: int,
+    algorithm: str = "fml",
+    rounds: int = 40,
+    config: str | None = None,
+    whole: Path | None = None,
 ) -> list[str]:
-    """Kill a run that often, let it finish, compare -> what happened, a line each; raises where a byte differs."""
+    """Kill a run that often, let it finish, compare -> what happened, a line each; raises where a byte differs.
+
+    whole: a run of the same that nobody touched, where there is one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(config or CONFIG.format(rounds=rounds, algorithm=algorithm))
     rng = random.Random(seed)
     lines = [kill_once(folder, folder / "killed", rng) for _ in range(kills)]
     finish(folder, folder / "killed")
-    finish(folder, folder / "whole")
-    different = same(folder / "killed", folder / "whole")
+    if whole is None:
+        whole = folder / "whole"
+        finish(folder, whole)
+    different = same(folder / "killed", whole)
     assert not different, different
     return lines
 

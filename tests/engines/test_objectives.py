@@ -9,7 +9,7 @@ import fedmutual
 from fedmutual.core import At, work
 from fedmutual.engines.base import participate
 from fedmutual.experiment import build
-from kills import same, trial
+from kills import finish, same, trial
 from objectives import CODE, CONFIG, NUMBERS, write
 
 
@@ -98,15 +98,28 @@ def test_engines_agree(path, tmp_path, engine):
         assert max((a[k] - b[k]).abs().max().item() for k in a) < 1e-5
 
 
+def killable(folder, engine):
+    """The experiment, long enough to be killed, as text; its code in the folder."""
+    (folder / "own_objectives.py").write_text(CODE)
+    records = "[records]\ncheckpoint_every = 2\nevaluate_every = 3\n\n[clients.north]"
+    text = CONFIG.replace("rounds = 3", "rounds = 12").replace("[clients.north]", records, 1)
+    return text.replace("threads = 1", f'name = "{engine}", workers = 2, threads = 1')
+
+
+@pytest.fixture(scope="module")
+def untouched(tmp_path_factory):
+    """The run in one process that nobody touched: what other engines' must equal to the bit."""
+    folder = tmp_path_factory.mktemp("untouched")
+    (folder / "config.toml").write_text(killable(folder, "inprocess"))
+    finish(folder, folder / "whole")
+    return folder / "whole"
+
+
 @pytest.mark.parametrize("engine", ["inprocess", "processes", "stacked", "cluster"])
-def test_a_kill_costs_nothing_on_any_engine(tmp_path, engine):
-    (tmp_path / "own_objectives.py").write_text(CODE)
-    config = CONFIG.replace("rounds = 3", "rounds = 16").replace("[clients.north]", RECORDS, 1)
-    config = config.replace("threads = 1", f'name = "{engine}", workers = 2, threads = 1')
-    assert len(trial(tmp_path, kills=1, seed=1, config=config)) == 1
-
-
-RECORDS = "[records]\ncheckpoint_every = 2\nevaluate_every = 3\n\n[clients.north]"
+def test_a_kill_costs_nothing_on_any_engine(tmp_path, engine, untouched):
+    config = killable(tmp_path, engine)
+    whole = None if engine == "stacked" else untouched
+    assert len(trial(tmp_path, kills=1, seed=1, config=config, whole=whole)) == 1
 
 
 WHOLE = 'part = "features"\nadaptor = "linear"\n', ""
