@@ -116,12 +116,12 @@ def test_a_run_leaves_the_callers_random_stream_and_threads_alone(small):
 
 
 def test_batches_of_one_are_refused_where_a_network_cannot_train_on_them(small, cli):
-    (small.parent / "normed.py").write_text(
+    (small.parent / "normed_alone.py").write_text(
         "from torch import nn\n"
         "def net(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.Linear(9, classes))\n"
     )
-    one = ("--set", "model.shared=normed:net", "--set", "training.batch_size=1")
+    one = ("--set", "model.shared=normed_alone:net", "--set", "training.batch_size=1")
     code, _, err = cli("run", small, *one)
     assert code == 2
     assert "client '0' trains on one example at a time, which its personal network cannot" in err
