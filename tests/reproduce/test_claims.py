@@ -5,7 +5,7 @@ import pytest
 from fedmutual.reproduce import Scale, read_experiment
 from fedmutual.reproduce.claims import Claim, judge
 from fedmutual.reproduce.looks import Look
-from fedmutual.reproduce.words import verdict
+from fedmutual.reproduce.words import asked, verdict
 from made_results import result
 
 LESS, MORE = {"sign": "less"}, {"sign": "more"}
@@ -78,6 +78,28 @@ def test_each_client_against_its_own(look):
     made = look((0.5, 0.5), (0.5, 0.5), clients={"0": (10, 0.9), "1": (10, 0.7)})
     judged = judge(claim(measure="own_validation", per="client"), [made])
     assert [line.title for line in judged.lines] == ["digits MLP, IID, client 0 (mlp)", "digits MLP, IID, client 1 (mlp)"]
+
+
+def of_clients(look, gains):
+    """A cell in which client i gains gains[i] by FML over FedAvg, in each of three seeds."""
+    made = look((), ())
+    for seed in range(3):
+        ours = {str(i): (10, 0.5 + gain) for i, gain in enumerate(gains)}
+        made.results["fml"][seed] = result("fml", seed, clients=ours)
+        made.results["fedavg"][seed] = result("fedavg", seed, clients=dict.fromkeys(ours, (10, 0.5)))
+    return made
+
+
+@pytest.mark.parametrize(("gains", "said"), [
+    ((0.1, 0.05), ("confirmed: +7.5 points", "mean over 2 of 2 clients: 2 confirmed")),
+    ((0.1, -0.05, 0.1), ("not confirmed: +5.0 points", "mean over 3 of 3 clients: 2 confirmed and 1 not confirmed")),
+    ((0.1, 0.0), ("undecided: +5.0 points", "mean over 2 of 2 clients: 1 confirmed and 1 undecided")),
+])  # fmt: skip
+def test_a_claim_of_each_client_is_not_one_of_their_mean(look, gains, said):
+    judged = judge(claim(measure="own_validation", per="client"), [of_clients(look, gains)])
+    told = verdict(judged, 1)
+    assert (told.startswith(said[0]), told.endswith(said[1])) == (True, True), told
+    assert asked(judged) == "fml less fedavg; confirmed if each client's interval lies above 0"
 
 
 def test_what_was_not_reached_took_one_round_more_at_least(look):

@@ -50,7 +50,7 @@ class Judged:
     claim: Claim
     lines: tuple[Line, ...]
     overall: Estimate | None  # over seeds, of the mean over the lines that were run
-    verdict: str
+    verdict: str  # of that mean; of a claim per client, that of the clients one by one
 
     @property
     def run(self) -> tuple[Line, ...]:
@@ -76,8 +76,17 @@ def judge(claim: Claim, looks: Sequence["Look"]) -> Judged:
             pooled += [found] if found else []
     common = sorted(set.intersection(*(set(found) for found in pooled))) if pooled else []
     overall = estimate([fmean(found[seed] for found in pooled) for seed in common], "seeds") if common else None
-    run = any(line.verdict != NOT_RUN for line in lines)
-    return Judged(claim, tuple(lines), overall, _verdict(claim, overall) if run else NOT_RUN)
+    return Judged(claim, tuple(lines), overall, _of_all(claim, lines, overall))
+
+
+def _of_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None) -> str:
+    """The verdict over those lines that were run: of their mean; of clients one by one, for one's gain is not another's."""
+    run = {line.verdict for line in lines} - {NOT_RUN}
+    if not run:
+        return NOT_RUN
+    if claim.per == "cell":
+        return _verdict(claim, overall)
+    return DENIED if DENIED in run else CONFIRMED if run == {CONFIRMED} else UNDECIDED
 
 
 def _of_cell(claim: Claim, look: "Look", seeds: Sequence[int]) -> Iterator[tuple[str, dict[int, float]]]:

@@ -52,12 +52,13 @@ def _over(judged: Judged) -> str:
 def asked(judged: Judged) -> str:
     """What of two arms is compared, and when that confirms the claim."""
     claim = judged.claim
+    whose = "each client's" if claim.per == "client" else "the"
     if claim.sign == "same":
         margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
-        return f"{claim.arm} less {claim.than}; confirmed if the interval lies within ± {margin} {unit(judged)}"
+        return f"{claim.arm} less {claim.than}; confirmed if {whose} interval lies within ± {margin} {unit(judged)}"
     best = [arm for arm, at in ((claim.arm, claim.at), (claim.than, claim.than_at)) if at == "best"]
     after = f", of {listed(best)} the best round" if best else ""
-    return f"{claim.arm} less {claim.than}{after}; confirmed if the interval lies {_SIGNS[claim.sign]}"
+    return f"{claim.arm} less {claim.than}{after}; confirmed if {whose} interval lies {_SIGNS[claim.sign]}"
 
 
 def state(looks: Sequence[Look]) -> str:
