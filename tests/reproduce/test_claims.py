@@ -5,6 +5,7 @@ import pytest
 from fedmutual.reproduce import Scale, read_experiment
 from fedmutual.reproduce.claims import Claim, judge
 from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.tables import verdicts
 from fedmutual.reproduce.words import asked, verdict
 from made_results import result
 
@@ -114,6 +115,61 @@ def test_a_diverged_run_has_no_say(look):
     made = look((0.9, 0.8), (0.5, 0.5))
     made.results["fml"][1] = result("fml", 1, failed="client '0' diverged", curves={})
     assert judge(claim(), [made]).overall.n == 1
+
+
+def fell(look, arm, *seeds):
+    """The same cell, in some seeds of which an arm has diverged."""
+    for seed in seeds:
+        look.results[arm][seed] = result(arm, seed, failed="client '0' diverged", curves={}, clients={})
+    return look
+
+
+@pytest.fixture
+def four(look):
+    """A cell in which FML gains ten points in each of four seeds."""
+    return look((0.8, 0.82, 0.81, 0.8), (0.7, 0.72, 0.71, 0.7))
+
+
+def test_an_arm_that_diverged_in_a_seed_wins_nothing(four):
+    judged = judge(claim(), [fell(four, "fml", 1, 3)])
+    assert (judged.verdict, judged.lines[0].verdict) == ("undecided", "undecided")
+    assert verdict(judged, 1) == (
+        "undecided: +10.0 points (95 % interval +10.0 to +10.0, 2 seeds); fml diverged in 2 of 4 runs"
+    )
+    assert verdicts(judged, 1).notes == ("fml diverged in 2 of 4 runs",)
+
+
+def test_a_rival_that_diverged_is_told_and_wins_nothing_either(four):
+    fell(four, "fedavg", 1)
+    assert verdict(judge(claim(), [four]), 1).endswith("3 seeds); fedavg diverged in 1 of 4 runs")
+    assert judge(claim(), [four]).verdict == "confirmed"
+    assert judge(claim(sign="less"), [four]).verdict == "undecided"
+    assert judge(claim(sign="same", margin=0.2), [four]).verdict == "undecided"  # one diverged where the other did not
+
+
+def test_all_diverged_is_not_not_run(look, four):
+    judged = judge(claim(), [fell(four, "fml", 0, 1, 2, 3), look((), ())])
+    assert [line.verdict for line in judged.lines] == ["diverged", "not run"]
+    assert (judged.verdict, verdict(judged, 1)) == ("diverged", "diverged: fml diverged in 4 of 4 runs")
+    assert [row[2].text for row in verdicts(judged, 1).rows] == ["diverged", "not run"]
+    short = Look(four.cell, Scale(1), four.results)
+    assert verdict(judge(claim(), [short]), 1) == "diverged, shortened: fml diverged in 4 of 4 runs"
+
+
+def test_a_cell_in_which_all_diverged_takes_part_in_the_verdict(look, four):
+    better = look((0.8, 0.82, 0.81), (0.7, 0.72, 0.71))
+    judged = judge(claim(), [better, fell(four, "fml", 0, 1, 2, 3)])
+    assert [line.verdict for line in judged.lines] == ["confirmed", "diverged"]
+    assert verdict(judged, 1) == (
+        "undecided: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), in digits MLP, IID alone, 1 of 2 cells; "
+        "fml diverged in 4 of 7 runs"
+    )
+
+
+def test_clients_of_a_run_that_diverged_are_not_confirmed(look):
+    made = fell(of_clients(look, (0.1, 0.05)), "fml", 2)
+    judged = judge(claim(measure="own_validation", per="client"), [made])
+    assert verdict(judged, 1).endswith("mean over 2 of 2 clients: 2 undecided; fml diverged in 1 of 3 runs")
 
 
 def test_nothing_was_run(look):

@@ -185,7 +185,9 @@ def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine
     code, _, err = reproduce(*arguments)
     assert code == 3
     assert "fedavg, seed 0: client '0' diverged in round 1" in err
-    assert "diverged" in (tmp_path / "out/table9.md").read_text()
+    assert "**Diverged: fedavg diverged in 1 of 1 run.**" in (tmp_path / "out/table9.md").read_text()
+    (of_claim,) = json.loads((tmp_path / "out/table9.json").read_text())["claims"]
+    assert of_claim["diverged"] == of_claim["where"][0]["diverged"] == {"fedavg": 1}
     assert rows(tmp_path / "out")["digits/iid", "fml", "global_test", "last"]["mean"] > 0.1
     assert trained(reproduce(*arguments)[1]) == 0
 
