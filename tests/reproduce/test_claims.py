@@ -1,10 +1,13 @@
 """Verdicts on made-up results, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedmutual.reproduce import Scale, read_experiment
 from fedmutual.reproduce.claims import Claim, judge
 from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.pooling import pool
 from fedmutual.reproduce.tables import verdicts
 from fedmutual.reproduce.words import asked, verdict
 from made_results import result
@@ -65,6 +68,45 @@ def test_over_cells_the_mean_of_each_seed_counts(look):
     assert judged.overall.mean == pytest.approx(0.1)
     assert [line.verdict for line in judged.lines] == ["undecided", "undecided", "not run"]
     assert verdict(judged, 1).endswith("mean over 2 of 3 cells: 2 undecided")
+
+
+def other(look, name, ours, theirs):
+    """A cell of another name."""
+    made = look(ours, theirs)
+    about = made.cell.about.model_copy(update={"row": name})
+    return replace(made, cell=replace(made.cell, about=about))
+
+
+def test_a_cell_of_one_seed_takes_no_interval_away(look):
+    better = look((0.8, 0.82, 0.81), (0.7, 0.72, 0.71))
+    judged = judge(claim(), [better, other(look, "Non-IID", (0.5,), (0.5,)), look((), ())])
+    assert (judged.verdict, judged.overall.n, judged.apart) == ("confirmed", 3, ("digits MLP, Non-IID",))
+    assert verdict(judged, 1) == (
+        "confirmed: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), mean over 1 of 3 cells, without digits MLP, "
+        "Non-IID, for lack of common seeds: 1 confirmed and 1 undecided"
+    )
+
+
+def test_many_cells_of_fewer_seeds_are_not_left_out_for_one_of_more(look):
+    cells = [look((0.8,) * 3, (0.7,) * 3) for _ in range(4)] + [look((0.8,) * 5, (0.7,) * 5)]
+    judged = judge(claim(), cells)
+    assert (judged.overall.n, judged.apart) == (3, ())
+    assert "mean over 5 of 5 cells: 5 confirmed" in verdict(judged, 1)
+
+
+@pytest.mark.parametrize(("cells", "chosen", "seeds"), [
+    ([], (), ()),
+    ([{0}], (0,), (0,)),
+    ([{0}, {0}, {0}], (0, 1, 2), (0,)),  # nowhere are there two
+    ([{0, 1, 2}, {0}], (0,), (0, 1, 2)),
+    ([{0}, {0}, {0}, {0, 1}], (3,), (0, 1)),  # one pair has an interval, four single ones have none
+    ([{0, 1, 2}, {0, 1}], (0, 1), (0, 1)),  # four pairs, and three
+    ([{0, 1, 2, 3, 4}, {0, 1}], (0,), (0, 1, 2, 3, 4)),
+    ([{0, 1}, {1, 2}, {1, 2, 3}], (1, 2), (1, 2)),
+    ([{0, 1}, {2, 3}], (0,), (0, 1)),  # as good: the first
+])  # fmt: skip
+def test_which_cells_are_pooled(cells, chosen, seeds):
+    assert pool(cells) == (chosen, seeds)
 
 
 def test_the_same_means_within_the_margin(look):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedmutual.report.statistics import Estimate, estimate
+from fedmutual.reproduce.pooling import pool
 
 if TYPE_CHECKING:
     from fedmutual.reproduce.looks import Look
@@ -58,7 +59,8 @@ class Judged:
 
     claim: Claim
     lines: tuple[Line, ...]
-    overall: Estimate | None  # over seeds, of the mean over the lines that were run
+    overall: Estimate | None  # over seeds, of the mean over the lines that were run, but those apart
+    apart: tuple[str, ...]  # titles of lines left out of the mean, because they lack the seeds of the others
     verdict: str  # of that mean; of a claim per client, that of the clients one by one
     diverged: Lost
 
@@ -80,7 +82,7 @@ class Judged:
 
 def judge(claim: Claim, looks: Sequence["Look"]) -> Judged:
     """A claim over the cells that it speaks of."""
-    lines, pooled = [], list[Mapping[int, float]]()
+    lines, pooled = [], list[tuple[str, Mapping[int, float]]]()
     spoken = [x for x in looks if fnmatch(x.cell.name, claim.cells) and {claim.arm, claim.than} <= x.cell.arms.keys()]
     for look in spoken:
         seeds = [s for s in look.seeds if look.good(claim.arm, s) and look.good(claim.than, s)]
@@ -89,11 +91,12 @@ def judge(claim: Claim, looks: Sequence["Look"]) -> Judged:
             e = estimate(list(found.values()), "seeds") if found else None
             none = DIVERGED if diverged else NOT_RUN
             lines.append(Line(title, e, _verdict(claim, e, diverged) if seeds else none, look.words, diverged))
-            pooled += [found] if found else []
-    common = sorted(set.intersection(*(set(found) for found in pooled))) if pooled else []
-    overall = estimate([fmean(found[seed] for found in pooled) for seed in common], "seeds") if common else None
+            pooled += [(title, found)] if found else []
+    chosen, common = pool([found.keys() for _, found in pooled])
+    overall = estimate([fmean(pooled[n][1][seed] for n in chosen) for seed in common], "seeds") if common else None
+    apart = tuple(title for n, (title, _) in enumerate(pooled) if n not in chosen)
     diverged = _lost(claim, spoken)
-    return Judged(claim, tuple(lines), overall, _of_all(claim, lines, overall, diverged), diverged)
+    return Judged(claim, tuple(lines), overall, apart, _of_all(claim, lines, overall, diverged), diverged)
 
 
 def _lost(claim: Claim, looks: Sequence["Look"]) -> Lost:

@@ -195,6 +195,7 @@ def _claim(judged: Judged) -> dict[str, Any]:
         }
         for line in judged.lines
     ]
-    about = {"claim": judged.claim.text, "verdict": judged.verdict, "unit": tables.unit(judged)}
+    about: dict[str, Any] = {"claim": judged.claim.text, "verdict": judged.verdict, "unit": tables.unit(judged)}
     diverged = {arm: n for arm, (n, _) in judged.diverged.items()}
-    return {**about, "diverged": diverged, "difference": asdict(judged.overall) if judged.overall else None, "where": lines}
+    about |= {"apart": list(judged.apart), "diverged": diverged}
+    return {**about, "difference": asdict(judged.overall) if judged.overall else None, "where": lines}

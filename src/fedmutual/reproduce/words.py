@@ -13,6 +13,7 @@ from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.tables import lost, unit
 
+NAMED = 4  # so many cells left out of a mean are counted, fewer are named
 _SIGNS = {"more": "above 0", "less": "below 0"}
 
 
@@ -44,12 +45,16 @@ def difference(judged: Judged, e: Estimate, decimals: int) -> str:
 def _over(judged: Judged) -> str:
     if len(judged.lines) == 1:
         return ""
-    of = f"{len(judged.run)} of {len(judged.lines)} {'clients' if judged.claim.per == 'client' else 'cells'}"
-    if judged.claim.per == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
-        of = count(len(judged.run), "client")
+    pooled, noun = len(judged.run) - len(judged.apart), judged.claim.per
+    of = f"{pooled} of {len(judged.lines)} {noun}s"
+    if noun == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
+        of = count(pooled, noun)
     if len(judged.run) == 1:
         return f", in {judged.run[0].title} alone, {of}"
     counted = Counter(line.verdict for line in judged.run)
+    if judged.apart:
+        named = listed(judged.apart) if len(judged.apart) < NAMED else f"{len(judged.apart)} others"
+        of += f", without {named}, for lack of common seeds"
     return f", mean over {of}: {listed([f'{n} {word}' for word, n in counted.most_common()])}"
 
 
