@@ -244,6 +244,8 @@ def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, tmp_path)
     ((), "name an experiment"),
     (("table9", "--set", "seed=3"), "use --seeds"),
     (("table9", "--set", "optimizer.lrr=3"), "unknown key 'optimizer.lrr'"),
+    (("table9", "--set", "algorithm.alhpa=0.3"), "did you mean 'algorithm.alpha'?"),
+    (("table9", "--set", "algorithm={alpha=0.3}"), "as --set algorithm.alpha=..."),
     (("table9", "--engine", "gpu"), "engine.name"),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence_and_nothing_is_written(reproduce, tmp_path, arguments, said):
