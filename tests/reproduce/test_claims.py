@@ -1,11 +1,15 @@
 """Verdicts on made-up results, by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedmutual.reproduce import Scale, read_experiment
 from fedmutual.reproduce.claims import Claim, judge
 from fedmutual.reproduce.looks import Look
-from fedmutual.reproduce.words import verdict
+from fedmutual.reproduce.pooling import pool
+from fedmutual.reproduce.tables import verdicts
+from fedmutual.reproduce.words import asked, verdict
 from made_results import result
 
 LESS, MORE = {"sign": "less"}, {"sign": "more"}
@@ -66,6 +70,45 @@ def test_over_cells_the_mean_of_each_seed_counts(look):
     assert verdict(judged, 1).endswith("mean over 2 of 3 cells: 2 undecided")
 
 
+def other(look, name, ours, theirs):
+    """A cell of another name."""
+    made = look(ours, theirs)
+    about = made.cell.about.model_copy(update={"row": name})
+    return replace(made, cell=replace(made.cell, about=about))
+
+
+def test_a_cell_of_one_seed_takes_no_interval_away(look):
+    better = look((0.8, 0.82, 0.81), (0.7, 0.72, 0.71))
+    judged = judge(claim(), [better, other(look, "Non-IID", (0.5,), (0.5,)), look((), ())])
+    assert (judged.verdict, judged.overall.n, judged.apart) == ("confirmed", 3, ("digits MLP, Non-IID",))
+    assert verdict(judged, 1) == (
+        "confirmed: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), mean over 1 of 3 cells, without digits MLP, "
+        "Non-IID, for lack of common seeds: 1 confirmed and 1 undecided"
+    )
+
+
+def test_many_cells_of_fewer_seeds_are_not_left_out_for_one_of_more(look):
+    cells = [look((0.8,) * 3, (0.7,) * 3) for _ in range(4)] + [look((0.8,) * 5, (0.7,) * 5)]
+    judged = judge(claim(), cells)
+    assert (judged.overall.n, judged.apart) == (3, ())
+    assert "mean over 5 of 5 cells: 5 confirmed" in verdict(judged, 1)
+
+
+@pytest.mark.parametrize(("cells", "chosen", "seeds"), [
+    ([], (), ()),
+    ([{0}], (0,), (0,)),
+    ([{0}, {0}, {0}], (0, 1, 2), (0,)),  # nowhere are there two
+    ([{0, 1, 2}, {0}], (0,), (0, 1, 2)),
+    ([{0}, {0}, {0}, {0, 1}], (3,), (0, 1)),  # one pair has an interval, four single ones have none
+    ([{0, 1, 2}, {0, 1}], (0, 1), (0, 1)),  # four pairs, and three
+    ([{0, 1, 2, 3, 4}, {0, 1}], (0,), (0, 1, 2, 3, 4)),
+    ([{0, 1}, {1, 2}, {1, 2, 3}], (1, 2), (1, 2)),
+    ([{0, 1}, {2, 3}], (0,), (0, 1)),  # as good: the first
+])  # fmt: skip
+def test_which_cells_are_pooled(cells, chosen, seeds):
+    assert pool(cells) == (chosen, seeds)
+
+
 def test_the_same_means_within_the_margin(look):
     near, far = look((0.800, 0.801, 0.802), (0.801, 0.802, 0.801)), look((0.90, 0.91, 0.92), (0.5, 0.51, 0.52))
     same = claim(sign="same", margin=0.01)
@@ -80,6 +123,28 @@ def test_each_client_against_its_own(look):
     assert [line.title for line in judged.lines] == ["digits MLP, IID, client 0 (mlp)", "digits MLP, IID, client 1 (mlp)"]
 
 
+def of_clients(look, gains):
+    """A cell in which client i gains gains[i] by FML over FedAvg, in each of three seeds."""
+    made = look((), ())
+    for seed in range(3):
+        ours = {str(i): (10, 0.5 + gain) for i, gain in enumerate(gains)}
+        made.results["fml"][seed] = result("fml", seed, clients=ours)
+        made.results["fedavg"][seed] = result("fedavg", seed, clients=dict.fromkeys(ours, (10, 0.5)))
+    return made
+
+
+@pytest.mark.parametrize(("gains", "said"), [
+    ((0.1, 0.05), ("confirmed: +7.5 points", "mean over 2 of 2 clients: 2 confirmed")),
+    ((0.1, -0.05, 0.1), ("not confirmed: +5.0 points", "mean over 3 of 3 clients: 2 confirmed and 1 not confirmed")),
+    ((0.1, 0.0), ("undecided: +5.0 points", "mean over 2 of 2 clients: 1 confirmed and 1 undecided")),
+])  # fmt: skip
+def test_a_claim_of_each_client_is_not_one_of_their_mean(look, gains, said):
+    judged = judge(claim(measure="own_validation", per="client"), [of_clients(look, gains)])
+    told = verdict(judged, 1)
+    assert (told.startswith(said[0]), told.endswith(said[1])) == (True, True), told
+    assert asked(judged) == "fml less fedavg; confirmed if each client's interval lies above 0"
+
+
 def test_what_was_not_reached_took_one_round_more_at_least(look):
     rounds = claim(measure="rounds_to:1", sign="less")
     reached = look((0.9, 0.9), (0.2, 0.3), target=0.5)  # round 2 of 2, against none: 3
@@ -92,6 +157,61 @@ def test_a_diverged_run_has_no_say(look):
     made = look((0.9, 0.8), (0.5, 0.5))
     made.results["fml"][1] = result("fml", 1, failed="client '0' diverged", curves={})
     assert judge(claim(), [made]).overall.n == 1
+
+
+def fell(look, arm, *seeds):
+    """The same cell, in some seeds of which an arm has diverged."""
+    for seed in seeds:
+        look.results[arm][seed] = result(arm, seed, failed="client '0' diverged", curves={}, clients={})
+    return look
+
+
+@pytest.fixture
+def four(look):
+    """A cell in which FML gains ten points in each of four seeds."""
+    return look((0.8, 0.82, 0.81, 0.8), (0.7, 0.72, 0.71, 0.7))
+
+
+def test_an_arm_that_diverged_in_a_seed_wins_nothing(four):
+    judged = judge(claim(), [fell(four, "fml", 1, 3)])
+    assert (judged.verdict, judged.lines[0].verdict) == ("undecided", "undecided")
+    assert verdict(judged, 1) == (
+        "undecided: +10.0 points (95 % interval +10.0 to +10.0, 2 seeds); fml diverged in 2 of 4 runs"
+    )
+    assert verdicts(judged, 1).notes == ("fml diverged in 2 of 4 runs",)
+
+
+def test_a_rival_that_diverged_is_told_and_wins_nothing_either(four):
+    fell(four, "fedavg", 1)
+    assert verdict(judge(claim(), [four]), 1).endswith("3 seeds); fedavg diverged in 1 of 4 runs")
+    assert judge(claim(), [four]).verdict == "confirmed"
+    assert judge(claim(sign="less"), [four]).verdict == "undecided"
+    assert judge(claim(sign="same", margin=0.2), [four]).verdict == "undecided"  # one diverged where the other did not
+
+
+def test_all_diverged_is_not_not_run(look, four):
+    judged = judge(claim(), [fell(four, "fml", 0, 1, 2, 3), look((), ())])
+    assert [line.verdict for line in judged.lines] == ["diverged", "not run"]
+    assert (judged.verdict, verdict(judged, 1)) == ("diverged", "diverged: fml diverged in 4 of 4 runs")
+    assert [row[2].text for row in verdicts(judged, 1).rows] == ["diverged", "not run"]
+    short = Look(four.cell, Scale(1), four.results)
+    assert verdict(judge(claim(), [short]), 1) == "diverged, shortened: fml diverged in 4 of 4 runs"
+
+
+def test_a_cell_in_which_all_diverged_takes_part_in_the_verdict(look, four):
+    better = look((0.8, 0.82, 0.81), (0.7, 0.72, 0.71))
+    judged = judge(claim(), [better, fell(four, "fml", 0, 1, 2, 3)])
+    assert [line.verdict for line in judged.lines] == ["confirmed", "diverged"]
+    assert verdict(judged, 1) == (
+        "undecided: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), in digits MLP, IID alone, 1 of 2 cells; "
+        "fml diverged in 4 of 7 runs"
+    )
+
+
+def test_clients_of_a_run_that_diverged_are_not_confirmed(look):
+    made = fell(of_clients(look, (0.1, 0.05)), "fml", 2)
+    judged = judge(claim(measure="own_validation", per="client"), [made])
+    assert verdict(judged, 1).endswith("mean over 2 of 2 clients: 2 undecided; fml diverged in 1 of 3 runs")
 
 
 def test_nothing_was_run(look):

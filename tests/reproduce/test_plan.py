@@ -60,4 +60,34 @@ def test_keys_that_tell_and_keys_that_do_not():
 @pytest.mark.parametrize("key", ["seed", "rounds", "name"])
 def test_what_has_an_option_of_its_own_is_not_set(key):
     with pytest.raises(ConfigError, match=f"--set {key}"):
-        check({key: 3})
+        check({key: 3}, ())
+
+
+@pytest.mark.parametrize(("key", "value", "said"), [
+    ("algorithm.alhpa", 0.3, "unknown key 'algorithm.alhpa'; did you mean 'algorithm.alpha'? (of algorithms fedavg, fml)"),
+    ("algorithm.mu", 0.3, "key 'algorithm.mu' is a setting of fedprox, and the methods are fedavg, fml; take it out"),
+    ("algorithm.name", "fedavg", "--set algorithm.name: each arm has an algorithm of its own"),
+    ("algorithm", {"alpha": 0.3}, "--set algorithm: it is a table; set its keys one by one, as --set algorithm.alpha=..."),
+    ("algorithm", 3, "--set algorithm: it is a table"),
+    ("optimizer", {"lr": 0.3}, "--set optimizer: it is a table; set its keys one by one, as --set optimizer.name=..."),
+    ("clients", {"0": {"share": {}}}, "--set clients: it is a table"),
+])  # fmt: skip
+def test_what_no_arm_takes_is_not_set(papers, key, value, said):
+    with pytest.raises(ConfigError) as problem:
+        check({key: value}, read_experiment(papers, "table9").cells)
+    assert str(problem.value).removeprefix("--set: ").startswith(said)
+
+
+def test_what_some_arm_takes_is_set(papers):
+    cells = read_experiment(papers, "table9").cells
+    check({"algorithm.alpha": 0.3, "algorithm.alpha.start": 0.3, "algorithm.weighting": "uniform", "data.labels": {}}, cells)
+
+
+def test_a_cell_none_of_whose_arms_takes_a_key_is_not_changed(papers):
+    path = papers / "table9/digits/iid.toml"
+    alone = '[cell.arms.fml]\nset = { "algorithm.name" = "independent" }'
+    path.write_text(path.read_text().replace("[cell.arms.fml]", alone))
+    changed = Scale(None, (("algorithm.alpha", 0.3),))
+    without, with_fml = read_experiment(papers, "table9").cells
+    assert changed.of(without) == Scale()
+    assert changed.of(with_fml) == changed

@@ -185,7 +185,9 @@ def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine
     code, _, err = reproduce(*arguments)
     assert code == 3
     assert "fedavg, seed 0: client '0' diverged in round 1" in err
-    assert "diverged" in (tmp_path / "out/table9.md").read_text()
+    assert "**Diverged: fedavg diverged in 1 of 1 run.**" in (tmp_path / "out/table9.md").read_text()
+    (of_claim,) = json.loads((tmp_path / "out/table9.json").read_text())["claims"]
+    assert of_claim["diverged"] == of_claim["where"][0]["diverged"] == {"fedavg": 1}
     assert rows(tmp_path / "out")["digits/iid", "fml", "global_test", "last"]["mean"] > 0.1
     assert trained(reproduce(*arguments)[1]) == 0
 
@@ -242,6 +244,8 @@ def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, tmp_path)
     ((), "name an experiment"),
     (("table9", "--set", "seed=3"), "use --seeds"),
     (("table9", "--set", "optimizer.lrr=3"), "unknown key 'optimizer.lrr'"),
+    (("table9", "--set", "algorithm.alhpa=0.3"), "did you mean 'algorithm.alpha'?"),
+    (("table9", "--set", "algorithm={alpha=0.3}"), "as --set algorithm.alpha=..."),
     (("table9", "--engine", "gpu"), "engine.name"),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence_and_nothing_is_written(reproduce, tmp_path, arguments, said):

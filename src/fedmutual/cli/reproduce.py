@@ -45,9 +45,9 @@ def train(
     console: Console,
 ) -> list[str]:
     """Train what is not known, write the page into OUT -> the runs that failed, and why."""
-    check(changed)
     experiment = read_experiment(root or home(), id)
     chosen = experiment.chosen(only)
+    check(changed, chosen)
     told = {k: v for k, v in changed.items() if tells(k)}
     here = {k: v for k, v in changed.items() if not tells(k)}
     scale, store = Scale(rounds, tuple(told.items())), _store(root, results or out / RESULTS)

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedmutual.report.statistics import Estimate, estimate
+from fedmutual.reproduce.pooling import pool
 
 if TYPE_CHECKING:
     from fedmutual.reproduce.looks import Look
 
-CONFIRMED, DENIED, UNDECIDED, NOT_RUN = "confirmed", "not confirmed", "undecided", "not run"
+CONFIRMED, DENIED, UNDECIDED, DIVERGED, NOT_RUN = "confirmed", "not confirmed", "undecided", "diverged", "not run"
+
+Lost = Mapping[str, tuple[int, int]]
+"""Arm -> (its runs in which a client diverged, all its runs); of those of a claim's two arms alone that did diverge."""
 
 
 class Claim(BaseModel):
@@ -41,6 +45,12 @@ class Line:
     difference: Estimate | None  # arm minus than, over seeds; None where it was not run, or has no such number
     verdict: str
     scale: str  # "shortened: ...", or ""
+    diverged: Lost
+
+    @property
+    def told(self) -> bool:
+        """Whether it has a number, or had none because a client diverged."""
+        return self.difference is not None or self.verdict == DIVERGED
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,10 @@ class Judged:
 
     claim: Claim
     lines: tuple[Line, ...]
-    overall: Estimate | None  # over seeds, of the mean over the lines that were run
-    verdict: str
+    overall: Estimate | None  # over seeds, of the mean over the lines that were run, but those apart
+    apart: tuple[str, ...]  # titles of lines left out of the mean, because they lack the seeds of the others
+    verdict: str  # of that mean; of a claim per client, that of the clients one by one
+    diverged: Lost
 
     @property
     def run(self) -> tuple[Line, ...]:
@@ -58,26 +70,50 @@ class Judged:
         return tuple(line for line in self.lines if line.difference is not None)
 
     @property
+    def told(self) -> tuple[Line, ...]:
+        """The lines of which there is something to tell."""
+        return tuple(line for line in self.lines if line.told)
+
+    @property
     def shortened(self) -> bool:
         """Whether some of what it rests on is."""
-        return any(line.scale for line in self.run)
+        return any(line.scale for line in self.told)
 
 
 def judge(claim: Claim, looks: Sequence["Look"]) -> Judged:
     """A claim over the cells that it speaks of."""
-    lines, pooled = [], list[Mapping[int, float]]()
-    for look in looks:
-        if not fnmatch(look.cell.name, claim.cells) or not {claim.arm, claim.than} <= look.cell.arms.keys():
-            continue
+    lines, pooled = [], list[tuple[str, Mapping[int, float]]]()
+    spoken = [x for x in looks if fnmatch(x.cell.name, claim.cells) and {claim.arm, claim.than} <= x.cell.arms.keys()]
+    for look in spoken:
         seeds = [s for s in look.seeds if look.good(claim.arm, s) and look.good(claim.than, s)]
+        diverged = _lost(claim, [look])
         for title, found in (_of_clients if claim.per == "client" else _of_cell)(claim, look, seeds):
             e = estimate(list(found.values()), "seeds") if found else None
-            lines.append(Line(title, e, _verdict(claim, e) if seeds else NOT_RUN, look.words))
-            pooled += [found] if found else []
-    common = sorted(set.intersection(*(set(found) for found in pooled))) if pooled else []
-    overall = estimate([fmean(found[seed] for found in pooled) for seed in common], "seeds") if common else None
-    run = any(line.verdict != NOT_RUN for line in lines)
-    return Judged(claim, tuple(lines), overall, _verdict(claim, overall) if run else NOT_RUN)
+            none = DIVERGED if diverged else NOT_RUN
+            lines.append(Line(title, e, _verdict(claim, e, diverged) if seeds else none, look.words, diverged))
+            pooled += [(title, found)] if found else []
+    chosen, common = pool([found.keys() for _, found in pooled])
+    overall = estimate([fmean(pooled[n][1][seed] for n in chosen) for seed in common], "seeds") if common else None
+    apart = tuple(title for n, (title, _) in enumerate(pooled) if n not in chosen)
+    diverged = _lost(claim, spoken)
+    return Judged(claim, tuple(lines), overall, apart, _of_all(claim, lines, overall, diverged), diverged)
+
+
+def _lost(claim: Claim, looks: Sequence["Look"]) -> Lost:
+    """How often the two arms diverged, over some cells."""
+    counted = {arm: [look.diverged(arm) for look in looks] for arm in (claim.arm, claim.than)}
+    sums = {arm: (sum(n for n, _ in found), sum(of for _, of in found)) for arm, found in counted.items()}
+    return {arm: (n, of) for arm, (n, of) in sums.items() if n}
+
+
+def _of_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, diverged: Lost) -> str:
+    """The verdict over those lines that were run: of their mean; of clients one by one, for one's gain is not another's."""
+    run = {line.verdict for line in lines} - {NOT_RUN}
+    if run <= {DIVERGED}:
+        return DIVERGED if run else NOT_RUN
+    if claim.per == "cell":
+        return _verdict(claim, overall, diverged)
+    return DENIED if DENIED in run else CONFIRMED if run == {CONFIRMED} else UNDECIDED
 
 
 def _of_cell(claim: Claim, look: "Look", seeds: Sequence[int]) -> Iterator[tuple[str, dict[int, float]]]:
@@ -107,7 +143,16 @@ def _of_clients(claim: Claim, look: "Look", seeds: Sequence[int]) -> Iterator[tu
         yield look.cell.title, {}
 
 
-def _verdict(claim: Claim, difference: Estimate | None) -> str:
+def _verdict(claim: Claim, difference: Estimate | None, diverged: Lost) -> str:
+    """By the interval of the seeds that ended; but an arm that diverged in another wins nothing, nor is it the same."""
+    found = _by_interval(claim, difference)
+    if claim.sign == "same":
+        return UNDECIDED if found == CONFIRMED and diverged else found
+    winner = {CONFIRMED: claim.arm, DENIED: claim.than}.get(found)
+    return UNDECIDED if winner in diverged else found
+
+
+def _by_interval(claim: Claim, difference: Estimate | None) -> str:
     if difference is None or difference.half is None:
         return UNDECIDED  # no seed has both numbers, or one: that has no interval
     if claim.sign == "same":

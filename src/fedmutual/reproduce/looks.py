@@ -44,6 +44,11 @@ class Look:
         result = self.results.get(arm, {}).get(seed)
         return result is not None and not result.failed
 
+    def diverged(self, arm: str) -> tuple[int, int]:
+        """(in how many runs of an arm a client diverged, of how many)."""
+        found = self.results.get(arm, {}).values()
+        return sum(bool(r.failed) for r in found), len(found)
+
     def number(self, measure: str, arm: str, seed: int, at: str = "last") -> float | None:
         """A measure of a run after its last or its best round."""
         if not self.good(arm, seed):

@@ -86,7 +86,7 @@ def markdown(told: Page) -> str:
         parts.append(
             f"{number}. {judged.claim.text} **{_capital(words.verdict(judged, decimals))}.**\\\n   ({words.asked(judged)})"
         )
-        if len(judged.run) > 1:
+        if len(judged.told) > 1:
             parts.append(_md_table(_of_run(judged, decimals), caption=False))
     if not told.judged:
         parts.append("The paper claims nothing here that numbers could settle.")
@@ -107,7 +107,7 @@ def markdown(told: Page) -> str:
 def _of_run(judged: Judged, decimals: int) -> Table:
     """The table of a claim without the cells that were not run."""
     table = tables.verdicts(judged, decimals)
-    rows = tuple(r for r, line in zip(table.rows, judged.lines, strict=True) if line.difference is not None)
+    rows = tuple(r for r, line in zip(table.rows, judged.lines, strict=True) if line.told)
     return Table(table.id, table.caption, table.columns, rows, table.csv)
 
 
@@ -148,7 +148,7 @@ def html(told: Page) -> str:
             "text": j.claim.text,
             "verdict": _capital(words.verdict(j, decimals)),
             "asked": words.asked(j),
-            "table": tables.verdicts(j, decimals) if len(j.run) > 1 else None,
+            "table": tables.verdicts(j, decimals) if len(j.told) > 1 else None,
         }
         for j in told.judged
     ]
@@ -190,9 +190,12 @@ def _claim(judged: Judged) -> dict[str, Any]:
             "where": line.title,
             "verdict": line.verdict,
             "state": line.scale,
+            "diverged": {arm: n for arm, (n, _) in line.diverged.items()},
             "difference": asdict(line.difference) if line.difference else None,
         }
         for line in judged.lines
     ]
-    about = {"claim": judged.claim.text, "verdict": judged.verdict, "unit": tables.unit(judged)}
+    about: dict[str, Any] = {"claim": judged.claim.text, "verdict": judged.verdict, "unit": tables.unit(judged)}
+    diverged = {arm: n for arm, (n, _) in judged.diverged.items()}
+    about |= {"apart": list(judged.apart), "diverged": diverged}
     return {**about, "difference": asdict(judged.overall) if judged.overall else None, "where": lines}

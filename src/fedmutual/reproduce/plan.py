@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import Any
 
 import fedmutual
-from fedmutual.config import Config, parse_config, settings_of
+from fedmutual.config import Config, all_keys, parse_config, settings_of
+from fedmutual.config.methods import foreign
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce.cells import Arm, Cell
 
@@ -31,10 +32,12 @@ class Scale:
     changed: tuple[tuple[str, Any], ...] = ()
 
     def of(self, cell: Cell) -> "Scale":
-        """The same for one cell: a number of rounds that none of its arms exceeds is no limit."""
+        """The same for one cell: rounds that none of its arms exceeds are no limit, a key that none takes is no change."""
         most = max(map(cell.rounds, cell.arms))
         rounds = self.rounds if self.rounds is not None and self.rounds < most else None
-        return Scale(rounds, tuple((k, v) for k, v in self.changed if tells(k)))
+        algorithms = _algorithms(cell)
+        changed = tuple((k, v) for k, v in self.changed if tells(k) and any(_has(a, k) for a in algorithms))
+        return Scale(rounds, changed)
 
     def words(self, cell: Cell) -> str:
         """ "shortened: 50 of 200 rounds, partition.examples = 200"; "" for a cell that is whole."""
@@ -97,8 +100,7 @@ def _with_needs(cell: Cell, arm: str, seed: int, scale: Scale, here: Here, made:
 
 def _config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here) -> Config:
     source = f"{cell.path}, arm {arm!r}"
-    overrides = dict(cell.arms[arm].set)
-    algorithm = overrides.get("algorithm.name", cell.tables.get("algorithm", {}).get("name", "fml"))
+    overrides, algorithm = dict(cell.arms[arm].set), _algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": min(scale.rounds, cell.rounds(arm))}
     overrides |= {k: v for k, v in (*scale.changed, *here.items()) if _has(algorithm, k)}  # as `compare --set`: who has it
     overrides |= {"seed": seed, **limit}
@@ -108,10 +110,23 @@ def _config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here) -> Config
         return parse_config(tables, source, overrides)
 
 
+def _algorithm(cell: Cell, arm: str) -> str:
+    """The name of an arm's algorithm."""
+    return str(cell.arms[arm].set.get("algorithm.name", cell.tables.get("algorithm", {}).get("name", "fml")))
+
+
+def _algorithms(cell: Cell) -> list[str]:
+    """Those of all its arms, each once."""
+    return list(dict.fromkeys(_algorithm(cell, arm) for arm in cell.arms))
+
+
 def _has(algorithm: str, key: str) -> bool:
     """Whether an arm of this algorithm can be given a key: of another algorithm's settings it can not."""
     table, _, rest = key.partition(".")
-    return table != "algorithm" or ":" in algorithm or rest.partition(".")[0] in settings_of(algorithm)
+    try:
+        return table != "algorithm" or ":" in algorithm or rest.partition(".")[0] in settings_of(algorithm)
+    except LookupError:
+        return True  # there is no such algorithm: who parses the configuration says so, and where
 
 
 def fingerprint(config: Config, given: Mapping[str, Any]) -> str:
@@ -150,8 +165,18 @@ def shorter(out: Path, job: Job) -> list[Path]:
     return [found[n] for n in sorted(found, reverse=True) if n < int(rounds)]
 
 
-def check(changed: Mapping[str, Any]) -> None:
-    """Raise ConfigError where --set names what the command itself decides."""
+def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
+    """Raise ConfigError where --set names what the command or an arm decides, a whole table, or what no arm takes."""
     for key, option in (("seed", "--seeds"), ("rounds", "--rounds"), ("name", "--out")):
         if key in changed:
             raise ConfigError(f"--set {key}: cells have their own; use {option}")
+    algorithms = list(dict.fromkeys(a for cell in cells for a in _algorithms(cell)))
+    for key in changed:
+        inner = [k for k in all_keys() if k.startswith(f"{key}.")]
+        if inner or key == "clients":
+            like = "algorithm.alpha" if key == "algorithm" else (inner or ["clients.ID.algorithm.alpha"])[0]
+            raise ConfigError(f"--set {key}: it is a table; set its keys one by one, as --set {like}=...")
+        if key == "algorithm.name":
+            raise ConfigError(f"--set {key}: each arm has an algorithm of its own; take it out, or write a cell of your own")
+        if not any(_has(a, key) for a in algorithms):
+            raise ConfigError(f"--set: {foreign('algorithm', key.split('.')[1], algorithms)}")

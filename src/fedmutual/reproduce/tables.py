@@ -5,10 +5,10 @@ from typing import Any
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.statistics import Estimate, estimate
-from fedmutual.report.text import fixed, percent
+from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cells import Arm, Experiment
-from fedmutual.reproduce.claims import Judged
+from fedmutual.reproduce.claims import DIVERGED, Judged, Lost
 from fedmutual.reproduce.looks import Look
 
 NAMES = {"fml": "FML", "fedavg": "FedAvg", "fedprox": "FedProx", "independent": "Local-only", "centralised": "Centralised"}
@@ -102,7 +102,7 @@ def _cell(look: Look | None, arm: str, measure: str, at: str, decimals: int) -> 
     value = look.value(measure, arm, at)
     unit = measures.find(measure)[0].unit
     if value is None:
-        text = "diverged" if failed else NOT_RUN if not look.results[arm] else _none(unit)
+        text = DIVERGED if failed else NOT_RUN if not look.results[arm] else _none(unit)
         why = {
             "n/a": "n/a: this method has no such number",
             "not reached": "; ".join(filter(None, ("not reached", look.words))),
@@ -149,18 +149,21 @@ def _client_cell(look: Look, arm: str, client: str, at: str, decimals: int) -> C
 
 def verdicts(judged: Judged, decimals: int) -> Table:
     """A claim cell by cell."""
-    lines = [
-        (
-            Cell(line.title),
-            Cell(line.verdict),
-            Cell(*amount(line.difference, unit(judged), decimals), note=line.scale) if line.difference else Cell(NOT_RUN),
-        )
-        for line in judged.lines
-    ]
+    lines = []
+    for line in judged.lines:
+        none = DIVERGED if line.told else NOT_RUN
+        text, spread = amount(line.difference, unit(judged), decimals) if line.difference else (none, "")
+        note = "; ".join(filter(None, (line.scale, lost(line.diverged))))
+        lines.append((Cell(line.title), Cell(line.verdict), Cell(text, spread, note=note)))
     heads = (Column("Where", numeric=False), Column("Verdict", numeric=False), Column("Difference"))
     rows = [[line.title, line.verdict, *((e.mean, e.half, e.n) if (e := line.difference) else ())] for line in judged.lines]
-    text = csv_text(["where", "verdict", "difference", "half_width", "seeds"], rows)
-    return Table("verdicts", judged.claim.text, heads, tuple(lines), text)
+    csv = csv_text(["where", "verdict", "difference", "half_width", "seeds"], rows)
+    return Table("verdicts", judged.claim.text, heads, tuple(lines), csv)
+
+
+def lost(diverged: Lost) -> str:
+    """ "fml diverged in 2 of 4 runs"; "" where none did."""
+    return listed([f"{arm} diverged in {n} of {count(of, 'run')}" for arm, (n, of) in diverged.items()])
 
 
 def unit(judged: Judged) -> str:

@@ -8,20 +8,24 @@ from fedmutual.records.text import duration
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce.cells import Experiment
-from fedmutual.reproduce.claims import NOT_RUN, Judged
+from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
-from fedmutual.reproduce.tables import unit
+from fedmutual.reproduce.tables import lost, unit
 
+NAMED = 4  # so many cells left out of a mean are counted, fewer are named
 _SIGNS = {"more": "above 0", "less": "below 0"}
 
 
 def verdict(judged: Judged, decimals: int) -> str:
     """ "confirmed, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
+    fallen, short = lost(judged.diverged), ", shortened" if judged.shortened else ""
+    if judged.verdict in (NOT_RUN, DIVERGED):
+        return f"{judged.verdict}{short}: {fallen}" if fallen else judged.verdict
+    fallen = fallen and f"; {fallen}"
     if judged.overall is None:
-        return NOT_RUN if judged.verdict == NOT_RUN else f"{judged.verdict}: no seed of what was run has the numbers"
-    short = ", shortened" if judged.shortened else ""
-    return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_over(judged)}"
+        return f"{judged.verdict}: no seed of what was run has the numbers{fallen}"
+    return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_over(judged)}{fallen}"
 
 
 def difference(judged: Judged, e: Estimate, decimals: int) -> str:
@@ -41,23 +45,29 @@ def difference(judged: Judged, e: Estimate, decimals: int) -> str:
 def _over(judged: Judged) -> str:
     if len(judged.lines) == 1:
         return ""
-    noun = "clients" if judged.claim.per == "client" and len(judged.run) == len(judged.lines) else "cells"
-    of = f"{len(judged.run)} of {len(judged.lines)} {noun}"
+    pooled, noun = len(judged.run) - len(judged.apart), judged.claim.per
+    of = f"{pooled} of {len(judged.lines)} {noun}s"
+    if noun == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
+        of = count(pooled, noun)
     if len(judged.run) == 1:
         return f", in {judged.run[0].title} alone, {of}"
     counted = Counter(line.verdict for line in judged.run)
+    if judged.apart:
+        named = listed(judged.apart) if len(judged.apart) < NAMED else f"{len(judged.apart)} others"
+        of += f", without {named}, for lack of common seeds"
     return f", mean over {of}: {listed([f'{n} {word}' for word, n in counted.most_common()])}"
 
 
 def asked(judged: Judged) -> str:
     """What of two arms is compared, and when that confirms the claim."""
     claim = judged.claim
+    whose = "each client's" if claim.per == "client" else "the"
     if claim.sign == "same":
         margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
-        return f"{claim.arm} less {claim.than}; confirmed if the interval lies within ± {margin} {unit(judged)}"
+        return f"{claim.arm} less {claim.than}; confirmed if {whose} interval lies within ± {margin} {unit(judged)}"
     best = [arm for arm, at in ((claim.arm, claim.at), (claim.than, claim.than_at)) if at == "best"]
     after = f", of {listed(best)} the best round" if best else ""
-    return f"{claim.arm} less {claim.than}{after}; confirmed if the interval lies {_SIGNS[claim.sign]}"
+    return f"{claim.arm} less {claim.than}{after}; confirmed if {whose} interval lies {_SIGNS[claim.sign]}"
 
 
 def state(looks: Sequence[Look]) -> str:
