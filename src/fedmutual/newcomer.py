@@ -171,8 +171,13 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
     for key, why in _NOT_HERS.items():
         if key in tables:
             raise ConfigError(f"{file}: key {key!r} has no place here: {why}; take it out")
-    parsed = parse_config(tables, str(file))  # says what is wrong with a key or its type
-    given, model = tables.get("data", {}), tables.get("model", {})
+    model = found if isinstance(found := tables.get("model"), dict) else {}
+    for key in ("start", "weights"):
+        if key in model:
+            raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
+    joined = merge({"model": shared.model}, {"model": tables.get("model", {})})
+    parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
+    given = tables.get("data", {})
     if "name" not in given:
         raise ConfigError(f"{file}: the key 'data.name' is missing, which says where the newcomer's examples come from")
     if tables.get("algorithm", {}).get("name", "fml") != "fml":
@@ -181,13 +186,13 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
         )
     if parsed.training.task != "classification":
         raise ConfigError(f"{file}: key 'training.task': the ways are held against each other by accuracy; take it out")
-    for key in ("start", "weights"):
-        if key in model:
-            raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
-    for key in _SHARES:
-        if key in model and model[key] != shared.model.get(key, getattr(shared.run.config.model, key)):
-            settled = f"{shared.run.folder} settles it ({shared.model.get(key)})"
-            raise ConfigError(f"{file}: key 'model.{key}' is {model[key]!r}, and {settled}; take it out")
+    for key in (k for k in _SHARES if k in model):
+        settled = getattr(shared.run.config.model, key)
+        if getattr(parsed.model, key) != settled:
+            said = ", ".join(settled or ("unset",)) if key == "part" else settled
+            raise ConfigError(
+                f"{file}: key 'model.{key}' is {model[key]!r}, and {shared.run.folder} settles it ({said}); take it out"
+            )
     return Newcomer(str(file), {**tables, "data": _data(file, given, shared)}, shared, tuned)
 
 

@@ -178,7 +178,9 @@ def digits(file, wanted, name="{}"):
     np.savez(file, x=found.images[kept] / 16, y=np.array([name.format(d) for d in found.target[kept]]))
 
 
-def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(tmp_path, monkeypatch, cli):
+@pytest.fixture
+def parts(tmp_path, monkeypatch, cli):
+    """The folders of two runs that share a part, `fml` and `fedavg`, and new.npz with other classes."""
     monkeypatch.chdir(tmp_path)
     digits("low.npz", range(5))
     digits("high.npz", range(4, 10))
@@ -186,10 +188,15 @@ def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(tmp_path, monkeypatc
     Path("part.toml").write_text(PART)
     for name in ("fml", "fedavg"):
         assert cli("run", "part.toml", "--set", f"algorithm.name={name}", "--out", name)[0] == 0
-    text = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "new.npz"')
-    Path("n.toml").write_text(text + 'model = { personal = "mlp" }\n')
-    still = ("--set", "optimizer.lr=0", "--rounds", 1, "--examples", "30", "--seeds", 1)
-    code, out, err = cli("adapt", "fml", "--data", "n.toml", "--fedavg", "fedavg", "--out", "a", *still)
+
+
+TO_A_PART = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "new.npz"')
+STILL = ("--set", "optimizer.lr=0", "--rounds", 1, "--examples", "30", "--seeds", 1)
+
+
+def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(parts, cli):
+    Path("n.toml").write_text(TO_A_PART + 'model = { personal = "mlp" }\n')
+    code, out, err = cli("adapt", "fml", "--data", "n.toml", "--fedavg", "fedavg", "--out", "a", *STILL)
     assert code == 0, err
     assert "as it is" not in out
     for way, source in (("fml", "fml"), ("fine-tune", "fedavg")):
@@ -197,10 +204,37 @@ def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(tmp_path, monkeypatc
         assert found.keys() == shared.keys()
         assert all(torch.allclose(found[k], shared[k]) for k in shared), way
         assert fedmutual.Run(f"a/{way}/30/0").meme("0")(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
-    assert fedmutual.Run("a/fml/30/0").config.data.mean == (0.3,)
     found = json.loads(Path("a/adapt.json").read_text())
     assert found["networks"] == {"fml": "mlp", "scratch": "mlp", "fine-tune": "cnn1"}
     assert all(found["accuracy"][way]["30"]["0"] > 0 for way in found["accuracy"])
+
+
+def test_a_newcomer_to_a_shared_part_chooses_its_adaptor(parts, cli):
+    for model in ('adaptor = "rest"', 'adaptor = "rest", part = "features"', 'adaptor = "rest", part = ["features"]'):
+        Path("n.toml").write_text(f"{TO_A_PART}model = {{ {model} }}\n")
+        code, _, err = cli("adapt", "fml", "--data", "n.toml", "--out", "a", *STILL)
+        assert code == 0, err
+        for way in ("fml", "fine-tune"):
+            done = fedmutual.Run(f"a/{way}/30/0")
+            assert (done.config.model.adaptor, done.config.model.part) == ("rest", ("features",))
+            assert {k for k in done.meme("0").state_dict() if k.startswith("classifier.fc2")}, "cnn1's own further layers"
+        shutil.rmtree("a")
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ('part = "classifier"', "key 'model.part' is 'classifier', and fml settles it (features); take it out"),
+        ('shared = "mlp"', "key 'model.shared' is 'mlp', and fml settles it (cnn1); take it out"),
+        ('start = "server"', "key 'model.start' is set for each way"),
+        ("part = 3", "key 'model.part'"),
+    ],
+)
+def test_what_a_run_says_of_its_part_is_not_contradicted(parts, cli, model, sentence):
+    Path("n.toml").write_text(f"{TO_A_PART}model = {{ {model} }}\n")
+    code, _, err = cli("adapt", "fml", "--data", "n.toml", "--out", "a", *STILL)
+    assert code == 2
+    assert sentence in err
 
 
 def test_a_size_that_there_is_not_is_left_out(run, cli):
@@ -222,6 +256,8 @@ def test_a_size_that_there_is_not_is_left_out(run, cli):
             NEWCOMER + 'model = { shared = "cnn1" }',
             "n.toml: key 'model.shared' is 'cnn1', and r settles it (mlp); take it out",
         ),
+        (NEWCOMER + 'model = { part = "features" }', "n.toml: key 'model.part' is 'features', and r settles it (unset)"),
+        (NEWCOMER + "model = 3", "n.toml: key 'model'"),
         (NEWCOMER + 'model = { start = "own" }', "n.toml: key 'model.start' is set for each way"),
         (NEWCOMER.replace("alpha", 'name = "fedavg", alph'), "unknown key 'algorithm.alph"),
         (
