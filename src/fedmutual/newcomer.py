@@ -118,10 +118,10 @@ class Newcomer:
         )
 
     def prepare(self) -> data.Prepared:
-        """Read the newcomer's data, and hold them against what the shared model takes.
+        """Read the newcomer's data, and hold them against what the shared models take that are whole.
 
         Raises:
-            UserError: a class that the shared model does not know, examples of another shape, columns or scaling.
+            UserError: a class that such a model does not know, examples of another shape, columns or scaling.
         """
         try:
             read = data.prepare(self.config("fml", None))[""]
@@ -130,13 +130,15 @@ class Newcomer:
                 f"{problem.what} of the shared model in {self.shared.run.folder}; rename it with data.labels, or start from "
                 "a run that shares only a part (model.part), where a newcomer has outputs of its own"
             ) from None
-        self._check_inputs(read)
+        for source in (self.shared, self.tuned):
+            if source.whole:
+                self._check_inputs(read, source)
         return read
 
-    def _check_inputs(self, read: data.Prepared) -> None:
-        """Raise ConfigError where the newcomer's inputs are not what the shared model takes."""
-        takes, shape, place = self.shared.takes, read.space.shape, f"the shared model of {self.shared.run.folder}"
-        if self.shared.whole and shape != takes.shape:
+    def _check_inputs(self, read: data.Prepared, source: Source) -> None:
+        """Raise ConfigError where the newcomer's inputs and classes are not what a whole shared model takes."""
+        takes, shape, place = source.takes, read.space.shape, f"the shared model of {source.run.folder}"
+        if shape != takes.shape:
             images = len(shape) == len(takes.shape) == 3 and shape[0] == takes.shape[0]
             mend = f"set data.size = {list(takes.shape[1:])}" if images else "give it such examples"
             raise ConfigError(
@@ -147,12 +149,17 @@ class Newcomer:
                 f"{self.file}: the columns are {listed(read.source.columns or ())}, and {place} takes "
                 f"{listed(takes.columns)}; give it these, in this order"
             )
-        scaled = {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}
-        for key, values in scaled.items():
-            if self.shared.whole and takes.agreed and values != takes.scaling[key]:
+        if read.space.classes != takes.classes:
+            raise ConfigError(
+                f"{self.file}: the classes are {listed(read.space.classes)}, and {place} has the outputs "
+                f"{listed(takes.classes)}; name these in data.classes, in this order"
+            )
+        for key, values in {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}.items():
+            if takes.agreed and values != takes.scaling[key]:
+                settled = "take data.mean and data.std out, and the run's are used"
+                mend = settled if self.shared.whole else "set both to that run's"
                 raise ConfigError(
-                    f"{self.file}: key 'data.{key}' makes {values} of what {place} takes with {takes.scaling[key]}; take "
-                    "data.mean and data.std out, and the run's are used"
+                    f"{self.file}: key 'data.{key}' makes {values} of what {place} takes with {takes.scaling[key]}; {mend}"
                 )
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 import fedmutual
+from fedmutual.config import merge, parse_config
 
 NEWCOMER = """
 name = "north"
@@ -117,6 +118,26 @@ def test_fedavg_s_shared_model_is_fine_tuned_where_it_is_given(run, small, cli):
     assert "r: is a run of 'fml', and --fedavg names one of 'fedavg'" in err
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["data.mean=[0.3]", "data.std=[4.0]"], "avg: its shared model takes data.mean = [0.3], and that of r [0.3053]"),
+        (["data.mean=[0.3053]", "data.std=[4.0]"], "avg: its shared model takes data.std = [4.0], and that of r [0.376]"),
+        (["data.size=[9,9]"], "avg: its shared model takes examples of the shape [1, 9, 9], and that of r [1, 8, 8]"),
+        (["data.size=[8,8]"], "avg: its shared model takes data.size = [8, 8], and that of r none"),
+        (['data.labels={0="O"}'], "avg: its shared model takes data.classes = 'O', '1', "),
+    ],
+)
+def test_a_fedavg_run_on_other_inputs_is_refused(run, small, cli, settings, sentence):
+    changes = [x for s in ["rounds=1", "algorithm.name=fedavg", *settings] for x in ("--set", s)]
+    assert cli("run", small, *changes, "--out", "avg")[0] == 0
+    code, _, err = adapt(cli, "--fedavg", "avg")
+    assert code == 2
+    assert sentence in err
+    assert "\n" not in err.strip()
+    assert not Path("a").exists()
+
+
 def test_it_is_gone_on_with_and_never_mixed_with_another_shared_model(run, small, cli):
     first = ("--examples", "20", "--seeds", 1)
     assert adapt(cli, *first)[0] == 0
@@ -219,6 +240,30 @@ def test_a_newcomer_to_a_shared_part_chooses_its_adaptor(parts, cli):
             assert (done.config.model.adaptor, done.config.model.part) == ("rest", ("features",))
             assert {k for k in done.meme("0").state_dict() if k.startswith("classifier.fc2")}, "cnn1's own further layers"
         shutil.rmtree("a")
+
+
+def test_a_whole_fedavg_model_beside_a_part_must_fit_the_newcomer_s_data(parts, cli):
+    """Her data decide: the run that shares a part may be on any other."""
+    whole = {"data.root": "new.npz", "data.name": "npz", "algorithm.name": "fedavg", "model.shared": "cnn1"}
+    whole |= {"data.mean": [0.3], "data.std": [4.0], "partition.clients": 2, "engine.device": "cpu", "rounds": 1}
+    fedmutual.run(parse_config(merge({}, whole)), "whole")
+    Path("n.toml").write_text(TO_A_PART)
+    command = ("adapt", "fml", "--data", "n.toml", "--fedavg", "whole", "--out", "a", *STILL)
+    for settings, sentence in (
+        (
+            ["data.mean=[0.3]", "data.std=[0.4]"],
+            "n.toml: key 'data.std' makes [0.4] of what the shared model of whole takes",
+        ),
+        (["data.size=[12,12]"], "the shape [1, 12, 12] and the shared model of whole takes [1, 8, 8]; set data.size"),
+        (['data.labels={"kind 2"="two"}'], "and the shared model of whole has the outputs 'kind 2', "),
+    ):
+        code, _, err = cli(*command, *(x for s in settings for x in ("--set", s)))
+        assert code == 2
+        assert sentence in err
+    code, _, err = cli(*command, "--set", "data.mean=[0.3]", "--set", "data.std=[4.0]")
+    assert code == 0, err
+    found, shared = state("a/fine-tune/30/0", 1), state("whole", 1, "server")
+    assert all(torch.equal(found[k], shared[k]) for k in shared)
 
 
 @pytest.mark.parametrize(
