@@ -126,6 +126,8 @@ class Newcomer:
         try:
             read = data.prepare(self.config("fml", None))[""]
         except UnknownClass as problem:
+            if not self.shared.whole:
+                raise  # these are the newcomer's own classes
             raise DataError(
                 f"{problem.what} of the shared model in {self.shared.run.folder}; rename it with data.labels, or start from "
                 "a run that shares only a part (model.part), where a newcomer has outputs of its own"
@@ -204,15 +206,16 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
 
 
 def _data(file: Path, given: Table, shared: Source) -> Table:
-    """[data] with the run's classes, size and scaling where the newcomer names none."""
-    settled, takes = dict[str, Any](), shared.takes
-    if shared.whole:
-        settled["classes"] = list(takes.classes)
-        if "classes" in given and tuple(given["classes"]) != takes.classes:
-            raise ConfigError(
-                f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
-                f"outputs {listed(takes.classes)}; take the key out: who has only some of the classes is matched by name"
-            )
+    """[data] with a whole model's classes, size and scaling where the newcomer names none. A part is for any data."""
+    takes = shared.takes
+    if not shared.whole:
+        return given
+    settled: Table = {"classes": list(takes.classes)}
+    if "classes" in given and tuple(given["classes"]) != takes.classes:
+        raise ConfigError(
+            f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
+            f"outputs {listed(takes.classes)}; take the key out: who has only some of the classes is matched by name"
+        )
     if takes.agreed and "mean" not in given and "std" not in given:
         settled |= {"mean": takes.scaling["mean"], "std": takes.scaling["std"]}
     if takes.scaling.get("size"):

@@ -266,6 +266,21 @@ def test_a_whole_fedavg_model_beside_a_part_must_fit_the_newcomer_s_data(parts, 
     assert all(torch.equal(found[k], shared[k]) for k in shared)
 
 
+def test_a_newcomer_to_a_shared_part_brings_its_own_kind_of_data(parts, cli):
+    """Three channels at another size, where the run had one: nothing of it is put on them."""
+    rng = np.random.default_rng(0)
+    np.savez("colour.npz", x=rng.random((80, 3, 12, 12), dtype=np.float32), y=np.arange(80) % 3)
+    assert (
+        cli("run", "part.toml", "--out", "end", "--set", "model.part=features.conv2", "--set", "model.adaptor=rest")[0] == 0
+    )
+    Path("n.toml").write_text(NEWCOMER.replace('name = "digits"', 'name = "npz", root = "colour.npz"'))
+    code, _, err = cli("adapt", "end", "--data", "n.toml", "--out", "a", *STILL)
+    assert code == 0, err
+    for way in ("fml", "scratch", "fine-tune"):
+        found = fedmutual.Run(f"a/{way}/30/0").config.data
+        assert (found.mean, found.std, found.size) == (None, None, None)
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
