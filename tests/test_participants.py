@@ -152,6 +152,18 @@ def test_a_task_of_ones_own(tmp_path, monkeypatch, cli):
     assert "personal of light mae " in err
 
 
+def test_who_learns_numbers_inherits_no_classes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["zero", *"123456789"]
+    common = {"data.classes": names, "data.labels": {"0": "zero"}}
+    spaces = build(load_config(write(tmp_path, NUMBERS), **common)).data.spaces
+    assert (spaces["light"].classes, spaces["light"].outputs) == (("y",), 1)
+    assert spaces["seven"].classes == tuple(names)
+    for changes in ({"clients.light.data.classes": names}, {"training.task": "regression"}):
+        with pytest.raises(fedmutual.UserError, match=r"'data.classes' is for classes, and the task learns numbers"):
+            build(load_config(write(tmp_path, NUMBERS), **(common | changes)))
+
+
 def test_own_data_are_kept_in_the_run_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = load_config(write(tmp_path))

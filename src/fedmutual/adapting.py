@@ -14,6 +14,7 @@ from fedmutual import experiment as experiments
 from fedmutual.compare import Planned, check_folders, train_all
 from fedmutual.config import Config
 from fedmutual.config.schema import Table
+from fedmutual.data.examples import listed
 from fedmutual.engines.base import score
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.losses import Classification
@@ -48,7 +49,7 @@ def adapt(
     tuned = shared if fedavg is None else _fedavg(Path(fedavg), shared)
     who = newcomer.read(Path(file), overrides or {}, shared, tuned)
     first, read = who.config("fml", None), who.prepare()
-    _note_divisor(read, shared)
+    _note_divisor(read, shared, tuned)
     folder = Path(out)
     there = _there(sizes, data.load(first, {"": read}), str(file))
     numbers = range(first.seed, first.seed + seeds)
@@ -78,12 +79,29 @@ def _fedavg(folder: Path, shared: Source) -> Source:
         raise RunError(
             f"{folder}: is a run of {name!r}, and --fedavg names one of 'fedavg'; without it that of {run} is tuned"
         )
-    ours, theirs = ((s.takes.shape, s.takes.classes, s.takes.scaling["mean"]) for s in (shared, found))
-    if shared.whole and ours != theirs:
-        raise RunError(
-            f"{folder}: its shared model takes other inputs or classes than that of {run}; name a run on its data"
-        )
+    if shared.whole and found.whole:  # else the newcomer's data are held against what is whole
+        ours, theirs = _inputs(shared), _inputs(found)
+        for key in (k for k in ours if ours[k] != theirs[k]):
+            raise RunError(
+                f"{folder}: its shared model takes {key} {theirs[key]}, and that of {run} {ours[key]}; name a FedAvg run on "
+                "the same inputs and classes"
+            )
     return found
+
+
+def _inputs(source: Source) -> dict[str, str]:
+    """What a shared model takes, each under the words that say it in a sentence. Augmenting is not of the inputs."""
+    takes = source.takes
+    about: dict[str, str] = {
+        "examples of the shape": str(list(takes.shape)),
+        "data.classes =": listed(takes.classes),
+        "the columns": listed(takes.columns) if takes.columns else "none",
+    }
+    words = {"divisor": "inputs divided by", **{key: f"data.{key} =" for key in ("mean", "std", "size")}}
+    for key, said in words.items():
+        value = takes.scaling.get(key)
+        about[said] = str("none" if value is None else value) if takes.agreed else "each client's own"
+    return about
 
 
 def sizes(text: str) -> tuple[int | None, ...]:
@@ -116,14 +134,17 @@ def _there(wanted: Sequence[int | None], federation: data.Federation, file: str)
     return kept
 
 
-def _note_divisor(read: data.Prepared, shared: Source) -> None:
-    ours, theirs = read.scaled.divisor, shared.takes.scaling["divisor"]
-    if ours != theirs:
-        warnings.warn(
-            f"the newcomer's inputs are divided by {ours:g}, and those of {shared.run.folder} were by {theirs:g}: do both "
-            "end in the same range?",
-            stacklevel=3,
-        )
+def _note_divisor(read: data.Prepared, *sources: Source) -> None:
+    ours = read.scaled.divisor
+    for source in sources:
+        theirs = source.takes.scaling["divisor"]
+        if ours != theirs:
+            warnings.warn(
+                f"the newcomer's inputs are divided by {ours:g}, and those of {source.run.folder} were by {theirs:g}: do "
+                "both end in the same range?",
+                stacklevel=3,
+            )
+            return
 
 
 def _check_same(folder: Path, about: Table, resume: bool) -> None:

@@ -118,25 +118,29 @@ class Newcomer:
         )
 
     def prepare(self) -> data.Prepared:
-        """Read the newcomer's data, and hold them against what the shared model takes.
+        """Read the newcomer's data, and hold them against what the shared models take that are whole.
 
         Raises:
-            UserError: a class that the shared model does not know, examples of another shape, columns or scaling.
+            UserError: a class that such a model does not know, examples of another shape, columns or scaling.
         """
         try:
             read = data.prepare(self.config("fml", None))[""]
         except UnknownClass as problem:
+            if not self.shared.whole:
+                raise  # these are the newcomer's own classes
             raise DataError(
                 f"{problem.what} of the shared model in {self.shared.run.folder}; rename it with data.labels, or start from "
                 "a run that shares only a part (model.part), where a newcomer has outputs of its own"
             ) from None
-        self._check_inputs(read)
+        for source in (self.shared, self.tuned):
+            if source.whole:
+                self._check_inputs(read, source)
         return read
 
-    def _check_inputs(self, read: data.Prepared) -> None:
-        """Raise ConfigError where the newcomer's inputs are not what the shared model takes."""
-        takes, shape, place = self.shared.takes, read.space.shape, f"the shared model of {self.shared.run.folder}"
-        if self.shared.whole and shape != takes.shape:
+    def _check_inputs(self, read: data.Prepared, source: Source) -> None:
+        """Raise ConfigError where the newcomer's inputs and classes are not what a whole shared model takes."""
+        takes, shape, place = source.takes, read.space.shape, f"the shared model of {source.run.folder}"
+        if shape != takes.shape:
             images = len(shape) == len(takes.shape) == 3 and shape[0] == takes.shape[0]
             mend = f"set data.size = {list(takes.shape[1:])}" if images else "give it such examples"
             raise ConfigError(
@@ -147,12 +151,17 @@ class Newcomer:
                 f"{self.file}: the columns are {listed(read.source.columns or ())}, and {place} takes "
                 f"{listed(takes.columns)}; give it these, in this order"
             )
-        scaled = {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}
-        for key, values in scaled.items():
-            if self.shared.whole and takes.agreed and values != takes.scaling[key]:
+        if read.space.classes != takes.classes:
+            raise ConfigError(
+                f"{self.file}: the classes are {listed(read.space.classes)}, and {place} has the outputs "
+                f"{listed(takes.classes)}; name these in data.classes, in this order"
+            )
+        for key, values in {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}.items():
+            if takes.agreed and values != takes.scaling[key]:
+                settled = "take data.mean and data.std out, and the run's are used"
+                mend = settled if self.shared.whole else "set both to that run's"
                 raise ConfigError(
-                    f"{self.file}: key 'data.{key}' makes {values} of what {place} takes with {takes.scaling[key]}; take "
-                    "data.mean and data.std out, and the run's are used"
+                    f"{self.file}: key 'data.{key}' makes {values} of what {place} takes with {takes.scaling[key]}; {mend}"
                 )
 
 
@@ -171,8 +180,13 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
     for key, why in _NOT_HERS.items():
         if key in tables:
             raise ConfigError(f"{file}: key {key!r} has no place here: {why}; take it out")
-    parsed = parse_config(tables, str(file))  # says what is wrong with a key or its type
-    given, model = tables.get("data", {}), tables.get("model", {})
+    model = found if isinstance(found := tables.get("model"), dict) else {}
+    for key in ("start", "weights"):
+        if key in model:
+            raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
+    joined = merge({"model": shared.model}, {"model": tables.get("model", {})})
+    parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
+    given = tables.get("data", {})
     if "name" not in given:
         raise ConfigError(f"{file}: the key 'data.name' is missing, which says where the newcomer's examples come from")
     if tables.get("algorithm", {}).get("name", "fml") != "fml":
@@ -181,26 +195,27 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
         )
     if parsed.training.task != "classification":
         raise ConfigError(f"{file}: key 'training.task': the ways are held against each other by accuracy; take it out")
-    for key in ("start", "weights"):
-        if key in model:
-            raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
-    for key in _SHARES:
-        if key in model and model[key] != shared.model.get(key, getattr(shared.run.config.model, key)):
-            settled = f"{shared.run.folder} settles it ({shared.model.get(key)})"
-            raise ConfigError(f"{file}: key 'model.{key}' is {model[key]!r}, and {settled}; take it out")
+    for key in (k for k in _SHARES if k in model):
+        settled = getattr(shared.run.config.model, key)
+        if getattr(parsed.model, key) != settled:
+            said = ", ".join(settled or ("unset",)) if key == "part" else settled
+            raise ConfigError(
+                f"{file}: key 'model.{key}' is {model[key]!r}, and {shared.run.folder} settles it ({said}); take it out"
+            )
     return Newcomer(str(file), {**tables, "data": _data(file, given, shared)}, shared, tuned)
 
 
 def _data(file: Path, given: Table, shared: Source) -> Table:
-    """[data] with the run's classes, size and scaling where the newcomer names none."""
-    settled, takes = dict[str, Any](), shared.takes
-    if shared.whole:
-        settled["classes"] = list(takes.classes)
-        if "classes" in given and tuple(given["classes"]) != takes.classes:
-            raise ConfigError(
-                f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
-                f"outputs {listed(takes.classes)}; take the key out: who has only some of the classes is matched by name"
-            )
+    """[data] with a whole model's classes, size and scaling where the newcomer names none. A part is for any data."""
+    takes = shared.takes
+    if not shared.whole:
+        return given
+    settled: Table = {"classes": list(takes.classes)}
+    if "classes" in given and tuple(given["classes"]) != takes.classes:
+        raise ConfigError(
+            f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
+            f"outputs {listed(takes.classes)}; take the key out: who has only some of the classes is matched by name"
+        )
     if takes.agreed and "mean" not in given and "std" not in given:
         settled |= {"mean": takes.scaling["mean"], "std": takes.scaling["std"]}
     if takes.scaling.get("size"):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 import fedmutual
+from fedmutual.config import merge, parse_config
 
 NEWCOMER = """
 name = "north"
@@ -117,6 +118,26 @@ def test_fedavg_s_shared_model_is_fine_tuned_where_it_is_given(run, small, cli):
     assert "r: is a run of 'fml', and --fedavg names one of 'fedavg'" in err
 
 
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["data.mean=[0.3]", "data.std=[4.0]"], "avg: its shared model takes data.mean = [0.3], and that of r [0.3053]"),
+        (["data.mean=[0.3053]", "data.std=[4.0]"], "avg: its shared model takes data.std = [4.0], and that of r [0.376]"),
+        (["data.size=[9,9]"], "avg: its shared model takes examples of the shape [1, 9, 9], and that of r [1, 8, 8]"),
+        (["data.size=[8,8]"], "avg: its shared model takes data.size = [8, 8], and that of r none"),
+        (['data.labels={0="O"}'], "avg: its shared model takes data.classes = 'O', '1', "),
+    ],
+)
+def test_a_fedavg_run_on_other_inputs_is_refused(run, small, cli, settings, sentence):
+    changes = [x for s in ["rounds=1", "algorithm.name=fedavg", *settings] for x in ("--set", s)]
+    assert cli("run", small, *changes, "--out", "avg")[0] == 0
+    code, _, err = adapt(cli, "--fedavg", "avg")
+    assert code == 2
+    assert sentence in err
+    assert "\n" not in err.strip()
+    assert not Path("a").exists()
+
+
 def test_it_is_gone_on_with_and_never_mixed_with_another_shared_model(run, small, cli):
     first = ("--examples", "20", "--seeds", 1)
     assert adapt(cli, *first)[0] == 0
@@ -178,7 +199,9 @@ def digits(file, wanted, name="{}"):
     np.savez(file, x=found.images[kept] / 16, y=np.array([name.format(d) for d in found.target[kept]]))
 
 
-def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(tmp_path, monkeypatch, cli):
+@pytest.fixture
+def parts(tmp_path, monkeypatch, cli):
+    """The folders of two runs that share a part, `fml` and `fedavg`, and new.npz with other classes."""
     monkeypatch.chdir(tmp_path)
     digits("low.npz", range(5))
     digits("high.npz", range(4, 10))
@@ -186,10 +209,15 @@ def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(tmp_path, monkeypatc
     Path("part.toml").write_text(PART)
     for name in ("fml", "fedavg"):
         assert cli("run", "part.toml", "--set", f"algorithm.name={name}", "--out", name)[0] == 0
-    text = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "new.npz"')
-    Path("n.toml").write_text(text + 'model = { personal = "mlp" }\n')
-    still = ("--set", "optimizer.lr=0", "--rounds", 1, "--examples", "30", "--seeds", 1)
-    code, out, err = cli("adapt", "fml", "--data", "n.toml", "--fedavg", "fedavg", "--out", "a", *still)
+
+
+TO_A_PART = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "new.npz"')
+STILL = ("--set", "optimizer.lr=0", "--rounds", 1, "--examples", "30", "--seeds", 1)
+
+
+def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(parts, cli):
+    Path("n.toml").write_text(TO_A_PART + 'model = { personal = "mlp" }\n')
+    code, out, err = cli("adapt", "fml", "--data", "n.toml", "--fedavg", "fedavg", "--out", "a", *STILL)
     assert code == 0, err
     assert "as it is" not in out
     for way, source in (("fml", "fml"), ("fine-tune", "fedavg")):
@@ -197,10 +225,76 @@ def test_a_newcomer_to_a_shared_part_has_outputs_of_its_own(tmp_path, monkeypatc
         assert found.keys() == shared.keys()
         assert all(torch.allclose(found[k], shared[k]) for k in shared), way
         assert fedmutual.Run(f"a/{way}/30/0").meme("0")(torch.zeros(1, 1, 8, 8)).shape == (1, 3)
-    assert fedmutual.Run("a/fml/30/0").config.data.mean == (0.3,)
     found = json.loads(Path("a/adapt.json").read_text())
     assert found["networks"] == {"fml": "mlp", "scratch": "mlp", "fine-tune": "cnn1"}
     assert all(found["accuracy"][way]["30"]["0"] > 0 for way in found["accuracy"])
+
+
+def test_a_newcomer_to_a_shared_part_chooses_its_adaptor(parts, cli):
+    for model in ('adaptor = "rest"', 'adaptor = "rest", part = "features"', 'adaptor = "rest", part = ["features"]'):
+        Path("n.toml").write_text(f"{TO_A_PART}model = {{ {model} }}\n")
+        code, _, err = cli("adapt", "fml", "--data", "n.toml", "--out", "a", *STILL)
+        assert code == 0, err
+        for way in ("fml", "fine-tune"):
+            done = fedmutual.Run(f"a/{way}/30/0")
+            assert (done.config.model.adaptor, done.config.model.part) == ("rest", ("features",))
+            assert {k for k in done.meme("0").state_dict() if k.startswith("classifier.fc2")}, "cnn1's own further layers"
+        shutil.rmtree("a")
+
+
+def test_a_whole_fedavg_model_beside_a_part_must_fit_the_newcomer_s_data(parts, cli):
+    """Her data decide: the run that shares a part may be on any other."""
+    whole = {"data.root": "new.npz", "data.name": "npz", "algorithm.name": "fedavg", "model.shared": "cnn1"}
+    whole |= {"data.mean": [0.3], "data.std": [4.0], "partition.clients": 2, "engine.device": "cpu", "rounds": 1}
+    fedmutual.run(parse_config(merge({}, whole)), "whole")
+    Path("n.toml").write_text(TO_A_PART)
+    command = ("adapt", "fml", "--data", "n.toml", "--fedavg", "whole", "--out", "a", *STILL)
+    for settings, sentence in (
+        (
+            ["data.mean=[0.3]", "data.std=[0.4]"],
+            "n.toml: key 'data.std' makes [0.4] of what the shared model of whole takes",
+        ),
+        (["data.size=[12,12]"], "the shape [1, 12, 12] and the shared model of whole takes [1, 8, 8]; set data.size"),
+        (['data.labels={"kind 2"="two"}'], "and the shared model of whole has the outputs 'kind 2', "),
+    ):
+        code, _, err = cli(*command, *(x for s in settings for x in ("--set", s)))
+        assert code == 2
+        assert sentence in err
+    code, _, err = cli(*command, "--set", "data.mean=[0.3]", "--set", "data.std=[4.0]")
+    assert code == 0, err
+    found, shared = state("a/fine-tune/30/0", 1), state("whole", 1, "server")
+    assert all(torch.equal(found[k], shared[k]) for k in shared)
+
+
+def test_a_newcomer_to_a_shared_part_brings_its_own_kind_of_data(parts, cli):
+    """Three channels at another size, where the run had one: nothing of it is put on them."""
+    rng = np.random.default_rng(0)
+    np.savez("colour.npz", x=rng.random((80, 3, 12, 12), dtype=np.float32), y=np.arange(80) % 3)
+    assert (
+        cli("run", "part.toml", "--out", "end", "--set", "model.part=features.conv2", "--set", "model.adaptor=rest")[0] == 0
+    )
+    Path("n.toml").write_text(NEWCOMER.replace('name = "digits"', 'name = "npz", root = "colour.npz"'))
+    code, _, err = cli("adapt", "end", "--data", "n.toml", "--out", "a", *STILL)
+    assert code == 0, err
+    for way in ("fml", "scratch", "fine-tune"):
+        found = fedmutual.Run(f"a/{way}/30/0").config.data
+        assert (found.mean, found.std, found.size) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ('part = "classifier"', "key 'model.part' is 'classifier', and fml settles it (features); take it out"),
+        ('shared = "mlp"', "key 'model.shared' is 'mlp', and fml settles it (cnn1); take it out"),
+        ('start = "server"', "key 'model.start' is set for each way"),
+        ("part = 3", "key 'model.part'"),
+    ],
+)
+def test_what_a_run_says_of_its_part_is_not_contradicted(parts, cli, model, sentence):
+    Path("n.toml").write_text(f"{TO_A_PART}model = {{ {model} }}\n")
+    code, _, err = cli("adapt", "fml", "--data", "n.toml", "--out", "a", *STILL)
+    assert code == 2
+    assert sentence in err
 
 
 def test_a_size_that_there_is_not_is_left_out(run, cli):
@@ -222,6 +316,8 @@ def test_a_size_that_there_is_not_is_left_out(run, cli):
             NEWCOMER + 'model = { shared = "cnn1" }',
             "n.toml: key 'model.shared' is 'cnn1', and r settles it (mlp); take it out",
         ),
+        (NEWCOMER + 'model = { part = "features" }', "n.toml: key 'model.part' is 'features', and r settles it (unset)"),
+        (NEWCOMER + "model = 3", "n.toml: key 'model'"),
         (NEWCOMER + 'model = { start = "own" }', "n.toml: key 'model.start' is set for each way"),
         (NEWCOMER.replace("alpha", 'name = "fedavg", alph'), "unknown key 'algorithm.alph"),
         (

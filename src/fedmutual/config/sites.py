@@ -1,5 +1,6 @@
 """Clients that bring data of their own: each one's configuration, as that of a federation of itself alone."""
 
+from fedmutual import tasks
 from fedmutual.config.schema import ClientData, Config, DataConfig, PartitionConfig
 
 ALONE = "0"  # what a client is called there: the one share of a partition into one
@@ -11,10 +12,19 @@ def brings_data(config: Config) -> bool:
 
 
 def alone(config: Config, client: str) -> Config:
-    """The configuration of a client that brings its own data: these, with no one to share them with."""
+    """The configuration of a client that brings its own data: these, with no one to share them with.
+
+    The common classes are not for a client whose own task learns numbers.
+
+    Raises:
+        ConfigError: there is no such task.
+    """
     own = config.clients[client]
-    data = {**config.data.model_dump(), **own.data.model_dump(exclude_none=True)}
     task = own.training.task or config.training.task
+    common = config.data.model_dump()
+    if own.training.task and tasks.make(task, f"clients.{client}.training.task").outputs is not None:
+        common = {k: v for k, v in common.items() if k not in ("classes", "labels")}
+    data = {**common, **own.data.model_dump(exclude_none=True)}
     return config.model_copy(
         update={
             "data": DataConfig.model_validate(data),
