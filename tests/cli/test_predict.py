@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -254,6 +255,15 @@ def test_a_shared_model_of_inputs_that_are_scaled_differently_does_not_answer(ow
     assert [p.model for p in fedmutual.predict("o", ["new.npz"], "south")] == [
         "personal model of client 'south' (cnn1), round 1"
     ]
+
+
+def test_what_is_done_to_training_images_alone_is_no_other_scaling(own):
+    own()
+    path = Path("o/environment.json")
+    about = json.loads(path.read_text())
+    about["clients"]["south"]["scaling"]["augment"] = "crop-flip"
+    path.write_text(json.dumps(about))
+    assert [p.model for p in fedmutual.predict("o", ["new.npz"])] == ["shared model (cnn1), round 1"]
 
 
 def test_who_learns_numbers_predicts_no_classes(own, cli):

@@ -34,5 +34,10 @@ def interface(folder: Path, client: str | None = None) -> Interface:
         task=about["task"],
         scaling=about["scaling"],
         columns=tuple(about["columns"]) if "columns" in about else None,
-        agreed=client is not None or all(own["scaling"] == about["scaling"] for own in clients.values()),
+        agreed=client is not None or all(_inputs(own) == _inputs(about) for own in clients.values()),
     )
+
+
+def _inputs(about: dict[str, Any]) -> dict[str, Any]:
+    """What is done to every input; augmentation is of training only."""
+    return {k: v for k, v in about["scaling"].items() if k != "augment"}
