@@ -12,7 +12,7 @@ from typing import Any
 from fedmutual import data, newcomer
 from fedmutual import experiment as experiments
 from fedmutual.compare import Planned, check_folders, train_all
-from fedmutual.config import Config
+from fedmutual.config import ALONE, Config
 from fedmutual.config.schema import Table
 from fedmutual.data.examples import listed
 from fedmutual.engines.base import score
@@ -23,7 +23,6 @@ from fedmutual.records.events import Observer
 from fedmutual.records.files import read_json, write_json
 
 ADAPT = "adapt.json"
-_ONE = "0"  # the newcomer's id in its federation of one
 
 
 def adapt(
@@ -55,7 +54,7 @@ def adapt(
     numbers = range(first.seed, first.seed + seeds)
     arms = [(arm, size, seed, who.config(arm, n, seed)) for size, n in there.items() for seed in numbers for arm in ARMS]
     for *_, config in arms[: len(ARMS)]:
-        experiments.build(config, prepared={"": read}).client(_ONE)
+        experiments.build(config, prepared={"": read}).client(ALONE)
     planned: list[Planned] = [
         (f"{arm}, {size} examples, seed {seed}", config, folder / arm / size / str(seed)) for arm, size, seed, config in arms
     ]
@@ -121,7 +120,7 @@ def sizes(text: str) -> tuple[int | None, ...]:
 
 def _there(wanted: Sequence[int | None], federation: data.Federation, file: str) -> dict[str, int | None]:
     """What a size is called -> examples, for those sizes that there are so many examples for."""
-    shares = federation.partition["clients"][_ONE]
+    shares = federation.partition["clients"][ALONE]
     most = sum(len(part["rows"]) for kind, part in shares.items() if kind != "counts" and part["of"] == "train")
     over = [n for n in wanted if n is not None and n > most]
     kept = {"all" if n is None else str(n): n for n in wanted if n not in over}
@@ -173,7 +172,7 @@ def _as_it_is(who: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[in
     found: Table = {size: {} for size in sizes}
     for size, n in sizes.items():
         for seed in seeds:
-            shares = data.load(who.config("fml", n, seed), {"": read}).clients[_ONE]
+            shares = data.load(who.config("fml", n, seed), {"": read}).clients[ALONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
                 found[size][str(seed)] = score(net, shares.validation, Classification())["accuracy"]

@@ -7,7 +7,7 @@ the same lines in every eager engine. Shapes: B batch, C classes; ``...`` whatev
 import abc
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -233,20 +233,33 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
     Raises:
         Diverged: a loss or a weight is no longer finite; the client's nets are then not to be used.
     """
+    stepping = steps(phase, client, inbox, at)
+    while True:
+        try:
+            next(stepping)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[None, None, tuple[Message, dict[str, float]]]:
+    """`work`, a step at each `next`: its value comes with the end. So may clients step in turns."""
     phase = own(phase, client)
     ready(client, at)
     const = phase.begin(client, inbox, at)
-    nets, params = callables(client)
-    batches = phase.batches(client, inbox, at) if params else ()  # with nothing to train, nothing is drawn
-    losses = [step(phase, client, nets, params, batch, const) for batch in batches]
+    nets = {n: Net(lowered(m, client), trainable(m)) for n, m in client.nets.items()}
+    params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
+    losses: list[Message] = []
+    for batch in phase.batches(client, inbox, at) if params else ():  # with nothing to train, nothing is drawn
+        losses.append(_step(phase, client, nets, params, batch, const))
+        yield
     for p in params.values():
         p.grad = None
     curves = {name: torch.stack([terms[name] for terms in losses]) for name in (losses[0] if losses else ())}
     return phase.end(client, at), means(curves, client, at)
 
 
-def step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
-    """One local step of a client that `begin` made ready -> its loss terms. params: of all nets, "net.name" -> parameter."""
+def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
+    """One local step -> its loss terms. params: of all nets, "net.name" -> parameter."""
     terms = phase.loss(nets, batch, const)
     moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
     grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
@@ -256,12 +269,6 @@ def step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message,
     for optimizer in client.optimizers.values():
         optimizer.step()
     return {k: v.detach() for k, v in terms.items()}
-
-
-def callables(client: Client) -> tuple[dict[str, Net], Message]:
-    """A client's nets as a loss sees them, and all their trainable parameters, "net.name" -> parameter."""
-    nets = {n: Net(lowered(m, client), trainable(m)) for n, m in client.nets.items()}
-    return nets, {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
 
 
 def own(phase: Phase, client: Client) -> Phase:

@@ -86,13 +86,14 @@ def _toml(value: Any) -> str:
     if isinstance(value, Schedule):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_key(k)}={_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{toml_key(k)}={_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
 
 
-def _key(name: str) -> str:
+def toml_key(name: str) -> str:
+    """A key as TOML has it: in quotes where it must be."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmutual.config import ALONE, Config, alone, brings_data
+from fedmutual.config.grid import toml_key
 from fedmutual.data.draws import Index, many
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import Federation, load
@@ -113,20 +113,11 @@ def _alike(federation: Federation) -> Iterator[str]:
     held = _held(federation)
     for group in (g for g in groups.values() if len(g) > 1):
         names, kept = [classes[i] for i in group], classes[max(group, key=lambda i: held[i])]
-        mend = ", ".join(f"{_key(n)} = {_text(kept)}" for n in names if n != kept)
+        mend = ", ".join(f"{toml_key(n)} = {json.dumps(kept, ensure_ascii=False)}" for n in names if n != kept)
         yield (
             f"classes {', '.join(map(repr, names[:-1]))} and {names[-1]!r} look alike; if they are one, write "
             f"data.labels = {{ {mend} }}"
         )
-
-
-def _key(name: str) -> str:
-    """A key as TOML has it."""
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _text(name)
-
-
-def _text(name: str) -> str:
-    return json.dumps(name, ensure_ascii=False)
 
 
 @dataclass(frozen=True)

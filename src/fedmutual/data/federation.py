@@ -37,9 +37,13 @@ class Space:
     classes: tuple[str, ...]  # in the order of the outputs; of targets that are numbers, their one name
     outputs: int
     task: str
-    numbers: bool  # whether targets are numbers
     scaling: dict[str, Any]  # what was done to the inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None = None  # the names of a table's features
+
+    @property
+    def numbers(self) -> bool:
+        """Whether targets are numbers."""
+        return tasks.make(self.task).outputs is not None
 
     def like(self, other: "Space") -> bool:
         """Whether one network can serve both: what is scaled otherwise still fits."""
@@ -62,11 +66,6 @@ class Federation:
     def space(self) -> Space:
         """The first client's, which is everyone's unless they bring their own data."""
         return next(iter(self.spaces.values()))
-
-    @property
-    def alike(self) -> bool:
-        """Whether one network can serve all."""
-        return all(space.like(self.space) for space in self.spaces.values())
 
     def pooled(self) -> Shares:
         """All clients' rows in one place, each row once. Of shares of one data set."""
@@ -132,7 +131,6 @@ def _prepared(config: Config) -> Prepared:
         classes=table.classes,
         outputs=task.outputs or len(table.classes),
         task=config.training.task,
-        numbers=task.outputs is not None,
         scaling=about,
         columns=source.columns,
     )

@@ -6,15 +6,17 @@ client, and said once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum, auto
 from functools import partial
 from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import At, Client, Message, Phase, Spec, own
-from fedmutual.engines.base import Reply, participate
+from fedmutual.engines.base import Reply, let_go, participate
 from fedmutual.engines.group import Group, Part, made_of, shapes
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.stack import alike
-from fedmutual.engines.trial import paces, place, rehearse
+from fedmutual.engines.streams import Done, Turns, place
+from fedmutual.engines.trial import paces, rehearse
 
 R = TypeVar("R")
 
@@ -50,8 +52,7 @@ class Stacker:
         said = self._remarks if compile else None
         whole = [client for client in clients if client.optimizers.keys() == client.nets.keys()]  # no net is frozen
         self._groups = [Group(group, said) for group in alike(whole) if len(group) > 1]
-        self._refused: set[Any] = set()
-        self._fitting: set[Any] = set()
+        self._how: dict[Any, How] = {}
 
     def participate(self, asked: Sequence[tuple[Client, tuple[Any, ...]]]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
         """As `base.participate` of each client with its arguments -> (client, its reply or the exception, when called)."""
@@ -59,10 +60,13 @@ class Stacker:
         for group in self._groups:
             parts = [_part(*left[id(client)]) for client in group.clients if id(client) in left]
             for together in _by_key(parts):
-                if self._fits(group, together) and (steps := group.begin(together)) is not None:
-                    for part in together:
-                        del left[id(part.client)]
-                    yield from group.run(together, steps)
+                how = self._chosen(group, together)
+                begun = group.begin(together) if how is How.STACKED else None
+                if begun is None and how is not How.TURNS:
+                    continue
+                for part in together:
+                    del left[id(part.client)]
+                yield from _in_turns(together) if begun is None else group.run(together, begun)
         for client, given in left.values():
             yield client, partial(participate, client, *given)
 
@@ -72,38 +76,51 @@ class Stacker:
         self._remarks.clear()
         return said
 
-    def _fits(self, group: "Group", parts: Sequence[Part]) -> bool:
-        """Whether vmap takes this phase of these clients: tried once, on copies."""
+    def _chosen(self, group: "Group", parts: Sequence[Part]) -> "How":
+        """How these clients do this phase: tried once, on copies."""
         if len(parts) < 2:
-            return False
+            return How.ALONE
         key = (id(group), made_of(parts[0]))
-        if key in self._refused:
-            return False
-        if key not in self._fitting:
-            try:
-                rehearse(parts[:2])
-            except Exception as problem:  # whatever a network's or an algorithm's code may do
-                self._refused.add(key)
-                why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-                who = ", ".join(dict.fromkeys(p.client.id for p in parts))
-                self._remarks.append(f"clients {who} step one after the other, not stacked: vmap refuses ({why[:200]})")
-                return False
-            if place(parts).type == "cuda" and not self._pays(parts):
-                self._refused.add(key)
-                return False
-            self._fitting.add(key)
-        return True
+        if key not in self._how:
+            self._how[key] = self._tried(parts)
+        return self._how[key]
 
-    def _pays(self, parts: Sequence[Part]) -> bool:
-        """Whether they are faster together: large convolutions fill a GPU alone, and vmap makes grouped ones of them."""
-        together, apart = paces(parts) or (0.0, 0.0)
-        if together > apart:
-            who = ", ".join(dict.fromkeys(p.client.id for p in parts))
-            self._remarks.append(
-                f"clients {who} step one after the other, not stacked: it takes {1e3 * apart:.2g} ms for a step of all, "
-                f"stacked {1e3 * together:.2g} ms (measured)"
-            )
-        return together <= apart
+    def _tried(self, parts: Sequence[Part]) -> "How":
+        """Stacked if vmap takes the phase, and on a GPU if it is not slower: large convolutions fill one without it."""
+        who = f"clients {', '.join(dict.fromkeys(p.client.id for p in parts))} step one after the other, not stacked"
+        try:
+            rehearse(parts[:2])
+        except Exception as problem:  # whatever a network's or an algorithm's code may do
+            why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+            self._remarks.append(f"{who}: vmap refuses ({why[:200]})")
+            return How.ALONE
+        together, apart = (place(parts).type == "cuda" and paces(parts)) or (0.0, 0.0)
+        if together <= apart:
+            return How.STACKED
+        self._remarks.append(
+            f"{who}: it takes {1e3 * apart:.2g} ms for a step of all, each on a stream of its own, and stacked "
+            f"{1e3 * together:.2g} ms (measured)"
+        )
+        return How.TURNS
+
+
+class How(Enum):
+    """How clients alike do a phase."""
+
+    STACKED = auto()
+    TURNS = auto()  # step by step in turns, each on a stream of its own
+    ALONE = auto()  # one client after the other
+
+
+def _in_turns(parts: Sequence[Part]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
+    for part, done in Turns(parts).take():
+        yield part.client, partial(_reply, part, done)
+
+
+def _reply(part: Part, done: Done | Exception) -> Reply:
+    if isinstance(done, Exception):
+        raise done
+    return let_go(part.client, part.phase, *done, part.inbox, part.declared)
 
 
 def _part(client: Client, given: tuple[Phase, Message, Spec, At]) -> Part:

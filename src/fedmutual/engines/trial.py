@@ -4,12 +4,11 @@ import copy
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import islice
 
 import torch
 
-from fedmutual.core import callables, ready, step
 from fedmutual.engines.group import Group, Part, planned
+from fedmutual.engines.streams import Turns, place
 
 STEPS = 5  # that are timed, after as many to warm up
 
@@ -24,7 +23,7 @@ def rehearse(parts: Sequence[Part]) -> None:
 
 
 def paces(parts: Sequence[Part]) -> tuple[float, float] | None:
-    """Seconds that a step of all takes: stacked, and one after the other. None where a phase has too few steps to tell."""
+    """Seconds that a step of all takes: stacked, and in turns. None where a phase has too few steps to tell."""
     copies = _copies(parts)
     steps = Group([part.client for part in copies]).begin(copies)
     if steps is None:
@@ -33,30 +32,12 @@ def paces(parts: Sequence[Part]) -> tuple[float, float] | None:
     together = _timed(device, lambda: steps.take(plans, most=STEPS))
     if min(steps.took) < 2 * STEPS:
         return None
-    return together / STEPS, sum(_alone(part, device) for part in _copies(parts)) / STEPS
+    turns = Turns(_copies(parts))
+    apart = _timed(device, lambda: list(turns.take(STEPS)))
+    return together / STEPS, apart / STEPS
 
 
-def place(parts: Sequence[Part]) -> torch.device:
-    """Where these clients' networks are."""
-    return next(p.device for net in parts[0].client.nets.values() for p in net.parameters())
-
-
-def _alone(part: Part, device: torch.device) -> float:
-    """Seconds that the steps of one client take."""
-    phase, client = part.phase, part.client
-    ready(client, part.at)
-    const = {k: v.to(device) for k, v in phase.begin(client, part.inbox, part.at).items()}
-    nets, params = callables(client)
-    batches = iter(phase.batches(client, part.inbox, part.at))
-
-    def few() -> None:
-        for batch in islice(batches, STEPS):
-            step(phase, client, nets, params, batch, const)
-
-    return _timed(device, few)
-
-
-def _timed(device: torch.device, work: Callable[[], None]) -> float:
+def _timed(device: torch.device, work: Callable[[], object]) -> float:
     """Seconds of a piece of work when it is done the second time."""
     seconds = 0.0
     for _ in range(2):

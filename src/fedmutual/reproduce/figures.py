@@ -6,7 +6,9 @@ from fnmatch import fnmatch
 from functools import partial
 from importlib.resources import files
 from statistics import fmean
+from xml.sax.saxutils import escape
 
+from fedmutual.report.comparison import NAMES
 from fedmutual.report.curves import Curve, Picture, Point
 from fedmutual.report.plots import draw_curves
 from fedmutual.report.svg import SLOTS, Styles
@@ -15,7 +17,7 @@ from fedmutual.reproduce import measures
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
-from fedmutual.reproduce.tables import NAMES, name
+from fedmutual.reproduce.tables import name
 
 _WORDS = {
     "global_test": "global model on the test set, %",
@@ -45,10 +47,8 @@ def pictures(experiment: Experiment, looks: Sequence[Look]) -> list[Picture]:
 
 
 def curve(result: Result, key: str) -> tuple[float, ...]:
-    """A curve of a run by its name; that of the local model is the personal one's, else the copy's."""
-    if key == "local":
-        key = "copies" if "copies" in result.curves and result.model != "personal" else "own"
-    return result.curves.get(key, ())
+    """A curve of a run by its name; "local" is that of the model that a client trained itself."""
+    return result.curves.get(measures.trained(result) if key == "local" else key, ())
 
 
 def _of_client(result: Result, client: str) -> tuple[float, ...]:
@@ -90,7 +90,7 @@ def standalone(picture: Picture) -> str:
     rules = "".join(f".{name}{{{light(style)}}}" for style, name in styles.items())
     rules += f"svg{{background:{colours['paper']}}}text{{font-family:sans-serif}}rect{{fill:none}}"
     head, rest = drawn.split(">", 1)
-    about = f"<title>{_escaped(picture.title)}</title><desc>{_escaped(summary(picture))}</desc>"
+    about = f"<title>{escape(picture.title)}</title><desc>{escape(summary(picture))}</desc>"
     return f'{head} xmlns="http://www.w3.org/2000/svg">{about}<style>{rules}</style>{rest}\n'
 
 
@@ -98,7 +98,3 @@ def summary(picture: Picture) -> str:
     """A picture in words: where each line ends."""
     ends = (f"{c.label} {percent(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
     return f"{picture.title}. {'; '.join(ends)}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")

@@ -68,6 +68,11 @@ def reached(result: Result, target: float) -> float | None:
     return next((float(r) for r, value in zip(result.evaluated, curve, strict=False) if value >= target), None)
 
 
+def trained(result: Result) -> str:
+    """The curve of the model that a client trained itself: its personal one, else its copy before it was averaged."""
+    return "copies" if "copies" in result.curves and result.model != "personal" else "own"
+
+
 def _curve(name: str) -> Callable[[Result, Beside, str], Reading]:
     def read(result: Result, beside: Beside, argument: str) -> Reading:
         curve = result.curves.get(name)
@@ -77,8 +82,7 @@ def _curve(name: str) -> Callable[[Result, Beside, str], Reading]:
 
 
 def _local(result: Result, beside: Beside, argument: str) -> Reading:
-    """The model that a client trained itself: its personal one, else its copy of the global one before it was averaged."""
-    return _curve("copies" if "copies" in result.curves and result.model != "personal" else "own")(result, beside, argument)
+    return _curve(trained(result))(result, beside, argument)
 
 
 def _swing(name: str) -> Callable[[Result, Beside, str], Reading]:

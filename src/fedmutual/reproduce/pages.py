@@ -83,9 +83,8 @@ def markdown(told: Page) -> str:
         "## What is claimed, and the verdict",
     ]
     for number, judged in enumerate(told.judged, 1):
-        parts.append(
-            f"{number}. {judged.claim.text} **{_capital(words.verdict(judged, decimals))}.**\\\n   ({words.asked(judged)})"
-        )
+        verdict = tables.capital(words.verdict(judged, decimals))
+        parts.append(f"{number}. {judged.claim.text} **{verdict}.**\\\n   ({words.asked(judged)})")
         if len(judged.told) > 1:
             parts.append(_md_table(_of_run(judged, decimals), caption=False))
     if not told.judged:
@@ -126,10 +125,6 @@ def _md_cell(cell: Cell, notes: Sequence[str]) -> str:
     return text + mark + (f"<br>{cell.sub}" if cell.sub else "")
 
 
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
-
-
 def html(told: Page) -> str:
     """The page as one self-contained HTML file."""
     styles: Styles = {}
@@ -146,7 +141,7 @@ def html(told: Page) -> str:
     claims = [
         {
             "text": j.claim.text,
-            "verdict": _capital(words.verdict(j, decimals)),
+            "verdict": tables.capital(words.verdict(j, decimals)),
             "asked": words.asked(j),
             "table": tables.verdicts(j, decimals) if len(j.told) > 1 else None,
         }

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.comparison import NAMES
 from fedmutual.report.statistics import Estimate, estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce import measures
@@ -11,7 +12,6 @@ from fedmutual.reproduce.cells import Arm, Experiment
 from fedmutual.reproduce.claims import DIVERGED, Judged, Lost
 from fedmutual.reproduce.looks import Look
 
-NAMES = {"fml": "FML", "fedavg": "FedAvg", "fedprox": "FedProx", "independent": "Local-only", "centralised": "Centralised"}
 NOT_RUN = "not run"
 LAST, BEST = "last", "best"
 WIDEST = 8  # columns of numbers
@@ -63,7 +63,7 @@ def _settings(experiment: Experiment, looks: Sequence[Look], at: str, wanted: Se
             cells = [_cell(here.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
             lines.append((Cell(row), Cell(label), *cells))
     when = "after the last round" if at == LAST else "after the best round, which flatters"
-    caption = _capital(f"{_head(wanted[0], at, looks)}, {when}" if len(wanted) == 1 else when)
+    caption = capital(f"{_head(wanted[0], at, looks)}, {when}" if len(wanted) == 1 else when)
     return Table(f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), _csv(experiment, looks))
 
 
@@ -74,7 +74,8 @@ def _head(measure: str, at: str, looks: Sequence[Look]) -> str:
     return f"{measures.title(measure)}, {measures.CHOSEN_BY_TEST if tests else measures.find(measure)[0].chosen}"
 
 
-def _capital(text: str) -> str:
+def capital(text: str) -> str:
+    """A sentence's first letter as a capital; the others as they are."""
     return text[:1].upper() + text[1:]
 
 

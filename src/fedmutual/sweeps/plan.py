@@ -11,10 +11,10 @@ from typing import Any, Literal
 from fedmutual.config import Config, dump_config, make_algorithm, parse_config, read_tables, with_algorithm
 from fedmutual.config.grid import Grid, combinations, folder_name, label, whole
 from fedmutual.errors import ConfigError
+from fedmutual.report.comparison import ALONE, POOLED
 
 By = Literal["personal", "global"]
 SHARE = 0.1  # of each client's training data, held out where the experiment holds nothing out
-ALONE, POOLED = "independent", "centralised"
 
 
 @dataclass(frozen=True)

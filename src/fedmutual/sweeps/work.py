@@ -8,12 +8,13 @@ import torch
 
 from fedmutual import data
 from fedmutual import experiment as experiments
+from fedmutual.compare import check_folders
 from fedmutual.config import Config
 from fedmutual.core import Diverged
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.records.events import Observer
 from fedmutual.records.files import write_json
-from fedmutual.records.folder import CONFIG, SUMMARY, check_free, reopen
+from fedmutual.records.folder import SUMMARY
 from fedmutual.report.choice import Tried
 from fedmutual.runs import attempt_together, run, stacks
 from fedmutual.sweeps.plan import Plan
@@ -37,11 +38,7 @@ def carry_out(plan: Plan, out: Path, resume: bool = False, watch: Callable[[str]
         UserError: what is wrong with a folder, the data or a network, before the first is trained.
     """
     works = [Work(out / s.folder / str(seed), f"{s.label}, seed {seed}", config) for s, seed, config in plan.runs]
-    for work in works:
-        if resume and (work.folder / CONFIG).exists():
-            reopen(work.folder, work.config)
-        else:
-            check_free(work.folder)
+    check_folders([(work.name, work.config, work.folder) for work in works], resume)
     _rehearse([work for work in works if not (work.folder / SUMMARY).exists()])
     diverged = _train(works, resume, watch)
     found = judge(plan, out, _tried(plan, out, diverged))
