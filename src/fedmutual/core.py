@@ -9,11 +9,13 @@ import hashlib
 import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+T = TypeVar("T")
 
 Message = dict[str, Tensor]
 """Named tensors: the only thing that crosses between participants."""
@@ -64,6 +66,11 @@ class Schedule:
 
 Setting = float | Schedule
 """A number, or one that moves over the rounds."""
+
+
+def setting(default: T, about: str) -> T:
+    """A dataclass field that users set under [algorithm], with its meaning in one line, for `list keys`."""
+    return field(default=default, metadata={"about": about})
 
 
 def within(name: str, setting: Setting, low: float, high: float) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from fedmutual.aggregation import mean
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import At, Batch, Client, Message, Net, Spec
+from fedmutual.core import At, Batch, Client, Message, Net, Spec, setting
 
 N_K = "n_k"  # how many examples a client has: leaves only here, and only with weighting = "samples"
 
@@ -24,7 +24,9 @@ class FedAvg(Fork):
     weighting: "samples", n_k / n as published, which tells the server every n_k; or "uniform", 1 / K, which does not.
     """
 
-    weighting: Literal["samples", "uniform"] = "samples"
+    weighting: Literal["samples", "uniform"] = setting(
+        "samples", "clients weigh by their number of examples, which each then tells, or all alike"
+    )
     scores: ClassVar[tuple[str, ...]] = ("global",)
     terms: ClassVar[tuple[str, ...]] = ("meme",)
 

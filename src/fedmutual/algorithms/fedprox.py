@@ -11,14 +11,14 @@ from typing import ClassVar
 import torch
 
 from fedmutual.algorithms.fedavg import FedAvg
-from fedmutual.core import At, Batch, Client, Message, Net, Setting, within
+from fedmutual.core import At, Batch, Client, Message, Net, Setting, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
     """FedAvg whose local loss has mu / 2 ||w - w_t||^2 added, over the trainable weights w; w_t as received."""
 
-    mu: Setting = 0.01
+    mu: Setting = setting(0.01, "the pull towards the model that the server sent, at least 0")
     terms: ClassVar[tuple[str, ...]] = ("meme", "proximal")
 
     def __post_init__(self) -> None:

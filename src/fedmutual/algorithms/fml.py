@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from fedmutual.aggregation import mean
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +25,13 @@ class FML(Fork):
     FedAvg's with equal weights, alpha = 1 each personal model that of independent training.
     """
 
-    alpha: Setting = 0.5
-    beta: Setting = 0.5
-    temperature: float = 1.0
+    alpha: Setting = setting(
+        0.5, "the weight of the labels in a personal model's loss, 0 to 1; the rest is what the meme teaches it"
+    )
+    beta: Setting = setting(
+        0.5, "the weight of the labels in a meme's loss, 0 to 1; the rest is what the personal model teaches it"
+    )
+    temperature: float = setting(1.0, "what divides the logits of both where they teach each other, 0.001 to 1000")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
 

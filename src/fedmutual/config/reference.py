@@ -19,14 +19,6 @@ them. `--set data.name=mnist` sets a key for one command; a key that is unknown 
 
 _ALGORITHM = "What is minimised, and how replies are combined. The keys beside `name` are each algorithm's own."
 
-_SETTINGS = {
-    "alpha": "the weight of the labels in a personal model's loss, 0 to 1; the rest is what the meme teaches it",
-    "beta": "the weight of the labels in a meme's loss, 0 to 1; the rest is what the personal model teaches it",
-    "temperature": "what divides the logits of both where they teach each other, 0.001 to 1000",
-    "weighting": "clients weigh by their number of examples, which each then tells, or all alike",
-    "mu": "the pull towards the model that the server sent, at least 0",
-}
-
 
 class Key(NamedTuple):
     """One key; ID stands for any client."""
@@ -81,11 +73,12 @@ def _settings(table: str) -> Iterator[Key]:
         yield Key(f"{table}.name", "text", '"fml"', f'{", ".join(ALGORITHMS)}, or one\'s own as "module:Class"')
     owners: dict[Key, list[str]] = {}
     for name, kind in ALGORITHMS.items():
-        defaults = {f.name: f.default for f in fields(kind)}
+        spec = {f.name: f for f in fields(kind)}
         for setting, type in settings_of(name).items():
-            default = "the federation's" if own else _value(defaults[setting])
+            default = "the federation's" if own else _value(spec[setting].default)
             if type == Setting or not own:
-                key = Key(f"{table}.{setting}", _words(type), default, _SETTINGS[setting])
+                about = spec[setting].metadata["about"]  # as `core.setting` has it
+                key = Key(f"{table}.{setting}", _words(type), default, about)
                 owners.setdefault(key, []).append(name)
     for key, names in owners.items():
         yield key._replace(about=f"{' and '.join(names)}: {key.about}")
