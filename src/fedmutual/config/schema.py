@@ -110,7 +110,8 @@ class DataConfig(Section):
 
     name: str = key(
         "digits",
-        'digits, mnist, cifar10, cifar100, rotated-mnist, folder, npz, csv, or one\'s own as "module:factory"',
+        "digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, folder, npz, csv; one's own as "
+        '"module:factory"',
     )
     root: PathSetting | None = key(None, "the file or folder, counted from the working folder; of a published set its cache")
     test: PathSetting | None = key(None, "a test file or folder of one's own; unset, `split.test` of the rows is held out")

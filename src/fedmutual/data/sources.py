@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 
 from fedmutual.config import Config, DataConfig
-from fedmutual.data import arrays, factory, folder, published, table
+from fedmutual.data import arrays, domains, factory, folder, published, table
 from fedmutual.data.examples import Source
 from fedmutual.data.rotate import rotated
 from fedmutual.errors import ConfigError
@@ -14,6 +14,8 @@ NAMES: dict[str, str] = {
     "cifar10": "60,000 colour photographs of 32 x 32 pixels in 10 classes, 10,000 of them for testing (torchvision)",
     "cifar100": "60,000 colour photographs of 32 x 32 pixels in 100 classes, 10,000 of them for testing (torchvision)",
     "rotated-mnist": "1,000 training images of mnist, 100 a class, turned by 0, 20, 40 and 60 degrees: 4 domains",
+    "pacs": "9,991 images of 7 classes in 4 domains (art painting, cartoon, photo, sketch), fetched by oneself",
+    "office-home": "15,588 images of 65 classes in 4 domains (art, clipart, product, real world), fetched by oneself",
     "folder": "images of one's own in data.root: class/image, train and test above, or domain/class/image",
     "npz": "arrays of one's own in the file data.root: x, y; if wished x_test, y_test, classes, domain, and groups",
     "csv": "a table of one's own in the file data.root: a column of labels (data.label), numbers in the others",
@@ -24,7 +26,10 @@ NAMES: dict[str, str] = {
 OF_DOMAINS = ("domains", "file")
 """The partition kinds of data that are made as domains: by them, or as an earlier run divided them."""
 
-_PUBLISHED = ("digits", "mnist", "cifar10", "cifar100", "rotated-mnist")
+FILES = ("folder", *domains.SETS)
+"""Sets whose examples are image files, resized when they are read."""
+
+_PUBLISHED = ("digits", "mnist", "cifar10", "cifar100", "pacs", "office-home")
 _ROTATED: dict[str, tuple[str, tuple[float, ...], int]] = {"rotated-mnist": ("mnist", (0, 20, 40, 60), 100)}
 
 
@@ -42,6 +47,8 @@ def read(config: Config, numbers: bool = False) -> Source:
     about, kind = config.data, config.partition.kind
     name, angles, per_class = _ROTATED.get(about.name, (about.name, None, None))
     angles, per_class = about.angles or angles, about.per_class or per_class
+    if name in domains.SETS and kind not in OF_DOMAINS:
+        raise ConfigError(f"data.name = {name!r} is a set of domains; set partition.kind = 'domains'")
     if angles is None:
         if per_class is not None:
             raise ConfigError("key 'data.per_class' goes with 'data.angles'; give these, or take it out")
@@ -54,8 +61,8 @@ def read(config: Config, numbers: bool = False) -> Source:
     return rotated(_read(about.model_copy(update={"name": name}), False, numbers), config, angles, per_class)
 
 
-def _read(config: DataConfig, domains: bool, numbers: bool) -> Source:
-    """As stored. domains: whether the folders above the classes' are domains."""
+def _read(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
+    """As stored. by_domain: whether the folders above the classes' are domains."""
     name = config.name
     if name in _PUBLISHED or ":" in name:
         for key in ("test", "group_by"):
@@ -68,8 +75,10 @@ def _read(config: DataConfig, domains: bool, numbers: bool) -> Source:
             return published.digits(config)
         case "mnist" | "cifar10" | "cifar100":
             return published.through_torchvision(config)
+        case "pacs" | "office-home":
+            return domains.of_domains(config)
         case "folder":
-            return folder.folder(config, domains)
+            return folder.folder(config, by_domain)
         case "npz":
             return arrays.npz(config)
         case "csv":
