@@ -22,7 +22,9 @@ SPLITS: list[dict[str, Any]] = [
     {"preset": "v1"},
     {"preset": "journal", "holdout": 0.1},
     {"validation": 0.25, "holdout": 0.1},
+    {"preset": "v1", "public": 0.1, "holdout": 0.1},
 ]
+OF_ALL = {"private": 0.65, "public": 0.1, "validation": 0.1, "test": 0.15}
 
 
 def table(train: int = 400, test: int = 100, classes: int = 5, groups: int = 0, seed: int = 0) -> Table:
@@ -40,7 +42,8 @@ def table(train: int = 400, test: int = 100, classes: int = 5, groups: int = 0, 
 
 def kinds_apart(division: Division) -> None:
     """No row is trained on twice, nor trained on and scored on; none held out for two purposes."""
-    private = [r for shares in division.clients.values() for r in shares["private"].tolist()]
+    kinds = ("private", "public")
+    private = [r for shares in division.clients.values() for k in kinds for r in shares.get(k, np.empty(0)).tolist()]
     holdout = [r for shares in division.clients.values() for r in shares.get("holdout", [])]
     validation = {r for shares in division.clients.values() for r in shares["validation"].tolist()}
     assert len(private) == len(set(private))
@@ -160,7 +163,7 @@ def test_no_group_is_on_both_sides(kind: dict[str, Any], split: dict[str, Any], 
     kinds_apart(division)
     assert rows.groups is not None
     sides = {"test": set(rows.groups[division.test])}
-    for share in ("private", "validation", "holdout"):
+    for share in ("private", "public", "validation", "holdout"):
         taken = [rows.groups[s[share]] for s in division.clients.values() if share in s]
         if share != "validation" or "validation" in split or split["preset"] == "v1":  # else they are of the test set
             sides[share] = set(np.concatenate(taken)) if taken else set()
@@ -190,9 +193,101 @@ def test_a_test_set_of_patients_that_are_trained_on() -> None:
         divide(config(), rows)
 
 
+@pytest.mark.parametrize("own_test", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fractions_of_all_rows(kind: dict[str, Any], own_test: bool) -> None:
+    rows = table(1000, 100 if own_test else 0)
+    division = divide(config(partition=kind, split=OF_ALL), rows)
+    kinds_apart(division)
+    used = [r for shares in division.clients.values() for found in shares.values() for r in found.tolist()]
+    assert sorted(used) == list(range(1000))  # a test set of the data's own is not touched
+    assert division.test.tolist() == sorted(np.concatenate([s["test"] for s in division.clients.values()]).tolist())
+    for shares in division.clients.values():
+        n = sum(map(len, shares.values()))
+        sizes = {share: round(OF_ALL[share] * n) for share in ("public", "validation", "test")}
+        assert {share: len(found) for share, found in shares.items()} == sizes | {"private": n - sum(sizes.values())}
+        own = mix(np.concatenate(list(shares.values())), rows)
+        for share, fraction in OF_ALL.items():
+            assert (np.abs(mix(shares[share], rows) - fraction * own) < 2.5).all()  # a class mix like its owner's
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(KINDS), st.lists(st.integers(5, 25), min_size=4, max_size=4), st.booleans(), st.integers(0, 10_000))
+def test_what_fractions_leave_over_is_unused(kind: dict[str, Any], parts: list[int], grouped: bool, seed: int) -> None:
+    rows = table(600, 0, groups=150 if grouped else 0, seed=seed)
+    split = dict(zip(("private", "public", "validation", "test"), (p / 100 for p in parts), strict=True))
+    division = divide(config(seed=seed, partition=kind, split=split), rows)
+    kinds_apart(division)
+    for shares in division.clients.values():
+        assert set(shares) == set(split)
+    used = np.concatenate([rows for shares in division.clients.values() for rows in shares.values()])
+    assert abs(len(used) / 600 - sum(parts) / 100) < (0.06 if grouped else 0.02)
+
+
+def test_held_out_rows_do_not_move_with_the_public_share() -> None:
+    rows = table(1000, 0)
+    few, more = (
+        divide(config(partition={"kind": "domains"}, split=OF_ALL | {"private": 0.75 - p, "public": p}), rows)
+        for p in (0.05, 0.15)
+    )
+    for i, shares in few.clients.items():
+        assert all(np.array_equal(shares[kind], more.clients[i][kind]) for kind in ("validation", "test"))
+
+
+def of_same_images(images: int = 100, tests: int = 0) -> Table:
+    """Three domains of the same images, the test part's numbered on."""
+    rng = np.random.default_rng(0)
+    labels, bases = rng.integers(0, 4, images + tests), np.arange(images + tests)
+    parts = [slice(images), slice(images, None)]
+    return Table(
+        np.concatenate([np.tile(labels[p], 3) for p in parts]),
+        3 * images,
+        tuple("abcd"),
+        None,
+        np.concatenate([np.repeat(["9", "10", "8"], len(labels[p])) for p in parts]),
+        np.concatenate([np.tile(bases[p], 3) for p in parts]),
+    )
+
+
+@pytest.mark.parametrize("tests", [0, 20])
+@pytest.mark.parametrize(
+    "split", [OF_ALL, OF_ALL | {"private": 0.5}, {"validation": 0.2, "public": 0.1, "holdout": 0.1}, {"public": 0.2}]
+)
+def test_one_split_for_domains_of_the_same_images(split: dict[str, Any], tests: int) -> None:
+    rows = of_same_images(100, tests)
+    assert rows.bases is not None
+    assert rows.domains is not None
+    division = divide(config(partition={"kind": "domains"}, split=split), rows)
+    assert list(division.clients) == ["9", "10", "8"]  # as the data have them
+    first = division.clients["9"]
+    for name, shares in division.clients.items():
+        assert set(shares) == set(first)
+        for kind, found in shares.items():
+            assert set(rows.domains[found]) == {name}
+            assert set(rows.bases[found]) == set(rows.bases[first[kind]])
+    scored = {b for kind in ("validation", "test") for b in rows.bases[first[kind]]}
+    assert not scored & {b for kind in ("private", "public") for b in rows.bases[first[kind]]}
+    assert np.array_equal(division.test, np.sort(np.concatenate([s["test"] for s in division.clients.values()])))
+    own = divide(config(partition={"kind": "domains"}, split=split | {"shared": False}), rows)
+    trained = [set(rows.bases[shares["private"]]) for shares in own.clients.values()]
+    assert trained[0] != trained[1]
+
+
+def test_one_split_is_for_domains_of_the_same_images() -> None:
+    with pytest.raises(ConfigError, match=r"key 'split.shared' = true is for domains that are made of the same images"):
+        divide(config(partition={"kind": "domains"}, split={"shared": True}), table())
+
+
 @pytest.mark.parametrize(
     ("tables", "why"),
     [
+        (
+            {"split": OF_ALL | {"public": 0.2}},
+            r"are fractions of a client's rows, and their sum is 1\.1; it must be 1 at most",
+        ),
+        ({"split": {"private": 0.5}}, "'split.private' needs the key 'split.validation'"),
+        ({"split": OF_ALL | {"test": 0.0}}, "'split.test' must be above 0: with 'split.private'"),
+        ({"split": {"preset": "v1", "public": 0.95}}, "and 'split.public' must leave training data"),
         ({"split": {"validation": 0.0}}, "'split.validation' must be above 0"),
         ({"split": {"validation": 0.6, "holdout": 0.4}}, "must leave training data"),
         ({"split": {"test": 0.0}}, "'split.test' must be above 0"),

@@ -45,6 +45,17 @@ def test_classes_down_a_narrow_page() -> None:
     assert [line[0] for line in lines[4:14]] == list("0123456789")
 
 
+def test_public_and_test_rows() -> None:
+    split = {"private": 0.6, "public": 0.2, "validation": 0.1, "test": 0.1}
+    lines = drawn(200, partition={"clients": 2}, split=split)
+    assert lines[0] == ["client", "train", "public", "valid", "test", *"0123456789"]
+    counts = data.load(config(partition={"clients": 2}, split=split)).partition["clients"]["0"]["counts"]
+    assert lines[2][:5] == ["0", *(str(sum(counts[kind])) for kind in ("private", "public", "validation", "test"))]
+    said = found(partition={"clients": 20}, split=split)
+    assert "fewer than 30 public examples" in said
+    assert "fewer than 30 test examples; one of 9 is 11 % of a score" in said
+
+
 def test_many_clients_and_classes_as_bars(tmp_path: Path) -> None:
     x = np.arange(4000, dtype=np.float32)[:, None]
     about = npz(tmp_path / "a.npz", x=x, y=np.arange(4000) % 60)

@@ -97,6 +97,7 @@ Spreads = Annotated[tuple[Positive, ...], BeforeValidator(_listed)]
 Sides = Annotated[tuple[Count, ...], BeforeValidator(_listed)]
 BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0)]
 Moving = Annotated[float | Schedule, BeforeValidator(_schedule)]
 Rate = Annotated[Moving, AfterValidator(_not_negative)]
@@ -140,9 +141,16 @@ class SplitConfig(Section):
         "journal",
         "a client's validation data: 1/K of the test set in its own class mix, or (v1) a tenth of its training data",
     )
+    private: Share | None = key(
+        None, "set, this and public, validation and test are fractions of all rows of a client, 1 in sum at most"
+    )
+    public: Fraction = key(0.0, "the fraction of each client's training data that it gives to the public seed set")
     validation: Fraction | None = key(None, "this fraction of a client's training data instead of the preset's choice")
     holdout: Fraction = key(0.0, "the fraction of each client's training data to choose a round or a setting by")
     test: Fraction = key(0.2, "the fraction of all rows, where the data have no test set of their own")
+    shared: bool | None = key(
+        None, "one split for all domains made of the same images; unset, so where they are; false leaks"
+    )
 
 
 class ModelConfig(Section):

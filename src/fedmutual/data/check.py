@@ -16,12 +16,13 @@ from fedmutual.config.grid import toml_key
 from fedmutual.data.draws import Index, many
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import Federation, load
-from fedmutual.data.notes import NOBODY
+from fedmutual.data.notes import NOBODY, training
 from fedmutual.data.rows import Rows
 
 _UNEVEN = 10  # the ratio of sizes from which on one speaks of imbalance
 _FEW = 30  # examples, of which one is more than 3 % of a score
 _CLIENTS = 10  # so many are described one by one
+_SHARES = {"training": "private", "public": "public", "validation": "validation", "hold-out": "holdout", "test": "test"}
 _VALUES = 16  # so many means and standard deviations are worth a line
 _CHUNK = 1024
 
@@ -58,19 +59,19 @@ def _test(federation: Federation) -> Rows:
 
 def _sizes(federation: Federation) -> Iterator[str]:
     """Clients that differ much, or have too little."""
-    sizes = {i: len(s.private) for i, s in federation.clients.items()}
+    sizes = {i: sum(training(c)) for i, c in federation.partition["clients"].items()}
     small, large = min(sizes, key=sizes.__getitem__), max(sizes, key=sizes.__getitem__)
     if sizes[large] >= _UNEVEN * sizes[small]:
         yield (
             f"clients differ much in size: {large!r} has {many(sizes[large], 'training example')} and {small!r} has "
             f"{sizes[small]}; FML counts them alike, FedAvg by their examples"
         )
-    for what, kind in (("training", "private"), ("validation", "validation"), ("hold-out", "holdout")):
+    for what, kind in _SHARES.items():
         shares: dict[str, Rows | None] = {i: getattr(s, kind) for i, s in federation.clients.items()}
         few = {i: len(rows) for i, rows in shares.items() if rows is not None and len(rows) < _FEW}
         if few:
             least = min(few.values())
-            score = f"; one of {least} is {100 / least:.0f} % of a score" if kind != "private" else ""
+            score = f"; one of {least} is {100 / least:.0f} % of a score" if kind not in ("private", "public") else ""
             yield f"{'client' if len(few) == 1 else 'clients'} {listed(list(few))}: fewer than {_FEW} {what} examples{score}"
 
 
@@ -78,7 +79,7 @@ def _classes(federation: Federation) -> Iterator[str]:
     """Classes that clients lack, and classes of very different size."""
     names = federation.space.classes
     clients: dict[str, Any] = federation.partition["clients"]
-    short = {i: c["counts"]["private"] for i, c in clients.items() if 0 in c["counts"]["private"]}
+    short = {i: training(c) for i, c in clients.items() if 0 in training(c)}
     if len(short) > _CLIENTS:
         yield f"{len(short)} of {len(clients)} clients lack training examples of some class"
     else:
@@ -100,7 +101,7 @@ def _classes(federation: Federation) -> Iterator[str]:
 def _held(federation: Federation) -> Index:
     """How many training examples of each class there are."""
     clients: dict[str, Any] = federation.partition["clients"]
-    held: Index = np.sum([c["counts"]["private"] for c in clients.values()], axis=0)
+    held: Index = np.sum([training(c) for c in clients.values()], axis=0)
     return held
 
 

@@ -5,15 +5,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmutual.config import Config, PartitionConfig, SplitConfig
+from fedmutual.config import Config, PartitionConfig
 from fedmutual.core import At
 from fedmutual.data import partition
 from fedmutual.data.draws import Index, Names, counts, generator, sample
-from fedmutual.data.splits import REST, carve, deal_alike, draw_alike
+from fedmutual.data.kinds import LEFT, TEST, VALIDATION, of_training
+from fedmutual.data.splits import carve, deal_alike, draw_alike
 from fedmutual.errors import ConfigError, DataError
 
-PRIVATE, VALIDATION, HOLDOUT = REST, "validation", "holdout"
-_V1 = 0.1  # of a client's training data are its validation data under the preset "v1"
 _NOT_IN_NAMES = set('/\\:*?"<>|\0')
 
 
@@ -26,6 +25,7 @@ class Table:
     classes: tuple[str, ...]
     groups: Names | None = None  # [N]
     domains: Names | None = None  # [N], "" for a test part without domains
+    bases: Index | None = None  # [N] which image each was made of, where all domains are made of the same ones
 
 
 @dataclass(frozen=True)
@@ -33,43 +33,74 @@ class Division:
     """Row numbers of the table."""
 
     test: Index
-    clients: Mapping[str, Mapping[str, Index]]  # "private", "validation", and "holdout" where there is one
+    clients: Mapping[str, Mapping[str, Index]]  # "private", "validation"; "holdout", "public" where there is one; "test"
+    # where clients have test rows of their own: of domains, or out of their own rows (split.private)
 
 
 def divide(config: Config, table: Table) -> Division:
-    """Hold a test set out where the data have none; deal the training rows; give each client its validation and hold-out.
+    """Hold a test set out where the data have none; deal the training rows; give each client its validation, hold-out and
+    public rows. Domains made of the same images have one split of these, unless split.shared is false.
 
     Raises:
         UserError: it cannot be done so; in one sentence, which client or class is in the way.
     """
-    fractions = _fractions(config.split)
-    at = At(config.seed, -1, config.rounds)
-    _check_groups(table)
-    test = np.arange(table.trains, len(table.labels)) if table.trains < len(table.labels) else _held_out(config, table)
-    train = np.setdiff1d(np.arange(table.trains), test)
-    dealt = _deal(config.partition, table, train, generator(at.rng("partition")))
+    if config.split.shared and table.bases is None:
+        raise ConfigError(
+            "key 'split.shared' = true is for domains that are made of the same images, and these are not; take it out"
+        )
+    if table.bases is None or config.split.shared is False:
+        return _divided(config, table)
+    first, *others = _names(table)
+    one = _places(table, first)
+    of_one = _divided(config, _only(table, np.sort(one)))
+    found = {first: {kind: np.sort(one)[rows] for kind, rows in of_one.clients[first].items()}}
+    for domain in others:
+        same = _places(table, domain)
+        found[domain] = {kind: np.sort(same[table.bases[rows]]) for kind, rows in found[first].items()}
+    return Division(np.sort(np.concatenate([shares[TEST] for shares in found.values()])), found)
+
+
+def _divided(config: Config, table: Table) -> Division:
+    """As `divide`, each row by itself."""
+    split, at = config.split, At(config.seed, -1, config.rounds)
+    fractions, whole = of_training(split), np.arange(table.trains)
+    own = split.private is not None  # every client holds its own test rows out
+    if own:
+        test = np.empty(0, dtype=np.int64)
+    else:
+        _check_groups(table)
+        test = np.arange(table.trains, len(table.labels)) if table.trains < len(table.labels) else _held_out(config, table)
+    dealt = _deal(config.partition, table, np.setdiff1d(whole, test), generator(at.rng("partition")))
     kept = _capped(config.partition.examples, dealt, table, generator(at.rng("examples")))
     named = {f"client {i!r}": rows for i, rows in kept.items()}
     carved = carve(named, table.labels, table.groups, fractions, generator(at.rng("splits")))
-    shares = dict(zip(dealt, carved.values(), strict=True))
+    shares = {
+        i: {kind: rows for kind, rows in found.items() if kind != LEFT}
+        for i, found in zip(dealt, carved.values(), strict=True)
+    }
+    if own:
+        return Division(np.sort(np.concatenate([found[TEST] for found in shares.values()])), shares)
     if VALIDATION not in fractions:
         chosen = _of_test(config.partition.kind, dealt, test, table, generator(at.rng("validation")))
         shares = {i: {**shares[i], VALIDATION: rows} for i, rows in chosen.items()}
+    if config.partition.kind == "domains":
+        tests = {i: test[_domains(table)[test] == i] for i in shares}
+        shares = {i: {**found, **({TEST: tests[i]} if len(tests[i]) else {})} for i, found in shares.items()}
     return Division(test, shares)
 
 
-def _fractions(split: SplitConfig) -> dict[str, float]:
-    """What is held out of each client's training data; its validation rows too, unless they come out of the test set."""
-    if split.validation == 0:
-        raise ConfigError("key 'split.validation' must be above 0; leave it out for the preset's choice")
-    found = (
-        {VALIDATION: split.validation} if split.validation is not None else {VALIDATION: _V1} if split.preset == "v1" else {}
-    )
-    if split.holdout:
-        found[HOLDOUT] = split.holdout
-    if sum(found.values()) >= 1:
-        raise ConfigError("keys 'split.validation' and 'split.holdout' must leave training data: their sum must be below 1")
-    return found
+def _only(table: Table, rows: Index) -> Table:
+    """Some rows of it, in their order."""
+    groups, domains = (None if column is None else column[rows] for column in (table.groups, table.domains))
+    bases = None if table.bases is None else table.bases[rows]
+    return Table(table.labels[rows], int((rows < table.trains).sum()), table.classes, groups, domains, bases)
+
+
+def _places(table: Table, domain: str) -> Index:
+    """The rows of a domain, by the number of the image that each was made of."""
+    rows = np.flatnonzero(_domains(table) == domain)
+    assert table.bases is not None
+    return rows[np.argsort(table.bases[rows])]
 
 
 def _held_out(config: Config, table: Table) -> Index:
@@ -81,8 +112,8 @@ def _held_out(config: Config, table: Table) -> Index:
     if config.partition.kind == "domains":
         parts = {f"domain {d!r}": rows[_domains(table)[: table.trains] == d] for d in _names(table)}
     rng = generator(At(0, -1, 1).rng("test"))
-    carved = carve(parts, table.labels, table.groups, {"test": config.split.test}, rng)
-    return np.sort(np.concatenate([shares["test"] for shares in carved.values()]))
+    carved = carve(parts, table.labels, table.groups, {TEST: config.split.test}, rng)
+    return np.sort(np.concatenate([shares[TEST] for shares in carved.values()]))
 
 
 def _deal(config: PartitionConfig, table: Table, train: Index, rng: np.random.Generator) -> dict[str, Index]:
@@ -140,7 +171,8 @@ def _domains(table: Table) -> Names:
 
 def _names(table: Table) -> list[str]:
     """The domains of the training part: they become clients, and name folders."""
-    names: list[str] = np.unique(_domains(table)[: table.trains]).tolist()
+    there = _domains(table)[: table.trains]
+    names: list[str] = np.unique(there).tolist() if table.bases is None else list(dict.fromkeys(there.tolist()))
     for name in names:
         check_name(name, f"domain {name!r}")
     return names

@@ -11,11 +11,14 @@ from fedmutual.config import ALONE, Config, alone, brings_data
 from fedmutual.core import At
 from fedmutual.data import labels, record, rows, scaling, sources
 from fedmutual.data.augment import Augment, CropFlip
-from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Table, check_name, divide
-from fedmutual.data.draws import Index, Names, generator
-from fedmutual.data.examples import Examples, Joined, Part, Source
+from fedmutual.data.division import Division, Table, check_name, divide
+from fedmutual.data.draws import Index, Names, generator, many
+from fedmutual.data.examples import Examples, Joined, Part, Source, listed
+from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
 from fedmutual.data.labels import Targets
-from fedmutual.data.notes import NOBODY, remarks
+from fedmutual.data.notes import NOBODY, remarks, training
+from fedmutual.data.public import Part as Given
+from fedmutual.data.public import PublicSet, gather
 from fedmutual.data.rows import Chained, Rows, union
 from fedmutual.errors import ConfigError, DataError
 
@@ -27,6 +30,8 @@ class Shares:
     private: Rows  # to train on
     validation: Rows  # its own predictions are scored on these
     holdout: Rows | None  # to choose a round or a setting by
+    public: Rows | None = None  # its part of the public seed set: none of them is private, too
+    test: Rows | None = None  # its own part of the test set, where it has one: of a domain, or of data of its own
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Federation:
     # bring their own data, the test rows of those that share their scores
     partition: dict[str, Any]  # what partition.json holds
     notes: tuple[str, ...]  # one sentence each: what a user should know of these data
+    public: PublicSet | None = None  # None where nobody has public rows
 
     @property
     def space(self) -> Space:
@@ -68,11 +74,11 @@ class Federation:
         return next(iter(self.spaces.values()))
 
     def pooled(self) -> Shares:
-        """All clients' rows in one place, each row once. Of shares of one data set."""
+        """All clients' rows in one place, each row once, public ones with the private. Of shares of one data set."""
         shares = self.clients.values()
         holdouts = [s.holdout for s in shares if s.holdout is not None]
         return Shares(
-            union([s.private for s in shares]),
+            union([rows for s in shares for rows in (s.private, s.public) if rows is not None]),
             union([s.validation for s in shares]),
             union(holdouts) if holdouts else None,
         )
@@ -114,7 +120,7 @@ def load(config: Config, prepared: Mapping[str, Prepared] | None = None) -> Fede
     found = _joined(config, read) if brings_data(config) else _divided(config, read[""])
     alone_here = len(found.clients) == 1 and config.model.weights is None  # else it learns from who made these weights
     few = ("there is one client only, so there is nobody to learn from or with",) if alone_here else ()
-    return replace(found, notes=(*found.notes, *few))
+    return replace(found, notes=(*found.notes, *few), public=_public(found, read))
 
 
 def _prepared(config: Config) -> Prepared:
@@ -153,8 +159,31 @@ def _divided(config: Config, read: Prepared) -> Federation:
         spaces={i: _space(config, i, space) for i in clients},
         test=Rows(store, division.test),
         partition=partition,
-        notes=(*read.source.notes, *read.notes, *remarks(config, partition)),
+        notes=(*read.source.notes, *read.notes, *_unused(config, read.table), *remarks(config, partition)),
     )
+
+
+def _unused(config: Config, table: Table) -> tuple[str, ...]:
+    """The note on a test part that stays unused."""
+    if config.split.private is None or config.partition.kind == "file" or table.trains == len(table.labels):
+        return ()
+    return (
+        f"the data have {many(len(table.labels) - table.trains, 'test example')} of their own, which nobody uses: with "
+        "split.private all shares come out of the training examples",
+    )
+
+
+def _public(found: Federation, read: Mapping[str, Prepared]) -> PublicSet | None:
+    """What the clients give to be learned from together."""
+    if all(shares.public is None for shares in found.clients.values()):
+        return None
+    _check_alike(found.spaces)
+    about, classes = found.partition["clients"], tuple(found.partition["classes"])
+    parts = {}
+    for i, shares in found.clients.items():
+        counted = about[i]["counts"].get(PUBLIC, [0] * len(classes))
+        parts[i] = Given(shares.public, _examples(read[i if i in read else ""].source), counted, training(about[i]))
+    return gather(parts, classes)
 
 
 def _space(config: Config, client: str, common: Space) -> Space:
@@ -183,8 +212,9 @@ def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
     partition = record.joined(config, {i: one.partition for i, one in found.items()})
     spaces = {i: one.space for i, one in found.items()}
     alike = all(space.like(next(iter(spaces.values()))) for space in spaces.values())
+    clients = {i: replace(one.clients[ALONE], test=_of_one(one)) for i, one in found.items()}
     return Federation(
-        clients={i: one.clients[ALONE] for i, one in found.items()},
+        clients=clients,
         spaces=spaces,
         test=_common_test(config, found) if alike else None,
         partition=partition,
@@ -202,9 +232,30 @@ def _common_test(config: Config, found: Mapping[str, Federation]) -> Chained | N
     parts = []
     for client, one in found.items():
         if (config.clients[client].share or config.share).metrics == "all":
-            assert isinstance(one.test, Rows)  # of one data set
-            parts.append(one.test)
+            parts.append(_of_one(one))
     return Chained(parts) if parts else None
+
+
+def _of_one(federation: Federation) -> Rows:
+    """The test set of one data set."""
+    assert isinstance(federation.test, Rows)
+    return federation.test
+
+
+def _check_alike(spaces: Mapping[str, Space]) -> None:
+    """Raise ConfigError unless clients that bring their own data can learn from one public set."""
+    one, first = next(iter(spaces.items()))
+    for client, space in spaces.items():
+        if space.like(first):
+            continue
+        if space.numbers or first.numbers or space.classes == first.classes:
+            odd = f"examples of the shape {list(space.shape)} and {many(space.outputs, 'output')}, and client {one!r} "
+            odd += f"{list(first.shape)} and {first.outputs}; bring the data into one form ('data.size')"
+        else:
+            odd = (
+                f"the classes {listed(space.classes)}, and client {one!r} {listed(first.classes)}; name all in data.classes"
+            )
+        raise ConfigError(f"the public set (split.public) is for all, but client {client!r} has {odd}")
 
 
 def _table(source: Source, config: Config, outputs: int | None) -> tuple[Table, Index | Targets]:
@@ -259,6 +310,14 @@ def _division(config: Config, table: Table, digest: str) -> Division:
     return record.restore(config.partition.file, table, digest)
 
 
-def _shares(store: rows.Store, shares: Any, augment: Augment | None) -> Shares:
-    held = Rows(store, shares[HOLDOUT]) if HOLDOUT in shares else None
-    return Shares(Rows(store, shares[PRIVATE], augment), Rows(store, shares[VALIDATION]), held)
+def _shares(store: rows.Store, shares: Mapping[str, Index], augment: Augment | None) -> Shares:
+    def held(kind: str, augment: Augment | None = None) -> Rows | None:
+        return Rows(store, shares[kind], augment) if kind in shares else None
+
+    return Shares(
+        private=Rows(store, shares[PRIVATE], augment),
+        validation=Rows(store, shares[VALIDATION]),
+        holdout=held(HOLDOUT),
+        public=held(PUBLIC, augment),
+        test=held(TEST),
+    )

@@ -16,14 +16,14 @@ def remarks(config: Config, partition: Mapping[str, Any]) -> tuple[str, ...]:
     clients: Mapping[str, Any] = partition["clients"]
     names: Sequence[str] = partition["classes"]
     found = []
-    private = {i: sum(c["counts"]["private"]) for i, c in clients.items()}
-    small = {i: n for i, n in private.items() if n < batch_size(config, i)}
+    held = {i: training(client) for i, client in clients.items()}
+    small = {i: sum(own) for i, own in held.items() if sum(own) < batch_size(config, i)}
     for i, n in list(small.items())[: _MOST if len(small) > _MOST + 1 else None]:
         size = batch_size(config, i)
         found.append(f"client {i!r} has {many(n, 'example')}, fewer than batch_size {size}: it trains as one smaller batch")
     if len(small) > _MOST + 1:
         found.append(f"{len(small) - _MOST} more clients have fewer examples than their batch_size, too")
-    trained = [sum(c["counts"]["private"][k] for c in clients.values()) for k in range(len(names))]
+    trained = [sum(own) for own in zip(*held.values(), strict=True)]
     lacking = [name for name, n in zip(names, trained, strict=True) if not n]
     if lacking:
         found.append(f"{NOBODY} {_class(lacking)}, so nobody learns to recognise {_them(lacking)}")
@@ -36,6 +36,12 @@ def remarks(config: Config, partition: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 _MOST = 3
+
+
+def training(client: Mapping[str, Any]) -> list[int]:
+    """A client's training examples of each class, public ones too; `client` as partition.json holds it."""
+    private, public = (client["counts"].get(kind) for kind in ("private", "public"))
+    return [sum(both) for both in zip(private, public, strict=True)] if public else list(private)
 
 
 def batch_size(config: Config, client: str) -> int:

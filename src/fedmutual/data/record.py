@@ -10,8 +10,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.config import Config
-from fedmutual.data.division import HOLDOUT, PRIVATE, VALIDATION, Division, Table, check_name
+from fedmutual.data.division import Division, Table, check_name
 from fedmutual.data.draws import Index, counts
+from fedmutual.data.kinds import KINDS, PRIVATE, PUBLIC
 from fedmutual.data.labels import Targets
 from fedmutual.errors import DataError
 
@@ -31,8 +32,10 @@ class _Rows(_Record):
 
 class _Client(_Record):
     private: _Rows
+    public: _Rows | None = None
     validation: _Rows
     holdout: _Rows | None = None
+    test: _Rows | None = None
 
 
 class _Test(_Record):
@@ -51,11 +54,11 @@ class _File(_Record):
 def describe(config: Config, table: Table, division: Division, data: str) -> dict[str, Any]:
     """What partition.json holds. `data`: a digest of the examples.
 
-    Rows "of train" number the training part as it was read; rows "of test" number the test set, which is the test part,
-    or, where there is none, those rows of the training part that `test.rows` lists.
+    Rows "of train" number the training part as it was read; rows "of test" number the test set: those rows of the training
+    part that `test.rows` lists, or, where it lists none, the test part.
     """
     sizes = len(table.classes)
-    held_out = table.trains == len(table.labels)
+    held_out = bool((division.test < table.trains).all())
 
     def numbered(rows: Index) -> dict[str, Any]:
         if len(rows) and np.isin(rows, division.test).all():
@@ -148,7 +151,7 @@ def restore(path: Path, table: Table, data: str) -> Division:
     clients = {
         i: {
             kind: _numbers(share, test, table.trains, f"{path}: client {i!r}, {kind}")
-            for kind in (PRIVATE, VALIDATION, HOLDOUT)
+            for kind in KINDS
             if (share := getattr(client, kind)) is not None
         }
         for i, client in found.clients.items()
@@ -182,8 +185,9 @@ def _numbers(share: _Rows, test: Index, trains: int, what: str) -> Index:
 
 def _check_apart(path: Path, test: Index, clients: Mapping[str, Mapping[str, Index]]) -> None:
     """No row is trained on by two clients, or trained on and scored on."""
-    trained = np.concatenate([shares[PRIVATE] for shares in clients.values()])
-    scored = [test, *(rows for shares in clients.values() for kind, rows in shares.items() if kind != PRIVATE)]
+    trains = (PRIVATE, PUBLIC)
+    trained = np.concatenate([rows for shares in clients.values() for kind, rows in shares.items() if kind in trains])
+    scored = [test, *(rows for shares in clients.values() for kind, rows in shares.items() if kind not in trains)]
     if len(np.unique(trained)) < len(trained) or np.isin(trained, np.concatenate(scored)).any():
         raise DataError(f"{path}: a row is trained on twice, or both trained and scored on; {_AS_WRITTEN}")
 
@@ -196,4 +200,4 @@ def _fingerprint(table: Table, data: str, test: Mapping[str, Any], clients: Mapp
 
 
 def _ordered(shares: Mapping[str, Index]) -> list[tuple[str, Index]]:
-    return [(kind, shares[kind]) for kind in (PRIVATE, VALIDATION, HOLDOUT) if kind in shares]
+    return [(kind, shares[kind]) for kind in KINDS if kind in shares]

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from itertools import pairwise
 from multiprocessing import current_process
 from typing import Any, Protocol
 
@@ -58,6 +59,11 @@ class Rows:
         """The classes of the rows [n]."""
         return self._store.labels[torch.from_numpy(self.index)].numpy()
 
+    @property
+    def store(self) -> Store:
+        """Where the rows are."""
+        return self._store
+
     def where(self, position: int) -> str:
         """What messages call the row at this position."""
         return self._store.where(int(self.index[position]))
@@ -71,6 +77,12 @@ class Rows:
         places = torch.from_numpy(rng.choice(self.index, round(fraction * len(self.index)), replace=False))
         labels = self._store.labels.clone()
         labels[places] = labels[places[torch.from_numpy(rng.permutation(len(places)))]]
+        return Rows(self._store.relabelled(labels), self.index, self._augment)
+
+    def unlabelled(self, positions: Sequence[int]) -> "Rows":
+        """The same rows; the labels of those at these positions cannot be read: they are -1, of numbers NaN."""
+        labels = self._store.labels.clone()
+        labels[torch.from_numpy(self.index[list(positions)])] = torch.nan if labels.is_floating_point() else -1
         return Rows(self._store.relabelled(labels), self.index, self._augment)
 
     def to(self, device: torch.device) -> "Rows":
@@ -100,7 +112,7 @@ def union(shares: Sequence[Rows]) -> Rows:
 
 
 class Chained:
-    """Rows of several stores, one after the other: the test sets of clients that bring their own data. To be scored on."""
+    """Rows of several stores, one after the other, as of clients that bring their own data: test sets, public rows."""
 
     def __init__(self, parts: Sequence[Rows]) -> None:
         self.parts = parts
@@ -113,13 +125,27 @@ class Chained:
         return Chained([part.to(device) for part in self.parts])
 
     def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterator[Batch]:
-        """As `fedmutual.core.Data.rows`; an index tensor that spans stores is answered store by store."""
-        starts = np.cumsum([0, *map(len, self.parts)])
-        for index in plan:
-            for part, start, end in zip(self.parts, starts[:-1], starts[1:], strict=True):
-                own = index[(index >= start) & (index < end)] - int(start)
-                if len(own):
-                    yield from part.rows([own], rng)
+        """As `fedmutual.core.Data.rows`."""
+        starts = np.cumsum([0, *map(len, self.parts)]).tolist()
+        indices = list(plan)
+        places = [[(index >= start) & (index < end) for index in indices] for start, end in pairwise(starts)]
+        own = [
+            [i[at] - start for i, at in zip(indices, held, strict=True) if at.any()]
+            for held, start in zip(places, starts[:-1], strict=True)
+        ]
+        reading = [iter(part.rows(plans, rng)) for part, plans in zip(self.parts, own, strict=True)]
+        for index, held in zip(indices, zip(*places, strict=True), strict=True):
+            found = [(at, next(batches)) for at, batches in zip(held, reading, strict=True) if at.any()]
+            yield found[0][1] if len(found) == 1 else _merged(len(index), found)
+
+
+def _merged(size: int, found: Sequence[tuple[Tensor, Batch]]) -> Batch:
+    """One batch of several; each goes to its own places [size] of bool."""
+    whole = tuple(t.new_empty(size, *t.shape[1:]) for t in found[0][1])
+    for places, batch in found:
+        for into, t in zip(whole, batch, strict=True):
+            into[places.to(t.device)] = t
+    return whole
 
 
 class Resident:
@@ -130,6 +156,7 @@ class Resident:
         shape = (len(labels), *scaling(examples.take([0])).shape[1:])
         self._x = torch.empty(shape, memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
         self._elsewhere: dict[torch.device, Resident] = {}
+        self._moved: dict[torch.device, Tensor] = {}  # the examples there, which relabelled copies share
         bad: list[str] = []
         with _one_thread():
             for start in range(0, len(labels), _CHUNK):
@@ -143,7 +170,7 @@ class Resident:
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process: what names rows in messages may hold open files, and no message is left to be said."""
-        return self.__dict__ | {"where": _by_number, "_elsewhere": {}}
+        return self.__dict__ | {"where": _by_number, "_elsewhere": {}, "_moved": {}}
 
     @property
     def device(self) -> torch.device:
@@ -156,7 +183,9 @@ class Resident:
             return self
         if device not in self._elsewhere:
             moved = self._elsewhere[device] = copy(self)
-            moved._x, moved.labels = self._x.contiguous().to(device), self.labels.to(device)
+            if device not in self._moved:
+                self._moved[device] = self._x.contiguous().to(device)
+            moved._x, moved.labels = self._moved[device], self.labels.to(device)
         return self._elsewhere[device]
 
     def relabelled(self, labels: Tensor) -> "Resident":

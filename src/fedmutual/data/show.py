@@ -12,7 +12,7 @@ from fedmutual.data.draws import many
 from fedmutual.data.federation import Federation
 
 _BARS = " ▁▂▃▄▅▆▇█"
-_SHARES = {"private": "train", "validation": "valid", "holdout": "hold"}
+_SHARES = {"private": "train", "public": "public", "validation": "valid", "holdout": "hold", "test": "test"}
 _MOST_DOWN = 40  # classes that may run down the page
 
 

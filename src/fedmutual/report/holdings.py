@@ -18,7 +18,7 @@ def who_has_what(comparison: Comparison) -> list[Table]:
     Of large ones only the first: each costs about 30 bytes a class and client.
     """
     runs = sorted(comparison.runs, key=lambda r: r.seed, reverse=True)
-    distinct = {str({i: c.counts.private for i, c in r.partition.clients.items()}): r for r in runs}
+    distinct = {str({i: c.counts.training for i, c in r.partition.clients.items()}): r for r in runs}
     found = sorted(distinct.values(), key=lambda r: r.seed)
     tables = [_holdings(r, "Training examples" + (f", seed {r.seed}" if len(found) > 1 else "")) for r in found]
     return tables if len(comparison.classes) * len(comparison.first.partition.clients) <= LARGE else tables[:1]
@@ -26,7 +26,7 @@ def who_has_what(comparison: Comparison) -> list[Table]:
 
 def _holdings(run: Run, caption: str) -> Table:
     classes, clients = run.partition.classes, run.partition.clients
-    counts = {i: c.counts.private for i, c in clients.items()}
+    counts = {i: c.counts.training for i, c in clients.items()}
     most = max(1, *(n for row in counts.values() for n in row))
     totals = {i: sum(row) for i, row in counts.items()}
     if len(clients) <= len(classes):  # the longer side runs down the page
@@ -36,7 +36,7 @@ def _holdings(run: Run, caption: str) -> Table:
     else:
         columns = (Column("Client", numeric=False), *(Column(name, "Class") for name in classes), Column("all"))
         rows = [(Cell(i), *(_held(n, most) for n in counts[i]), Cell(f"{totals[i]:,}")) for i in clients]
-    parts = ("private", "validation", "holdout")
+    parts = ("private", "public", "validation", "holdout", "test")
     lines = [
         [i, part, *found] for i, c in clients.items() for part in parts if (found := getattr(c.counts, part)) is not None
     ]

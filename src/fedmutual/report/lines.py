@@ -89,8 +89,15 @@ class Counts(Record):
     """Examples per class of a client's parts."""
 
     private: tuple[int, ...]
+    public: tuple[int, ...] | None = None
     validation: tuple[int, ...] | None = None
     holdout: tuple[int, ...] | None = None
+    test: tuple[int, ...] | None = None
+
+    @property
+    def training(self) -> tuple[int, ...]:
+        """The private ones and those given to the public seed set, too."""
+        return tuple(map(sum, zip(self.private, self.public or (0,) * len(self.private), strict=True)))
 
 
 class Holding(Record):

@@ -72,7 +72,7 @@ def clients(comparison: Comparison) -> Table:
         (r.seed, client) for r in sorted(runs.values(), key=lambda r: r.seed) for client in r.partition.clients
     ]:
         run = runs[seed]
-        examples, network = sum(run.partition.clients[client].counts.private), _network(comparison, seed, client)
+        examples, network = sum(run.partition.clients[client].counts.training), _network(comparison, seed, client)
         score = run.own(run.last).get(client)
         majority = score.majority if score else None
         about = (Cell(client), Cell(str(seed)), Cell(f"{examples:,}"), Cell(network))

@@ -8,8 +8,9 @@ from fedmutual import data
 from fedmutual.config import Config, dump_config, parse_config
 from fedmutual.core import At
 from fedmutual.data import record
-from fedmutual.data.division import PRIVATE, Division, divide
+from fedmutual.data.division import Division, divide
 from fedmutual.data.draws import generator, sample
+from fedmutual.data.kinds import PRIVATE
 from fedmutual.errors import ConfigError
 from fedmutual.records.files import write_json
 from fedmutual.reproduce.plan import Job, folder

@@ -1,0 +1,91 @@
+"""Two gradients that pull apart: what is done with one so that it does not undo the other.
+
+A gradient is a message, name -> tensor of any shape; all its tensors together are one vector, and a name that only one of
+the two has is zero in the other. No function branches on values, so each works under vmap. Sums are in double precision.
+"""
+
+import torch
+from torch import Tensor
+
+from fedmutual.core import Message
+
+
+def project(g_pub: Message, g_loc: Message) -> Message:
+    """The nearest gradient to g_pub that does not point against g_loc: the names of both, types and shapes as they were.
+
+    FedH2L, eq. 15: min ||g - g_pub||^2 over <g, g_loc> >= 0. Its dual has one unknown, v >= 0, so that in closed form
+    g = g_pub + v g_loc with v = max(0, -<g_pub, g_loc>) / <g_loc, g_loc>; g_loc = 0 asks for nothing.
+
+    >>> project({"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([-2.0, 0.0])})
+    {'w': tensor([0., 1.])}
+
+    Raises:
+        ValueError: a name has two shapes.
+    """
+    pub, loc = _vectors(g_pub, g_loc)
+    return _named(_lifted(pub, loc), g_pub, g_loc)
+
+
+def pcgrad(g_pub: Message, g_loc: Message) -> Message:
+    """The sum of both gradients, each without its part against the other; names, types, shapes and errors as `project`.
+
+    Yu et al., Gradient Surgery for Multi-Task Learning, 2020, https://arxiv.org/abs/2001.06782, Algorithm 1 for two tasks.
+
+    >>> pcgrad({"w": torch.tensor([1.0, 1.0])}, {"w": torch.tensor([-2.0, 0.0])})
+    {'w': tensor([-1.,  2.])}
+    """
+    pub, loc = _vectors(g_pub, g_loc)
+    return _named(_lifted(pub, loc) + _lifted(loc, pub), g_pub, g_loc)
+
+
+def conflict(g_pub: Message, g_loc: Message) -> Tensor:
+    """Whether the two point against each other, so that `project` and `pcgrad` change anything: a 0-d float, 1 or 0."""
+    pub, loc = _vectors(g_pub, g_loc)
+    return (_inner(pub, _scaled(loc)) < 0).to(torch.get_default_dtype())
+
+
+def _lifted(g: Tensor, wall: Tensor) -> Tensor:
+    """g [P] without its part against the wall [P]."""
+    wall = _scaled(wall)
+    v = (-_inner(g, wall)).clamp(min=0) / _inner(wall, wall).clamp(min=0.25)  # at least that, unless the wall is 0
+    return g + v * wall
+
+
+def _scaled(vector: Tensor) -> Tensor:
+    """The same direction [P], its largest entry at least 1/2: no square of it underflows. Zero stays zero.
+
+    By a power of two, which rounds nothing: what is at a right angle stays so.
+    """
+    largest = vector.abs().amax()
+    return vector / torch.where(largest == 0, 1, largest / torch.frexp(largest).mantissa)
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """<a, b> of [P], [P]."""
+    return (a * b).sum()
+
+
+def _vectors(g_pub: Message, g_loc: Message) -> tuple[Tensor, Tensor]:
+    """Both gradients as vectors [P] over the names of `_all`, float64."""
+    whole = _all(g_pub, g_loc)
+    for name in g_pub.keys() & g_loc.keys():
+        here, there = tuple(g_pub[name].shape), tuple(g_loc[name].shape)
+        if here != there:
+            raise ValueError(f"{name!r} has shape {here} in one gradient, {there} in the other")
+    pub, loc = (
+        torch.cat([(g[name] if name in g else torch.zeros_like(t)).flatten() for name, t in whole.items()]).double()
+        for g in (g_pub, g_loc)
+    )
+    return pub, loc
+
+
+def _named(vector: Tensor, g_pub: Message, g_loc: Message) -> Message:
+    """A vector [P] as a message."""
+    whole = _all(g_pub, g_loc)
+    parts = torch.split(vector, [t.numel() for t in whole.values()])
+    return {name: part.view(t.shape).to(t.dtype) for (name, t), part in zip(whole.items(), parts, strict=True)}
+
+
+def _all(g_pub: Message, g_loc: Message) -> Message:
+    """A tensor for each name in either gradient, to take its shape and type from."""
+    return g_loc | g_pub

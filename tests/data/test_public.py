@@ -1,0 +1,218 @@
+"""The public seed set: all nodes' public rows in one order, and what tells one set from another."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fedmutual import data
+from fedmutual.data.public import PublicSet, difference
+from fedmutual.data.rows import Chained, Rows
+from fedmutual.errors import ConfigError
+from own_data import config, everything, npz
+
+SPLIT = {"public": 0.2, "validation": 0.1}
+
+
+def public(**tables: Any) -> PublicSet:
+    found = data.load(config(**{"split": SPLIT, **tables})).public
+    assert found is not None
+    return found
+
+
+def own_data(folder: Path, **clients: Any) -> dict[str, Any]:
+    """Tables of clients with data of their own: rows of one feature, that tell the client and the row."""
+    about = {}
+    for k, (name, n) in enumerate(clients.items()):
+        x = np.arange(n, dtype=np.float32)[:, None] + 1000 * k
+        about[name] = {"data": npz(folder / f"{name}.npz", x=x, y=np.arange(n) % 2, classes=["a", "b"])}
+    return {"partition": {}, "clients": about}
+
+
+def test_rows_of_all_nodes_in_one_order() -> None:
+    federation = data.load(config(partition={"clients": 3}, split=SPLIT))
+    found = federation.public
+    assert found is not None
+    x, y = everything(found.data)
+    for id, shares in federation.clients.items():
+        assert shares.public is not None
+        own = list(found.owners[id])
+        assert torch.equal(x[own], everything(shares.public)[0])
+        assert found.counts[id] == tuple(torch.bincount(y[own], minlength=10).tolist())
+        assert not set(shares.public.index) & set(shares.private.index)
+    assert [i for positions in found.owners.values() for i in positions] == list(range(len(found)))
+    whole = np.concatenate([s.private.index for s in federation.clients.values()] + [found.data.index])
+    assert np.array_equal(federation.pooled().private.index, np.sort(whole))
+
+
+def test_nobody_has_public_rows() -> None:
+    federation = data.load(config())
+    assert federation.public is None
+    assert all(s.public is None for s in federation.clients.values())
+
+
+def test_bytes_are_those_of_the_source() -> None:
+    found = public()
+    for id, positions in found.owners.items():
+        assert found.bytes(labels=False)[id] == 64 * len(positions)  # 8 x 8 uint8
+        assert found.bytes(labels=True)[id] == (64 + 8) * len(positions)
+
+
+@pytest.mark.parametrize("brought", [False, True])
+def test_labels_of_others_cannot_be_read(brought: bool, tmp_path: Path) -> None:
+    found = public(**(own_data(tmp_path, north=40, south=30) if brought else {}))
+    x, y = everything(found.data)
+    for id, positions in found.owners.items():
+        own = torch.zeros(len(found), dtype=torch.bool)
+        own[list(positions)] = True
+        seen, labels = everything(found.seen_by(id, labels=False))
+        assert torch.equal(seen, x)
+        assert torch.equal(labels[own], y[own])
+        assert (labels[~own] == -1).all()
+        assert torch.equal(everything(found.seen_by(id, labels=True))[1], y)
+    assert torch.equal(everything(found.data)[1], y)  # as before
+
+
+def test_the_digest_by_hand(tmp_path: Path) -> None:
+    found = public(**own_data(tmp_path, north=40, south=30))
+    x, y = everything(found.data)
+    whole, labels = hashlib.sha256(), b""
+    for id, positions in found.owners.items():
+        at = list(positions)
+        whole.update(f"{id}\0{len(at)}\0torch.float32[1]".encode() + x[at].numpy().tobytes())
+        labels += y[at].numpy().tobytes()
+    assert found.unlabelled == whole.hexdigest()
+    assert found.digest == hashlib.sha256(whole.digest() + labels).hexdigest()
+
+
+def test_the_digest_is_of_content(tmp_path: Path) -> None:
+    x = np.arange(48, dtype=np.float32).reshape(24, 2)
+    y = np.array([0, 1] * 12)
+    one = npz(tmp_path / "a.npz", x=x, y=y)
+    others = {
+        "other names": npz(tmp_path / "b.npz", x=x, y=y),
+        "scaled otherwise": one | {"mean": [1.0, 1.0], "std": [2.0, 2.0]},
+        "other examples": npz(tmp_path / "c.npz", x=x + 1, y=y),
+        "other labels": npz(tmp_path / "d.npz", x=x, y=1 - y),
+    }
+    first = public(data=one)
+    found = {name: public(data=about) for name, about in others.items()}
+    assert [name for name, other in found.items() if other.digest == first.digest] == ["other names", "scaled otherwise"]
+    assert public(data=one, seed=1).digest != first.digest  # other rows
+
+
+def test_in_what_two_sets_differ() -> None:
+    found = public()
+    mine = found.summary(labels=True)
+    assert {k: (v.dtype, tuple(v.shape)) for k, v in mine.items()} == {
+        "digest": (torch.uint8, (32,)),
+        "rows": (torch.int64, ()),
+        "counts": (torch.int64, (10,)),
+    }
+    assert bytes(mine["digest"].tolist()).hex() == found.digest
+    assert mine["counts"].sum() == mine["rows"] == len(found)
+    assert difference(mine, found.summary(labels=True)) is None
+    n = len(found)
+    assert difference(mine, mine | {"rows": torch.tensor(1)}) == (f"the public sets differ in size: {n} rows here, 1 there")
+    counts = mine["counts"].clone()
+    counts[3] += 1
+    counts[4] -= 1
+    said = difference(mine, mine | {"counts": counts}, tuple("abcdefghij"))
+    assert said == f"the public sets differ in class 'd': {counts[3] - 1} examples here, {counts[3]} there, and in 1 more"
+    assert "differ in their classes: 10 here, 9 there" in str(difference(mine, mine | {"counts": counts[:9]}))
+    digest = mine["digest"] ^ 1
+    assert "differ in their examples, labels or order" in str(difference(mine, mine | {"digest": digest}))
+    blind = found.summary(labels=False)
+    assert bytes(blind["digest"].tolist()).hex() == found.unlabelled
+    assert "counts" not in blind
+    assert "differ in their examples or order" in str(difference(blind, blind | {"digest": digest}))
+
+
+def test_a_class_that_nobody_gives(tmp_path: Path) -> None:
+    y = np.array(["common"] * 58 + ["rare"] * 2)
+    about = npz(tmp_path / "a.npz", x=np.arange(60, dtype=np.float32)[:, None], y=y)
+    with pytest.raises(
+        ConfigError, match=r"public set has no example of class 'rare', which clients train on; raise 'split"
+    ):
+        data.load(config(data=about, partition={"clients": 1}, split=SPLIT | {"test": 0.1}))
+
+
+def test_a_class_that_one_node_lacks_may_be_given_by_another() -> None:
+    found = public(partition={"kind": "shards", "clients": 5, "classes_per_client": 2})
+    assert all(0 in counts for counts in found.counts.values())
+
+
+def test_clients_of_other_classes_share_no_public_set(tmp_path: Path) -> None:
+    tables = own_data(tmp_path, north=40, south=30)
+    tables["clients"]["south"]["data"] = npz(
+        tmp_path / "south.npz", x=np.ones((30, 1), dtype=np.float32), y=np.arange(30) % 2, classes=["b", "a"]
+    )
+    with pytest.raises(ConfigError, match=r"client 'south' has the classes 'b', 'a', and client 'north' 'a', 'b'; name all"):
+        data.load(config(split=SPLIT, **tables))
+    tables["clients"]["south"]["data"] = npz(
+        tmp_path / "south.npz", x=np.ones((30, 2), dtype=np.float32), y=np.arange(30) % 2, classes=["a", "b"]
+    )
+    with pytest.raises(
+        ConfigError, match=r"client 'south' has examples of the shape \[2\] and 2 outputs, and client 'north'"
+    ):
+        data.load(config(split=SPLIT, **tables))
+
+
+def test_clients_with_data_of_their_own(tmp_path: Path) -> None:
+    federation = data.load(config(split=SPLIT, **own_data(tmp_path, north=40, south=30)))
+    found = federation.public
+    assert found is not None
+    assert isinstance(found.data, Chained)
+    x, _ = everything(found.data)
+    assert [(x[list(p)] >= 1000).all().item() for p in found.owners.values()] == [False, True]
+    assert found.bytes(labels=True)["south"] == (4 + 8) * len(found.owners["south"])
+    for shares in federation.clients.values():
+        assert isinstance(shares.test, Rows)
+    assert isinstance(federation.test, Chained)
+    assert len(federation.test) == sum(len(s.test) for s in federation.clients.values() if s.test is not None)
+
+
+@pytest.mark.parametrize("resident", [True, False])
+def test_one_batch_an_index_tensor_over_several_stores(resident: bool, tmp_path: Path) -> None:
+    tables = own_data(tmp_path, north=40, south=30, east=25)
+    for own in tables["clients"].values():
+        own["data"]["resident"] = resident
+    found = public(**tables).data
+    x, y = everything(found)
+    rng = torch.Generator().manual_seed(0)
+    plan = [torch.randperm(len(found), generator=rng)[:n] for n in (7, 3, 1, len(found))] + [torch.tensor([0, 0, 2])]
+    batches = list(found.rows(iter(plan)))
+    assert len(batches) == len(plan)
+    for index, (own_x, own_y) in zip(plan, batches, strict=True):
+        assert torch.equal(own_x, x[index])
+        assert torch.equal(own_y, y[index])
+    assert list(found.rows(iter([]))) == []
+
+
+def test_a_public_set_is_given_back(tmp_path: Path) -> None:
+    import json
+
+    split = {"private": 0.5, "public": 0.2, "validation": 0.1, "test": 0.1}
+    federation = data.load(config(split=split))
+    path = tmp_path / "partition.json"
+    path.write_text(json.dumps(federation.partition))
+    back = data.load(config(seed=5, partition={"kind": "file", "file": str(path)}))
+    assert back.partition["clients"] == federation.partition["clients"]
+    assert back.partition["fingerprint"] == federation.partition["fingerprint"]
+    assert back.public is not None
+    assert federation.public is not None
+    assert back.public.digest == federation.public.digest
+    assert isinstance(back.test, Rows)
+    assert isinstance(federation.test, Rows)
+    assert np.array_equal(back.test.index, federation.test.index)
+
+
+def test_a_test_set_of_the_datas_own_that_nobody_uses(tmp_path: Path) -> None:
+    x = np.arange(60, dtype=np.float32)[:, None]
+    about = npz(tmp_path / "a.npz", x=x, y=[0, 1] * 30, x_test=x[:9] + 100, y_test=[0, 1, 0] * 3)
+    federation = data.load(config(data=about, split={"private": 0.5, "validation": 0.2, "test": 0.3}))
+    assert any("the data have 9 test examples of their own, which nobody uses" in note for note in federation.notes)
+    assert (everything(federation.test)[0] < 100).all()
