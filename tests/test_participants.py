@@ -66,6 +66,17 @@ def test_a_federation_begins_with_another_runs_model(small):
     assert load_config("second/config.toml") == told
 
 
+def test_the_pooled_model_begins_with_another_runs_too(small):
+    first = fedmutual.run(load_config(small, rounds=1), "first")
+    small.write_text(small.read_text().replace('name = "fml", alpha = 0.4, beta = 0.6', 'name = "centralised"'))
+    config = load_config(small, **{"model.weights": "first", "seed": 5})
+    shared = first.global_model().state_dict()
+    assert same(build(config).client("pooled").nets["personal"].state_dict(), shared)
+    trained = fedmutual.run(config, "pool").global_model().state_dict()
+    assert not same(trained, shared)
+    assert same(fedmutual.Run("first").global_model().state_dict(), shared)
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
@@ -125,6 +136,22 @@ def test_numbers_are_learned_from_a_table(prices, cli):
     assert code == 0, err
     code, _, err = cli("data", "check", prices)
     assert code == 0, err
+
+
+def test_a_whole_model_learns_one_number_from_columns_of_any_name(prices):
+    """A column's name is its site's own: a network has one output for it, whatever it is called."""
+    head, *rows = (prices.parent / "prices.csv").read_text().splitlines()
+    for label, mine in (("price", rows[::2]), ("preis", rows[1::2])):
+        (prices.parent / f"{label}.csv").write_text("\n".join([head.replace("price", label), *mine]) + "\n")
+    sites = "".join(f'\n[clients.{i}]\ndata = {{ root = "{i}.csv", label = "{i}" }}\n' for i in ("price", "preis"))
+    common = TABLE.replace(', root = "prices.csv", label = "price"', "").replace("partition = { clients = 3 }\n", "")
+    prices.write_text(common + sites)
+    run = fedmutual.run(load_config(prices), "run")
+    assert run.complete
+    (test,) = [s for s in read_lines(run.folder / "metrics.jsonl")[-1]["scores"] if s["client"] is None]
+    assert test["examples"] == 60, "the test rows of both"
+    assert test["r2"] > 0.9
+    assert run.global_model()(torch.zeros(4, 2)).shape == (4, 1)
 
 
 @pytest.mark.parametrize(

@@ -227,14 +227,19 @@ def test_metrics_none_keeps_the_scores_at_the_client(small, cli):
     assert summary["global"]["test_accuracy"]["last"] > 0
 
 
+NORMED = """
+from torch import nn
+
+
+def net(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, classes))
+"""
+LOCAL = ["--set", "model.shared=normed:net", "--set", "model.batchnorm=local", "--set", "model.personal=mlp"]
+
+
 def test_local_batchnorm_leaves_no_complete_global_model(small, cli):
-    (small.parent / "normed.py").write_text(
-        "from torch import nn\n"
-        "def net(shape, classes):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Linear(9, classes))\n"
-    )
-    local = ("model.shared=normed:net", "model.batchnorm=local", "model.personal=mlp")
-    code, _, err = cli("run", small, *(x for s in local for x in ("--set", s)))
+    (small.parent / "normed.py").write_text(NORMED)
+    code, _, err = cli("run", small, *LOCAL)
     assert code == 0, err
     run = fedmutual.Run("runs/small")
     assert run.summary["global"]["test_accuracy"] is None
@@ -242,6 +247,17 @@ def test_local_batchnorm_leaves_no_complete_global_model(small, cli):
     with pytest.raises(fedmutual.RunError, match="no complete global model"):
         run.global_model()
     assert {s["model"] for s in read(run.folder / "metrics.jsonl")[-1]["scores"]} == {"personal", "meme"}
+
+
+def test_a_shared_part_of_batchnorm_alone_that_stays_home_is_refused(small, cli):
+    (small.parent / "normed.py").write_text(NORMED)
+    code, _, err = cli("run", small, *LOCAL, "--set", "model.part='2'", "--set", "model.adaptor=rest")
+    assert (code, err) == (
+        2,
+        "error: nothing of network 'normed:net' would cross, for model.batchnorm = 'local' keeps BatchNorm layers at home; "
+        "share another part (model.part), or average them\n",
+    )
+    assert not (small.parent / "runs").exists()
 
 
 def test_tensorboard_draws_the_same_scores(small, cli):

@@ -11,10 +11,11 @@ import torch
 
 import fedmutual
 from fedmutual.algorithms import FML
-from fedmutual.engines import cluster
-from fedmutual.engines.cluster import Cluster, Wish
-from fedmutual.engines.processes import Unportable
+from fedmutual.engines import cluster, places
+from fedmutual.engines.cluster import Cluster
+from fedmutual.engines.places import Wish
 from fedmutual.engines.spread import Lost
+from fedmutual.engines.wire import Unportable
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.events import Failed, Replied, Started
 from kills import same
@@ -71,7 +72,7 @@ def test_what_cannot_be_handed_over_is_said():
 
 
 def test_what_there_is_no_room_for_is_said(nodes, monkeypatch):
-    monkeypatch.setattr(cluster, "PATIENCE", 0.5)
+    monkeypatch.setattr(places, "PATIENCE", 0.5)
     sentence = (
         rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had no room for them: it has "
         rf"{2 * CPUS} CPU and 0 GPU, of which \d+ CPU and 0 GPU free; set engine.workers, engine.threads or engine.gpus"
@@ -93,7 +94,7 @@ def test_in_a_ray_of_the_callers_nothing_is_kept_and_as_many_workers_live_as_it_
             assert engine.workers == 2
             assert set(dict(engine.each(settings, ALL)).values()) == {(torch.float64, CPUS)}
         assert ray.is_initialized()
-        assert cluster._kept == []
+        assert places._kept == []
     finally:
         torch.set_default_dtype(torch.float32)
         ray.shutdown()
@@ -111,7 +112,7 @@ class Big:
     ("threads", "gpus", "workers"), [(1, 0.0, 11), (2, 0.0, 5), (1, 0.25, 4), (4, 0.25, 2), (2, None, 4), (9, 0.0, 1)]
 )
 def test_the_nodes_hold_as_many_workers_as_have_room(threads, gpus, workers):
-    assert cluster._capacity(Big, Wish(None, threads, None, gpus)) == workers
+    assert places._capacity(Big, Wish(None, threads, None, gpus)) == workers
 
 
 @pytest.mark.parametrize(
@@ -122,14 +123,14 @@ def test_equal_shares_of_gpus_leave_room_for_all(workers, gpus, share):
         def cluster_resources():
             return {"GPU": float(gpus)}
 
-    assert cluster._share(Ray, None, workers) == {"GPU": share}
-    assert cluster._share(Ray, 0.2, workers) == {"GPU": 0.2}
-    assert cluster._share(Ray, 0.0, workers) == {}
+    assert places._share(Ray, None, workers) == {"GPU": share}
+    assert places._share(Ray, 0.2, workers) == {"GPU": 0.2}
+    assert places._share(Ray, 0.0, workers) == {}
 
 
 def test_without_ray_the_mend_is_said(small, monkeypatch, cli):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr(cluster, "_kept", [])
+    monkeypatch.setattr(places, "_kept", [])
     code, _, err = cli("run", small, "--set", "engine.name=cluster")
     assert (code, err.count("\n")) == (2, 1)
     assert "engine.name = 'cluster' needs Ray: pip install 'fedmutual[ray]'" in err
@@ -148,19 +149,19 @@ def on_cluster(small, address):
 def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing_but_time(small, whole, nodes, monkeypatch):
     import ray
 
-    places, events, deaths = [], [], []
-    fill = cluster._Place.fill
-    monkeypatch.setattr(cluster._Place, "fill", lambda place, clients: (fill(place, clients), places.append(place)))
+    filled, events, deaths = [], [], []
+    fill = places.Place.fill
+    monkeypatch.setattr(places.Place, "fill", lambda place, clients: (fill(place, clients), filled.append(place)))
     ray.shutdown()  # so that a place is filled
     head, second = nodes.list_all_nodes()
 
     def kill(event):
         events.append(event)
         if isinstance(event, Replied) and (event.round, event.answered) == (3, 2) and not deaths:
-            where = ray.util.placement_group_table(places[-1].room)["bundles_to_node_id"]
+            where = ray.util.placement_group_table(filled[-1].room)["bundles_to_node_id"]
             (number,) = [n for n, id in where.items() if id != head.node_id]
             nodes.remove_node(second, allow_graceful=False)
-            deaths.append(places[-1].workers[number].name)
+            deaths.append(filled[-1].workers[number].name)
             os.kill(int(deaths[0].split()[2]), signal.SIGKILL)  # with its node it would die some seconds later
 
     try:

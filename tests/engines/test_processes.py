@@ -14,8 +14,9 @@ import fedmutual
 from fedmutual.algorithms import FML
 from fedmutual.engines import processes
 from fedmutual.engines.choice import Work, choose
-from fedmutual.engines.processes import Processes, Unportable
+from fedmutual.engines.processes import Processes
 from fedmutual.engines.spread import Lost, assign
+from fedmutual.engines.wire import Unportable
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.events import Failed, Replied, Started
 from toy import Ready, client, echo, killed, odd, pid, refused

@@ -7,6 +7,7 @@ from torch import nn
 from fedmutual import models
 from fedmutual.config import ModelConfig
 from fedmutual.errors import ConfigError
+from fedmutual.models.parts import named
 from fedmutual.models.splice import Spliced, crossing, differing, fork, splice
 
 IMAGE = (1, 16, 16)
@@ -88,21 +89,11 @@ def test_an_adaptor_that_cannot_be_inferred_is_said(part, sentence):
     assert sentence in str(problem.value)
 
 
-class Twice(nn.Module):
-    """A layer that is called twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.last(self.layer(self.layer(x)))
-        return out
-
-
 def test_a_part_that_is_called_twice_has_no_adaptor():
+    layer = nn.Linear(4, 4)
+    net = named(layer=layer, again=layer, last=nn.Linear(4, 2))
     with pytest.raises(ConfigError, match="is not called once"):
-        splice(Twice(), ["layer"], "linear", (4,), 2, stream(0), "twice")
+        splice(net, ["layer"], "linear", (4,), 2, stream(0), "twice")
 
 
 def test_ones_own_adaptor_is_told_what_the_part_gives(tmp_path, monkeypatch):
@@ -148,32 +139,11 @@ def test_the_first_tensor_of_another_shape_is_found():
     assert differing(network("mlp"), network("mlp", 7), names) is None
 
 
-class Inplace(nn.Module):
-    """A layer after which the network goes on in place."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.relu_(self.last(self.first(x)))
-        return out
-
-
-class Named(nn.Module):
-    """A module that is called as ours is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.adaptor, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.last(self.adaptor(x))
-        return out
-
-
 def test_networks_that_look_like_what_they_are_not():
+    # what `last` gives is the tensor that the network goes on in, and gives
+    inplace = named(first=nn.Linear(4, 4), last=nn.Linear(4, 2), relu=nn.ReLU(inplace=True))
     with pytest.raises(ConfigError, match="neither the beginning nor the end"):
-        splice(Inplace(), ["last"], "linear", (4,), 2, stream(0), "inplace")
+        splice(inplace, ["last"], "linear", (4,), 2, stream(0), "inplace")
+    ours = named(adaptor=nn.Linear(4, 4), last=nn.Linear(4, 2))
     with pytest.raises(ConfigError, match="a module called 'adaptor' cannot be the part"):
-        splice(Named(), ["adaptor"], "linear", (4,), 2, stream(0), "named")
+        splice(ours, ["adaptor"], "linear", (4,), 2, stream(0), "named")

@@ -51,7 +51,7 @@ class Space:
         return tasks.make(self.task).outputs is not None
 
     def like(self, other: "Space") -> bool:
-        """Whether one network can serve both: what is scaled otherwise still fits."""
+        """Whether one network can serve both: what is scaled otherwise still fits, and numbers of any name do."""
         ours, theirs = ((s.shape, s.outputs, s.numbers, () if s.numbers else s.classes) for s in (self, other))
         return ours == theirs
 

@@ -12,8 +12,9 @@ from fedmutual.config.schema import EngineConfig
 from fedmutual.engines.base import Engine
 from fedmutual.engines.cluster import Cluster
 from fedmutual.engines.inprocess import InProcess
-from fedmutual.engines.processes import Make, Processes, Unportable
+from fedmutual.engines.processes import Processes
 from fedmutual.engines.stacked import Stacked
+from fedmutual.engines.wire import Make, Unportable
 
 LONG = 60.0  # seconds of training in one process from which worker processes, whose start takes some, are worth it
 _STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step takes, floating-point operations a second

@@ -1,64 +1,27 @@
 """Clients spread over worker processes, which keep them for the whole run: messages cross, clients do not."""
 
-import io
 import multiprocessing
 import os
 import pickle
 import signal
 import sys
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
-from typing import Any, Concatenate, NamedTuple, TypeVar
+from typing import Any, Concatenate, TypeVar
 
 import torch
 import torch.multiprocessing
-from torch import Tensor
 
 from fedmutual.core import Client
 from fedmutual.engines import allocator
 from fedmutual.engines.spread import Lost, assign
-from fedmutual.errors import ConfigError
+from fedmutual.engines.wire import Answer, Host, Job, Make, answered, packed, unportable
 
 R = TypeVar("R")
-Make = Callable[[str], Client]
-
-
-class Unportable(ConfigError):
-    """What clients are made of cannot be handed to another process."""
-
-
-class Host(NamedTuple):
-    """What a worker is told first: to make these clients and keep them, instead of those it had."""
-
-    number: int
-    make: Make
-    clients: Sequence[str]
-    threads: int
-    dtype: torch.dtype
-    folder: str  # where relative paths begin,
-    path: Sequence[str]  # and where modules are found: either may have changed since the worker was started
-
-
-class Job(NamedTuple):
-    """What a worker is told then: what to do with which of its clients."""
-
-    number: int
-    do: Callable[..., Any]
-    arguments: Mapping[str, tuple[Any, ...]]
-
-
-class Answer(NamedTuple):
-    """What it says, a client at a time."""
-
-    job: int
-    client: str
-    result: Any
-    problem: BaseException | None = None
 
 
 class Processes:
@@ -95,7 +58,7 @@ class Processes:
             worker.drain()
             mine = {i: given for i, given in arguments.items() if i in worker.clients}
             if mine:
-                worker.tell(_packed(Job(number, do, mine)), len(mine))
+                worker.tell(packed(Job(number, do, mine)), len(mine))
         return ((answer.client, answer.result) for answer in self._answers(number, len(arguments)))
 
     def remarks(self) -> list[str]:
@@ -202,63 +165,8 @@ def _serve(connection: Connection) -> None:
     clients: dict[str, Client] = {}
     with suppress(EOFError, OSError):
         while True:
-            for answer in _answered(connection.recv_bytes(), clients):
-                connection.send_bytes(_packed(answer))
-
-
-def _answered(message: bytes, clients: dict[str, Client]) -> Iterator[Answer]:
-    """Do what a message asks for with these clients, or make them: an answer for each, up to the first problem."""
-    number, id = 0, ""
-    try:
-        told = _opened(message)
-        number = told.number
-        if isinstance(told, Host):
-            clients.clear()
-            if not told.clients:
-                _forget()
-            os.chdir(told.folder)
-            sys.path[:] = told.path
-            torch.set_num_threads(told.threads)
-            torch.set_default_dtype(told.dtype)
-            clients |= {id: told.make(id) for id in told.clients}
-            yield Answer(number, "", None)
-        else:
-            for id, given in told.arguments.items():
-                yield Answer(number, id, told.do(clients[id], *given))
-    except Exception as problem:
-        yield Answer(number, id, None, _portable(problem))
-
-
-def _forget() -> None:
-    """Drop modules that are not installed: a user may have changed them since the last run."""
-    installed = tuple({sys.prefix, sys.base_prefix})
-    for name, module in list(sys.modules.items()):
-        place = getattr(module, "__file__", None)
-        if (
-            place
-            and not place.startswith(installed)
-            and name.partition(".")[0] not in ("fedmutual", "__main__", "__mp_main__")
-        ):
-            del sys.modules[name]
-
-
-def _opened(message: bytes) -> Host | Job:
-    try:
-        told: Host | Job = pickle.loads(message)
-    except Exception as problem:  # a module that is not found here, for instance
-        raise Unportable(_unportable(problem)) from None
-    return told
-
-
-def _portable(problem: Exception) -> Exception:
-    """An exception that can cross, with its trace as a note; one that cannot becomes a RuntimeError with its text."""
-    trace = "".join(traceback.format_exception(problem))
-    try:
-        pickle.loads(pickle.dumps(problem))
-    except Exception:
-        problem = RuntimeError(f"{type(problem).__name__}: {problem}")
-    problem.add_note(trace)
-    return problem
+            for answer in answered(connection.recv_bytes(), clients):
+                connection.send_bytes(packed(answer))
 
 
 def _no_client(id: str) -> Client:
@@ -270,33 +178,7 @@ def _shared(host: Host) -> bytes:
     try:
         return bytes(ForkingPickler.dumps(host))
     except Exception as problem:  # whatever a user's dataset or network says to being pickled; and a full /dev/shm
-        raise Unportable(_unportable(problem)) from None
-
-
-def _unportable(problem: Exception) -> str:
-    return (
-        "the data, networks or algorithm cannot be handed to worker processes "
-        f"({type(problem).__name__}: {problem}); use engine.name = 'inprocess'"
-    )
-
-
-class _Pickler(pickle.Pickler):
-    """Tensors as their bytes: plain pickle would write each as a file of torch's."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        if type(thing) is Tensor and thing.device.type == "cpu" and not thing.requires_grad:
-            return _tensor, (thing.contiguous().reshape(-1).view(torch.uint8).numpy(), thing.dtype, tuple(thing.shape))
-        return NotImplemented
-
-
-def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    return torch.from_numpy(content).view(dtype).view(shape)
-
-
-def _packed(what: Job | Answer) -> memoryview:
-    file = io.BytesIO()
-    _Pickler(file, protocol=5).dump(what)
-    return file.getbuffer()
+        raise unportable(problem) from None
 
 
 @contextmanager
