@@ -191,7 +191,7 @@ class Resident:
     def relabelled(self, labels: Tensor) -> "Resident":
         """As `Store.relabelled`; the examples are not copied."""
         other = copy(self)
-        other.labels, other._elsewhere = labels, {}
+        other.labels, other._moved = labels, self._moved
         return other
 
     def batches(self, plan: Iterable[Tensor]) -> "Picked":
