@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,15 @@ from fedmutual.engines.base import COPY, Exam, score
 from fedmutual.engines.choice import Work, flops
 from fedmutual.engines.loop import Judge, Plan
 from fedmutual.errors import ConfigError
+from fedmutual.models import Weights
 from fedmutual.models.splice import crossing, differing, fork
 from fedmutual.records.checkpoint import shared_state
 from fedmutual.records.events import Score
 
 POOLED = "pooled"  # the one client of `centralised`
+
+Pretrained = Mapping[tuple[str, str], Weights]
+"""What networks begin with: (the client whose own it is, or "" for all; the network's name) -> weights."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Experiment:
     algorithm: Algorithm
     device: torch.device
     begun: Message | None = None  # what another run shared, where the server begins with that (model.weights)
+    pretrained: Pretrained = field(default_factory=dict)  # taken along to where clients live: read once, alike everywhere
 
     @property
     def pooled(self) -> bool:
@@ -48,6 +53,11 @@ class Experiment:
     def clients(self) -> tuple[str, ...]:
         """Who trains."""
         return (POOLED,) if self.pooled else tuple(self.data.clients)
+
+    @property
+    def shares(self) -> bool:
+        """Whether the shared network is used at all."""
+        return "global" in self.algorithm.scores or self.config.model.start == "server" or self.pooled
 
     @property
     def complete(self) -> bool:
@@ -85,6 +95,16 @@ class Experiment:
         if self.pooled:
             return self.config.model.shared
         return own or listed[list(self.data.clients).index(client) if len(listed) > 1 else 0]
+
+    def first_weights(self, client: str | None = None) -> str:
+        """What a client's own network begins with, in words; None: the shared one."""
+        model = self.config.model
+        if client is not None and model.start == "server":
+            return "those of the shared network"
+        if client is None and self.begun is not None:
+            return f"the shared model of {model.weights}"
+        found = self._weights(model.shared) if client is None else self._weights(self.personal(client), client)
+        return found.said if found else "random weights"
 
     def client(self, id: str) -> Client:
         """One participant, as it is before round 1."""
@@ -136,7 +156,7 @@ class Experiment:
             seed=config.seed,
             rounds=config.rounds,
             clients=self.clients,
-            notes=(*self.algorithm.remarks, *self.data.notes, *notes),
+            notes=(*self.algorithm.remarks, *self.data.notes, *(w.said for w in self.pretrained.values()), *notes),
             participation=config.engine.participation,
             evaluate_every=config.records.evaluate_every,
             exams={i: tuple(self._exams(i)) for i in self.clients},
@@ -173,19 +193,23 @@ class Experiment:
     def _space(self, client: str) -> Space:
         return self.data.space if self.pooled else self.data.spaces[client]
 
-    def _net(self, name: str, space: Space, rng: torch.Generator, key: str) -> nn.Module:
-        return models.build(name, space.shape, space.outputs, rng, key)
+    def _net(self, name: str, space: Space, rng: torch.Generator, key: str, weights: Weights | None = None) -> nn.Module:
+        return models.build(name, space.shape, space.outputs, rng, key, weights)
+
+    def _weights(self, name: str, client: str = "") -> Weights | None:
+        """What a network begins with; of a client's own, if it names some."""
+        return self.pretrained.get((client, name), self.pretrained.get(("", name)))
 
     def _shared_net(self, space: Space) -> nn.Module:
         """The shared architecture, whole, with the weights that all share."""
-        at = At(self.config.seed, -1, self.config.rounds)
-        return self._net(self.config.model.shared, space, at.rng("model", "shared"), "model.shared")
+        at, name = At(self.config.seed, -1, self.config.rounds), self.config.model.shared
+        return self._net(name, space, at.rng("model", "shared"), "model.shared", self._weights(name))
 
     def _meme(self, id: str) -> nn.Module:
         """A client's fork: the shared architecture; or the shared part of it, with the client's own adaptor."""
         at, space = At(self.config.seed, -1, self.config.rounds), self._space(id)
         shared, own = at.rng("model", "shared"), at.rng(id, "adaptor")
-        net = fork(self.config.model, space.shape, space.outputs, shared, own)
+        net = fork(self.config.model, space.shape, space.outputs, shared, own, self._weights(self.config.model.shared))
         if self.begun is not None:
             net.load_state_dict(net.state_dict() | self.server())
         return net
@@ -232,7 +256,8 @@ class Experiment:
             if self.pooled:
                 nets[net] = copy.deepcopy(self.shared_net)
             else:
-                nets[net] = self._meme(id) if net == "meme" else self._net(name, self._space(id), at.rng(id, net), key)
+                own = (name, self._space(id), at.rng(id, net), key, self._weights(name, id))
+                nets[net] = self._meme(id) if net == "meme" else self._net(*own)
         if self.config.model.start == "server" and "personal" in nets:
             try:
                 nets["personal"].load_state_dict(self.shared_net.state_dict())
@@ -308,10 +333,12 @@ def build(
     device: str | None = None,
     prepared: Mapping[str, data.Prepared] | None = None,
     begun: Message | None = None,
+    pretrained: Pretrained | None = None,
 ) -> Experiment:
     """Read the data, unless they are prepared, and check that everything the configuration names can be made.
 
     begun: what a run that goes on began with, where that was another run's model; else it is read from `model.weights`.
+    pretrained: likewise what its networks began with; what is not in it is read from where `model.pretrained` says.
 
     Raises:
         UserError: in one sentence, what cannot.
@@ -330,15 +357,30 @@ def build(
             f"key 'model.personal' names {len(personal)} networks for {len(federation.clients)} clients; "
             "name one for all, or one for each"
         )
+    experiment = replace(experiment, pretrained=_pretrained(experiment, pretrained or {}))
     _check_shared(experiment)
     return experiment
+
+
+def _pretrained(experiment: Experiment, kept: Pretrained) -> Pretrained:
+    """What networks begin with, by `model.pretrained` and clients' own, unless it was kept. Raises ConfigError."""
+    model, found = experiment.config.model, dict[tuple[str, str], Weights]()
+    for id in experiment.clients:
+        own = experiment._own(id).model.pretrained
+        shared = {"shared": (model.shared, "model.shared")} if experiment.shares else {}
+        for net, (name, _) in (experiment._networks(id) | shared).items():
+            mine = net == "personal" and own is not None
+            source, who = own if mine else model.pretrained, (id if mine else "", name)
+            if source is not None and who not in found:
+                key = f"clients.{id}.model.pretrained" if mine else "model.pretrained"
+                found[who] = kept.get(who) or models.weights(source, name, key)
+    return found
 
 
 def _check_shared(experiment: Experiment) -> None:
     """Raise ConfigError unless what is shared has one shape at all clients."""
     config, spaces = experiment.config, experiment.data.spaces
-    used = "global" in experiment.algorithm.scores or config.model.start == "server" or experiment.pooled
-    if config.model.weights is not None and not used:
+    if config.model.weights is not None and not experiment.shares:
         raise ConfigError(
             f"key 'model.weights' has no effect: algorithm {config.algorithm['name']!r} shares no model, and personal "
             "networks start from their own weights; set model.start = 'server', or take it out"

@@ -181,7 +181,7 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
         if key in tables:
             raise ConfigError(f"{file}: key {key!r} has no place here: {why}; take it out")
     model = found if isinstance(found := tables.get("model"), dict) else {}
-    for key in ("start", "weights"):
+    for key in ("start", "weights", "pretrained"):
         if key in model:
             raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
     joined = merge({"model": shared.model}, {"model": tables.get("model", {})})

@@ -24,7 +24,7 @@ from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
 from fedmutual.models.splice import fork
 from fedmutual.records import folder as folders
-from fedmutual.records import tensorboard
+from fedmutual.records import pretrained, tensorboard
 from fedmutual.records.checkpoint import (
     Checkpoints,
     Saved,
@@ -166,7 +166,8 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
         return Run(folder)
     try:
         with _alone(config.engine.threads):
-            experiment = experiments.build(config, recorded.get("device"), begun=folders.begun(folder))
+            begun, weights = folders.begun(folder), pretrained.kept(folder)
+            experiment = experiments.build(config, recorded.get("device"), begun=begun, pretrained=weights)
             hosted = Hosted(experiment, recorded.get("engine", {}).get("name"))
             with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
@@ -204,7 +205,7 @@ def attempt_together(
             key = _same_data(configs[n])
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
             device, begun = (looked[n] or {}).get("device"), folders.begun(outs[n])
-            built[n] = experiments.build(configs[n], device, prepared[key], begun)
+            built[n] = experiments.build(configs[n], device, prepared[key], begun, pretrained.kept(outs[n]))
         compiled = any(configs[n].engine.compile for n in left)
         lanes = Lanes([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
         choice = Choice("stacked", 1, f"{len(left)} runs at once fill a device better")
@@ -252,6 +253,7 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choi
     if experiment.begun is not None:
         folders.write_begun(folder, experiment.begun)
     folders.write_about(folder, experiment.config, about | _networks(experiment, engine), experiment.data.partition)
+    pretrained.keep(folder, experiment.pretrained)
 
 
 MEND = "set engine.workers lower, or engine.name = 'inprocess', and go on with --resume"
@@ -398,13 +400,17 @@ def _networks(experiment: Experiment, engine: Engine) -> dict[str, Any]:
     sizes = dict(engine.each(parameters, dict.fromkeys(experiment.clients, ())))
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
     shared = sum(p.numel() for p in experiment.shared_net.parameters())
+    began = {"weights": experiment.first_weights()} if experiment.shares else {}
     return {
         "pooled": experiment.pooled,
         "models": {
             "input": list(experiment.data.space.shape),
             "classes": len(experiment.data.space.classes),
-            "shared": {"name": experiment.config.model.shared, "parameters": shared},
-            "personal": {i: {"name": experiment.personal(i), "parameters": n} for i, n in personal.items()},
+            "shared": {"name": experiment.config.model.shared, "parameters": shared} | began,
+            "personal": {
+                i: {"name": experiment.personal(i), "parameters": n, "weights": experiment.first_weights(i)}
+                for i, n in personal.items()
+            },
         },
         "clients": {i: _space(experiment, i) for i in experiment.data.clients},
     }

@@ -238,7 +238,7 @@ def _check_own_data(config: Config, source: str) -> None:
 
 
 def _check_model(config: Config, source: str) -> None:
-    """What may go with a shared part."""
+    """What may go with a shared part, and with given weights."""
     model = config.model
     if model.part is None and model.adaptor != ModelConfig().adaptor:
         raise ConfigError(
@@ -250,6 +250,11 @@ def _check_model(config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: model.start = 'server' needs a whole model to start from, and 'model.part' shares a part; take "
             "one of them out"
+        )
+    if model.pretrained is not None and model.weights is not None:
+        raise ConfigError(
+            f"{source}: 'model.pretrained' and 'model.weights' both say what the shared network begins with; take one out "
+            "(a client's own network may have 'clients.ID.model.pretrained')"
         )
 
 
@@ -263,6 +268,12 @@ def _check_effect(config: Config, source: str) -> None:
         idle["optimizer.amsgrad"] = f"optimizer.name = {name!r}"
     if config.partition.min_size != PartitionConfig().min_size and kind != "dirichlet":
         idle["partition.min_size"] = f"partition.kind = {kind!r}"
+    if config.model.start == "server":
+        idle |= {
+            f"clients.{i}.model.pretrained": "model.start = 'server'"
+            for i, c in config.clients.items()
+            if c.model.pretrained is not None
+        }
     for key, beside in idle.items():
         raise ConfigError(f"{source}: key {key!r} has no effect with {beside}; take it out")
     if config.records.best_by == "holdout" and not config.split.holdout:

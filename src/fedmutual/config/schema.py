@@ -2,6 +2,7 @@
 methods.py. `fedmutual list keys` says them all, from here."""
 
 import math
+import os
 import re
 import unicodedata
 from dataclasses import asdict
@@ -31,6 +32,10 @@ def _path(value: object) -> object:
         return Path(value).expanduser() if isinstance(value, str) else value
     except RuntimeError:
         raise ValueError(f"there is no home folder for {value!r}") from None
+
+
+def _home(value: str) -> str:
+    return os.path.expanduser(value)
 
 
 def _folder(value: str) -> str:
@@ -88,6 +93,7 @@ def _named(value: object) -> object:
 
 
 PathSetting = Annotated[Path, BeforeValidator(_path)]
+Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_home)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_listed)]
@@ -173,6 +179,10 @@ class ModelConfig(Section):
     batchnorm: Literal["average", "local"] = key("average", "BatchNorm layers are averaged, or stay with their client")
     start: Literal["own", "server"] = key("own", "personal networks start from their own weights, or from the server's")
     weights: PathSetting | None = key(None, "the folder of a run whose shared model is what the server starts with")
+    pretrained: Pretrained | None = key(
+        None,
+        'what networks begin with, their heads aside: "imagenet", a file of weights, or a folder of them; unset, random',
+    )
 
 
 class TrainingConfig(Section):
@@ -250,6 +260,7 @@ class ClientModel(Section):
     """A client's own network."""
 
     personal: str | None = key(None, "its own network")
+    pretrained: Pretrained | None = key(None, "what its own network begins with, as `model.pretrained`")
     frozen: bool = key(False, "its personal network is not trained (an untrained participant, for experiments)")
 
 

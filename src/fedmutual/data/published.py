@@ -3,8 +3,6 @@
 import contextlib
 import os
 import shutil
-import socket
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,11 +13,11 @@ import numpy as np
 
 from fedmutual.config import DataConfig
 from fedmutual.data.examples import Arrays, Part, Published, Source, rows_first
+from fedmutual.downloads import first_line, patient
 from fedmutual.errors import DataError
 
 VARIABLE = "FEDMUTUAL_DATA"
 CACHE = Path("~/.cache/fedmutual")
-_PATIENCE = 30.0  # seconds without a byte before a download is given up
 
 
 @dataclass(frozen=True)
@@ -72,7 +70,7 @@ def through_torchvision(config: DataConfig) -> Source:
         train, test = kind(root, train=True), kind(root, train=False)
     except Exception as problem:  # a damaged file fails in many ways
         raise DataError(
-            f"data {config.name!r} at {root / about.folder} cannot be read ({_first_line(problem)}); delete that "
+            f"data {config.name!r} at {root / about.folder} cannot be read ({first_line(problem)}); delete that "
             "folder, and put it there again or have it downloaded"
         ) from None
     classes = tuple("0123456789") if about.kind == "MNIST" else tuple(train.classes)
@@ -100,25 +98,18 @@ def _part(dataset: Any, place: str) -> Part:
 def _download(about: _Set, root: Path) -> None:
     """Fetch into a folder beside, then move: what lies in the cache is whole, whoever else downloads it too."""
     partial: Path | None = None
-    waited = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(_PATIENCE)  # torchvision sets none
     try:
         root.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix="partial-", dir=root))
-        with contextlib.redirect_stdout(sys.stderr):
+        with patient():
             _kind(about)(partial, download=True)
         with contextlib.suppress(FileExistsError):
             (partial / about.folder).rename(root / about.folder)
     except Exception as problem:  # no network, no space, no rights, a broken archive
         raise DataError(
-            f"data {about.kind} is not at {root / about.folder} and could not be downloaded ({_first_line(problem)}); "
+            f"data {about.kind} is not at {root / about.folder} and could not be downloaded ({first_line(problem)}); "
             f"connect to the internet, or set ${VARIABLE} or data.root to a folder that has it in torchvision's layout"
         ) from None
     finally:
-        socket.setdefaulttimeout(waited)
         if partial is not None:
             shutil.rmtree(partial, ignore_errors=True)
-
-
-def _first_line(problem: Exception) -> str:
-    return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")

@@ -1,4 +1,8 @@
-"""torchvision's classification networks by name, with weights of their own start: nothing is downloaded."""
+"""torchvision's classification networks by name, with weights of their own start: nothing is downloaded.
+
+A name may have "torchvision:" before it, and must where fedmutual has a network of the same name: `resnet18` is ours, the
+form for CIFAR, and `torchvision:resnet18` theirs.
+"""
 
 from functools import cache
 
@@ -6,11 +10,20 @@ from torch import nn
 
 from fedmutual.models.parts import image
 
+PREFIX = "torchvision:"  # as of "module:factory", with torchvision for the module
+AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # what ImageNet's weights hold of the outputs that are left out below
+
 # With auxiliary outputs these two return several tensors while they train; and they want to be told how to start.
 _PLAIN = {
     "googlenet": {"aux_logits": False, "init_weights": True},
     "inception_v3": {"aux_logits": False, "init_weights": True},
 }
+
+
+def name(network: str) -> str | None:
+    """torchvision's name of a network of the configuration, with the prefix or without; None of one that it has not."""
+    bare = network.removeprefix(PREFIX)
+    return bare if ":" not in bare and bare in names() else None  # of others' modules nothing is imported here
 
 
 @cache

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedmutual.config import ModelConfig
 from fedmutual.errors import ConfigError
-from fedmutual.models import build
+from fedmutual.models import Weights, build
 from fedmutual.models import own as owns
 from fedmutual.models.parts import named, said
 
@@ -65,19 +65,24 @@ def crossing(net: nn.Module, part: Sequence[str], name: str) -> tuple[str, ...]:
 
 
 def fork(
-    model: ModelConfig, shape: tuple[int, ...], outputs: int, shared: torch.Generator, own: torch.Generator
+    model: ModelConfig,
+    shape: tuple[int, ...],
+    outputs: int,
+    shared: torch.Generator,
+    own: torch.Generator,
+    weights: Weights | None = None,
 ) -> nn.Module:
     """A client's meme: the shared network; or the shared part of it, with what stays home beside it.
 
-    shared, own: the streams that weights come from, of what crosses and of what stays home.
+    shared, own: the streams that weights come from, of what crosses and of what stays home. weights: as `models.build`.
 
     Raises:
         ConfigError: as `models.build` and `splice`.
     """
     key = "model.shared"
     if model.part is not None and model.adaptor == REST:
-        return build(model.shared, shape, outputs, own, key)  # what crosses of it is the server's in every round
-    net = build(model.shared, shape, outputs, shared, key)
+        return build(model.shared, shape, outputs, own, key, weights)  # what crosses of it is the server's in every round
+    net = build(model.shared, shape, outputs, shared, key, weights)
     return net if model.part is None else splice(net, model.part, model.adaptor, shape, outputs, own, model.shared)
 
 

@@ -17,6 +17,7 @@ from fedmutual.core import Client, Message, laid_as
 from fedmutual.errors import RunError
 from fedmutual.records.events import Event, RoundDone, Started
 from fedmutual.records.files import read_json, read_tensors, write_json, write_tensors
+from fedmutual.records.pretrained import FOLDER as PRETRAINED
 
 COMMIT = "checkpoint.json"
 
@@ -61,7 +62,7 @@ class Checkpoints:
 
 def sweep(folder: Path, round: int | None) -> None:
     """Remove what is not of the saved round: older generations, those that a kill left uncommitted, and part files."""
-    for half in (folder, folder / "server", *(folder / "clients").glob("*")):
+    for half in (folder, folder / "server", folder / PRETRAINED, *(folder / "clients").glob("*")):
         for file in (*half.glob("round-*.safetensors"), *half.glob(".*.part")):
             if round is None or file.name != file_name(round):
                 file.unlink(missing_ok=True)

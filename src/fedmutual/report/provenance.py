@@ -40,6 +40,7 @@ def facts(comparison: Comparison) -> list[tuple[str, str]]:
     return [
         ("Methods", listed([m.label for m in comparison.methods])),
         ("Networks", networks(comparison)),
+        ("First weights", first_weights(comparison)),
         ("Inputs", scaling(comparison.first)),
     ]
 
@@ -59,11 +60,22 @@ def partition(run: Run) -> str:
 
 def networks(comparison: Comparison) -> str:
     """The shared and the personal networks, with their sizes."""
-    models = [r.environment.get("models") or {} for r in comparison.runs]
-    shared = [m["shared"] for m in models if m.get("shared")]
-    own = [n for m in models for n in (m.get("personal") or {}).values()]
+    shared, own = _models(comparison)
     said = [f"{kind} {_networks(found)}" for kind, found in (("shared", shared), ("personal", own)) if found]
     return "; ".join(said) or "not recorded"
+
+
+def first_weights(comparison: Comparison) -> str:
+    """What the networks began with: random weights, or whose; and why not those that were asked for."""
+    said = dict.fromkeys(str(n["weights"]) for found in _models(comparison) for n in found if "weights" in n)
+    return "; ".join(said) or "not recorded"
+
+
+def _models(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What was recorded of the shared network of each run, and of each client's own."""
+    models = [r.environment.get("models") or {} for r in comparison.runs]
+    shared = [m["shared"] for m in models if m.get("shared")]
+    return shared, [n for m in models for n in (m.get("personal") or {}).values()]
 
 
 def scaling(run: Run) -> str:
