@@ -13,6 +13,7 @@ from fedmutual.config import alone, brings_data
 from fedmutual.data import arrays, folder, scaling, table
 from fedmutual.data.examples import BadRows, listed, rows_first
 from fedmutual.data.rows import finite
+from fedmutual.data.sources import FILES
 from fedmutual.errors import DataError, RunError
 from fedmutual.experiment import POOLED
 from fedmutual.records.checkpoint import committed, file_name
@@ -112,7 +113,7 @@ def _answering(run: Run, net: nn.Module, said: str, client: str | None, served: 
             "these files came; name a client with --client"
         )
     config = alone(run.config, client or next(iter(run.config.clients))) if brings_data(run.config) else run.config
-    return Answering(net, f"{said}, round {run.round}{served}", takes, config.data.name == "folder")
+    return Answering(net, f"{said}, round {run.round}{served}", takes, config.data.name in FILES)
 
 
 def _place(path: Path, client: str | None) -> tuple[Path, str | None]:

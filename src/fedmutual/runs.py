@@ -222,7 +222,9 @@ def attempt_together(
 def _same_data(config: Config) -> str:
     """Equal for configurations that read the same data."""
     clients = {i: (own.data, own.training.task) for i, own in config.clients.items()}
-    return repr((config.data, config.partition.kind == "domains", config.training.task, clients))
+    kind = config.partition.kind if config.partition.kind in data.OF_DOMAINS else ""  # what domains there are to read
+    drawn = config.seed if data.draws(config.data) else None
+    return repr((config.data, kind, drawn, config.training.task, clients))
 
 
 def stacks(config: Config) -> bool:

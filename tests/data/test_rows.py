@@ -39,6 +39,14 @@ def test_clients_share_one_store() -> None:
     assert len(stores) == 1
 
 
+def test_other_labels_take_no_more_memory_on_a_device() -> None:
+    rows = data.load(config(data={"name": "digits"})).clients["0"].private
+    there = torch.device("meta")
+    stores: list[Any] = [r.to(there).store for r in (rows, rows.unlabelled([0]), rows.unlabelled(range(9)))]
+    assert len({id(store) for store in stores}) == 3
+    assert all(store._x is stores[0]._x for store in stores)
+
+
 def test_augmentation_is_drawn_from_the_stream_alone() -> None:
     federation = data.load(config(data=DIGITS))
     rows = federation.clients["0"].private

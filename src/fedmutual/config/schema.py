@@ -93,6 +93,7 @@ Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidat
 Floats = Annotated[tuple[float, ...], BeforeValidator(_listed)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+Angles = Annotated[tuple[float, ...], BeforeValidator(_listed), Field(min_length=1)]
 Spreads = Annotated[tuple[Positive, ...], BeforeValidator(_listed)]
 Sides = Annotated[tuple[Count, ...], BeforeValidator(_listed)]
 BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
@@ -107,13 +108,19 @@ Settings = Annotated[Table, BeforeValidator(_settings)]
 class DataConfig(Section):
     """Where the examples come from, and what their labels are called."""
 
-    name: str = key("digits", 'digits, mnist, cifar10, cifar100, folder, npz, csv, or one\'s own as "module:factory"')
+    name: str = key(
+        "digits",
+        "digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, folder, npz, csv; one's own as "
+        '"module:factory"',
+    )
     root: PathSetting | None = key(None, "the file or folder, counted from the working folder; of a published set its cache")
     test: PathSetting | None = key(None, "a test file or folder of one's own; unset, `split.test` of the rows is held out")
     classes: Names | None = key(None, "the federation's classes, in the order of the outputs; unset, those that are found")
     labels: dict[str, str] = key({}, "own label = the federation's name for it, a table of such")
     label: str = key("label", "csv: the column of the label")
     group_by: str | None = key(None, "the column of groups (patient, account); none is both trained on and scored on")
+    angles: Angles | None = key(None, "domains of the same images, rotated clockwise by so many degrees each")
+    per_class: Count | None = key(None, "`data.angles`: so many training images a class, drawn at random; unset, all images")
     size: Sides | None = key(None, "resize images to [height, width], in pixels")
     mean: Floats | None = key(None, "taken off inputs (of images: x / 255), a value a channel; published sets have theirs")
     std: Spreads | None = key(None, "what they are divided by then, a value a channel; goes with `data.mean`")
@@ -149,7 +156,7 @@ class SplitConfig(Section):
     holdout: Fraction = key(0.0, "the fraction of each client's training data to choose a round or a setting by")
     test: Fraction = key(0.2, "the fraction of all rows, where the data have no test set of their own")
     shared: bool | None = key(
-        None, "one split for all domains made of the same images; unset, so where they are; false leaks"
+        None, "one split for all domains made of the same images (`data.angles`); unset, so where they are; false leaks"
     )
 
 

@@ -3,7 +3,22 @@
 from fedmutual.data import partition
 from fedmutual.data.check import findings
 from fedmutual.data.federation import Federation, Prepared, Shares, load, prepare
+from fedmutual.data.public import PublicSet, difference
 from fedmutual.data.show import draw
-from fedmutual.data.sources import NAMES
+from fedmutual.data.sources import NAMES, OF_DOMAINS, draws
 
-__all__ = ["NAMES", "Federation", "Prepared", "Shares", "draw", "findings", "load", "partition", "prepare"]
+__all__ = [
+    "NAMES",
+    "OF_DOMAINS",
+    "Federation",
+    "Prepared",
+    "PublicSet",
+    "Shares",
+    "difference",
+    "draw",
+    "draws",
+    "findings",
+    "load",
+    "partition",
+    "prepare",
+]

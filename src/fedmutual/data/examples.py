@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from fedmutual.data.draws import Names
+from fedmutual.data.draws import Index, Names
 from fedmutual.errors import DataError
 
 _CHANNELS = (1, 3, 4)  # the usual ones
@@ -53,6 +53,7 @@ class Part:
     where: Callable[[int], str]  # what messages call an example: "a.png", "row 7 of b.csv"
     groups: Names | None = None  # [n], where data.group_by is set
     domains: Names | None = None  # [n], where there are such
+    bases: Index | None = None  # [n] the number of the image each was made of, where domains are made of the same ones
 
 
 @dataclass(frozen=True)

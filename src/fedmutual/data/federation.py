@@ -16,7 +16,7 @@ from fedmutual.data.draws import Index, Names, generator, many
 from fedmutual.data.examples import Examples, Joined, Part, Source, listed
 from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
 from fedmutual.data.labels import Targets
-from fedmutual.data.notes import NOBODY, remarks, training
+from fedmutual.data.notes import NOBODY, of_split, remarks, training
 from fedmutual.data.public import Part as Given
 from fedmutual.data.public import PublicSet, gather
 from fedmutual.data.rows import Chained, Rows, union
@@ -125,7 +125,7 @@ def load(config: Config, prepared: Mapping[str, Prepared] | None = None) -> Fede
 
 def _prepared(config: Config) -> Prepared:
     task = tasks.make(config.training.task)
-    source = sources.read(config.data, config.partition.kind == "domains", task.outputs is not None)
+    source = sources.read(config, task.outputs is not None)
     table, targets = _table(source, config, task.outputs)
     scaled, notes = scaling.of_source(config.data, source)
     examples = _examples(source)
@@ -149,6 +149,7 @@ def _divided(config: Config, read: Prepared) -> Federation:
     augment = CropFlip(read.scaled.black(space.shape[0])) if config.data.augment == "crop-flip" else None
     division = _division(config, read.table, read.digest)
     partition = record.describe(config, read.table, division, read.digest)
+    notes = () if config.partition.kind == "file" else of_split(config.split, read.table)
     clients = {i: _shares(store, shares, augment) for i, shares in division.clients.items()}
     for i, own in config.clients.items():
         if own.training.shuffled and i in clients:
@@ -159,17 +160,7 @@ def _divided(config: Config, read: Prepared) -> Federation:
         spaces={i: _space(config, i, space) for i in clients},
         test=Rows(store, division.test),
         partition=partition,
-        notes=(*read.source.notes, *read.notes, *_unused(config, read.table), *remarks(config, partition)),
-    )
-
-
-def _unused(config: Config, table: Table) -> tuple[str, ...]:
-    """The note on a test part that stays unused."""
-    if config.split.private is None or config.partition.kind == "file" or table.trains == len(table.labels):
-        return ()
-    return (
-        f"the data have {many(len(table.labels) - table.trains, 'test example')} of their own, which nobody uses: with "
-        "split.private all shares come out of the training examples",
+        notes=(*read.source.notes, *read.notes, *notes, *remarks(config, partition)),
     )
 
 
@@ -269,7 +260,9 @@ def _table(source: Source, config: Config, outputs: int | None) -> tuple[Table, 
         classes = (config.data.label if config.data.name == "csv" else "y",)
         targets = np.concatenate(labels.numbers(source, config.data))
         numbers = np.zeros(len(targets), dtype=np.int64)
-    return Table(numbers, len(source.train.x), classes, _column(parts, "groups"), _column(parts, "domains")), targets
+    groups, domains = _column(parts, "groups"), _column(parts, "domains")
+    bases = [p.bases for p in parts if p.bases is not None]
+    return Table(numbers, len(source.train.x), classes, groups, domains, np.concatenate(bases) if bases else None), targets
 
 
 def _column(parts: list[Part], name: str) -> Names | None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from fedmutual.config import Config, SplitConfig
 from fedmutual.config.schema import ClientConfig
+from fedmutual.data.division import Table
 from fedmutual.data.draws import many
 from fedmutual.data.examples import listed
 
@@ -32,6 +33,22 @@ def remarks(config: Config, partition: Mapping[str, Any]) -> tuple[str, ...]:
         found.append(f"the test set has no examples of {_class(untested)}: its scores say nothing about {_them(untested)}")
     if config.partition.kind == "file" and config.split != SplitConfig():
         found.append("validation, hold-out and test rows come from the partition file: [split] has no effect")
+    return tuple(found)
+
+
+def of_split(split: SplitConfig, table: Table) -> tuple[str, ...]:
+    """About what is held out of these rows."""
+    found = []
+    if split.private is not None and table.trains < len(table.labels):
+        found.append(
+            f"the data have {many(len(table.labels) - table.trains, 'test example')} of their own, which nobody uses: with "
+            "split.private all shares come out of the training examples"
+        )
+    if table.bases is not None and split.shared is False:
+        found.append(
+            "split.shared = false: each domain has its own split of the same images, so clients train on images that others "
+            "are scored on, turned otherwise, and scores tell what was memorised, too"
+        )
     return tuple(found)
 
 
