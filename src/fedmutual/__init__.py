@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RunError, UserError
     from fedmutual.predicting import Prediction, predict
-    from fedmutual.runs import Run, run
+    from fedmutual.runs import run
     from fedmutual.sweeps import Sweep, sweep
+    from fedmutual.trained import Run
 
 __all__ = [
     "Config",
@@ -33,7 +34,7 @@ __version__ = version("fedmutual")
 _HOMES = {
     "Config": "config",
     "load_config": "config",
-    "Run": "runs",
+    "Run": "trained",
     "run": "runs",
     "Prediction": "predicting",
     "predict": "predicting",

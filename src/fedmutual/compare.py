@@ -8,7 +8,8 @@ from fedmutual.config import Config, with_algorithm
 from fedmutual.errors import ConfigError
 from fedmutual.records.events import Observer
 from fedmutual.records.folder import CONFIG, check_free, reopen
-from fedmutual.runs import Run, run, run_together, stacks
+from fedmutual.runs import run, run_together, stacks
+from fedmutual.trained import Run
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
 Planned = tuple[str, Config, Path]  # what a run is called while it is watched, what it is, where it goes

@@ -15,3 +15,20 @@ class DataError(UserError):
 
 class RunError(UserError):
     """A run folder that is missing, foreign, damaged, used or cannot be written."""
+
+
+class AlgorithmError(UserError):
+    """An algorithm of the user's own that raised something, or gave what cannot be used."""
+
+    def __init__(self, sentence: str, trace: str = "") -> None:
+        """trace: of what it raised, which log.txt holds."""
+        super().__init__(sentence, trace)
+        self.trace = trace
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def said(problem: Exception) -> str:
+    """The first line of an error that somebody else's code raised, with its kind."""
+    return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or ['no message'])[0]}"

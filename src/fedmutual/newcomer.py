@@ -16,7 +16,7 @@ from fedmutual.errors import ConfigError, DataError, RunError
 from fedmutual.records.checkpoint import file_name, shared_state
 from fedmutual.records.folder import CONFIG
 from fedmutual.records.interface import Interface, interface
-from fedmutual.runs import Run
+from fedmutual.trained import Run
 
 ARMS = ("fml", "scratch", "fine-tune")
 NAME = "newcomer"  # where the file names none

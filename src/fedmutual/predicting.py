@@ -20,7 +20,7 @@ from fedmutual.records.checkpoint import committed, file_name
 from fedmutual.records.files import read_json
 from fedmutual.records.folder import CONFIG, ENVIRONMENT
 from fedmutual.records.interface import Interface, interface
-from fedmutual.runs import Run
+from fedmutual.trained import Run
 
 _AT_ONCE = 512  # rows of a table in a forward
 Learned = tuple[Sequence[str], Tensor]  # examples: what they are called, unscaled x [B, *shape]

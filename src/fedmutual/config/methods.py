@@ -12,7 +12,7 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.schema import ClientConfig, Config, Moving, Table, TrainingConfig
 from fedmutual.config.sentences import sentence, unknown
 from fedmutual.core import Algorithm, Setting
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, UserError, said
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -21,9 +21,16 @@ def make_algorithm(config: Config) -> Algorithm:
     """The configured algorithm's phases, with the federation's settings.
 
     Raises:
-        ConfigError: what it says of itself is no Algorithm.
+        ConfigError: what it says of itself is no Algorithm, or it fails to say it.
     """
-    made = _kind(config)(**client_settings(config)).algorithm()
+    try:
+        made = _kind(config)(**client_settings(config)).algorithm()
+    except UserError:
+        raise
+    except Exception as problem:  # a user's own may fail in any way
+        raise ConfigError(
+            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} raised {said(problem)}"
+        ) from problem
     if not isinstance(made, Algorithm):
         raise ConfigError(
             f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} returned {type(made).__name__}, and a "
@@ -82,7 +89,7 @@ def check_methods(config: Config, source: str) -> None:
                 raise ConfigError(f"{source}: {sentence(problem.errors()[0], all_keys(), f'{where}.{key}')}") from None
         try:
             _kind(config)(**client_settings(config) | client_settings(config, client))
-        except (TypeError, ValueError) as problem:  # out of range, or a setting without default is missing
+        except Exception as problem:  # out of range, a setting without default is missing, or whatever one's own may raise
             key, _, why = str(problem).partition(" ")
             said = f"key '{where}.{key}' {why}" if key in known else f"key {where!r}: {problem}"
             raise ConfigError(f"{source}: {said}") from None

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedmutual.boundary import release, tell
 from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task, work
+from fedmutual.engines.blame import blamed
 from fedmutual.losses import Classification
 from fedmutual.records.events import Score
 from fedmutual.records.logs import METRICS, append
@@ -57,8 +58,14 @@ class Exam(NamedTuple):
 
 def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
     """A client's whole part in a phase: the work, then the boundary."""
-    message, train = work(phase, client, inbox, at)
-    return let_go(client, phase, message, train, inbox, declared)
+    try:
+        message, train = work(phase, client, inbox, at)
+        return let_go(client, phase, message, train, inbox, declared)
+    except Exception as problem:
+        told = blamed(problem, phase, client.id)
+        if told is problem:
+            raise
+        raise told from problem
 
 
 def let_go(client: Client, phase: Phase, message: Message, train: dict[str, float], inbox: Message, declared: Spec) -> Reply:

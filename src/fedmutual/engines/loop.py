@@ -8,6 +8,7 @@ import torch
 
 from fedmutual.core import Algorithm, At, Message, Phase
 from fedmutual.engines.base import COPY, Engine, Exam, examine, participate
+from fedmutual.engines.blame import blamed, check_state
 from fedmutual.records.events import (
     Evaluated,
     Event,
@@ -67,8 +68,11 @@ def federate(
                 tell(_evaluate(plan, engine, server, round, train, judge))
             tell(RoundDone(round + 1, plan.rounds, server, engine.each))
     except BaseException as problem:
-        tell(Failed(round + 1, problem))
-        raise
+        told = blamed(problem)
+        tell(Failed(round + 1, told))
+        if told is problem:
+            raise
+        raise told from problem
     tell(Finished(plan.rounds))
     return server
 
@@ -101,6 +105,7 @@ def _exchange(
         down, up = ({i: size(m) for i, m in messages.items()} for messages in (inboxes, replies))
         told = {i: told[i] for i in asked if told.get(i)}
         tell(PhaseDone(round + 1, name, down, {i: up.get(i, 0) for i in asked}, told))
+        check_state(phase, server, declared, inboxes[asked[0]], "global" in plan.algorithm.scores)
         for i, terms in told.items():
             train[i] = train.get(i, {}) | terms
     return server, train

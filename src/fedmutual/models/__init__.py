@@ -7,13 +7,13 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor, nn
 
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, said
 from fedmutual.models import own, pretrained, published
 from fedmutual.models.cnn1 import cnn1
 from fedmutual.models.cnn2 import cnn2
 from fedmutual.models.lenet5 import lenet5
 from fedmutual.models.mlp import mlp
-from fedmutual.models.parts import said, too_small
+from fedmutual.models.parts import too_small
 from fedmutual.models.pretrained import Weights
 from fedmutual.models.resnet18 import resnet18
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fedmutual import plugins
-from fedmutual.models.parts import said
+from fedmutual.errors import said
 
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 

@@ -27,11 +27,6 @@ def too_small(shape: tuple[int, ...], least: int) -> str:
     )
 
 
-def said(problem: Exception) -> str:
-    """The first line of an error that somebody else's code raised, with its kind."""
-    return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or ['no message'])[0]}"
-
-
 def named(**layers: nn.Module) -> nn.Sequential:
     """Layers in a row under their names, which are the names of their weights in files and messages."""
     return nn.Sequential(OrderedDict(layers))

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual.config import ModelConfig
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, said
 from fedmutual.models import Weights, build
 from fedmutual.models import own as owns
-from fedmutual.models.parts import named, said
+from fedmutual.models.parts import named
 
 LINEAR, REST = "linear", "rest"
 _PART, _ADAPTOR = "model.part", "model.adaptor"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 
+from fedmutual.errors import AlgorithmError
 from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, Score, Started
 from fedmutual.records.folder import LOG
 from fedmutual.records.logs import append
@@ -18,9 +19,16 @@ class TextLog:
 
     def __call__(self, event: Event) -> None:
         """Append what the event says, if anything."""
-        if said := told(event):
+        if said := [*told(event), *_trace(event)]:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             append(self._path, (f"{now}  {line}" for line in said))
+
+
+def _trace(event: Event) -> list[str]:
+    """Where an algorithm of the user's own went wrong."""
+    if isinstance(event, Failed) and isinstance(event.problem, AlgorithmError):
+        return event.problem.trace.splitlines()
+    return []
 
 
 class TimeLeft:

@@ -11,7 +11,7 @@ from torch import nn
 from fedmutual import data
 from fedmutual.core import At, Data
 from fedmutual.engines.base import ROWS
-from fedmutual.runs import Run
+from fedmutual.trained import Run
 
 DRAWS = 5
 

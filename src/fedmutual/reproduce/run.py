@@ -143,7 +143,7 @@ def _lengthened(job: Job, config: Config, place: Path, out: Path) -> None:
 
 def _shares(place: Path) -> bool:
     """Whether a run ends with a complete global model."""
-    return runs.Run(place).summary["global"]["test_accuracy"] is not None
+    return fedmutual.Run(place).summary["global"]["test_accuracy"] is not None
 
 
 class Pace:

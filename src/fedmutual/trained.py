@@ -1,0 +1,125 @@
+"""A run as its folder has it: its configuration, its summary, and its models to use."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedmutual import models
+from fedmutual.config import load_config
+from fedmutual.core import At
+from fedmutual.errors import RunError
+from fedmutual.experiment import POOLED
+from fedmutual.models.splice import fork
+from fedmutual.records import folder as folders
+from fedmutual.records.checkpoint import Saved, committed, file_name, read_state, shared_state
+from fedmutual.records.files import read_json
+
+
+class Run:
+    """A run's folder, read: finished, or stopped on its way."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.config = load_config(self.folder / folders.CONFIG)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done and summed up."""
+        return (self.folder / folders.SUMMARY).is_file()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        return read_json(self.folder / folders.SUMMARY)
+
+    @property
+    def round(self) -> int:
+        """The last saved round.
+
+        Raises:
+            RunError: nothing was saved.
+        """
+        return self._saved().round
+
+    @property
+    def complete(self) -> bool:
+        """Whether what the server saved is a whole model."""
+        return self._state("server").keys() == self._shared_net().state_dict().keys()
+
+    def global_model(self) -> nn.Module:
+        """The shared model after the last saved round, in eval mode.
+
+        Raises:
+            RunError: nothing was saved, or no complete global model exists.
+        """
+        about = self._about()
+        if about["pooled"]:
+            return self._net(self.config.model.shared, self._client_state(POOLED))
+        state = self._state("server")
+        if not self.complete:
+            names = ", ".join(about["clients"])
+            why = "a part of it stays with each client" if state else "nothing is shared"
+            raise RunError(
+                f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
+                f"(`fedmutual predict --client ID`), of {names}"
+            )
+        return self._net(self.config.model.shared, state)
+
+    def personal_model(self, client: str) -> nn.Module:
+        """A client's own model after the last saved round, in eval mode.
+
+        Raises:
+            RunError: nothing was saved, or there is no such client or model.
+        """
+        names = self._about()["models"]["personal"]
+        if client not in names:
+            known = ", ".join(names) or "none: its algorithm trains no personal models"
+            raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
+        return self._net(names[client]["name"], self._client_state(client), client)
+
+    def meme(self, client: str) -> nn.Module:
+        """A client's fork of the shared model after the last saved round, with its own adaptor where there is one; in eval
+        mode.
+
+        Raises:
+            RunError: nothing was saved, or there is no such client or fork.
+        """
+        if client not in self._about()["clients"]:
+            raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(self._about()['clients'])}")
+        shared = shared_state(self.folder)
+        net = fork(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
+        net.load_state_dict(shared | self._client_state(client, "meme."))
+        return net.eval()
+
+    def _about(self) -> dict[str, Any]:
+        return read_json(self.folder / folders.ENVIRONMENT)
+
+    def _sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
+        """What networks take and give: a client's, or everyone's."""
+        clients = self._about()["clients"]
+        about = clients[client] if client else next(iter(clients.values()))
+        return tuple(about["input"]), int(about["outputs"])
+
+    def _shared_net(self) -> nn.Module:
+        return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
+
+    def _saved(self) -> Saved:
+        saved = committed(self.folder)
+        if saved is None:
+            raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
+        return saved
+
+    def _state(self, half: str) -> dict[str, torch.Tensor]:
+        saved = self._saved()
+        return read_state(self.folder / half / file_name(saved.round), saved.run, saved.round)
+
+    def _client_state(self, client: str, prefix: str = "personal.") -> dict[str, torch.Tensor]:
+        state = self._state(f"clients/{client}")
+        return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+    def _net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:
+        net = models.build(name, *self._sizes(client), At(0, -1, 1).rng("any"))
+        net.load_state_dict(state)
+        return net.eval()
