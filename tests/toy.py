@@ -134,6 +134,7 @@ def federation(
         participation=participation,
         evaluate_every=rounds,
         exams={},
+        seeds={},
         homes={},
     )
     state = start if start is not None else (server() if "global" in algorithm.scores else {})

@@ -6,6 +6,13 @@ import torch
 from torch import Tensor
 
 
+def draws(examples: int, steps: int, batch_size: int, rng: torch.Generator) -> Iterator[Tensor]:
+    """`steps` batches, each drawn anew from all of `examples` rows, none twice in one -> index tensors [B], all there are at
+    most."""
+    for _ in range(steps):
+        yield torch.randperm(examples, generator=rng)[:batch_size]
+
+
 def epochs(examples: int, epochs: int, batch_size: int, rng: torch.Generator) -> Iterator[Tensor]:
     """`epochs` passes over `examples` rows in fresh random orders, cut into batches -> index tensors [B].
 

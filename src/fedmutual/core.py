@@ -38,6 +38,28 @@ class Diverged(RuntimeError):
         return f"client {self.client!r} diverged in round {self.round + 1} at batch {self.batch + 1}: {self.what}"
 
 
+class Disagreed(RuntimeError):
+    """A participant holds another public seed set than the others: told by which, and what differs."""
+
+    def __init__(self, client: str, what: str) -> None:
+        super().__init__(client, what)
+        self.client, self.what = client, what
+
+    def __str__(self) -> str:
+        return f"client {self.client!r} has another public seed set than the others: {self.what}; give all the same one"
+
+
+class Unusable(Exception):
+    """Replies that may not be used, raised by `Phase.receive`, which is then called again without them.
+
+    why: sender -> what is wrong with its reply.
+    """
+
+    def __init__(self, why: Mapping[str, str]) -> None:
+        super().__init__(dict(why))
+        self.why = dict(why)
+
+
 @dataclass(frozen=True)
 class Schedule:
     """A setting that moves over the rounds: `start` in the first, `end` in the last.
@@ -131,6 +153,14 @@ class Data(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Seeds:
+    """What is agreed of the public seed set, whose rows are `Client.data["public"]`: the same at every participant."""
+
+    owners: Mapping[str, range]  # whose rows lie where in the set; all participants, in one order
+    about: Message  # what participants hold against each other: a digest uint8 [32], how many rows [], of each class [C]
+
+
 class Task(Protocol):
     """What a client learns: classification unless it brings its own. Losses are scalars, means over the batch."""
 
@@ -167,13 +197,14 @@ class Client:
     nets: dict[str, nn.Module]  # "personal", and "meme" where parameters are shared: forked anew in every round that uses
     # it. What crosses of it, and its optimiser's state, are not kept from round to round; what stays home is
     optimizers: dict[str, Optimizer]  # by the net's name
-    data: Mapping[str, Data]  # "private"; "public" where the algorithm has a seed set
+    data: Mapping[str, Data]  # "private", to train on (`Algorithm.trains_on`); "public" where there is a seed set
     rate: Setting = 0.01  # the learning rate of its optimisers
     shared: tuple[str, ...] = ()  # the names of the meme's tensors that cross; the others are its adaptor and stay home
     twins: frozenset[str] = frozenset()  # those of them that began equal to a tensor of the personal net, by right
     own: Mapping[str, Any] = field(default_factory=dict)  # its task, own alpha, ...: replace the phase's, never sent
     precision: torch.dtype | None = None  # a lower one that its networks compute in; weights keep theirs
     tells: bool = True  # whether its losses and scores may be told; messages cross either way
+    seeds: Seeds | None = None  # of the public seed set, where the algorithm has one
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
 
 
@@ -181,7 +212,12 @@ class Phase(abc.ABC):
     """One exchange. A subclass is a frozen dataclass of settings; state is passed in and out."""
 
     scores: ClassVar[tuple[str, ...]] = ("personal",)  # what is evaluated: "global", "personal"
-    terms: ClassVar[tuple[str, ...]] = ()  # the names of its loss terms: all that training may tell beside the reply
+    terms: ClassVar[tuple[str, ...]] = ()  # all that training may tell beside the reply: loss terms, scalars of the memory
+
+    @property
+    def rate(self) -> Setting | None:
+        """Its own learning rate; None: the client's."""
+        return None
 
     def leaves(self, server: Message) -> Spec:
         """All that a reply may hold, told from public knowledge: what a site's operator reads before joining."""
@@ -215,7 +251,11 @@ class Phase(abc.ABC):
         return {}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The next state, from those who answered: maybe none."""
+        """The next state, from those who answered: maybe none.
+
+        Raises:
+            Unusable: some of the replies are not to be used.
+        """
         return server
 
     def algorithm(self) -> "Algorithm":
@@ -231,6 +271,10 @@ class Algorithm:
     phases: tuple[Phase, ...]  # FML, FedAvg: one a round; FedH2L: two; FedMD: three
     start: tuple[Phase, ...] = ()  # once, before round 0 (FedMD's transfer)
     scores: tuple[str, ...] = ("personal",)  # "global": a model is shared, and forked as meme; "personal": each has its own
+    public: bool = False  # whether participants know the public seed set, all of its rows
+    labelled: bool = True  # and whether its labels are given to all, or stay with the owners of the rows
+    trains_on: tuple[str, ...] = ("private", "own public")  # what is `Client.data["private"]` where rows are set apart as
+    # public: also "public", the rows that all have set apart
     remarks: tuple[str, ...] = ()  # what these settings mean that a user may not have meant
 
 
@@ -251,7 +295,7 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
 def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[None, None, tuple[Message, dict[str, float]]]:
     """`work`, a step at each `next`: its value comes with the end. So may clients step in turns."""
     phase = own(phase, client)
-    ready(client, at)
+    ready(phase, client, at)
     const = phase.begin(client, inbox, at)
     nets = {n: Net(lowered(m, client), trainable(m)) for n, m in client.nets.items()}
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
@@ -275,7 +319,12 @@ def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message
         p.grad = laid_as(p, edited[name]) if name in edited else None
     for optimizer in client.optimizers.values():
         optimizer.step()
-    return {k: v.detach() for k, v in terms.items()}
+    return {k: v.detach() for k, v in terms.items()} | remembered(phase, client.memory)
+
+
+def remembered(phase: Phase, memory: Message) -> Message:
+    """What of the memory is told beside the loss terms."""
+    return {k: memory[k] for k in phase.terms if k in memory}
 
 
 def own(phase: Phase, client: Client) -> Phase:
@@ -284,14 +333,19 @@ def own(phase: Phase, client: Client) -> Phase:
     return replace(phase, **{k: v for k, v in client.own.items() if k in settings})  # type: ignore[type-var]
 
 
-def ready(client: Client, at: At) -> None:
-    """Before a phase: its stream for dropout, its learning rate, its nets in training mode."""
+def ready(phase: Phase, client: Client, at: At) -> None:
+    """Before a phase: the client's stream for dropout, its learning rate, its nets in training mode."""
     torch.manual_seed(at.rng(client.id, "nets").initial_seed())
     for optimizer in client.optimizers.values():
         for group in optimizer.param_groups:
-            group["lr"] = at.number(client.rate)
+            group["lr"] = rate(phase, client, at)
     for net in client.nets.values():
         net.train(any(p.requires_grad for p in net.parameters()))  # a frozen one keeps its running statistics too
+
+
+def rate(phase: Phase, client: Client, at: At) -> float:
+    """The learning rate of a client's optimisers in a phase."""
+    return at.number(client.rate if phase.rate is None else phase.rate)
 
 
 def lowered(call: Callable[[Tensor], Tensor], client: Client) -> Callable[[Tensor], Tensor]:

@@ -10,22 +10,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedmutual import data, models, tasks
-from fedmutual.boundary import constant
+from fedmutual import data, models, tasks, views
+from fedmutual.checks import begin, check, check_clients
 from fedmutual.config import Config, client_settings, make_algorithm
 from fedmutual.config.schema import ClientConfig
-from fedmutual.core import Algorithm, At, Client, Data, Message, Task
-from fedmutual.data.examples import listed
+from fedmutual.core import Algorithm, At, Client, Data, Message, Seeds, Task
 from fedmutual.data.federation import Space
-from fedmutual.data.rows import Chained, Rows
-from fedmutual.engines.base import COPY, Exam, score
+from fedmutual.engines.base import Exam, score
 from fedmutual.engines.choice import Work, flops
 from fedmutual.engines.loop import Judge, Plan
 from fedmutual.errors import ConfigError
 from fedmutual.models import Weights
-from fedmutual.models.splice import crossing, differing, fork
+from fedmutual.models.splice import crossing, fork
 from fedmutual.records.checkpoint import shared_state
 from fedmutual.records.events import Score
+from fedmutual.twins import twins
 
 POOLED = "pooled"  # the one client of `centralised`
 
@@ -64,12 +63,20 @@ class Experiment:
         """Whether the server's state is a whole model."""
         return "global" in self.algorithm.scores and len(self.shared) == len(self.shared_net.state_dict())
 
+    @property
+    def seeds(self) -> Seeds | None:
+        """What is agreed of the public seed set, where the algorithm has one."""
+        public = self.data.public
+        if public is None or not self.algorithm.public:
+            return None
+        return Seeds(public.owners, public.summary(self.algorithm.labelled))
+
     @cached_property
     def shared_net(self) -> nn.Module:
         """The shared architecture with the server's first weights, for the first client's inputs and classes."""
-        net = self._shared_net(self.data.space)
+        net = self.whole(self.data.space)
         if self.begun is not None:
-            _begin(net, self.begun, self._crossing(net), self.config.model.weights)
+            begin(net, self.begun, self._crossing(net), self.config.model.weights)
         return net
 
     @cached_property
@@ -78,7 +85,10 @@ class Experiment:
         return self._crossing(self.shared_net)
 
     def server(self) -> Message:
-        """The server's first state: the shared tensors, or nothing where nothing is shared."""
+        """The server's first state: the shared tensors; of the public seed set what all know; else nothing."""
+        if self.seeds is not None:
+            rows = sum(map(len, self.seeds.owners.values()))
+            return {"classes": torch.tensor(self.data.space.outputs), "rows": torch.tensor(rows)}
         if "global" not in self.algorithm.scores or self.pooled:
             return {}
         state = self.shared_net.state_dict()
@@ -112,7 +122,7 @@ class Experiment:
             tf32 = self.config.engine.precision == "tf32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32  # for the whole process
         nets = {name: self._placed(net) for name, net in self._nets(id).items()}
-        own, rows = self._own(id), self._rows(id)
+        own, rows = self._own(id), self.rows(id)
         if min(own.training.batch_size or self.config.training.batch_size, len(rows["private"])) == 1:
             self._check_alone(id, nets)
         shared = self.shared if "meme" in nets else ()
@@ -124,9 +134,10 @@ class Experiment:
             data=rows,
             rate=rate,
             shared=shared,
-            twins=_twins(nets, shared),
+            twins=twins(nets, shared),
             own=client_settings(self.config, id) | {"task": self.task(id)},
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
+            seeds=self.seeds,
             tells=(own.share or self.config.share).metrics == "all",
         )
 
@@ -135,9 +146,7 @@ class Experiment:
         counted: dict[tuple[str, Any], float] = {}
         found = {}
         for id in self.clients:
-            rows, training = len(self._rows(id)["private"]), self._own(id).training
-            epochs = (training.local_epochs or self.config.training.local_epochs) * self.config.rounds
-            batch = training.batch_size or self.config.training.batch_size
+            steps, examples = self._load(id)
             networks, space = self._networks(id).values(), self._space(id)
             about = (space.shape, space.outputs)
             for name, key in networks:
@@ -145,8 +154,19 @@ class Experiment:
                     counted[name, about] = flops(self._net(name, space, torch.Generator(), key), space.shape)
             backward = 3  # times a forward, with the forward itself
             a_row = backward * sum(counted[name, about] for name, _ in networks)
-            found[id] = Work(epochs * -(-rows // batch), epochs * rows * a_row)
+            found[id] = Work(steps * self.config.rounds, examples * self.config.rounds * a_row)
         return found
+
+    def _load(self, id: str) -> tuple[float, float]:
+        """Steps of a client in a round, and the examples in them."""
+        rows, own, common = len(self.rows(id)["private"]), self._own(id).training, self.config.training
+        first = self.algorithm.phases[0]
+        batch, steps = own.batch_size or common.batch_size, own.local_steps or getattr(first, "local_steps", None)
+        if steps is None:
+            epochs = own.local_epochs or common.local_epochs
+            return epochs * -(-rows // batch), epochs * rows
+        exchanged = getattr(first, "public_batch", 0) * (len(self.clients) - 1)
+        return steps + (exchanged > 0), steps * min(batch, rows) + exchanged
 
     def plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> Plan:
         """What the loop needs to know; `notes` come after those of the settings and the data."""
@@ -160,6 +180,7 @@ class Experiment:
             participation=config.engine.participation,
             evaluate_every=config.records.evaluate_every,
             exams={i: tuple(self._exams(i)) for i in self.clients},
+            seeds={} if self.seeds is None or self.data.public is None else self.data.public.bytes(self.algorithm.labelled),
             homes=homes,
         )
 
@@ -177,6 +198,11 @@ class Experiment:
 
         return judged
 
+    def rows(self, id: str) -> dict[str, Data]:
+        """The rows that a client trains on and is scored on, by the names that `Client.data` has them by."""
+        found = views.pooled(self.data) if self.pooled else views.rows(self.data, id, self.algorithm)
+        return {name: rows.to(self.device) for name, rows in found.items()}
+
     def leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
         """All that may leave a client: phase -> name -> dtype, shape."""
         return {
@@ -186,6 +212,12 @@ class Experiment:
             }
             for phase in (*self.algorithm.start, *self.algorithm.phases)
         }
+
+    def _exams(self, id: str) -> Iterable[Exam]:
+        known = self.rows(id)
+        if self.pooled:
+            return views.pooled_exams(known)
+        return views.exams(known, self.algorithm, self.complete, self.config.records.copies, id)
 
     def _own(self, client: str) -> ClientConfig:
         return self.config.clients.get(client, ClientConfig())
@@ -200,7 +232,7 @@ class Experiment:
         """What a network begins with; of a client's own, if it names some."""
         return self.pretrained.get((client, name), self.pretrained.get(("", name)))
 
-    def _shared_net(self, space: Space) -> nn.Module:
+    def whole(self, space: Space) -> nn.Module:
         """The shared architecture, whole, with the weights that all share."""
         at, name = At(self.config.seed, -1, self.config.rounds), self.config.model.shared
         return self._net(name, space, at.rng("model", "shared"), "model.shared", self._weights(name))
@@ -294,39 +326,6 @@ class Experiment:
         kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[given.name]
         return kind(params, lr=0.0, weight_decay=decay, amsgrad=given.amsgrad, fused=fused)
 
-    def _rows(self, id: str) -> dict[str, Data]:
-        """Rows to train on, and to be scored on: keys as in `_exams`."""
-        found: dict[str, Rows | Chained | None]
-        if self.pooled:
-            found = {"private": self.data.pooled().private, "test": self.data.test}
-            for i, shares in self.data.clients.items():
-                found |= {f"validation of {i}": shares.validation, f"holdout of {i}": shares.holdout}
-        else:
-            shares = self.data.clients[id]
-            found = {"private": shares.private, "validation": shares.validation, "holdout": shares.holdout}
-            if isinstance(self.data.test, Rows):  # of common data; the test rows of others' own data are not its to see
-                found["test"] = self.data.test
-        return {key: rows.to(self.device) for key, rows in found.items() if rows is not None}
-
-    def _exams(self, id: str) -> Iterable[Exam]:
-        """What is scored at a client: each of its nets on its own rows, and its personal net on all classes too."""
-        if self.pooled:
-            yield Exam("personal", "test", "global", None, "test")
-            for rows in self._rows(id):
-                kind, _, of = rows.partition(" of ")
-                if of:
-                    yield Exam("personal", rows, "global", of, kind)
-            return
-        own = [kind for kind in ("validation", "holdout") if kind in self._rows(id)]
-        if "personal" in self.algorithm.scores:
-            every = (*own, "test") if "test" in self._rows(id) else own
-            yield from (Exam("personal", kind, "personal", id, kind) for kind in every)
-        if "global" in self.algorithm.scores:
-            model = "global" if self.complete else "meme"
-            yield from (Exam("meme", kind, model, id, kind) for kind in own)
-            if self.config.records.copies:
-                yield from (Exam("meme", kind, COPY, id, kind) for kind in own)
-
 
 def build(
     config: Config,
@@ -348,17 +347,9 @@ def build(
         begun = shared_state(config.model.weights)
     algorithm, place = make_algorithm(config), pick_device(device or config.engine.device)
     experiment = Experiment(config, federation, algorithm, place, begun)
-    unknown = [i for i in config.clients if i not in federation.clients]
-    if unknown:
-        raise ConfigError(f"key 'clients.{unknown[0]}': there is no such client; there are {', '.join(federation.clients)}")
-    personal = config.model.personal or ()
-    if len(personal) not in (0, 1, len(federation.clients)):
-        raise ConfigError(
-            f"key 'model.personal' names {len(personal)} networks for {len(federation.clients)} clients; "
-            "name one for all, or one for each"
-        )
+    check_clients(experiment)
     experiment = replace(experiment, pretrained=_pretrained(experiment, pretrained or {}))
-    _check_shared(experiment)
+    check(experiment)
     return experiment
 
 
@@ -377,49 +368,6 @@ def _pretrained(experiment: Experiment, kept: Pretrained) -> Pretrained:
     return found
 
 
-def _check_shared(experiment: Experiment) -> None:
-    """Raise ConfigError unless what is shared has one shape at all clients."""
-    config, spaces = experiment.config, experiment.data.spaces
-    if config.model.weights is not None and not experiment.shares:
-        raise ConfigError(
-            f"key 'model.weights' has no effect: algorithm {config.algorithm['name']!r} shares no model, and personal "
-            "networks start from their own weights; set model.start = 'server', or take it out"
-        )
-    if "global" not in experiment.algorithm.scores or experiment.pooled:
-        return
-    first = experiment.data.space
-    for client, space in spaces.items():
-        if space.like(first):
-            continue
-        one = next(iter(spaces))
-        if config.model.part is None and not (space.numbers or first.numbers) and space.classes != first.classes:
-            raise ConfigError(
-                f"client {client!r} has {len(space.classes)} classes ({listed(space.classes, 3)}) and client {one!r} "
-                f"{len(first.classes)} ({listed(first.classes, 3)}), and the shared network is a whole one with an output a "
-                "class; name all classes in data.classes, by which labels are matched, or share a part of it ('model.part')"
-            )
-        odd = differing(experiment.shared_net, experiment._shared_net(space), experiment.shared)
-        if odd is not None:
-            raise ConfigError(
-                f"what is shared differs in shape between clients {one!r} and {client!r}, whose examples have the shapes "
-                f"{list(first.shape)} and {list(space.shape)}: {odd!r} of network {config.model.shared!r}; share another "
-                "part ('model.part'), or resize images ('data.size')"
-            )
-
-
-def _begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:
-    """Load what another run shares into a net. Raises ConfigError where it is of another network."""
-    own = net.state_dict()
-    odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
-    if odd:
-        shapes = (list(found[odd[0]].shape) if odd[0] in found else "none" for found in (state, own))
-        raise ConfigError(
-            f"key 'model.weights': {run} shares another network: {odd[0]!r} has the shape {next(shapes)} there and "
-            f"{next(shapes)} here; give 'model.shared' and 'model.part' as that run has them, and its classes"
-        )
-    net.load_state_dict(own | state)
-
-
 def pick_device(name: str) -> torch.device:
     """The device by its name; "auto" takes a CUDA GPU, else Apple's, else the CPU."""
     if name == "auto":
@@ -434,28 +382,3 @@ def pick_device(name: str) -> torch.device:
         why = next(iter(str(problem).splitlines()), type(problem).__name__)
         raise ConfigError(f"key 'engine.device': {name!r} cannot be used here ({why}); try 'auto' or 'cpu'") from None
     return device
-
-
-def _twins(nets: Mapping[str, nn.Module], shared: tuple[str, ...]) -> frozenset[str]:
-    """The meme's shared tensors that equal one of the personal net's by right.
-
-    Those that start equal, unless all their elements are: every BatchNorm starts with ones and zeros. And, where both
-    nets begin with a BatchNorm of the input, its running statistics: they tell of the same inputs, not of a net.
-    """
-    if not {"personal", "meme"} <= nets.keys():
-        return frozenset()
-    personal, meme = (nets[n].state_dict() for n in ("personal", "meme"))
-    same = {k for k in shared if not constant(meme[k]) and any(_same(v, meme[k]) for v in personal.values())}
-    both = _of_input(personal).keys() & _of_input(meme).keys()
-    return frozenset(same | (both & set(shared)))
-
-
-def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a, b)
-
-
-def _of_input(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The running statistics of a BatchNorm before which a net has no other tensor."""
-    first = next(iter(state), "").rpartition(".")[0]
-    own = [k for k in state if k.rpartition(".")[0] == first]
-    return {k: state[k] for k in own if k.endswith(("running_mean", "running_var"))}

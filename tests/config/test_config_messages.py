@@ -22,8 +22,11 @@ WRONG = [
     ("[data]\nclients = 3", "unknown key 'data.clients'; did you mean 'partition.clients'?"),
     ("local_epoch = 1", "unknown key 'local_epoch'; did you mean 'training.local_epochs'?"),
     ("[share]\nsecrets = 1", "unknown key 'share.secrets'; there is 'metrics'"),
-    ("[training]\nsteps = 1", "unknown key 'training.steps'; there are 'local_epochs', 'batch_size', 'task'"),
-    ("[training]\nfloat16 = true", "unknown key 'training.float16'; there are 'local_epochs', 'batch_size', 'task'"),
+    ("[training]\nsteps = 1", "unknown key 'training.steps'; did you mean 'training.local_steps'?"),
+    (
+        "[training]\nfloat16 = true",
+        "unknown key 'training.float16'; there are 'local_epochs', 'local_steps', 'batch_size', 'task'",
+    ),
     ("[clients.0]\nlr = 0.1", "unknown key 'clients.0.lr'; did you mean 'optimizer.lr'?"),
     (
         "[clients.0.training]\nbatchsize = 1",
@@ -112,12 +115,13 @@ WRONG = [
     ("[algorithm]\nname = 'fmll'", "key 'algorithm.name': there is no algorithm 'fmll'; did you mean 'fml'?"),
     (
         "[algorithm]\nname = 'zzz'",
-        "key 'algorithm.name': there is no algorithm 'zzz'; there are fml, fedavg, fedprox, independent, centralised, and "
-        "one's own as 'module:Class'",
+        "key 'algorithm.name': there is no algorithm 'zzz'; there are fml, fedavg, fedprox, fedh2l, fedmd, aggregate, "
+        "independent, centralised, and one's own as 'module:Class'",
     ),
     (
         "[algorithm]\nname = 3",
-        "key 'algorithm.name' must name an algorithm: fml, fedavg, fedprox, independent, centralised",
+        "key 'algorithm.name' must name an algorithm: fml, fedavg, fedprox, fedh2l, fedmd, aggregate, independent, "
+        "centralised",
     ),
     (
         "[algorithm]\nname = 'math:pi'",
@@ -185,7 +189,7 @@ WRONG = [
     ),
     (
         "[clients.float.training]\nsteps = 0",
-        "unknown key 'clients.float.training.steps'; there are 'local_epochs', 'batch_size', 'task', 'shuffled'",
+        "unknown key 'clients.float.training.steps'; did you mean 'clients.float.training.local_steps'?",
     ),
     ("[clients.'tuple[x'.model]\npersonal = 3", "key 'clients.tuple[x.model.personal' must be text, not 3"),
 ]

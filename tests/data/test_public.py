@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedmutual import data
-from fedmutual.data.public import PublicSet, difference
+from fedmutual.data.public import PublicSet
 from fedmutual.data.rows import Chained, Rows
 from fedmutual.errors import ConfigError
 from own_data import config, everything, npz
@@ -104,7 +104,7 @@ def test_the_digest_is_of_content(tmp_path: Path) -> None:
     assert public(data=one, seed=1).digest != first.digest  # other rows
 
 
-def test_in_what_two_sets_differ() -> None:
+def test_what_nodes_hold_against_each_other() -> None:
     found = public()
     mine = found.summary(labels=True)
     assert {k: (v.dtype, tuple(v.shape)) for k, v in mine.items()} == {
@@ -114,21 +114,9 @@ def test_in_what_two_sets_differ() -> None:
     }
     assert bytes(mine["digest"].tolist()).hex() == found.digest
     assert mine["counts"].sum() == mine["rows"] == len(found)
-    assert difference(mine, found.summary(labels=True)) is None
-    n = len(found)
-    assert difference(mine, mine | {"rows": torch.tensor(1)}) == (f"the public sets differ in size: {n} rows here, 1 there")
-    counts = mine["counts"].clone()
-    counts[3] += 1
-    counts[4] -= 1
-    said = difference(mine, mine | {"counts": counts}, tuple("abcdefghij"))
-    assert said == f"the public sets differ in class 'd': {counts[3] - 1} examples here, {counts[3]} there, and in 1 more"
-    assert "differ in their classes: 10 here, 9 there" in str(difference(mine, mine | {"counts": counts[:9]}))
-    digest = mine["digest"] ^ 1
-    assert "differ in their examples, labels or order" in str(difference(mine, mine | {"digest": digest}))
     blind = found.summary(labels=False)
     assert bytes(blind["digest"].tolist()).hex() == found.unlabelled
     assert "counts" not in blind
-    assert "differ in their examples or order" in str(difference(blind, blind | {"digest": digest}))
 
 
 def test_a_class_that_nobody_gives(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from fedmutual.algorithms import FML, FedAvg, FedProx, Independent
+from fedmutual.algorithms import FML, Aggregate, FedAvg, FedH2L, FedMD, FedProx, Independent
 from fedmutual.core import Algorithm, Schedule
 from fedmutual.records.events import Noted, PhaseDone
+from peers import nodes, run
 from toy import ENGINES, EXACT, Exchange, Spare, client, difference, federation, mlp, server, weights
 
 E = {"local_epochs": 2, "batch_size": 8}
@@ -272,3 +273,38 @@ class Idle(Odd):
 def test_odd_constants_and_clients_without_a_step(kind):
     algorithm = kind(**E).algorithm()
     assert apart("stacked", algorithm, rounds=2) < 1e-5
+
+
+PEERS = {
+    "fedh2l": FedH2L(batch_size=8, public_batch=5, local_steps=2),
+    "fedh2l in pairs": FedH2L(batch_size=8, public_batch=5, peers="pairs"),
+    "fedh2l, pcgrad, two optimisers": FedH2L(batch_size=8, public_batch=5, projection="pcgrad", optimizers=2, eta=0.02),
+    "fedh2l, strict": FedH2L(batch_size=8, public_batch=5, labels=False, confidence=False, local_data="private"),
+    "fedmd": FedMD(batch_size=8, public_batch=5, local_steps=2, transfer_epochs=1, digest_steps=2),
+    "aggregate": Aggregate(batch_size=8, local_steps=3),
+}
+
+
+@pytest.mark.parametrize("kind", PEERS)
+@pytest.mark.parametrize("optimizer", [sgd, amsgrad])
+def test_peers(engine, dtype, kind, optimizer):
+    """Nodes without a shared model, one of another architecture: 5 rounds."""
+    found = []
+    for name in ("inprocess", engine):
+        ours = nodes(5, net=lambda seed: mlp(seed, hidden=9 if seed == 104 else 8), labelled="strict" not in kind)
+        for one in ours:
+            one.optimizers = {"personal": optimizer(one.nets["personal"])}
+        events = []
+        run(PEERS[kind].algorithm(), ours, rounds=5, engine=name, events=events)
+        left = {f"{one.id}.{k}": v for one in ours for k, v in weights(one.nets["personal"]).items()}
+        left |= {f"{one.id}.memory.{k}": v for one in ours for k, v in one.memory.items()}
+        told = {
+            (e.round, e.phase, i, k): torch.tensor(v)
+            for e in events
+            if isinstance(e, PhaseDone)
+            for i, terms in e.train.items()
+            for k, v in terms.items()
+        }
+        assert not [e.text for e in events if isinstance(e, Noted)], "nobody was refused"
+        found.append(left | told)
+    check(engine, dtype, difference(*found))

@@ -8,9 +8,9 @@ import torch
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.boundary import Refused, release
 from fedmutual.engines.base import Exam, examine
-from fedmutual.experiment import _twins
 from fedmutual.losses import Classification
 from fedmutual.records.events import PhaseDone, Replied
+from fedmutual.twins import twins
 from toy import FEATURES, Rows, client, federation, mlp, server, weights
 
 E = {"local_epochs": 1, "batch_size": 8}
@@ -205,7 +205,7 @@ def normed(seed):
 def built(algorithm, net, **changes):
     """A client whose twins are found as an experiment finds them."""
     one = client("0", algorithm, personal=net, shared=net, **changes)
-    one.twins = _twins(one.nets, one.shared)
+    one.twins = twins(one.nets, one.shared)
     return one
 
 

@@ -1,23 +1,32 @@
-"""What every algorithm of local epochs shares: its two settings and its batches."""
+"""What every algorithm of local work shares: its settings and its batches."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fedmutual.batches import epochs
+from fedmutual.batches import draws, epochs
 from fedmutual.core import At, Batch, Client, Message, Phase, Task
 from fedmutual.losses import Classification
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEpochs(Phase):
-    """E passes over a client's private data. Every algorithm that does so takes the very same batches."""
+    """E passes over a client's private data, or so many steps. Every algorithm that does so takes the very same batches."""
 
     local_epochs: int = 5  # E
+    local_steps: int | None = None  # in the place of epochs
     batch_size: int = 128  # B
     task: Task = Classification()
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """E epochs of private data."""
-        data = client.data["private"]
-        plan = epochs(len(data), self.local_epochs, self.batch_size, at.rng(client.id, "batches"))
+        """E epochs, or the steps, of private data."""
+        return self.over("private", client, at)
+
+    def over(self, rows: str, client: Client, at: At) -> Iterable[Batch]:
+        """The same of the rows that `Client.data` has by this name."""
+        data, rng = client.data[rows], at.rng(client.id, "batches")
+        plan = (
+            epochs(len(data), self.local_epochs, self.batch_size, rng)
+            if self.local_steps is None
+            else draws(len(data), self.local_steps, self.batch_size, rng)
+        )
         return data.rows(plan, at.rng(client.id, "augment"))

@@ -57,7 +57,7 @@ def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = No
     """Shows a run as it goes, of its scores what `line` says; its stops are one sentence: what is kept, how to go on."""
     from fedmutual.boundary import Refused
     from fedmutual.cli.progress import Watch
-    from fedmutual.core import Diverged
+    from fedmutual.core import Disagreed, Diverged
     from fedmutual.records.text import scores_line
 
     try:
@@ -68,6 +68,8 @@ def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = No
         stop(f"stopped by hand; what was saved is kept, go on with: {command}", code)
     except Diverged as problem:
         stop(f"{problem}; the last saved round is kept. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
+    except Disagreed as problem:
+        stop(f"{problem}; nothing was trained", Code.REFUSED)
     except Refused as problem:
         stop(f"{problem}; nothing of the reply was sent", Code.REFUSED)
 

@@ -146,6 +146,7 @@ def _setting_types(kind: Any) -> dict[str, Any]:
 
 
 def _typed(kind: Any, value: Any) -> Any:
-    return TypeAdapter(Moving if kind == Setting else kind, config=_STRICT).validate_python(
+    moving = {Setting: Moving, Setting | None: Moving | None}
+    return TypeAdapter(moving.get(kind, kind), config=_STRICT).validate_python(
         tuple(value) if isinstance(value, list) else value
     )

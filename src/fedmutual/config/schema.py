@@ -189,6 +189,7 @@ class TrainingConfig(Section):
     """The local work of a round."""
 
     local_epochs: Count = key(5, "passes over a client's training data in a round")
+    local_steps: Count | None = key(None, "so many gradient steps in a round, on batches drawn anew, in the place of epochs")
     batch_size: BatchSize = key(128, "examples in a minibatch")
     task: str = key("classification", 'what is learned: classification, regression, or one\'s own as "module:Task"')
 
@@ -268,6 +269,7 @@ class ClientTraining(Section):
     """A client's own local work."""
 
     local_epochs: Count | None = key(None, "its own passes over its training data in a round")
+    local_steps: Count | None = key(None, "its own gradient steps in a round")
     batch_size: BatchSize | None = key(None, "examples in its own minibatches")
     task: str | None = key(None, "its own task")
     shuffled: Annotated[float, Field(ge=0, le=1)] = key(

@@ -3,7 +3,7 @@
 from fedmutual.data import partition
 from fedmutual.data.check import findings
 from fedmutual.data.federation import Federation, Prepared, Shares, load, prepare
-from fedmutual.data.public import PublicSet, difference
+from fedmutual.data.public import PublicSet
 from fedmutual.data.show import draw
 from fedmutual.data.sources import NAMES, OF_DOMAINS, draws
 
@@ -14,7 +14,6 @@ __all__ = [
     "Prepared",
     "PublicSet",
     "Shares",
-    "difference",
     "draw",
     "draws",
     "findings",

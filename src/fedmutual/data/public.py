@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from fedmutual.core import Message
-from fedmutual.data.draws import many
 from fedmutual.data.examples import Examples
 from fedmutual.data.rows import Chained, Rows
 from fedmutual.errors import ConfigError
@@ -64,26 +63,6 @@ class PublicSet:
         digest = bytearray.fromhex(self.digest if labels else self.unlabelled)
         found = {"digest": torch.frombuffer(digest, dtype=torch.uint8), "rows": torch.tensor(len(self))}
         return found | ({"counts": torch.tensor([*self.counts.values()]).sum(0)} if labels else {})
-
-
-def difference(mine: Message, theirs: Message, classes: Sequence[str] = ()) -> str | None:
-    """In what two summaries differ, in one sentence; None if in nothing. classes: their names."""
-    if mine["rows"].tolist() != theirs["rows"].tolist():
-        return f"the public sets differ in size: {many(int(mine['rows']), 'row')} here, {theirs['rows'].tolist()} there"
-    ours, others = (m["counts"].tolist() if "counts" in m else [] for m in (mine, theirs))
-    if len(ours) != len(others):
-        return f"the public sets differ in their classes: {len(ours)} here, {len(others)} there"
-    odd = [k for k, (a, b) in enumerate(zip(ours, others, strict=True)) if a != b]
-    if odd:
-        k = odd[0]
-        name = repr(classes[k]) if classes else str(k)
-        more = f", and in {len(odd) - 1} more" if len(odd) > 1 else ""
-        return f"the public sets differ in class {name}: {many(ours[k], 'example')} here, {others[k]} there{more}"
-    if not torch.equal(mine["digest"], theirs["digest"]):
-        a, b = (bytes(m["digest"].tolist()).hex()[:12] for m in (mine, theirs))
-        what = "examples, labels or order" if ours else "examples or order"
-        return f"the public sets differ in their {what}, though not in their numbers (digest {a} here, {b} there)"
-    return None
 
 
 def gather(parts: Mapping[str, Part], classes: tuple[str, ...]) -> PublicSet | None:

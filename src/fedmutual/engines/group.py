@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec, means, ready
+from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec, means, rate, ready, remembered
 from fedmutual.data.rows import Picked
 from fedmutual.engines.base import Reply, let_go
 from fedmutual.engines.forward import Compiled, Forward, forward, gradients
@@ -45,7 +45,7 @@ class Group:
         """These clients take their inboxes in. None where what they need for their losses differs in shape."""
         consts = []
         for part in parts:
-            ready(part.client, part.at)
+            ready(part.phase, part.client, part.at)
             consts.append(part.phase.begin(part.client, part.inbox, part.at))
         if len({shapes(const) for const in consts}) > 1:
             return None
@@ -95,7 +95,7 @@ class Steps:
         memory: Message,
     ) -> None:
         self._stacks, self._forward, self._phase, self._numbers = stacks, forward, like.phase, numbers
-        self._lr = like.at.number(like.client.rate)
+        self._lr = rate(like.phase, like.client, like.at)
         self._device = next(iter(stacks.values())).device
         self._const = {k: v.to(self._device) for k, v in const.items()}
         self._memory = memory
@@ -146,7 +146,7 @@ class Steps:
         for net, stack in self._stacks.items():
             mine = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
             stack.step(rows, params[net], rest[net], mine, self._lr)
-        self._log.append((who, terms))
+        self._log.append((who, terms | remembered(self._phase, memory)))
 
     def _remember(self, memory: Message, places: Tensor | None) -> None:
         if places is None:

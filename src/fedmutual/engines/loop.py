@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from fedmutual.core import Algorithm, At, Message, Phase
+from fedmutual.core import Algorithm, At, Message, Phase, Unusable
 from fedmutual.engines.base import COPY, Engine, Exam, examine, participate
 from fedmutual.engines.blame import blamed, check_state
 from fedmutual.records.events import (
@@ -36,6 +36,7 @@ class Plan:
     participation: float  # the fraction of clients that a round asks
     evaluate_every: int
     exams: Mapping[str, tuple[Exam, ...]]  # what is scored where clients live
+    seeds: Mapping[str, int]  # bytes of the public data that each gave to all before, where the algorithm has such
     homes: Mapping[str, Path]  # where a client keeps the scores that it does not share
 
 
@@ -59,6 +60,9 @@ def federate(
     round = done = saved or 0
     try:
         tell(Started(done, plan.rounds, plan.clients, plan.notes))
+        if saved is None and plan.seeds:
+            others = {i: sum(plan.seeds.values()) - own for i, own in plan.seeds.items()}
+            tell(PhaseDone(0, "seed", others, plan.seeds, {}))
         if saved is None and plan.algorithm.start:
             server, _ = _exchange(plan, engine, server, -1, plan.algorithm.start, tell)
             tell(RoundDone(0, plan.rounds, server, engine.each))
@@ -99,7 +103,7 @@ def _exchange(
             told[i] = reply.train
             tell(Replied(round + 1, name, i, len(told), len(asked)))
         replies = {i: replies[i] for i in asked if i in replies}  # in one order, whoever answered first
-        server = phase.receive(server, replies, at)
+        server = _received(phase, server, replies, at, tell)
         for remark in engine.remarks():
             tell(Noted(round + 1, remark))
         down, up = ({i: size(m) for i, m in messages.items()} for messages in (inboxes, replies))
@@ -109,6 +113,18 @@ def _exchange(
         for i, terms in told.items():
             train[i] = train.get(i, {}) | terms
     return server, train
+
+
+def _received(phase: Phase, server: Message, replies: dict[str, Message], at: At, tell: Observer) -> Message:
+    """The server's next state; whose reply is of no use is named, and left out."""
+    try:
+        return phase.receive(server, replies, at)
+    except Unusable as problem:
+        if not problem.why.keys() & replies.keys():
+            raise
+        for i, why in problem.why.items():
+            tell(Noted(at.round + 1, f"the message of client {i!r} is left out of round {at.round + 1}: {why}"))
+        return _received(phase, server, {i: r for i, r in replies.items() if i not in problem.why}, at, tell)
 
 
 def _evaluate(plan: Plan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None) -> Evaluated:

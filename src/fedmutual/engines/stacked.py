@@ -10,7 +10,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Concatenate, TypeVar
 
-from fedmutual.core import At, Client, Message, Phase, Spec, own
+from fedmutual.core import At, Client, Message, Phase, Spec, own, rate
 from fedmutual.engines.base import Reply, let_go, participate
 from fedmutual.engines.group import Group, Part, made_of, shapes
 from fedmutual.engines.inprocess import InProcess
@@ -132,6 +132,6 @@ def _by_key(parts: Sequence[Part]) -> list[list[Part]]:
     """Those that are stepped as one, which takes one learning rate and memories of one form besides."""
     groups: dict[Any, list[Part]] = {}
     for part in parts:
-        key = (made_of(part), part.at.number(part.client.rate), shapes(part.client.memory))
+        key = (made_of(part), rate(part.phase, part.client, part.at), shapes(part.client.memory))
         groups.setdefault(key, []).append(part)
     return list(groups.values())

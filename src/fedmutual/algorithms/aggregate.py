@@ -1,0 +1,19 @@
+"""AGG: everybody alone, on its own private data and all the public data there are.
+
+The baseline of Li et al., FedH2L, 2021, https://arxiv.org/abs/2101.11296: what the public seed set is worth by itself.
+"""
+
+from dataclasses import dataclass, replace
+
+from fedmutual.algorithms.agree import Agree, Compare
+from fedmutual.algorithms.independent import Independent
+from fedmutual.core import Algorithm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aggregate(Independent):
+    """Each participant alone, on its private data and everybody's public data; nothing is sent after the public data."""
+
+    def algorithm(self) -> Algorithm:
+        """Independent training on more data."""
+        return replace(super().algorithm(), start=(Agree(), Compare()), public=True, trains_on=("private", "public"))

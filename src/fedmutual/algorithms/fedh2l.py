@@ -1,0 +1,205 @@
+"""FedH2L: mutual learning among peers, without a server, Algorithm 1.
+
+Li et al., FedH2L: Federated Learning with Model and Statistical Heterogeneity, 2021, https://arxiv.org/abs/2101.11296.
+N nodes, node i with its own network theta_i; E local steps an exchange; B public samples of C classes in a message. What is
+called server here only forwards.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare, known
+from fedmutual.algorithms.peers import (
+    PEER,
+    flaw,
+    forgotten,
+    forwarded,
+    of_peers,
+    one_batch,
+    opinion,
+    partners,
+    senders,
+    swap_states,
+)
+from fedmutual.batches import draws
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Setting, Spec, Task, Unusable, setting, within
+from fedmutual.gradients import conflict, pcgrad, project
+from fedmutual.losses import Classification, kl
+
+G_LOC = "g_loc."  # begins the names of the local gradients in a node's memory
+LOCAL_DATA = {
+    "private+all-public": ("private", "public"),
+    "private+own-public": ("private", "own public"),
+    "private": ("private",),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedH2L:
+    """Peers teach each other by posteriors on a public seed set, without undoing what each learned by itself."""
+
+    local_steps: int = 1  # E
+    batch_size: int = 128  # of a local step
+    public_batch: int = setting(32, PUBLIC_BATCH)  # B
+    local_data: Literal["private+all-public", "private+own-public", "private"] | None = setting(
+        None, "what a local step learns from; unset: all public data too where their labels are given, else one's own"
+    )
+    labels: bool = setting(True, "public data have labels for all; else these stay with who owns the examples")
+    kl: bool = setting(True, "peers' posteriors teach")
+    confidence: bool = setting(True, "they weigh by the peer's accuracy on the same examples, which it tells")
+    projection: Literal["qp", "none", "pcgrad"] = setting(
+        "qp", "of peers' gradients that would undo one's own: the paper's, none, or PCGrad in its place"
+    )
+    peers: Literal["all", "pairs"] = setting(
+        "all", "everybody listens to everybody, or pairs are drawn in every round and the others go on alone"
+    )
+    pairs: float = setting(0.25, "of pairs: how many a node, rounded up; 0.25 is one pair of four nodes, 0.5 all of them")
+    optimizers: Literal[1, 2] = setting(1, "one optimiser for local and mutual steps, or one for each")
+    eta: Setting | None = setting(None, "the learning rate of mutual steps; unset, the optimiser's")
+    task: Task = Classification()
+
+    def __post_init__(self) -> None:
+        within("public_batch", self.public_batch, 1, float("inf"))
+        if not 0 < self.pairs <= 0.5:
+            raise ValueError(f"pairs must be above 0 and at most 0.5, a pair of every two nodes, not {self.pairs:g}")
+        if self.eta is not None:
+            within("eta", self.eta, 0, float("inf"))
+        if not self.labels and self.local_data == "private+all-public":
+            raise ValueError("local_data cannot be 'private+all-public' with labels = false: others' labels stay with them")
+        if self.task.outputs is not None:
+            raise ValueError("fedh2l exchanges posteriors over classes, so training.task cannot be one of numbers")
+        if not self.labels and not self.kl:
+            raise ValueError("kl cannot be false with labels = false: nothing would be learned from peers")
+
+    def algorithm(self) -> Algorithm:
+        """Algorithm 1's two halves of a round, after all agreed on the public seed set."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+        data = self.local_data or ("private+all-public" if self.labels else "private+own-public")
+        halves = (Local(**settings), Mutual(**settings))
+        start = (Agree(self.labels), Compare())
+        return Algorithm("fedh2l", halves, start, public=True, labelled=self.labels, trains_on=LOCAL_DATA[data])
+
+
+class Local(FedH2L, Phase):
+    """Lines 3 to 8: E local steps, then what the node says of a batch of its own public data."""
+
+    terms: ClassVar[tuple[str, ...]] = ("local",)
+
+    def leaves(self, server: Message) -> Spec:
+        """Which samples, p_i on them, and the accuracy there: 4B + 4BC + 4 bytes."""
+        b, c = self.public_batch, int(server["classes"])
+        return {"index": (torch.int32, (b,)), "posterior": (torch.float32, (b, c)), "accuracy": (torch.float32, ())}
+
+    def send(self, server: Message, to: str, at: At) -> Message:
+        """Nothing."""
+        return {}
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """E batches of private and public data."""
+        data = client.data["private"]
+        plan = draws(len(data), self.local_steps, self.batch_size, at.rng(client.id, "batches"))
+        return data.rows(plan, at.rng(client.id, "augment"))
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """Cross-entropy (eq. 1)."""
+        x, y = batch
+        return {"local": self.task.fit(nets["personal"](x), y)}
+
+    def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
+        """g_loc is the sum over the steps since the last exchange."""
+        if self.projection == "none":
+            return grads, memory
+        return grads, {**memory, **{G_LOC + k: memory.get(G_LOC + k, 0) + g for k, g in grads.items()}}
+
+    def end(self, client: Client, at: At) -> Message:
+        """[which samples, p_i, Acc_i], if somebody listens."""
+        seeds = known(client)
+        heard = len(seeds.owners) > 1 if self.peers == "all" else partners(seeds.owners, self.pairs, at)[client.id]
+        if not heard:
+            return {}
+        own = seeds.owners[client.id]
+        index = own.start + next(draws(len(own), 1, self.public_batch, at.rng(client.id, "public")))
+        x, y = one_batch(client.data["public"], index)
+        z = opinion(client.nets["personal"], x)
+        right = (z.argmax(-1) == y).float().mean() if self.confidence else torch.ones(())
+        return {"index": index.int(), "posterior": z.softmax(-1).float(), "accuracy": right.float()}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """What is to be forwarded. Raises Unusable where a message makes no sense."""
+        flaws = {i: why for i, reply in replies.items() if (why := flaw(reply, int(server["rows"]))) is not None}
+        if flaws:
+            raise Unusable(flaws)
+        return server | forwarded(replies)
+
+
+class Mutual(FedH2L, Phase):
+    """Lines 9 to 15: one step towards what the peers say, projected where it would undo the local ones."""
+
+    terms: ClassVar[tuple[str, ...]] = ("kl", "ce", "projected")
+
+    @property
+    def rate(self) -> Setting | None:
+        """The paper's eta."""
+        return self.eta
+
+    def leaves(self, server: Message) -> Spec:
+        """Nothing."""
+        return {}
+
+    def send(self, server: Message, to: str, at: At) -> Message:
+        """The peers' messages, as they came."""
+        spoke = senders(server)
+        peers = set(spoke) - {to} if self.peers == "all" else partners(spoke, 0.5, at).get(to, ())
+        return of_peers(server, peers)
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """Nothing but an optimiser of its own, where there is one."""
+        if self.optimizers == 2:
+            swap_states(client)
+        return {}
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """x, y, p_j and Acc_j of all peers' samples, if any peer spoke."""
+        peers = senders(inbox)
+        if not peers:
+            return
+        index, p = (torch.cat([inbox[f"{j}{PEER}{k}"] for j in peers]) for k in ("index", "posterior"))
+        weights = torch.cat([inbox[f"{j}{PEER}accuracy"].expand(len(inbox[f"{j}{PEER}index"])) for j in peers])
+        x, y = one_batch(client.data["public"], index.long())
+        yield x, y, p.to(x), weights.to(x)
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """KL_i and CE_i (eqs. 3 to 5): means over N - 1 peers with equally many samples, so over all samples."""
+        x, y, p, acc = batch
+        log_p = nets["personal"](x).log_softmax(-1)
+        terms: dict[str, Tensor] = {}
+        if self.kl:
+            terms["kl"] = (acc * kl(p.clamp_min(torch.finfo(p.dtype).tiny).log(), log_p)).mean()
+        if self.labels:
+            terms["ce"] = self.task.fit(log_p, y)  # log-probabilities are logits too
+        return terms
+
+    def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
+        """g~ of g_pub and g_loc (eqs. 8 and 15); a new g_loc begins. Counts how often it was projected."""
+        if self.projection == "none":
+            return grads, memory
+        g_loc = {k.removeprefix(G_LOC): g for k, g in memory.items() if k.startswith(G_LOC)}
+        kept = {k: torch.zeros_like(v) if k.startswith(G_LOC) else v for k, v in memory.items()}
+        done = memory.get("exchanges", 0) + torch.ones(())
+        hits = memory.get("conflicts", 0) + conflict(grads, g_loc)
+        found = (project if self.projection == "qp" else pcgrad)(grads, g_loc)
+        return found, kept | {"exchanges": done, "conflicts": hits, "projected": hits / done}
+
+    def end(self, client: Client, at: At) -> Message:
+        """Nothing."""
+        if self.optimizers == 2:
+            swap_states(client)
+        return {}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """Nothing is kept."""
+        return forgotten(server)

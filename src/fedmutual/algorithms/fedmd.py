@@ -1,0 +1,112 @@
+"""FedMD: a server averages what participants say of public data, and each learns to say the same.
+
+Li and Wang, FedMD: Heterogenous Federated Learning via Model Distillation, 2019, https://arxiv.org/abs/1910.03581,
+Algorithm 1. B public samples a round, C classes.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+
+from fedmutual.aggregation import mean
+from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
+from fedmutual.algorithms.independent import Independent
+from fedmutual.algorithms.peers import one_batch, opinion
+from fedmutual.batches import draws
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, setting, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedMD(Independent):
+    """Participants learn public data, then their own; then, every round, the mean of all logits on a public batch."""
+
+    public_batch: int = setting(32, PUBLIC_BATCH)  # B
+    transfer_epochs: int = setting(5, "passes over the public data, then over one's own, before the first round")
+    digest_steps: int = setting(1, "gradient steps towards the mean of all logits on the round's public batch")
+
+    def __post_init__(self) -> None:
+        for name in ("public_batch", "transfer_epochs", "digest_steps"):
+            within(name, getattr(self, name), 1, float("inf"))
+
+    def algorithm(self) -> Algorithm:
+        """Transfer; then announce, digest and revisit in every round."""
+        given = dict(vars(self))
+        once = given | {"local_epochs": self.transfer_epochs, "local_steps": None}
+        start = (Agree(), Compare(), Transfer(**once), Revisit(**once))
+        rounds = (Announce(**given), Digest(**given), Revisit(**given))
+        return Algorithm("fedmd", rounds, start=start, public=True, trains_on=("private",))
+
+
+class Transfer(FedMD):
+    """Public data, with their labels, to begin with."""
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """Epochs of public data."""
+        return self.over("public", client, at)
+
+
+class Revisit(FedMD):
+    """One's own data: those of a round, or of the start."""
+
+
+class Announce(FedMD):
+    """What each says of the round's public batch."""
+
+    terms: ClassVar[tuple[str, ...]] = ()
+
+    def leaves(self, server: Message) -> Spec:
+        """Logits [B, C]."""
+        return {"logits": (torch.float32, (self.public_batch, int(server["classes"])))}
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """None."""
+        return ()
+
+    def end(self, client: Client, at: At) -> Message:
+        """The logits."""
+        x, *_ = self.asked(client, at)
+        return {"logits": opinion(client.nets["personal"], x).float()}
+
+    def asked(self, client: Client, at: At) -> Batch:
+        """The public batch of the round, which all draw alike."""
+        public = client.data["public"]
+        return one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """The consensus: the mean."""
+        return server | ({"consensus": mean(replies)["logits"]} if replies else {})
+
+
+class Digest(Announce):
+    """Everybody fits the consensus."""
+
+    terms: ClassVar[tuple[str, ...]] = ("digest",)
+
+    def leaves(self, server: Message) -> Spec:
+        """Nothing."""
+        return {}
+
+    def send(self, server: Message, to: str, at: At) -> Message:
+        """The consensus."""
+        return {k: v for k, v in server.items() if k == "consensus"}
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """The public batch with the consensus in the place of labels, so many times."""
+        if "consensus" in inbox:
+            x, *_ = self.asked(client, at)
+            yield from [(x, inbox["consensus"].to(x))] * self.digest_steps
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """The mean absolute difference of logits."""
+        x, consensus = batch
+        return {"digest": (nets["personal"](x) - consensus).abs().mean()}
+
+    def end(self, client: Client, at: At) -> Message:
+        """Nothing."""
+        return {}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """The consensus has served."""
+        return {k: v for k, v in server.items() if k != "consensus"}

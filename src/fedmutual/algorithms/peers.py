@@ -1,0 +1,85 @@
+"""Who speaks to whom among peers, and what may be believed of what they say."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from fedmutual.core import At, Batch, Client, Data, Message
+
+PEER = "/"  # between a sender's id, which has none, and the name of a tensor
+_TOLERANCE = 1e-3  # of the sum of a posterior: float32, and classes by the thousand
+
+
+def partners(ids: Iterable[str], pairs: float, at: At) -> dict[str, tuple[str, ...]]:
+    """Whom each of these meets in this round, in all its phases: one other, or nobody.
+
+    pairs: how many a node, rounded up. They stand in an order that all draw alike, so that among those who spoke, and only
+    pairs do, each finds the same partner.
+    """
+    there, round = sorted(ids), replace(at, phase=0)
+    order = sorted(there, key=lambda i: torch.rand((), generator=round.rng("pairs", i)).item())
+    count = min(math.ceil(pairs * len(order) - 1e-9), len(order) // 2)
+    drawn = [(order[2 * n], order[2 * n + 1]) for n in range(count)]
+    return dict.fromkeys(there, ()) | {i: (j,) for pair in drawn for i, j in (pair, pair[::-1])}
+
+
+def senders(messages: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Who sent these, in one order."""
+    return tuple(sorted({k.partition(PEER)[0] for k in messages if PEER in k}))
+
+
+def forwarded(replies: Mapping[str, Message]) -> Message:
+    """What a relay holds until the next phase: all messages, by their senders."""
+    return {f"{i}{PEER}{k}": v for i, reply in replies.items() for k, v in reply.items()}
+
+
+def of_peers(server: Message, peers: Collection[str]) -> Message:
+    """Of what a relay holds that of these senders, as it came."""
+    return {k: v for k, v in server.items() if k.partition(PEER)[0] in peers}
+
+
+def forgotten(server: Message) -> Message:
+    """What a relay keeps: nothing that it was sent."""
+    return {k: v for k, v in server.items() if PEER not in k}
+
+
+def flaw(reply: Message, rows: int) -> str | None:
+    """What is wrong with a peer's message, in one clause; None: nothing. rows: of the public seed set."""
+    index, p, accuracy = reply["index"], reply["posterior"], reply["accuracy"]
+    if not p.isfinite().all():
+        return "its posteriors are not finite"
+    if (p < 0).any() or ((p.sum(-1) - 1).abs() > _TOLERANCE).any():
+        return "its posteriors do not sum to one"
+    if not 0 <= accuracy.item() <= 1:  # so is NaN told
+        return f"its accuracy is {accuracy.item():g}, which is not between 0 and 1"
+    if (index < 0).any() or (index >= rows).any():
+        return f"it speaks of samples that the public seed set of {rows} has not"
+    return None
+
+
+def one_batch(data: Data, index: Tensor) -> Batch:
+    """The rows of one index tensor."""
+    (batch,) = data.rows([index])
+    return batch
+
+
+def opinion(net: nn.Module, x: Tensor) -> Tensor:
+    """What a net says of x, in eval mode and without gradient: logits [B, C]. It then goes on as it was."""
+    before = net.training
+    with torch.no_grad():
+        z: Tensor = net.eval()(x)
+    net.train(before)
+    return z
+
+
+def swap_states(client: Client) -> None:
+    """Change an optimiser's state for the other one in the client's memory; at first, for one that never stepped."""
+    state = client.optimizers["personal"].state
+    for name, p in client.nets["personal"].named_parameters():
+        for key, mine in state[p].items() if p in state else ():
+            kept = client.memory.get(f"state.{name}.{key}")
+            client.memory[f"state.{name}.{key}"] = mine.clone()
+            mine.copy_(kept) if kept is not None else mine.zero_()

@@ -1,0 +1,105 @@
+"""What of a configuration does not go together with its data: told before anything is trained or written."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from fedmutual.core import Message
+from fedmutual.data.examples import listed
+from fedmutual.errors import ConfigError
+from fedmutual.models.splice import differing
+
+if TYPE_CHECKING:
+    from fedmutual.experiment import Experiment
+
+
+def check_clients(experiment: "Experiment") -> None:
+    """Raise ConfigError where keys name a client that is not there, or networks for others than there are."""
+    config, clients = experiment.config, experiment.data.clients
+    unknown = [i for i in config.clients if i not in clients]
+    if unknown:
+        raise ConfigError(f"key 'clients.{unknown[0]}': there is no such client; there are {', '.join(clients)}")
+    personal = config.model.personal or ()
+    if len(personal) not in (0, 1, len(clients)):
+        raise ConfigError(
+            f"key 'model.personal' names {len(personal)} networks for {len(clients)} clients; "
+            "name one for all, or one for each"
+        )
+
+
+def check(experiment: "Experiment") -> None:
+    """Raise ConfigError, in one sentence, where networks, shared model and public data do not go together."""
+    _check_public(experiment)
+    _check_weights(experiment)
+    _check_shared(experiment)
+
+
+def _check_public(experiment: "Experiment") -> None:
+    """An algorithm that speaks of public data needs enough of them at everybody."""
+    config, public, name = experiment.config, experiment.data.public, experiment.config.algorithm["name"]
+    if not experiment.algorithm.public:
+        return
+    if public is None:
+        raise ConfigError(
+            f"algorithm {name!r} needs public data that all have agreed on; set split.public, the fraction of each client's "
+            "data that it gives to all"
+        )
+    batch = getattr(experiment.algorithm.phases[0], "public_batch", 0)
+    least = min(public.owners, key=lambda i: len(public.owners[i]))
+    if batch > len(public.owners[least]):
+        raise ConfigError(
+            f"client {least!r} has {len(public.owners[least])} public examples, and algorithm.public_batch is {batch}; "
+            "raise split.public, or lower it"
+        )
+    if config.engine.participation < 1 and getattr(experiment.algorithm.phases[0], "peers", "all") == "pairs":
+        raise ConfigError(
+            "engine.participation below 1 and algorithm.peers = 'pairs' both say who takes part in a round; set one of them"
+        )
+
+
+def _check_weights(experiment: "Experiment") -> None:
+    config = experiment.config
+    if config.model.weights is not None and not experiment.shares:
+        raise ConfigError(
+            f"key 'model.weights' has no effect: algorithm {config.algorithm['name']!r} shares no model, and personal "
+            "networks start from their own weights; set model.start = 'server', or take it out"
+        )
+
+
+def _check_shared(experiment: "Experiment") -> None:
+    """What is shared has one shape at all clients."""
+    config, spaces = experiment.config, experiment.data.spaces
+    if "global" not in experiment.algorithm.scores or experiment.pooled:
+        return
+    first = experiment.data.space
+    for client, space in spaces.items():
+        if space.like(first):
+            continue
+        one = next(iter(spaces))
+        if config.model.part is None and not (space.numbers or first.numbers) and space.classes != first.classes:
+            raise ConfigError(
+                f"client {client!r} has {len(space.classes)} classes ({listed(space.classes, 3)}) and client {one!r} "
+                f"{len(first.classes)} ({listed(first.classes, 3)}), and the shared network is a whole one with an output a "
+                "class; name all classes in data.classes, by which labels are matched, or share a part of it ('model.part')"
+            )
+        odd = differing(experiment.shared_net, experiment.whole(space), experiment.shared)
+        if odd is not None:
+            raise ConfigError(
+                f"what is shared differs in shape between clients {one!r} and {client!r}, whose examples have the shapes "
+                f"{list(first.shape)} and {list(space.shape)}: {odd!r} of network {config.model.shared!r}; share another "
+                "part ('model.part'), or resize images ('data.size')"
+            )
+
+
+def begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:
+    """Load what another run shares into a net. Raises ConfigError where it is of another network."""
+    own = net.state_dict()
+    odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
+    if odd:
+        shapes = (list(found[odd[0]].shape) if odd[0] in found else "none" for found in (state, own))
+        raise ConfigError(
+            f"key 'model.weights': {run} shares another network: {odd[0]!r} has the shape {next(shapes)} there and "
+            f"{next(shapes)} here; give 'model.shared' and 'model.part' as that run has them, and its classes"
+        )
+    net.load_state_dict(own | state)

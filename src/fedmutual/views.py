@@ -1,0 +1,76 @@
+"""What a client sees of the data: the rows that it trains on, and which of its nets is scored on which rows."""
+
+from collections.abc import Iterable
+
+from fedmutual.core import Algorithm
+from fedmutual.data.federation import Federation, Shares
+from fedmutual.data.rows import Chained, Rows, union
+from fedmutual.engines.base import COPY, Exam
+
+View = Rows | Chained
+KINDS = ("validation", "holdout")  # a client's own rows that are no training rows
+
+
+def pooled(data: Federation) -> dict[str, View]:
+    """The rows of `centralised`, which has all; each client's own under names of their own."""
+    found: dict[str, View | None] = {"private": data.pooled().private, "test": data.test}
+    for i, shares in data.clients.items():
+        found |= {f"validation of {i}": shares.validation, f"holdout of {i}": shares.holdout}
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def rows(data: Federation, client: str, algorithm: Algorithm) -> dict[str, View]:
+    """One client's: "private" to train on, "public" of the seed set, and those that it is scored on.
+
+    Where clients have test rows of their own out of one data set, as domains have, they are scored on these, on the
+    others', and on all clients' validation rows too; the rows of others' own data are not a client's to see.
+    """
+    shares = data.clients[client]
+    found: dict[str, View | None] = {
+        "private": _trains_on(data, shares, algorithm),
+        "validation": shares.validation,
+        "holdout": shares.holdout,
+    }
+    if data.public is not None and algorithm.public:
+        found["public"] = data.public.seen_by(client, algorithm.labelled)
+    if not isinstance(data.test, Rows):  # of common data
+        return {k: v for k, v in found.items() if v is not None}
+    found["test"] = data.test
+    if shares.test is not None:
+        others = [s.test for i, s in data.clients.items() if i != client and s.test is not None]
+        found |= {"test.own": shares.test, "test.others": union(others) if others else None}
+        found["validation.all"] = union([s.validation for s in data.clients.values()])
+    return {k: v for k, v in found.items() if v is not None}
+
+
+def _trains_on(data: Federation, shares: Shares, algorithm: Algorithm) -> View:
+    if data.public is None or shares.public is None:
+        return shares.private
+    parts = {"private": [shares.private], "own public": [shares.public]}
+    parts["public"] = [s.public for s in data.clients.values() if s.public is not None]
+    wanted = [part for name in algorithm.trains_on for part in parts[name]]
+    return union(wanted) if isinstance(data.test, Rows) else Chained(wanted)
+
+
+def exams(known: Iterable[str], algorithm: Algorithm, complete: bool, copies: bool, client: str) -> Iterable[Exam]:
+    """What is scored at a client that knows these rows: its personal net on all of them, its fork of the shared one on its
+    own, and where clients are domains on the others' too."""
+    there = list(known)
+    own = [kind for kind in KINDS if kind in there]
+    across = [kind for kind in ("test", "test.own", "test.others", "validation.all") if kind in there]
+    if "personal" in algorithm.scores:
+        yield from (Exam("personal", kind, "personal", client, kind) for kind in (*own, *across))
+    if "global" in algorithm.scores:
+        every = (*own, *across) if "test.own" in there else own
+        yield from (Exam("meme", kind, "global" if complete else "meme", client, kind) for kind in every)
+        if copies:
+            yield from (Exam("meme", kind, COPY, client, kind) for kind in own)
+
+
+def pooled_exams(known: Iterable[str]) -> Iterable[Exam]:
+    """The same of `centralised`, whose one net stands for the shared one."""
+    yield Exam("personal", "test", "global", None, "test")
+    for rows in known:
+        kind, _, of = rows.partition(" of ")
+        if of:
+            yield Exam("personal", rows, "global", of, kind)

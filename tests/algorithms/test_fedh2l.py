@@ -1,0 +1,352 @@
+"""FedH2L by hand: one round of two nodes, who speaks to whom, what crosses, what is never read, what is not believed."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmutual.algorithms import ALGORITHMS, FedH2L, Independent
+from fedmutual.algorithms.fedh2l import Local, Mutual
+from fedmutual.algorithms.peers import partners
+from fedmutual.boundary import release
+from fedmutual.core import At, Disagreed
+from fedmutual.records.events import Noted, PhaseDone
+from peers import LR, agreed, node, nodes, noise, run, seeds
+from toy import Rows, federation, weights
+
+# --- one round by hand -----------------------------------------------------------------------------------------------
+
+
+def softmax(z):
+    e = np.exp(z - z.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def pull(w, x, target, weight=1.0):
+    """The gradient of the mean over rows of weight * CE(target, softmax(x w^T)), which KL(target || .) has too."""
+    return np.einsum("n,nc,nf->cf", np.broadcast_to(weight, len(x)) / len(x), softmax(x @ w.T) - target, x)
+
+
+@pytest.mark.parametrize("projection", ["qp", "none", "pcgrad"])
+@pytest.mark.parametrize("confidence", [True, False])
+@pytest.mark.parametrize("kl", [True, False])
+def test_a_round_of_two_linear_nodes(projection, confidence, kl):
+    """Nodes whose labels contradict each other, so that at one of them peers pull the other way."""
+    torch.set_default_dtype(torch.float64)
+    try:
+        rng = np.random.default_rng(2)
+        x = {i: rng.normal(size=(4, 2)) for i in "01"}
+        y = {"0": np.array([0, 1, 0, 1]), "1": np.array([1, 0, 0, 0])}
+        w = {i: rng.normal(size=(2, 2)) for i in "01"}
+        own = {i: rng.normal(size=(5, 2)) for i in "01"}
+        own_y = {"0": np.array([0, 0, 1, 0, 1]), "1": np.array([1, 1, 0, 1, 1])}
+        public = Rows(torch.tensor(np.vstack([x["0"], x["1"]])), torch.tensor(np.hstack([y["0"], y["1"]])))
+        owners, clients = {"0": range(4), "1": range(4, 8)}, []
+        for i in "01":
+            net = nn.Linear(2, 2, bias=False)
+            net.weight.data = torch.tensor(w[i].copy())
+            mine = Rows(torch.tensor(own[i]), torch.tensor(own_y[i]))
+            clients.append(node(i, owners, public, mine, net, trains_on=mine))
+            clients[-1].seeds = seeds(public, owners, classes=2)
+        algorithm = FedH2L(batch_size=100, public_batch=4, projection=projection, confidence=confidence, kl=kl).algorithm()
+        federation(algorithm, clients, rounds=1, start=agreed(8, 2))
+
+        eye, g_loc, p, acc, met = np.eye(2), {}, {}, {}, 0
+        for i in "01":
+            g_loc[i] = pull(w[i], own[i], eye[own_y[i]])
+            w[i] = w[i] - LR * g_loc[i]
+            z = x[i] @ w[i].T
+            p[i], acc[i] = softmax(z).astype(np.float32), (z.argmax(1) == y[i]).mean()
+        for i, j in ("01", "10"):
+            g = pull(w[i], x[j], eye[y[j]])
+            if kl:
+                g = g + pull(w[i], x[j], p[j], acc[j] if confidence else 1.0)
+            dot = (g * g_loc[i]).sum()
+            met += dot < 0
+            if dot < 0 and projection != "none":
+                back = g_loc[i] - dot / (g**2).sum() * g if projection == "pcgrad" else 0
+                g = g - dot / (g_loc[i] ** 2).sum() * g_loc[i] + back
+            elif projection == "pcgrad":
+                g = g + g_loc[i]
+            w[i] = w[i] - LR * g
+        assert 0 < met < 2  # both cases of eq. 8 are in this test
+        for client in clients:
+            assert np.abs(client.nets["personal"].weight.detach().numpy() - w[client.id]).max() < 1e-7  # p is float32
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+# --- settings --------------------------------------------------------------------------------------------------------
+
+
+def test_one_node_is_independent_training():
+    ours, alone = nodes(1), nodes(1)
+    run(FedH2L(batch_size=8, public_batch=4).algorithm(), ours, rounds=4)
+    federation(Independent(local_steps=1, batch_size=8).algorithm(), alone, rounds=4)
+    for k, v in weights(alone[0].nets["personal"]).items():
+        assert torch.equal(v, ours[0].nets["personal"].state_dict()[k])
+
+
+def test_five_local_steps_are_one_exchange_and_g_loc_is_their_sum():
+    """g_loc, as the mutual step finds it, is what five SGD steps took off the weights, over the learning rate."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Seen(Mutual):
+        def begin(self, client, inbox, at):
+            seen.append(({k: v.clone() for k, v in client.memory.items()}, weights(client.nets["personal"])))
+            return super().begin(client, inbox, at)
+
+    seen, clients = [], nodes(2)
+    before = weights(clients[0].nets["personal"])
+    settings = {"local_steps": 5, "batch_size": 8, "public_batch": 4}
+    algorithm = FedH2L(**settings).algorithm()
+    run(replace(algorithm, phases=(algorithm.phases[0], Seen(**settings))), clients, rounds=1)
+    memory, after = seen[0]
+    for name, w in before.items():
+        assert torch.allclose(memory[f"g_loc.personal.{name}"], (w - after[name]) / LR, atol=1e-5)
+    assert all((v == 0).all() for k, v in clients[0].memory.items() if k.startswith("g_loc."))  # and begins anew
+
+
+def test_a_second_optimiser_never_sees_the_steps_of_the_first():
+    """Two with momentum, against two torch optimisers that are each stepped by hand."""
+
+    def sgd(params):
+        return torch.optim.SGD(params, lr=0.0, momentum=0.9)
+
+    one, two = nodes(2, optimizer=sgd), nodes(2, optimizer=sgd)
+    given = {"batch_size": 8, "public_batch": 4, "projection": "none"}
+    run(FedH2L(**given, optimizers=1).algorithm(), one, rounds=3)
+    run(FedH2L(**given, optimizers=2).algorithm(), two, rounds=3)
+    ours = nodes(2, optimizer=sgd)
+    second = {c.id: sgd(c.nets["personal"].parameters()) for c in ours}
+    first = {c.id: c.optimizers["personal"] for c in ours}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Other(Mutual):
+        def begin(self, client, inbox, at):
+            client.optimizers = {"personal": second[client.id]}
+            for group in second[client.id].param_groups:
+                group["lr"] = LR
+            return {}
+
+        def end(self, client, at):
+            client.optimizers = {"personal": first[client.id]}
+            return {}
+
+    algorithm = FedH2L(**given).algorithm()
+    run(replace(algorithm, phases=(algorithm.phases[0], Other(**given))), ours, rounds=3)
+    for a, b, c in zip(one, two, ours, strict=True):
+        for k, v in weights(c.nets["personal"]).items():
+            assert torch.equal(v, b.nets["personal"].state_dict()[k])
+        assert not torch.equal(a.nets["personal"][0].weight, b.nets["personal"][0].weight)
+
+
+def test_eta_is_the_rate_of_mutual_steps_alone():
+    ours, alone = nodes(2), nodes(2)
+    run(FedH2L(batch_size=8, public_batch=4, eta=0.0).algorithm(), ours, rounds=3)
+    federation(Independent(local_steps=1, batch_size=8).algorithm(), alone, rounds=3)
+    for a, b in zip(ours, alone, strict=True):
+        for k, v in weights(b.nets["personal"]).items():
+            assert torch.equal(v, a.nets["personal"].state_dict()[k])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"labels": False, "local_data": "private+all-public"}, "labels"),
+        ({"labels": False, "kl": False}, "kl"),
+        ({"pairs": 0.6}, "pairs"),
+        ({"public_batch": 0}, "public_batch"),
+        ({"eta": -1.0}, "eta"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, said):
+    with pytest.raises(ValueError, match=said):
+        FedH2L(**settings)
+
+
+# --- pairs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "pairs", "expected"), [(4, 0.25, 1), (4, 0.5, 2), (5, 0.25, 2), (5, 0.5, 2), (2, 0.25, 1)]
+)
+def test_pairs_do_not_overlap_and_all_agree_on_them(count, pairs, expected):
+    ids, met = [str(i) for i in range(count)], set()
+    for round in range(40):
+        found = partners(ids, pairs, At(0, round, 40, 0))
+        spoke = [i for i in ids if found[i]]
+        assert len(spoke) == 2 * expected
+        assert all(found[found[i][0]] == (i,) for i in spoke)
+        relayed = partners(spoke, 0.5, At(0, round, 40, 1))  # what the relay makes of who spoke, a phase later
+        assert relayed == {i: found[i] for i in spoke}
+        met |= {frozenset((i, *found[i])) for i in spoke}
+    assert len(met) == count * (count - 1) // 2  # everybody met everybody
+
+
+def test_who_is_in_no_pair_sends_nothing_and_steps_alone():
+    events, clients = [], nodes(4)
+    run(FedH2L(batch_size=8, public_batch=4, peers="pairs").algorithm(), clients, rounds=5, events=events)
+    for event in events:
+        if isinstance(event, PhaseDone) and event.phase in ("local", "mutual") and event.round > 0:
+            crossed = event.up if event.phase == "local" else event.down
+            assert sorted(v > 0 for v in crossed.values()) == [False, False, True, True]
+
+
+# --- what crosses ----------------------------------------------------------------------------------------------------
+
+
+def captured(algorithm, clients, monkeypatch, rounds=3):
+    """Every message that leaves a node."""
+    seen = []
+
+    def watch(reply, declared, client, inbox):
+        message = release(reply, declared, client, inbox)
+        seen.append((client.id, {k: v.clone() for k, v in message.items()}))
+        return message
+
+    monkeypatch.setattr("fedmutual.engines.base.release", watch)
+    events = []
+    run(algorithm, clients, rounds=rounds, events=events)
+    return seen, events
+
+
+def test_indices_posteriors_and_an_accuracy_cross_and_their_bytes_are_counted(monkeypatch):
+    n, b, c = 4, 5, 3
+    clients = nodes(n)
+    sent, events = captured(FedH2L(batch_size=8, public_batch=b).algorithm(), clients, monkeypatch)
+    messages = [m for _, m in sent if m and "digest" not in m]
+    assert len(messages) == 3 * n
+    for message in messages:
+        assert {k: (v.dtype, tuple(v.shape)) for k, v in message.items()} == {
+            "index": (torch.int32, (b,)),
+            "posterior": (torch.float32, (b, c)),
+            "accuracy": (torch.float32, ()),
+        }
+        assert torch.allclose(message["posterior"].sum(-1), torch.ones(b))
+    for id, message in sent:
+        if "index" in message:  # of its own public data
+            assert all(int(i) in clients[int(id)].seeds.owners[id] for i in message["index"])
+    done = {(e.round, e.phase): e for e in events if isinstance(e, PhaseDone)}
+    each = 4 * b * c + 4 * b + 4
+    for round in (1, 2, 3):
+        assert sum(done[round, "local"].up.values()) == n * each
+        assert sum(done[round, "mutual"].down.values()) == (n - 1) * n * each
+        assert sum(done[round, "mutual"].up.values()) == sum(done[round, "local"].down.values()) == 0
+
+
+def test_the_paper_s_exchange_is_1412_bytes():
+    declared = Local(public_batch=32).leaves(agreed(400, 10))
+    assert sum(t.itemsize * int(np.prod(shape)) for t, shape in declared.values()) == 1412
+
+
+def test_the_relay_forwards_and_keeps_nothing():
+    clients = nodes(3)
+    last = run(FedH2L(batch_size=8, public_batch=4).algorithm(), clients, rounds=2)
+    assert last.keys() == {"classes", "rows"}
+
+
+# --- what is never read ----------------------------------------------------------------------------------------------
+
+
+def test_unlabelled_a_node_reads_no_label_of_another(monkeypatch):
+    """-1 is no class: whoever reads a poisoned label fails, or is seen in the loss."""
+    clients = nodes(3)
+    for client in clients:
+        public = client.data["public"]
+        client.seeds = seeds(public, client.seeds.owners, labelled=False)
+        own = torch.zeros(len(public), dtype=torch.bool)
+        own[list(client.seeds.owners[client.id])] = True
+        poisoned = Rows(public.x, torch.where(own, public.y, -1))
+        mine = noise(int(client.id), 20)
+        client.data = {
+            "private": Rows(torch.cat([mine.x, public.x[own]]), torch.cat([mine.y, public.y[own]])),
+            "public": poisoned,
+        }
+    events = []
+    run(FedH2L(batch_size=8, public_batch=4, labels=False).algorithm(), clients, rounds=3, events=events)
+    told = [e.train["0"] for e in events if isinstance(e, PhaseDone) and e.phase == "mutual"]
+    assert all(t.keys() == {"kl", "projected"} and t["kl"] >= 0 for t in told)
+
+
+def test_the_strict_variant_reads_no_public_label_at_all():
+    clients = nodes(3)
+    for client in clients:
+        public = client.data["public"]
+        client.seeds = seeds(public, client.seeds.owners, labelled=False)
+        client.data = {"private": noise(int(client.id), 20), "public": Rows(public.x, torch.full_like(public.y, -1))}
+    algorithm = FedH2L(batch_size=8, public_batch=4, labels=False, confidence=False, local_data="private").algorithm()
+    assert algorithm.trains_on == ("private",)
+    run(algorithm, clients, rounds=3)
+
+
+# --- what is not believed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("accuracy", torch.tensor(1.5), "its accuracy is 1.5"),
+        ("accuracy", torch.tensor(float("nan")), "its accuracy is nan"),
+        ("posterior", torch.full((4, 3), 0.4), "do not sum to one"),
+        ("posterior", torch.full((4, 3), float("nan")), "not finite"),
+        ("posterior", torch.tensor([[1.5, -0.5, 0.0]] * 4), "do not sum to one"),
+        ("index", torch.tensor([0, 1, 2, 99], dtype=torch.int32), "samples that the public seed set of 24 has not"),
+        ("index", torch.tensor([0, 1, 2, -1], dtype=torch.int32), "samples that"),
+    ],
+)
+def test_a_message_of_no_sense_is_left_out_and_its_sender_named(name, value, said):
+    @dataclass(frozen=True, kw_only=True)
+    class Liar(Local):
+        def end(self, client, at):
+            reply = super().end(client, at)
+            return reply | {name: value} if client.id == "1" else reply
+
+    settings = {"batch_size": 8, "public_batch": 4}
+    algorithm = FedH2L(**settings).algorithm()
+    events, clients = [], nodes(3)
+    run(replace(algorithm, phases=(Liar(**settings), algorithm.phases[1])), clients, rounds=1, events=events)
+    notes = [e.text for e in events if isinstance(e, Noted)]
+    assert len(notes) == 1
+    assert "client '1'" in notes[0]
+    assert said in notes[0]
+    done = {e.phase: e for e in events if isinstance(e, PhaseDone) and e.round == 1}
+    each = 4 * 4 * 3 + 4 * 4 + 4
+    assert done["mutual"].down == {"0": each, "1": 2 * each, "2": each}  # the others go on; it is still taught
+
+
+def test_who_never_answers_is_missed_by_nobody():
+    @dataclass(frozen=True, kw_only=True)
+    class Silent(Local):
+        def end(self, client, at):
+            return {} if client.id == "1" else super().end(client, at)
+
+    settings = {"batch_size": 8, "public_batch": 4}
+    algorithm = FedH2L(**settings).algorithm()
+    events, clients = [], nodes(3)
+    run(replace(algorithm, phases=(Silent(**settings), algorithm.phases[1])), clients, rounds=2, events=events)
+    down = [e.down for e in events if isinstance(e, PhaseDone) and e.phase == "mutual"]
+    each = 4 * 4 * 3 + 4 * 4 + 4
+    assert down == [{"0": each, "1": 2 * each, "2": each}] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (
+            {"digest": torch.ones(32, dtype=torch.uint8)},
+            "not the same ones in the same order (digest 010101010101, theirs 0000",
+        ),
+        ({"counts": torch.tensor([24, 0, 0])}, "24 examples of class number 0, and theirs has "),
+        ({"rows": torch.tensor(23)}, "23 rows, and theirs has 24"),
+    ],
+)
+@pytest.mark.parametrize("name", ["fedh2l", "fedmd", "aggregate"])
+def test_who_holds_another_public_set_is_refused_with_the_difference(name, change, said):
+    clients = nodes(3)
+    clients[1].seeds = replace(clients[1].seeds, about=clients[1].seeds.about | change)
+    with pytest.raises(Disagreed, match="client '1' has another public seed set") as caught:
+        run(ALGORITHMS[name](batch_size=8).algorithm(), clients)
+    assert said in str(caught.value)

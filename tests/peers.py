@@ -1,0 +1,45 @@
+"""Nodes of FedH2L and its like, made by hand: rows of their own, one public set, the relay's first state."""
+
+import torch
+
+from fedmutual.core import Client, Seeds
+from toy import Rows, federation, mlp
+
+LR = 0.1
+
+
+def seeds(public, owners, labelled=True, classes=3):
+    about = {"digest": torch.zeros(32, dtype=torch.uint8), "rows": torch.tensor(len(public))}
+    return Seeds(owners, about | ({"counts": torch.bincount(public.y, minlength=classes)} if labelled else {}))
+
+
+def agreed(rows, classes=3):
+    """What the relay knows before round 1."""
+    return {"classes": torch.tensor(classes), "rows": torch.tensor(rows)}
+
+
+def node(id, owners, public, own, net, optimizer=None, trains_on=None, labelled=True):
+    """A node: its own rows, everybody's public rows, and what it trains on, by default both."""
+    private = trains_on or Rows(torch.cat([own.x, public.x]), torch.cat([own.y, public.y]))
+    about, made = seeds(public, owners, labelled), optimizer or torch.optim.SGD(net.parameters(), lr=0.0)
+    return Client(id, {"personal": net}, {"personal": made}, {"private": private, "public": public}, LR, seeds=about)
+
+
+def noise(seed, n):
+    x = torch.randn(n, 6, generator=torch.Generator().manual_seed(seed))
+    return Rows(x, x[:, :3].argmax(1))
+
+
+def nodes(count=4, each=8, net=mlp, optimizer=None, labelled=True):
+    """Nodes with rows and nets of their own."""
+    public, owners = noise(99, count * each), {str(i): range(i * each, (i + 1) * each) for i in range(count)}
+    nets = [net(100 + i) for i in range(count)]
+    return [
+        node(str(i), owners, public, noise(i, 20), nets[i], optimizer and optimizer(nets[i].parameters()), labelled=labelled)
+        for i in range(count)
+    ]
+
+
+def run(algorithm, clients, **given):
+    start = agreed(len(clients[0].data["public"]))
+    return federation(algorithm, clients, start=start, **given)
