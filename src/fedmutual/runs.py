@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fedmutual.engines.spread import Lost
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
 from fedmutual.models.splice import fork
+from fedmutual.records import best as bests
 from fedmutual.records import folder as folders
 from fedmutual.records import pretrained, tensorboard
 from fedmutual.records.checkpoint import (
@@ -73,15 +75,15 @@ class Run:
         """Whether what the server saved is a whole model."""
         return self._state("server").keys() == self._shared_net().state_dict().keys()
 
-    def global_model(self) -> nn.Module:
-        """The shared model after the last saved round, in eval mode.
+    def global_model(self, best: bool = False) -> nn.Module:
+        """The shared model after the last saved round, or the best that was kept up to it, in eval mode.
 
         Raises:
-            RunError: nothing was saved, or no complete global model exists.
+            RunError: nothing was saved, no complete global model exists, or no best was kept.
         """
         about = self._about()
         if about["pooled"]:
-            return self._net(self.config.model.shared, self._client_state(experiments.POOLED))
+            return self._net(self.config.model.shared, self._client_state(experiments.POOLED, best=best))
         state = self._state("server")
         if not self.complete:
             names = ", ".join(about["clients"])
@@ -90,19 +92,19 @@ class Run:
                 f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
                 f"(`fedmutual predict --client ID`), of {names}"
             )
-        return self._net(self.config.model.shared, state)
+        return self._net(self.config.model.shared, self._state("server", best))
 
-    def personal_model(self, client: str) -> nn.Module:
-        """A client's own model after the last saved round, in eval mode.
+    def personal_model(self, client: str, best: bool = False) -> nn.Module:
+        """A client's own model after the last saved round, or the best that was kept up to it, in eval mode.
 
         Raises:
-            RunError: nothing was saved, or there is no such client or model.
+            RunError: nothing was saved, there is no such client or model, or no best was kept.
         """
         names = self._about()["models"]["personal"]
         if client not in names:
             known = ", ".join(names) or "none: its algorithm trains no personal models"
             raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
-        return self._net(names[client]["name"], self._client_state(client), client)
+        return self._net(names[client]["name"], self._client_state(client, best=best), client)
 
     def meme(self, client: str) -> nn.Module:
         """A client's fork of the shared model after the last saved round, with its own adaptor where there is one; in eval
@@ -136,12 +138,14 @@ class Run:
             raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
         return saved
 
-    def _state(self, half: str) -> dict[str, torch.Tensor]:
-        saved = self._saved()
-        return read_state(self.folder / half / file_name(saved.round), saved.run, saved.round)
+    def _state(self, half: str, best: bool = False) -> dict[str, torch.Tensor]:
+        saved, place = self._saved(), self.folder / half
+        if best:
+            return bests.load(place, saved.round, saved.run)
+        return read_state(place / file_name(saved.round), saved.run, saved.round)
 
-    def _client_state(self, client: str, prefix: str = "personal.") -> dict[str, torch.Tensor]:
-        state = self._state(f"clients/{client}")
+    def _client_state(self, client: str, prefix: str = "personal.", best: bool = False) -> dict[str, torch.Tensor]:
+        state = self._state(f"clients/{client}", best)
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
     def _net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:
@@ -341,12 +345,16 @@ def _train(
     name = folders.identity(config, _fingerprint(experiment))
     server, saved = _restored(experiment, engine, folder, name)
     seconds = saved.seconds if saved else 0.0
-    checkpoints = Checkpoints(folder, config.records.checkpoint_every, name, seconds)
-    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, checkpoints]
-    if config.records.tensorboard:
+    given = config.records
+    keep = bests.Keep(given.best_by, given.evaluate_every, name) if given.keep_best else None
+    checkpoints = Checkpoints(folder, given.checkpoint_every, name, seconds, keep)
+    kept = [bests.Best(folder, keep)] if keep else []
+    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *kept, checkpoints]
+    if given.tensorboard:
         records.insert(0, tensorboard.Writer(folder))
     homes = {i: folder / "clients" / i for i in experiment.clients}
-    federate(experiment.plan(homes, notes), engine, server, saved.round if saved else None, records, experiment.judge())
+    plan = replace(experiment.plan(homes, notes), keep=keep)
+    federate(plan, engine, server, saved.round if saved else None, records, experiment.judge())
     write_json(
         folder / folders.SUMMARY,
         {
@@ -381,6 +389,8 @@ def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -
     homes = {i: folder / "clients" / i for i in experiment.clients}
     for log in (folder / METRICS, *(home / METRICS for home in homes.values())):
         rewind(log, lambda round: saved is not None and round <= saved.round and (round % due == 0 or round == rounds))
+    if experiment.config.records.keep_best:
+        bests.settle(folder, saved.round if saved else None, rounds, due)
     rewind(folder / LEDGER, lambda round: saved is not None and round <= saved.round)
     server = experiment.server()
     if saved is None:
