@@ -23,7 +23,7 @@ algorithm = {{ name = "{algorithm}" }}
 model = {{ shared = "cnn1" }}
 training = {{ local_epochs = 2, batch_size = 16 }}
 engine = {{ threads = 1, device = "cpu", participation = 0.7 }}
-records = {{ checkpoint_every = 2, evaluate_every = 3 }}
+records = {{ checkpoint_every = 2, evaluate_every = 3, keep_best = true }}
 """
 DEADLINE = 120.0  # seconds for one attempt
 

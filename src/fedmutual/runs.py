@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedmutual.engines.loop import federate
 from fedmutual.engines.spread import Lost
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
+from fedmutual.records import best as bests
 from fedmutual.records import folder as folders
 from fedmutual.records import pretrained, tensorboard
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, load_client, read_state, sweep
@@ -225,12 +227,16 @@ def _train(
     name = folders.identity(config, _fingerprint(experiment))
     server, saved = _restored(experiment, engine, folder, name)
     seconds = saved.seconds if saved else 0.0
-    checkpoints = Checkpoints(folder, config.records.checkpoint_every, name, seconds)
-    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, checkpoints]
-    if config.records.tensorboard:
+    given = config.records
+    keep = bests.Keep(given.best_by, given.evaluate_every, name) if given.keep_best else None
+    checkpoints = Checkpoints(folder, given.checkpoint_every, name, seconds, keep)
+    kept = [bests.Best(folder, keep)] if keep else []
+    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *kept, checkpoints]
+    if given.tensorboard:
         records.insert(0, tensorboard.Writer(folder))
     homes = {i: folder / "clients" / i for i in experiment.clients}
-    federate(experiment.plan(homes, notes), engine, server, saved.round if saved else None, records, experiment.judge())
+    plan = replace(experiment.plan(homes, notes), keep=keep)
+    federate(plan, engine, server, saved.round if saved else None, records, experiment.judge())
     write_json(
         folder / folders.SUMMARY,
         {
@@ -265,6 +271,8 @@ def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -
     homes = {i: folder / "clients" / i for i in experiment.clients}
     for log in (folder / METRICS, *(home / METRICS for home in homes.values())):
         rewind(log, lambda round: saved is not None and round <= saved.round and (round % due == 0 or round == rounds))
+    if experiment.config.records.keep_best:
+        bests.settle(folder, saved.round if saved else None, rounds, due)
     rewind(folder / LEDGER, lambda round: saved is not None and round <= saved.round)
     server = experiment.server()
     if saved is None:

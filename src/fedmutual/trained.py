@@ -12,6 +12,7 @@ from fedmutual.core import At
 from fedmutual.errors import RunError
 from fedmutual.experiment import POOLED
 from fedmutual.models.splice import fork
+from fedmutual.records import best as bests
 from fedmutual.records import folder as folders
 from fedmutual.records.checkpoint import Saved, committed, file_name, read_state, shared_state
 from fedmutual.records.files import read_json
@@ -48,15 +49,15 @@ class Run:
         """Whether what the server saved is a whole model."""
         return self._state("server").keys() == self._shared_net().state_dict().keys()
 
-    def global_model(self) -> nn.Module:
-        """The shared model after the last saved round, in eval mode.
+    def global_model(self, best: bool = False) -> nn.Module:
+        """The shared model after the last saved round, or the best that was kept up to it, in eval mode.
 
         Raises:
-            RunError: nothing was saved, or no complete global model exists.
+            RunError: nothing was saved, no complete global model exists, or no best was kept.
         """
         about = self._about()
         if about["pooled"]:
-            return self._net(self.config.model.shared, self._client_state(POOLED))
+            return self._net(self.config.model.shared, self._client_state(POOLED, best=best))
         state = self._state("server")
         if not self.complete:
             names = ", ".join(about["clients"])
@@ -65,19 +66,19 @@ class Run:
                 f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
                 f"(`fedmutual predict --client ID`), of {names}"
             )
-        return self._net(self.config.model.shared, state)
+        return self._net(self.config.model.shared, self._state("server", best))
 
-    def personal_model(self, client: str) -> nn.Module:
-        """A client's own model after the last saved round, in eval mode.
+    def personal_model(self, client: str, best: bool = False) -> nn.Module:
+        """A client's own model after the last saved round, or the best that was kept up to it, in eval mode.
 
         Raises:
-            RunError: nothing was saved, or there is no such client or model.
+            RunError: nothing was saved, there is no such client or model, or no best was kept.
         """
         names = self._about()["models"]["personal"]
         if client not in names:
             known = ", ".join(names) or "none: its algorithm trains no personal models"
             raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
-        return self._net(names[client]["name"], self._client_state(client), client)
+        return self._net(names[client]["name"], self._client_state(client, best=best), client)
 
     def meme(self, client: str) -> nn.Module:
         """A client's fork of the shared model after the last saved round, with its own adaptor where there is one; in eval
@@ -111,12 +112,14 @@ class Run:
             raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
         return saved
 
-    def _state(self, half: str) -> dict[str, torch.Tensor]:
-        saved = self._saved()
-        return read_state(self.folder / half / file_name(saved.round), saved.run, saved.round)
+    def _state(self, half: str, best: bool = False) -> dict[str, torch.Tensor]:
+        saved, place = self._saved(), self.folder / half
+        if best:
+            return bests.load(place, saved.round, saved.run)
+        return read_state(place / file_name(saved.round), saved.run, saved.round)
 
-    def _client_state(self, client: str, prefix: str = "personal.") -> dict[str, torch.Tensor]:
-        state = self._state(f"clients/{client}")
+    def _client_state(self, client: str, prefix: str = "personal.", best: bool = False) -> dict[str, torch.Tensor]:
+        state = self._state(f"clients/{client}", best)
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
     def _net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:

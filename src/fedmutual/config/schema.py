@@ -234,6 +234,9 @@ class RecordsConfig(Section):
     best_by: Literal["holdout", "validation", "test"] | None = key(
         None, "the data that choose the best round; unset, holdout if there is one, else the very data reported on"
     )
+    keep_best: bool = key(
+        False, "keep the weights of each client's best round, and of the shared model's, by what `records.best_by` says"
+    )
     copies: bool = key(False, "score the clients' trained copies of the shared model too, before they are averaged")
     tensorboard: bool = key(False, "write scores and losses for TensorBoard too (the extra `tensorboard`)")
 

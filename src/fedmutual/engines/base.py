@@ -12,6 +12,8 @@ from fedmutual.boundary import release, tell
 from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task, work
 from fedmutual.engines.blame import blamed
 from fedmutual.losses import Classification
+from fedmutual.records import best
+from fedmutual.records.best import Keep
 from fedmutual.records.events import Score
 from fedmutual.records.logs import METRICS, append
 from fedmutual.scores import Scores
@@ -74,10 +76,12 @@ def let_go(client: Client, phase: Phase, message: Message, train: dict[str, floa
     return Reply(release(message, declared, client, inbox), told)
 
 
-def examine(client: Client, exams: tuple[Exam, ...], inbox: Message, round: int, home: Path | None) -> tuple[Score, ...]:
+def examine(
+    client: Client, exams: tuple[Exam, ...], inbox: Message, round: int, home: Path | None, keep: Keep | None = None
+) -> tuple[Score, ...]:
     """Score a client's nets; the meme as it was trained, then with what the server sent.
 
-    A client that shares no metrics keeps them at `home`.
+    A client that shares no metrics keeps them at `home`; and any client its best personal weights, if they are to be kept.
     """
     task = client.own.get("task", Classification())
 
@@ -89,6 +93,8 @@ def examine(client: Client, exams: tuple[Exam, ...], inbox: Message, round: int,
         meme = client.nets["meme"]
         meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
     scores = (*trained, *(scored(e) for e in exams if e.model != COPY))
+    if keep is not None and home is not None and "personal" in client.nets:
+        _keep_best(client, exams, scores, round, home, keep)
     if client.tells:
         return scores
     if home is not None:
@@ -96,6 +102,17 @@ def examine(client: Client, exams: tuple[Exam, ...], inbox: Message, round: int,
         home.mkdir(parents=True, exist_ok=True)
         append(home / METRICS, [json.dumps(line)])
     return ()
+
+
+def _keep_best(
+    client: Client, exams: tuple[Exam, ...], scores: tuple[Score, ...], round: int, home: Path, keep: Keep
+) -> None:
+    """Keep the weights of a client's personal net at home, if they score better than those of the rounds before."""
+    called = {e.model for e in exams if e.net == "personal"}  # the one of pooled data is the "global" one
+    reported = "test" if "global" in called else "validation"
+    merit = best.merit([s for s in scores if s.model in called], reported, keep.by)
+    personal = client.nets["personal"]
+    best.offer(home, lambda: {f"personal.{k}": v for k, v in personal.state_dict().items()}, merit, round, keep)
 
 
 def parameters(client: Client) -> dict[str, int]:

@@ -9,6 +9,7 @@ import torch
 from fedmutual.core import Algorithm, At, Message, Phase, Unusable
 from fedmutual.engines.base import COPY, Engine, Exam, examine, participate
 from fedmutual.engines.blame import blamed, check_state
+from fedmutual.records.best import Keep
 from fedmutual.records.events import (
     Evaluated,
     Event,
@@ -37,7 +38,8 @@ class Plan:
     evaluate_every: int
     exams: Mapping[str, tuple[Exam, ...]]  # what is scored where clients live
     seeds: Mapping[str, int]  # bytes of the public data that each gave to all before, where the algorithm has such
-    homes: Mapping[str, Path]  # where a client keeps the scores that it does not share
+    homes: Mapping[str, Path]  # where a client keeps the scores that it does not share, and its best weights
+    keep: Keep | None = None  # by what the best weights are chosen, where they are kept
 
 
 Judge = Callable[[Message], Score]
@@ -133,9 +135,8 @@ def _evaluate(plan: Plan, engine: Engine, server: Message, round: int, train: Tr
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
     asked = participants(plan.clients, plan.participation, at)
     exams = {i: tuple(e for e in all_ if i in asked or e.model != COPY) for i, all_ in plan.exams.items()}
-    answers = engine.each(
-        examine, {i: (own, last.send(server, i, at), round + 1, plan.homes.get(i)) for i, own in exams.items()}
-    )
+    given = {i: (own, last.send(server, i, at), round + 1, plan.homes.get(i), plan.keep) for i, own in exams.items()}
+    answers = engine.each(examine, given)
     scores = [judge(server)] if judge else []  # while workers, where there are any, score theirs
     told = dict(answers)
     return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in told[i])))

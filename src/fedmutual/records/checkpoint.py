@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedmutual.core import Client, Message, laid_as
 from fedmutual.errors import RunError
+from fedmutual.records import best
 from fedmutual.records.events import Event, RoundDone, Started
 from fedmutual.records.files import read_json, read_tensors, write_json, write_tensors
 from fedmutual.records.pretrained import FOLDER as PRETRAINED
@@ -25,8 +26,8 @@ COMMIT = "checkpoint.json"
 class Checkpoints:
     """Observer: saves every `every` rounds, and after the last."""
 
-    def __init__(self, folder: Path, every: int, run: str, seconds: float = 0.0) -> None:
-        self._folder, self._every, self._run = folder, every, run
+    def __init__(self, folder: Path, every: int, run: str, seconds: float = 0.0, keep: best.Keep | None = None) -> None:
+        self._folder, self._every, self._run, self._keep = folder, every, run, keep
         self._clients: tuple[str, ...] = ()
         self._spent, self._since = seconds, time.monotonic()
 
@@ -58,6 +59,8 @@ class Checkpoints:
             },
         )
         sweep(self._folder, event.round)
+        if self._keep is not None:
+            best.settle(self._folder, event.round, event.rounds, self._keep.every)
 
 
 def sweep(folder: Path, round: int | None) -> None:

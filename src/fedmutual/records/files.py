@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,10 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     write_bytes(path, save(whole, metadata={"fedmutual": json.dumps(about)}))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+def read_tensors(path: Path, names: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A safetensors file -> (tensors, header). Nothing else is ever loaded: no pickle is opened.
+
+    names: of the tensors that are wanted; None: all.
 
     Raises:
         RunError: it is missing, unreadable, truncated, or no safetensors file.
@@ -82,7 +84,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             about = json.loads((file.metadata() or {}).get("fedmutual", "{}"))
             if not isinstance(about, dict):
                 raise ValueError("what its header says of it is no table")
-            return {k: file.get_tensor(k) for k in file.keys()}, about  # noqa: SIM118
+            return {k: file.get_tensor(k) for k in file.keys() if names is None or k in names}, about  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as problem:
         # asked only now: a safetensors file may begin with these bytes too, as its header's length
         if head == b"PK" or head[:1] == b"\x80":
