@@ -8,11 +8,21 @@ from typing import Any
 
 from fedmutual.report.runs import Run
 
-NAMES = {"fml": "FML", "fedavg": "FedAvg", "fedprox": "FedProx", "independent": "Local-only", "centralised": "Centralised"}
+NAMES = {  # in the order of their colours
+    "fml": "FML",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "independent": "Local-only",
+    "centralised": "Centralised",
+    "fedh2l": "FedH2L",
+    "fedmd": "FedMD",
+    "aggregate": "AGG",
+}
 MODELS = {"personal": "personal models", "global": "shared model", "meme": "clients' forks"}
 SHORT = {"personal": "personal", "global": "shared", "meme": "fork"}
 ALONE, POOLED = "independent", "centralised"
-_ORDER = list(NAMES)
+_ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
+OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
 _NO_MATTER = (
     "name",
@@ -101,6 +111,11 @@ class Comparison:
     def uses(self) -> tuple[Use, ...]:
         """The models of all methods."""
         return tuple(use for m in self.methods for use in m.uses)
+
+    @cached_property
+    def domains(self) -> bool:
+        """Whether clients are domains, scored on each other's test rows."""
+        return any(s.data == OWN_DOMAIN for r in self.runs if r.last for s in r.last.scores)
 
     @property
     def classes(self) -> tuple[str, ...]:

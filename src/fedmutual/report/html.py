@@ -18,12 +18,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedmutual.errors import RunError
-from fedmutual.report import accuracy, holdings, measures, others, provenance, tables
+from fedmutual.report import accuracy, crossed, holdings, measures, others, provenance, tables
 from fedmutual.report.cells import Table
 from fedmutual.report.comparison import Comparison, Use, comparisons, differences
 from fedmutual.report.curves import data_table, pictures
 from fedmutual.report.plots import draw_curves, draw_gains
-from fedmutual.report.runs import read_runs
+from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
 from fedmutual.report.verdicts import Verdict, judge
@@ -63,13 +63,13 @@ class Section:
     environment: provenance.Settings
 
 
-def write_report(runs: Sequence[Path], out: Path) -> None:
+def write_report(runs: Sequence[Path | Run], out: Path) -> None:
     """Write the page of some run folders, in one step: `out` is the whole page, or as it was before.
 
     Raises:
         RunError: a folder is no run's or damaged, or `out` cannot be written.
     """
-    write_page(comparisons(read_runs([*runs])), out)
+    write_page(comparisons(read_runs(runs)), out)
 
 
 def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Comparison], Verdict] = judge) -> None:
@@ -132,8 +132,8 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
             for p in pictures(comparison)
         ],
         holdings=holdings.who_has_what(comparison),
-        bytes=[f(comparison) for f in (holdings.bytes_by_method, holdings.bytes_by_client, holdings.bytes_by_round)],
-        tensors=holdings.tensors(comparison),
+        bytes=[f(comparison) for f in (crossed.bytes_by_method, crossed.bytes_by_client, crossed.bytes_by_round)],
+        tensors=crossed.tensors(comparison),
         runs=provenance.run_list(comparison),
         config=provenance.configuration(comparison),
         environment=provenance.environment(comparison),

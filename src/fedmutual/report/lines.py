@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Record(BaseModel):
@@ -72,11 +73,11 @@ class Evaluation(Record):
 class Transfer(Record):
     """A line of ledger.jsonl: bytes of the tensors sent down to a client and up from it in a phase."""
 
-    round: int
+    round: Number  # 0: before the first
     phase: str
     client: str
-    down: int
-    up: int
+    down: Number
+    up: Number
 
 
 class Rows(Record):
@@ -164,10 +165,17 @@ class Named(Record):
     name: str
 
 
+class Training(Record):
+    """The local work of a round, as far as a report tells of it."""
+
+    local_steps: int | None = None  # gradient steps; unset where it is told in epochs
+
+
 class Settings(Record):
-    """The keys of config.toml that a report cannot do without."""
+    """The keys of config.toml that a report looks at by name."""
 
     name: str
     seed: int
     rounds: int
     algorithm: Named
+    training: Training = Training()

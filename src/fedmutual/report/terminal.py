@@ -9,12 +9,12 @@ from rich.table import Table
 
 from fedmutual.report import measures
 from fedmutual.report.comparison import comparisons
-from fedmutual.report.runs import read_runs
+from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Gains, Value
 from fedmutual.report.text import percent, points
 
 
-def headline(runs: Sequence[Path]) -> Table:
+def headline(runs: Sequence[Path | Run]) -> Table:
     """Every method of these run folders in a line, or each of its models; percent after the last round, with 95 % intervals.
 
     Raises:

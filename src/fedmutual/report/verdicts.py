@@ -7,7 +7,7 @@ from statistics import fmean
 
 from fedmutual.report import measures, others
 from fedmutual.report.comparison import POOLED, Comparison, Method, Use, comparisons
-from fedmutual.report.runs import read_runs
+from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Estimate, Gains, Missing, Pair, pair_clients, pair_global
 from fedmutual.report.text import count, listed, percent
 
@@ -20,7 +20,7 @@ class Verdict:
     sentences: tuple[str, ...]
 
 
-def verdict(runs: Sequence[Path]) -> list[str]:
+def verdict(runs: Sequence[Path | Run]) -> list[str]:
     """Plain sentences about run folders: did federating pay, for whom, who is harmed.
 
     Raises:
