@@ -19,7 +19,7 @@ class Score(Record):
 
     model: str  # "global", "personal", or "meme": a client's fork where no complete global model exists
     client: str | None  # whose rows; None for the federation's test set
-    data: str  # "test", "validation", "holdout"
+    data: str  # "test", "validation", "holdout"; of domains "test.own", "test.others", "validation.all" too
     accuracy: Share
     examples: int | None = None
     loss: float | None = None
@@ -149,6 +149,30 @@ class Personal(Record):
     val_accuracy: ClientScore | None = None
 
 
+class Measured(Record):
+    """ACC, BWT or FWT of the nodes: after the last round, and after each node's own best one."""
+
+    last: Clients
+    best: Clients
+
+
+class Reached(Record):
+    """The part of a summary on nodes that are domains."""
+
+    acc: Measured | None = None
+    bwt: Measured | None = None
+    fwt: Measured | None = None  # a single node has no others
+    best_rounds: dict[str, int]
+    best_by: str  # "validation.all", "validation", "holdout" or "test"
+
+
+class Projected(Record):
+    """The share of each node's mutual steps whose gradient was projected."""
+
+    mean: Share
+    per_client: dict[str, Share]
+
+
 class Summary(Record):
     """summary.json: there once a run is finished."""
 
@@ -156,6 +180,8 @@ class Summary(Record):
     seconds: float | None = None
     global_: Global | None = Field(default=None, alias="global")
     personal: Personal | None = None
+    transfer: Reached | None = None
+    projected: Projected | None = None
     leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
 
 

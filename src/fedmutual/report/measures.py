@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.comparison import ALONE, Comparison, Method, Use
+from fedmutual.report.comparison import ALONE, OWN_DOMAIN, Comparison, Method, Use
 from fedmutual.report.lines import Evaluation, Score
 from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
@@ -77,8 +77,8 @@ def own_best(use: Use, worst: bool = False) -> Best:
     return Best(value, " or ".join(by), tuple(s.best_round for s in found if s.best_round))
 
 
-def gains(comparison: Comparison, use: Use) -> Gains | Missing:
-    """Each client's gain over training alone."""
+def gains(comparison: Comparison, use: Use, data: str = "validation") -> Gains | Missing:
+    """Each client's gain over training alone, on rows of its own: which ones `data` says."""
     method = use.method
     alone = comparison.alone(method)
     if method.algorithm == ALONE:
@@ -87,7 +87,7 @@ def gains(comparison: Comparison, use: Use) -> Gains | Missing:
         return Missing(NO_LOCAL)
     if any(r.evaluations for r in method.runs) and not any(r.serves for r in method.counted):
         return Missing(_no_own(method))
-    return pair_clients(method.counted, alone.counted, use.model)
+    return pair_clients(method.counted, alone.counted, use.model, data=data)
 
 
 @dataclass(frozen=True)
@@ -96,16 +96,20 @@ class Subject:
 
     title: str
     scores: Callable[[Run], list[Score]]  # one, or one a client
+    everything: bool = False  # whether on test rows of all that there is
 
 
-def subjects(method: Method) -> list[Subject]:
+def subjects(comparison: Comparison, method: Method) -> list[Subject]:
     """What was scored under a method."""
-    all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]))]
+    all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]), True)]
     for model in (use.model for use in method.uses if use.model):
         name = {"personal": "personal model", "meme": "own fork"}.get(model, "shared model")
         all_of.append(Subject(f"{name}, own validation data", _own(model, "validation")))
-        if model != "global":
-            all_of.append(Subject(f"{name}, all classes (test set)", _own(model, "test")))
+        if comparison.domains:
+            all_of.append(Subject(f"{name}, test data of all domains", _own(model, "test"), True))
+            all_of.append(Subject(f"{name}, of its own domain", _own(model, OWN_DOMAIN)))
+        elif model != "global":
+            all_of.append(Subject(f"{name}, all classes (test set)", _own(model, "test"), True))
     return [s for s in all_of if any(s.scores(r) for r in method.counted)]
 
 

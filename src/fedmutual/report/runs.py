@@ -46,6 +46,11 @@ class Run:
         return self.settings.seed
 
     @property
+    def local_steps(self) -> int | None:
+        """Gradient steps of a round's local work; None where that is told in epochs."""
+        return self.settings.training.local_steps
+
+    @property
     def reached(self) -> int:
         """The last evaluated round; 0 before the first."""
         return self.evaluations[-1].round if self.evaluations else 0
