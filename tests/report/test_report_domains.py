@@ -197,7 +197,10 @@ def test_many_harmed_nodes_are_not_all_named(tmp_path):
 
 def test_without_local_only_it_cannot_be_said(tmp_path):
     said = verdict(write_all(tmp_path, [FEDH2L, AGG], [0, 1]))
-    assert said[0].startswith("These runs cannot say whether joining pays: local-only training (independent) is not among")
+    assert said[0] == (
+        "These runs cannot say whether joining pays: local-only training (independent) is not among these runs; "
+        "`fedmutual compare FILE.toml --methods fedh2l,independent` makes it."
+    )
 
 
 def test_methods_that_exchange_ever_so_often_are_held_against_each_other_after_as_many_local_steps(tmp_path):

@@ -199,11 +199,12 @@ def test_bests_chosen_in_several_ways_each_say_how(tmp_path):
 
 def test_what_is_missing_says_why(tmp_path):
     silent = Made("fml", better, tells=False)
-    table = accuracy.headline(comparison([write(tmp_path / "a", silent)]))
+    found = comparison([write(tmp_path / "a", silent)])
+    table = accuracy.headline(found)
     assert table.notes == (
         "n/a: no complete shared model exists: a part of it stays with the clients",
         'n/a: no client shares its scores (share.metrics = "none")',
-        f"n/a: {measures.NO_LOCAL}",
+        f"n/a: {measures.no_local(found)}",
     )
     table = accuracy.headline(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
     assert table.rows[0][0].sub == "personal models, unfinished: round 1 of 2"
@@ -386,4 +387,4 @@ def test_how_it_was_made(two_seeds):
 
 def test_gains_need_a_pair(two_seeds, tmp_path):
     lonely = comparison([write(tmp_path / "x", Made("fml", better))])
-    assert measures.gains(lonely, lonely.uses[0]) == Missing(measures.NO_LOCAL)
+    assert measures.gains(lonely, lonely.uses[0]) == Missing(measures.no_local(lonely))

@@ -129,7 +129,11 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
         choice=domains.choice(comparison) if comparison.domains else "",
         headline=accuracy.headline(comparison),
         gains=_gains(shown, "node" if comparison.domains else "client", id, styles),
-        no_gains="" if shown else measures.NO_LOCAL if _lacks_local(comparison) else "no client has a pair to compare",
+        no_gains=""
+        if shown
+        else measures.no_local(comparison)
+        if _lacks_local(comparison)
+        else "no client has a pair to compare",
         clients=tables.clients(comparison),
         beyond=tables.beyond_accuracy(comparison),
         others=others.other_tasks(comparison),

@@ -10,8 +10,6 @@ from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
 
 SEEDS = "seeds"
-ADD_LOCAL = "fedmutual compare FILE.toml --methods fml,independent"
-NO_LOCAL = f"local-only training (independent) is not among these runs; `{ADD_LOCAL}` makes it"
 
 
 @dataclass(frozen=True)
@@ -84,10 +82,17 @@ def gains(comparison: Comparison, use: Use, data: str = "validation") -> Gains |
     if method.algorithm == ALONE:
         return Missing("this is local-only training itself")
     if alone is None:
-        return Missing(NO_LOCAL)
+        return Missing(no_local(comparison))
     if any(r.evaluations for r in method.runs) and not any(r.serves for r in method.counted):
         return Missing(_no_own(method))
     return pair_clients(method.counted, alone.counted, use.model, data=data)
+
+
+def no_local(comparison: Comparison) -> str:
+    """What is amiss where there is no local-only training, and how to get it."""
+    ours = next((m.algorithm for m in comparison.federated), "fml")
+    mend = f"`fedmutual compare FILE.toml --methods {ours},independent` makes it"
+    return f"local-only training (independent) is not among these runs; {mend}"
 
 
 @dataclass(frozen=True)
