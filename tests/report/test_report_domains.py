@@ -137,6 +137,16 @@ def test_one_model_on_the_rows_of_all_and_of_one(folders):
     ]
 
 
+def test_why_no_shared_model_stands_in_the_table_of_own_data(folders):
+    notes = [row[1].note for row in accuracy.headline(comparison(folders)).rows]
+    assert notes == [
+        "n/a: there is no shared model",
+        "n/a: there is no shared model",
+        "n/a: the shared model is scored on the clients' rows only",
+        "n/a: there is no shared model: nothing is shared",
+    ]
+
+
 def test_joining_pays_over_all_domains_and_costs_the_own_one(folders):
     """ACC: 0.3 and 0.1 above alone, in seed 1 0.02 more: 0.21, half 0.127. BWT: 0.05 and 0.25 below, then 0.02 less."""
     said = verdict(folders)

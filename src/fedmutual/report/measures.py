@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.comparison import ALONE, OWN_DOMAIN, Comparison, Method, Use
+from fedmutual.report.comparison import ALONE, NOTHING_SHARED, OWN_DOMAIN, Comparison, Method, Use
 from fedmutual.report.lines import Evaluation, Score
 from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
@@ -144,12 +144,14 @@ def validation_is_test(run: Run) -> bool:
 
 
 def _no_global(method: Method) -> str:
-    if all(r.algorithm == ALONE for r in method.runs):
-        return "there is no shared model: nothing is shared"
+    if method.algorithm in NOTHING_SHARED:
+        return "there is no shared model: nothing is shared" if method.algorithm == ALONE else "there is no shared model"
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     if any(o.client is None for r in method.counted if r.last for o in r.last.others):
         return "its task knows no accuracy"
+    if "global" in method.counted[0].models:
+        return "the shared model is scored on the clients' rows only"
     return "no complete shared model exists: a part of it stays with the clients"
 
 
