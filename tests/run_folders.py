@@ -9,20 +9,37 @@ from typing import Any
 
 import tomli_w
 
+from fedmutual.records.transfer import transfer
+
 Own = Callable[[int, int, str], float]  # (seed, round, client) -> accuracy on the client's own validation data
 Shared = Callable[[int, int], float | None]  # (seed, round) -> accuracy of the shared model on the test set
+Reach = Callable[[int, int, str], tuple[float, float, float]]  # (seed, round, node) -> ACC, BWT, FWT
+Sent = Callable[[int, str], Sequence[tuple[str, int, int]]]  # (round, client) -> (phase, bytes down, bytes up); 0: the start
 
 CLASSES = ("0", "1", "2")
+SHARDS: dict[str, Any] = {"kind": "shards", "classes_per_client": 2}
 WEIGHTS = {"layers.0.weight": ["float32", [4, 3]], "layers.0.bias": ["float32", [4]]}
-SERVES = {"fml": "personal", "independent": "personal", "fedavg": "global", "fedprox": "global", "centralised": "global"}
+SERVES = {
+    **dict.fromkeys(("fml", "fedh2l", "fedmd", "aggregate", "independent"), "personal"),
+    **dict.fromkeys(("fedavg", "fedprox", "centralised"), "global"),
+}
 LEAVES: dict[str, Any] = {
     "fml": {"fml": WEIGHTS},
     "fedavg": {"fedavg": {**WEIGHTS, "n_k": ["int64", []]}},
     "fedprox": {"fedprox": {**WEIGHTS, "n_k": ["int64", []]}},
     "independent": {"independent": {}},
     "centralised": {"independent": {}},
+    "aggregate": {"aggregate": {}},
+    "fedh2l": {"local": {"rows": ["int32", [32]], "p": ["float32", [32, 3]], "accuracy": ["float32", []]}, "mutual": {}},
+    "fedmd": {"announce": {"logits": ["float32", [32, 3]]}, "digest": {}, "revisit": {}},
 }
-LOSSES = {"fml": ("personal", "meme"), "fedavg": ("meme",), "fedprox": ("meme", "proximal")}
+LOSSES = {
+    "fml": ("personal", "meme"),
+    "fedavg": ("meme",),
+    "fedprox": ("meme", "proximal"),
+    "fedh2l": ("local", "kl", "ce"),
+    "fedmd": ("digest", "revisit"),
+}
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,10 @@ class Made:
     counts: Callable[[int, int], list[int]] | None = None  # (client's number, seed) -> private examples per class
     name: str = "made"
     test_examples: int = 300
+    reach: Reach | None = None  # where clients are domains
+    pooled: bool = True  # the validation data of all nodes are scored too
+    projected: float | None = None
+    sent: Sent | None = None  # unset: the same bytes in every round
 
     @property
     def finished(self) -> bool:
@@ -63,7 +84,7 @@ def write(folder: Path, made: Made) -> Path:
         "rounds": made.rounds,
         "algorithm": {"name": made.algorithm},
         "data": {"name": "digits"},
-        "partition": {"kind": "shards", "clients": len(made.clients), "classes_per_client": 2},
+        "partition": {"kind": "domains"} if made.reach else SHARDS | {"clients": len(made.clients)},
         "split": {"preset": "journal", "holdout": 0.1},
         "model": {"shared": "mlp", "batchnorm": "average", "start": "own"},
         "training": {"local_epochs": 5, "batch_size": 128},
@@ -79,10 +100,11 @@ def write(folder: Path, made: Made) -> Path:
         for r in range(1, (made.reached if made.reached is not None else made.rounds) + 1)
         if r % made.every == 0 or r == made.rounds
     ]
-    _lines(folder / "metrics.jsonl", [_evaluation(made, r) for r in rounds])
+    evaluations = [_evaluation(made, r) for r in rounds]
+    _lines(folder / "metrics.jsonl", evaluations)
     _lines(folder / "ledger.jsonl", _ledger(made))
     if made.finished:
-        _json(folder / "summary.json", _summary(made, partition["fingerprint"]))
+        _json(folder / "summary.json", _summary(made, partition["fingerprint"], evaluations))
     return folder
 
 
@@ -98,7 +120,7 @@ def _partition(made: Made) -> dict[str, Any]:
     return {
         "format": 1,
         "source": "digits",
-        "kind": "shards",
+        "kind": "domains" if made.reach else "shards",
         "seed": made.seed,
         "classes": list(made.classes),
         "fingerprint": hashlib.sha256(repr((made.seed, counts)).encode()).hexdigest(),
@@ -144,7 +166,7 @@ def _score(made: Made, model: str, client: str | None, data: str, accuracy: floa
         "model": model,
         "client": client,
         "data": data,
-        "examples": made.test_examples if data == "test" else 50,
+        "examples": made.test_examples if data.startswith("test") else 50,
         "accuracy": accuracy,
         "loss": 1 - accuracy,
         "balanced_accuracy": accuracy / 2,
@@ -161,7 +183,11 @@ def _evaluation(made: Made, round: int) -> dict[str, Any]:
     for i in made.clients if made.tells else ():
         own = made.own(made.seed, round, i)
         scores += [_score(made, serves, i, data, own) for data in ("validation", "holdout")]
-        if serves == "personal":
+        if made.reach:
+            reached = zip(("test", "test.own", "test.others"), made.reach(made.seed, round, i), strict=True)
+            scores += [_score(made, serves, i, data, share) for data, share in reached]
+            scores += [_score(made, serves, i, "validation.all", own)] if made.pooled else []
+        elif serves == "personal":
             scores.append(_score(made, "personal", i, "test", own / 2))
         if made.shared_own:
             model = "meme" if shared is None else "global"
@@ -169,21 +195,25 @@ def _evaluation(made: Made, round: int) -> dict[str, Any]:
     terms = LOSSES.get(made.algorithm, ("personal",))
     who = ("pooled",) if made.algorithm == "centralised" else made.clients
     train = {i: {t: (2.0 - 0.3 * k) / (0.5 + round) for k, t in enumerate(terms)} for i in who} if made.tells else {}
+    if made.projected is not None:
+        train = {i: told | {"projected": made.projected} for i, told in train.items()}
     return {"round": round, "train": train, "scores": scores}
 
 
 def _ledger(made: Made) -> list[dict[str, Any]]:
     sent = 0 if made.algorithm in ("independent", "centralised") else 64
     more = 8 if made.algorithm in ("fedavg", "fedprox") else 0
-    rounds = range(1, (made.reached if made.reached is not None else made.rounds) + 1)
+    rounds = range((made.reached if made.reached is not None else made.rounds) + 1)
+    tell = made.sent or (lambda round, client: [(made.algorithm, sent, sent + more)] if round else [])
     return [
-        {"round": r, "phase": made.algorithm, "client": i, "down": sent, "up": sent + more}
+        {"round": r, "phase": phase, "client": i, "down": down, "up": up}
         for r in rounds
         for i in made.clients
+        for phase, down, up in tell(r, i)
     ]
 
 
-def _summary(made: Made, fingerprint: str) -> dict[str, Any]:
+def _summary(made: Made, fingerprint: str, evaluations: Sequence[dict[str, Any]]) -> dict[str, Any]:
     def own(round: int) -> dict[str, Any]:
         found = {i: made.own(made.seed, round, i) for i in made.clients}
         return {"mean": sum(found.values()) / len(found), "worst": min(found.values()), "per_client": found}
@@ -203,7 +233,12 @@ def _summary(made: Made, fingerprint: str) -> dict[str, Any]:
             "model": SERVES[made.algorithm],
             "val_accuracy": {"last": own(made.rounds), "best": best} if made.tells else None,
         },
-        "bytes": {way: sum(line[way] for line in _ledger(made)) for way in ("up", "down")},
+        "transfer": transfer(evaluations, SERVES[made.algorithm], "validation"),
+        "projected": None
+        if made.projected is None
+        else {"mean": made.projected, "per_client": dict.fromkeys(made.clients, made.projected)},
+        "bytes": {way: sum(line[way] for line in _ledger(made) if line["phase"] != "seed") for way in ("up", "down")}
+        | {"seed": sum(line["up"] for line in _ledger(made) if line["phase"] == "seed")},
         "leaves": LEAVES[made.algorithm],
         "data": {"name": "digits", "classes": list(made.classes)},
         "fingerprint": fingerprint,

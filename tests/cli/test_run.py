@@ -56,7 +56,7 @@ def test_the_ledger_counts_the_tensors_sent(small, cli):
     assert len(lines) == 9
     assert {(line["down"], line["up"]) for line in lines} == {(220840, 220840)}
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["bytes"] == {"up": 9 * 220840, "down": 9 * 220840}
+    assert summary["bytes"] == {"up": 9 * 220840, "down": 9 * 220840, "seed": 0}
     assert sum(torch.Size(shape).numel() for _, shape in summary["leaves"]["fml"].values()) == 55210
 
 
@@ -147,7 +147,7 @@ def test_compare_writes_a_run_for_each_method_and_seed_and_a_page(small, cli):
     assert "report: c/report.html" in out
     alone = json.loads((small.parent / "c/independent/0/summary.json").read_text())
     assert alone["global"]["test_accuracy"] is None
-    assert alone["bytes"] == {"up": 0, "down": 0}
+    assert alone["bytes"] == {"up": 0, "down": 0, "seed": 0}
     average = json.loads((small.parent / "c/fedavg/0/summary.json").read_text())
     assert average["personal"]["model"] == "global"
     ceiling = json.loads((small.parent / "c/centralised/0/summary.json").read_text())

@@ -22,7 +22,11 @@ def fml(round, test, validation, holdout=None):
     return line(round, *scores)
 
 
-LEDGER = [{"up": 3, "down": 5}, {"up": 4, "down": 6}]
+def sent(round, phase, client, up, down):
+    return {"round": round, "phase": phase, "client": client, "down": down, "up": up}
+
+
+LEDGER = [sent(1, "fml", "0", 3, 5), sent(1, "fml", "1", 4, 6)]
 
 
 def test_best_on_test_is_the_first_of_the_greatest_and_says_so():
@@ -36,7 +40,8 @@ def test_best_on_test_is_the_first_of_the_greatest_and_says_so():
     assert (last["worst"], last["per_client"]) == (0.5, {"0": 0.5, "1": 0.9})
     assert best["mean"] == pytest.approx(0.8)
     assert (best["worst"], best["best_round"], best["best_by"]) == (0.7, 2, "validation")
-    assert found["bytes"] == {"up": 7, "down": 11}
+    assert found["bytes"] == {"up": 7, "down": 11, "seed": 0}
+    assert (found["transfer"], found["projected"]) == (None, None)
 
 
 def test_best_by_holdout_reports_the_round_that_the_holdout_chose_not_the_greatest():
@@ -79,3 +84,11 @@ def test_without_a_complete_global_model_the_meme_stands_in_for_clients_that_hav
     assert found["global"]["test_accuracy"] is None
     assert found["personal"]["model"] == "meme"
     assert found["personal"]["val_accuracy"]["last"]["mean"] == 0.4
+
+
+def test_the_seed_set_is_counted_once_and_apart():
+    start = [sent(0, "agree", "a", 16, 48), sent(0, "seed", "a", 1000, 300), sent(0, "seed", "b", 2000, 700)]
+    rounds = [sent(1, "local", "a", 10, 0), sent(1, "mutual", "a", 0, 30), sent(2, "seed", "a", 1, 2)]
+    found = summarise(parse_config({}), [line(1, ("personal", "a", "validation", 0.5))], [*start, *rounds])
+    # up: 16 + 10 + 1, for only round 0's phase of that name is the seed set's; down: 48 + 30 + 2
+    assert found["bytes"] == {"up": 27, "down": 80, "seed": 3000}

@@ -60,3 +60,18 @@ def test_a_damaged_file_is_named(out):
     (out / "adapt.json").write_text(json.dumps(about | {"rounds": "two"}))
     with pytest.raises(RunError, match=r"adapt\.json: is not what fedmutual writes \(rounds: "):
         adapted(out)
+
+
+def test_a_folder_given_twice_is_the_same_page(out, cli, tmp_path):
+    code, once, _ = cli("report", out, "-o", tmp_path / "page.html")
+    assert code == 0
+    assert cli("report", out, out / ".." / out.name, "-o", tmp_path / "page.html") == (0, once, "")
+
+
+def test_a_run_given_twice_counts_once(cli, tmp_path):
+    runs = [write(tmp_path / str(s), Made("fml", lambda s, r, c: 0.5 + s / 10, seed=s)) for s in (0, 1)]
+    code, once, _ = cli("report", *runs, "-o", tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_bytes()
+    assert code == 0
+    assert cli("report", *runs, tmp_path / "0" / ".." / "0", *runs, "-o", tmp_path / "page.html") == (0, once, "")
+    assert (tmp_path / "page.html").read_bytes() == page

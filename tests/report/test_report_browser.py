@@ -198,3 +198,41 @@ def test_print_is_light_and_whole(visit):
     assert page.locator("#c1-headline").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 720  # of about A4's width nothing is cut off
     assert page.pdf(format="A4")[:4] == b"%PDF"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_a_page_of_domains_fits_and_its_points_can_be_pointed_at(browser, tmp_path, scheme, width):
+    """The widest there is: eight methods with long names, numbers with intervals as wide as can be."""
+
+    def messages(round, node):
+        return [("local", 0, 1412)] if round else [("seed", 0, 78_400)]
+
+    def variant(k):
+        algorithm = {"name": "fedh2l", "local_data": f"private+own-public-{k}", "labels": True}
+        return Made(
+            "fedh2l",
+            lambda s, r, c: 0.5,
+            reach=lambda s, r, c: (float(s), 0.5, 0.5),
+            rounds=5,
+            sent=messages,
+            projected=0.5,
+            config={"algorithm": algorithm, "training": {"local_steps": 5}},
+        )
+
+    runs = [path for k in range(8) for path in write_all(tmp_path / str(k), [variant(k)], [0, 1])]
+    write_report(runs, tmp_path / "report.html")
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page, said = context.new_page(), []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda problem: said.append(str(problem)))
+    page.goto((tmp_path / "report.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    beyond = "[...document.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > innerWidth).length"
+    assert page.evaluate(beyond) == 0
+    page.locator("#c1-crossed ~ .pictures svg").locator("rect").last.hover()
+    name, sent, reached = page.locator("#tip").inner_text().splitlines()
+    assert name.endswith("own-public-7), round 5")
+    assert (sent, reached) == ("85.5 kB sent, 7.1 kB of it in rounds", "ACC 50.0 %")  # 78,400 + 5 * 1,412
+    assert said == []
+    context.close()

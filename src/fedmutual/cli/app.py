@@ -173,15 +173,16 @@ def report(
     output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Make one self-contained page of runs: scores with intervals, curves, who gains, what crossed. Trains nothing."""
-    from fedmutual.report import find_runs, headline, verdict, write_report
+    from fedmutual.report import find_runs, headline, read_runs, verdict, write_report
 
-    if len(runs) == 1 and (runs[0] / "adapt.json").is_file():
-        _conclude_adaptation(runs[0], output)
+    named = list({path.resolve(): path for path in runs}.values())
+    if len(named) == 1 and (named[0] / "adapt.json").is_file():
+        _conclude_adaptation(named[0], output)
         return
-    folders = [folder for path in runs for folder in find_runs(path)]
-    write_report(folders, output)
-    out.print(headline(folders))
-    for line in verdict(folders):
+    found = read_runs(folder for path in named for folder in find_runs(path))
+    write_report(found, output)
+    out.print(headline(found))
+    for line in verdict(found):
         say(line)
     say(f"report: {output}", soft_wrap=True)
 
@@ -372,14 +373,15 @@ def _compare(
 
 def _conclude(groups: list[tuple[str, list[Path]]], page: Path) -> None:
     """The table in the terminal, the verdict, and the page's path."""
-    from fedmutual.report import headline, verdict, write_report
+    from fedmutual.report import headline, read_runs, verdict, write_report
 
-    for name, folders in groups:
+    found = [(name, read_runs(folders)) for name, folders in groups]
+    for name, runs in found:
         out.print(f"\n[bold]{escape(name)}[/bold]")
-        out.print(headline(folders))
-        for line in verdict(folders):
+        out.print(headline(runs))
+        for line in verdict(runs):
             say(line)
-    write_report([folder for _, folders in groups for folder in folders], page)
+    write_report([run for _, runs in found for run in runs], page)
     say(f"\nreport: {page}", soft_wrap=True)
 
 

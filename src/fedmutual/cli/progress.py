@@ -10,13 +10,16 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Score, Started
 from fedmutual.records.text import TimeLeft, scores_line, told
 
+LINES = 100  # of a run, at most, where there is no terminal; log.txt has a line for every evaluation
+Said = Callable[[tuple[Score, ...]], str]
+
 
 class Watch:
     """The screen: makes an observer for each run, one after the other or several at once."""
 
-    def __init__(self, console: Console, line: Callable[[tuple[Score, ...]], str] = scores_line) -> None:
-        """line: what is shown of an evaluation."""
-        self.console, self.line = console, line
+    def __init__(self, console: Console, line: Said = scores_line, end: Said = lambda scores: "") -> None:
+        """line: what is shown of an evaluation; end: what is said of the last one beside it, if anything."""
+        self.console, self.line, self.end = console, line, end
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -56,7 +59,8 @@ class _Line:
     def __init__(self, watch: Watch, label: str) -> None:
         self._watch, self._label = watch, label
         self._left = TimeLeft()
-        self._rounds, self._round, self._scores = 0, 0.0, ""
+        self._rounds, self._round, self._scores, self._end = 0, 0.0, "", ""
+        self._told = 0  # the last round that a line was said of
         self._task: TaskID | None = None
 
     def __call__(self, event: Event) -> None:
@@ -67,27 +71,39 @@ class _Line:
             case Noted():
                 self._watch.say_once(told(event), self._label)
             case Replied():
-                self._round = max(event.round - 1, 0) + event.answered / event.expected
+                now = max(event.round - 1, 0) + event.answered / event.expected
+                self._round = max(self._round, now)  # a round of several phases does not go back
                 self._show()
             case Evaluated():
-                self._scores = self._watch.line(event.scores)
-                self._round = event.round
-                if self._watch.console.is_terminal:
-                    self._show()
-                else:
-                    left = self._left.after(event.round)
-                    line = f"round {event.round}/{self._rounds}  {self._scores}  {left}"
-                    self._watch.say(line.rstrip(), self._label)
+                self._evaluated(event)
             case Failed() | Finished():
                 if self._task is not None:
                     self._watch.bar.remove_task(self._task)
                     self._task = None
-                if isinstance(event, Finished) and self._watch.console.is_terminal:
-                    self._watch.say(f"{event.rounds} rounds  {self._scores}", self._label)
+                if isinstance(event, Finished):
+                    self._finished(event)
+
+    def _evaluated(self, event: Evaluated) -> None:
+        self._scores, self._end = self._watch.line(event.scores), self._watch.end(event.scores)
+        self._round = event.round
+        every = -(-self._rounds // LINES)
+        if self._watch.console.is_terminal:
+            self._show()
+        elif event.round // every > self._told // every or event.round == self._rounds:
+            self._told = event.round
+            line = f"round {event.round}/{self._rounds}  {self._scores}  {self._left.after(event.round)}"
+            self._watch.say(line.rstrip(), self._label)
+
+    def _finished(self, event: Finished) -> None:
+        if self._watch.console.is_terminal:
+            self._watch.say(f"{event.rounds} rounds  {self._scores}", self._label)
+        if self._end:
+            self._watch.say(self._end, self._label)
 
     def _start(self, event: Started) -> None:
         self._left.start(event)
-        self._rounds, self._round, self._scores = event.rounds, event.done, ""
+        self._rounds, self._round, self._scores, self._end = event.rounds, event.done, "", ""
+        self._told = event.done
         if self._watch.console.is_terminal:
             self._task = self._watch.bar.add_task(self._label, total=event.rounds, completed=event.done, said="")
         lines = told(event)

@@ -58,10 +58,10 @@ def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = No
     from fedmutual.boundary import Refused
     from fedmutual.cli.progress import Watch
     from fedmutual.core import Disagreed, Diverged
-    from fedmutual.records.text import scores_line
+    from fedmutual.records.text import worst_line
 
     try:
-        with _terminable(), Watch(err, line or scores_line) as watch:
+        with _terminable(), Watch(err, line) if line else Watch(err, end=worst_line) as watch:
             yield watch
     except KeyboardInterrupt as told:
         code = Code.TERMINATED if isinstance(told, Terminated) else Code.STOPPED

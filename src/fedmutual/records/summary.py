@@ -4,24 +4,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmutual.config import Config
+from fedmutual.records.transfer import per_client, projected, transfer
 
+SEED = "seed"  # the phase of round 0 in which nodes give out their public data: counted once, and apart
 Lines = Sequence[Mapping[str, Any]]
 
 
 def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:
     """The scores and bytes of summary.json. Accuracies are fractions; rounds count from 1."""
-    holdout = config.split.holdout > 0
+    chosen_by = config.records.best_by or ("holdout" if config.split.holdout > 0 else None)
     scored = {s["model"] for line in metrics for s in line["scores"] if s["client"] is not None}
     model = next((m for m in ("personal", "global", "meme") if m in scored), None)  # what a client would use, if scored
     return {
-        "global": {"test_accuracy": _global(metrics, config.records.best_by or ("holdout" if holdout else "test"))},
+        "global": {"test_accuracy": _global(metrics, chosen_by or "test")},
         "personal": {
             "model": model,
-            "val_accuracy": _personal(metrics, model, config.records.best_by or ("holdout" if holdout else "validation")),
+            "val_accuracy": _personal(metrics, model, chosen_by or "validation"),
             **_others(metrics, model),
         },
-        "bytes": {way: sum(line[way] for line in ledger) for way in ("up", "down")},
+        "transfer": transfer(metrics, model, chosen_by or "validation"),
+        "projected": projected(metrics),
+        "bytes": _bytes(ledger),
     }
+
+
+def _bytes(ledger: Lines) -> dict[str, int]:
+    """What went up and down, and what the nodes gave out of their public data before the first round."""
+    seed = [line for line in ledger if (line["round"], line["phase"]) == (0, SEED)]
+    ways = {way: sum(line[way] for line in ledger) - sum(line[way] for line in seed) for way in ("up", "down")}
+    return ways | {"seed": sum(line["up"] for line in seed)}
 
 
 def _global(metrics: Lines, best_by: str) -> dict[str, Any] | None:
@@ -51,7 +62,7 @@ def _personal(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any]
     """The model that a client would use, on its own validation data; None where no client shares its scores."""
     if model is None:
         return None
-    scores = {line["round"]: _per_client(line, model, "validation") for line in metrics}
+    scores = {line["round"]: per_client(line, model, "validation") for line in metrics}
     if not all(scores.values()):  # no task here knows an accuracy
         return None
     judged = {line["round"]: _mean(line, model, best_by) for line in metrics}
@@ -64,14 +75,6 @@ def _personal(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any]
     }
     found["best"] |= {"best_round": best, "best_by": by}
     return found
-
-
-def _per_client(line: Mapping[str, Any], model: str, data: str) -> dict[str, float]:
-    return {
-        s["client"]: s["accuracy"]
-        for s in line["scores"]
-        if s["model"] == model and s["data"] == data and s["client"] is not None and _judged(s)
-    }
 
 
 def _mean(line: Mapping[str, Any], model: str, data: str) -> float | None:

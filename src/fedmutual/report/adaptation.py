@@ -17,7 +17,8 @@ from fedmutual.report.measures import SEEDS
 from fedmutual.report.runs import checked, read_json, read_run
 from fedmutual.report.statistics import Estimate, Missing, estimate, pair_clients
 from fedmutual.report.text import count, percent
-from fedmutual.report.verdicts import Verdict, away, judge
+from fedmutual.report.verdicts import judge
+from fedmutual.report.wording import Verdict, away
 
 _ARMS = ("fml", "fine-tune", "scratch")  # as they are shown; the first is held against the others
 

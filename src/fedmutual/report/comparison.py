@@ -8,11 +8,22 @@ from typing import Any
 
 from fedmutual.report.runs import Run
 
-NAMES = {"fml": "FML", "fedavg": "FedAvg", "fedprox": "FedProx", "independent": "Local-only", "centralised": "Centralised"}
+NAMES = {  # in the order of their colours
+    "fml": "FML",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "independent": "Local-only",
+    "centralised": "Centralised",
+    "fedh2l": "FedH2L",
+    "fedmd": "FedMD",
+    "aggregate": "AGG",
+}
 MODELS = {"personal": "personal models", "global": "shared model", "meme": "clients' forks"}
 SHORT = {"personal": "personal", "global": "shared", "meme": "fork"}
 ALONE, POOLED = "independent", "centralised"
-_ORDER = list(NAMES)
+NOTHING_SHARED = (ALONE, "fedh2l", "fedmd", "aggregate")  # methods without a shared model
+_ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
+OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
 _NO_MATTER = (
     "name",
@@ -27,12 +38,15 @@ _NO_MATTER = (
 )
 
 
+Variant = tuple[tuple[str, str], ...]
+
+
 @dataclass(frozen=True)
 class Method:
     """An algorithm with its settings, over seeds."""
 
     algorithm: str
-    variant: tuple[tuple[str, str], ...]  # the keys in which the compared runs differ, and their values here
+    variant: Variant  # the keys in which the compared runs differ, and their values here
     label: str
     runs: tuple[Run, ...]  # in the order of their seeds, each seed once
 
@@ -102,6 +116,11 @@ class Comparison:
         """The models of all methods."""
         return tuple(use for m in self.methods for use in m.uses)
 
+    @cached_property
+    def domains(self) -> bool:
+        """Whether clients are domains, scored on each other's test rows."""
+        return _domains(self.runs)
+
     @property
     def classes(self) -> tuple[str, ...]:
         """The federation's classes."""
@@ -166,14 +185,16 @@ def _name(runs: Sequence[Run]) -> str:
 
 
 def _comparison(runs: Sequence[Run], name: str) -> Comparison:
-    variants = _variants(runs)
-    groups: dict[tuple[str, tuple[tuple[str, str], ...]], list[Run]] = {}
+    variants, domains = _variants(runs), _domains(runs)
+    groups: dict[tuple[str, Variant], list[Run]] = {}
     for run, variant in zip(runs, variants, strict=True):
         groups.setdefault((run.algorithm, variant), []).append(run)
+    told = {g: _telling(g[1], [v for name, v in groups if name == g[0]]) if domains else g[1] for g in groups}
     order = {name: number for number, name in enumerate(_ORDER)}
     methods, remarks = [], []
-    for (algorithm, variant), members in sorted(groups.items(), key=lambda group: order.get(group[0][0], len(_ORDER))):
-        label = ", ".join([NAMES.get(algorithm, algorithm), *(f"{_short(k)} = {v}" for k, v in variant)])
+    for group in sorted(groups, key=lambda g: (order.get(g[0], len(_ORDER)), domains and bool(told[g]))):
+        (algorithm, variant), members = group, groups[group]
+        label = _label(NAMES.get(algorithm, algorithm), [f"{_short(k)} = {v}" for k, v in told[group]], domains)
         once = {r.seed: r for r in reversed(members)}
         method = Method(algorithm, variant, label, tuple(once[seed] for seed in sorted(once)))
         methods.append(method)
@@ -184,6 +205,30 @@ def _comparison(runs: Sequence[Run], name: str) -> Comparison:
     return Comparison(name, tuple(methods), tuple(remarks))
 
 
+def _label(name: str, said: Sequence[str], domains: bool) -> str:
+    """ "FML, alpha = 0.3"; where clients are domains "FedH2L (kl = false)", for many are named in a row there."""
+    if domains:
+        return f"{name} ({', '.join(said)})" if said else name
+    return ", ".join((name, *said))
+
+
+def _domains(runs: Sequence[Run]) -> bool:
+    return any(s.data == OWN_DOMAIN for r in runs if r.last for s in r.last.scores)
+
+
+def _telling(variant: Variant, beside: Sequence[Variant]) -> Variant:
+    """Of what differs, that which tells a variant from others of its algorithm: not what most of these have alike.
+
+    Where clients are domains, methods exchange ever so often by nature: what differs between them would be in every label.
+    """
+
+    def common(key: str, value: str) -> bool:
+        same = sum(dict(other)[key] == value for other in beside)
+        return same == len(beside) or (len(beside) > 2 and same > len(beside) / 2)
+
+    return tuple((k, v) for k, v in variant if not common(k, v))
+
+
 def _unfinished(method: Method) -> Iterator[str]:
     for run in method.runs:
         if not run.finished:
@@ -192,7 +237,7 @@ def _unfinished(method: Method) -> Iterator[str]:
             yield f"{state} {use}" if run.evaluations else f"{state} It has no numbers yet."
 
 
-def _variants(runs: Sequence[Run]) -> list[tuple[tuple[str, str], ...]]:
+def _variants(runs: Sequence[Run]) -> list[Variant]:
     """For each run the settings in which its comparison differs; an algorithm's own keys against the same algorithm's."""
     tables = [
         {k: plain(v) for k, v in flat(r.config) if not k.startswith((*_NO_MATTER, *(f"{s}." for s in _SAME_DATA)))}

@@ -1,12 +1,13 @@
 """What moves over the rounds: a method's numbers after each evaluation, as a mean over seeds with their range."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.comparison import NAMES, Comparison, Method, Use
+from fedmutual.report.domains import ACC, MEASURES, Measure
 from fedmutual.report.lines import Evaluation
 from fedmutual.report.runs import Run
 from fedmutual.report.svg import SLOTS
@@ -14,7 +15,10 @@ from fedmutual.report.text import fixed, percent
 
 Number = Callable[[Run, Evaluation], float | None]
 DRAWN, LISTED = 100, 40  # points of a line, rows of a table (and what is pointed at): the CSV has all rounds
-TERMS = {"meme": "shared"}  # what the page calls a loss term
+TERMS = {"meme": "shared", "kl": "KL", "ce": "CE"}  # what the page calls a loss term
+MUTUAL = ("kl", "ce", "digest")  # the terms of learning from peers: of another size than what is learned from data
+SHARE = "projected"  # told beside the losses, and none: a share of steps
+STEEP = 100  # losses that fall further than this are drawn on a log scale
 
 
 class Point(NamedTuple):
@@ -36,6 +40,7 @@ class Curve:
     points: tuple[Point, ...]
     seeds: int
     runs: tuple[tuple[int, dict[int, float]], ...]  # (seed, round -> value), for the CSV
+    method: str = ""  # the label of the method that it is of
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,14 @@ class Picture:
     title: str
     percent: bool
     curves: tuple[Curve, ...]
+    unit: str = "round"  # what the curves go over
+    steps: int = 1  # local steps of a round: where there are several, they are an axis of their own
+
+    @property
+    def log(self) -> bool:
+        """Whether heights are so far apart that they are drawn on a log scale."""
+        heights = [p.mean for c in self.curves for p in c.points]
+        return not self.percent and min(heights) > 0 and max(heights) > STEEP * min(heights)
 
     @property
     def rounds(self) -> list[int]:
@@ -60,34 +73,75 @@ class Picture:
 
 def pictures(comparison: Comparison) -> list[Picture]:
     """The curves of a comparison; a picture without a curve is left out."""
+    taken = slots(comparison.methods)
+    found = _of_domains(comparison, taken) if comparison.domains else _of_clients(comparison, taken)
+    losses = [c for m in comparison.methods for c in _losses(m, taken[m.label], lambda term: term not in (*MUTUAL, SHARE))]
+    mutual = [c for m in comparison.methods for c in _losses(m, taken[m.label], lambda term: term in MUTUAL)]
+    shares = [c for m in comparison.methods for c in _losses(m, taken[m.label], lambda term: term == SHARE)]
+    who = "nodes" if comparison.domains else "clients"
+    found.append(Picture("loss", f"Training loss, mean over {who}", False, tuple(losses)))
+    found.append(Picture("mutual", f"Mutual loss: what peers teach, mean over {who}", False, tuple(mutual)))
+    found.append(Picture("shares", f"Mutual steps projected so far, %, mean over {who}", True, tuple(shares)))
+    found = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in found]
+    return _over_steps([p for p in found if p.curves], {m.label: m.runs[0].local_steps for m in comparison.methods})
 
+
+def _over_steps(found: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
+    """The pictures over local steps where methods take different numbers of them in a round; then the first over rounds too.
+
+    Where all take the same number, it is a second axis; where some rounds are told in epochs, only the first picture is
+    drawn over local steps beside.
+    """
+    if len(set(paces.values())) == 1:
+        return [replace(p, steps=next(iter(paces.values())) or 1) for p in found]
+    told = [_stretched(p, paces) for p in found]
+    if None not in paces.values():
+        return [*told[:1], replace(found[0], id=f"{found[0].id}-rounds", title=f"{found[0].title}; over rounds"), *told[1:]]
+    beside = replace(told[0], id=f"{told[0].id}-steps", title=f"{told[0].title}; over local steps")
+    return [found[0], *([beside] if beside.curves else []), *found[1:]]
+
+
+def _stretched(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
+    """A picture over local steps, of the methods whose rounds are told in them."""
+    curves = []
+    for curve in picture.curves:
+        if steps := paces[curve.method]:
+            runs = tuple((seed, {r * steps: v for r, v in values.items()}) for seed, values in curve.runs)
+            points = tuple(p._replace(round=p.round * steps) for p in curve.points)
+            curves.append(replace(curve, points=points, runs=runs))
+    return replace(picture, curves=tuple(curves), unit="local step")
+
+
+def _of_clients(comparison: Comparison, taken: Mapping[str, int]) -> list[Picture]:
     def shared(run: Run, evaluation: Evaluation) -> float | None:
         score = evaluation.find("global", "test")
         return score.accuracy if score else None
-
-    taken = slots(comparison.methods)
 
     def own(pick: Callable[[list[float]], float]) -> tuple[Curve, ...]:
         uses = [(style, use) for m in comparison.methods for style, use in enumerate(m.uses)]
         return tuple(_curve(u.method, u.label, taken[u.method.label], style, _own(u, pick)) for style, u in uses)
 
     tests = tuple(_curve(m, m.label, taken[m.label], 0, shared) for m in comparison.methods)
-    found = [
+    return [
         Picture("global", "Shared model on the test set: accuracy, %", True, tests),
         Picture("personal", "Client's model on own validation data: mean accuracy, %", True, own(fmean)),
         Picture("worst", "The same for the worst client, %", True, own(min)),
     ]
-    losses = tuple(c for m in comparison.methods for c in _losses(m, taken[m.label]))
-    found.append(Picture("loss", "Training loss, mean over clients", False, losses))
-    kept = [Picture(p.id, p.title, p.percent, tuple(c for c in p.curves if c.points)) for p in found]
-    return [p for p in kept if p.curves]
 
 
-def _own(use: Use, pick: Callable[[list[float]], float]) -> Number:
-    """A model on the clients' own validation data: the clients' mean, or `pick` of them."""
+def _of_domains(comparison: Comparison, taken: Mapping[str, int]) -> list[Picture]:
+    def over(measure: Measure, pick: Callable[[list[float]], float] = fmean) -> tuple[Curve, ...]:
+        return tuple(_curve(m, m.label, taken[m.label], 0, _own(m.uses[0], pick, measure.data)) for m in comparison.methods)
+
+    found = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, over(m)) for m in MEASURES]
+    return [*found, Picture("worst", f"{ACC.name} of the worst node, %", True, over(ACC, min))]
+
+
+def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation") -> Number:
+    """A model on rows that are the clients' own: their mean, or `pick` of them."""
 
     def number(run: Run, evaluation: Evaluation) -> float | None:
-        scores = [s.accuracy for s in run.own(evaluation, use.model).values()]
+        scores = [s.accuracy for s in run.own(evaluation, use.model, data).values()]
         return pick(scores) if scores else None
 
     return number
@@ -95,11 +149,13 @@ def _own(use: Use, pick: Callable[[list[float]], float]) -> Number:
 
 def slots(methods: Sequence[Method]) -> dict[str, int]:
     """A colour and a mark for each method: always the same for the known ones, what is free for others."""
-    taken: dict[str, int] = {}
+    known = {name: number for number, name in enumerate(NAMES, 1)}
+    firsts = {m.algorithm: m.label for m in reversed(methods) if m.algorithm in known}
+    taken = {label: known[algorithm] for algorithm, label in firsts.items()}
     for method in methods:
-        wanted = list(NAMES).index(method.algorithm) + 1 if method.algorithm in NAMES else SLOTS
-        free = [wanted, *range(len(NAMES) + 1, SLOTS + 1), *range(1, SLOTS + 1)]
-        taken[method.label] = next((s for s in free if s not in taken.values()), len(taken) % SLOTS + 1)
+        if method.label not in taken:
+            free = (s for s in reversed(range(1, SLOTS + 1)) if s not in taken.values())
+            taken[method.label] = next(free, len(taken) % SLOTS + 1)
     return taken
 
 
@@ -126,7 +182,7 @@ def data_table(picture: Picture, decimals: int) -> Table:
     return Table(
         id=f"{picture.id}-data",
         caption=f"{picture.title}; means over seeds{some}",
-        columns=(Column("Round"), *(Column(c.label) for c in picture.curves)),
+        columns=(Column(picture.unit.capitalize()), *(Column(c.label) for c in picture.curves)),
         rows=tuple(rows),
         csv=_csv(picture, rounds),
     )
@@ -135,7 +191,7 @@ def data_table(picture: Picture, decimals: int) -> Table:
 def _csv(picture: Picture, rounds: Sequence[int]) -> str:
     runs = [(c.label, seed, values) for c in picture.curves for seed, values in c.runs]
     return csv_text(
-        ["round", *(f"{label}, seed {seed}" for label, seed, _ in runs)],
+        [picture.unit.replace(" ", "_"), *(f"{label}, seed {seed}" for label, seed, _ in runs)],
         [[round, *(f"{values[round]:.4f}" if round in values else "" for _, _, values in runs)] for round in rounds],
     )
 
@@ -151,12 +207,13 @@ def _curve(method: Method, label: str, slot: int, style: int, number: Number) ->
     for round in common:
         found = [values[round] for _, values in runs]
         points.append(Point(round, fmean(found), min(found), max(found)))
-    return Curve(label, slot, style, tuple(points), len(runs), tuple(runs))
+    return Curve(label, slot, style, tuple(points), len(runs), tuple(runs), method.label)
 
 
-def _losses(method: Method, slot: int) -> list[Curve]:
+def _losses(method: Method, slot: int, wanted: Callable[[str], bool]) -> list[Curve]:
     """A curve a loss term: the mean over the clients that took part in the round."""
-    terms = list(dict.fromkeys(t for r in method.counted for e in r.evaluations for c in e.train.values() for t in c))
+    told = dict.fromkeys(t for r in method.counted for e in r.evaluations for c in e.train.values() for t in c)
+    terms = [t for t in told if wanted(t)]
 
     def of(term: str) -> Number:
         def number(run: Run, evaluation: Evaluation) -> float | None:
@@ -165,5 +222,6 @@ def _losses(method: Method, slot: int) -> list[Curve]:
 
         return number
 
-    names = {t: method.label if len(terms) == 1 else f"{method.label}, {TERMS.get(t, t)}" for t in terms}
+    plain = len(terms) == 1 and terms[0] not in MUTUAL
+    names = {t: method.label if plain else f"{method.label}, {TERMS.get(t, t)}" for t in terms}
     return [_curve(method, names[t], slot, style, of(t)) for style, t in enumerate(terms)]

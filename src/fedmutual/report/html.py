@@ -18,15 +18,17 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedmutual.errors import RunError
-from fedmutual.report import accuracy, holdings, measures, others, provenance, tables
+from fedmutual.report import accuracy, crossed, domains, holdings, measures, others, provenance, tables
 from fedmutual.report.cells import Table
-from fedmutual.report.comparison import Comparison, Use, comparisons, differences
+from fedmutual.report.comparison import Comparison, comparisons, differences
+from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs
 from fedmutual.report.curves import data_table, pictures
 from fedmutual.report.plots import draw_curves, draw_gains
-from fedmutual.report.runs import read_runs
+from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
-from fedmutual.report.verdicts import Verdict, judge
+from fedmutual.report.verdicts import judge
+from fedmutual.report.wording import Verdict
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Section:
     subtitle: str
     facts: list[tuple[str, str]]
     verdict: Verdict
+    domains: list[Table]  # none where clients are no domains
+    choice: str  # what chose the best rounds of nodes that are domains
     headline: Table
     gains: list[Drawn]
     no_gains: str  # why there are none
@@ -55,6 +59,7 @@ class Section:
     others: Table | None
     recall: Table
     curves: list[Drawn]
+    costs: Drawn | None
     holdings: list[Table]
     bytes: list[Table]
     tensors: Table | None
@@ -63,13 +68,13 @@ class Section:
     environment: provenance.Settings
 
 
-def write_report(runs: Sequence[Path], out: Path) -> None:
+def write_report(runs: Sequence[Path | Run], out: Path) -> None:
     """Write the page of some run folders, in one step: `out` is the whole page, or as it was before.
 
     Raises:
         RunError: a folder is no run's or damaged, or `out` cannot be written.
     """
-    write_page(comparisons(read_runs([*runs])), out)
+    write_page(comparisons(read_runs(runs)), out)
 
 
 def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Comparison], Verdict] = judge) -> None:
@@ -113,16 +118,22 @@ def prose(text: str) -> Markup:
 
 
 def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) -> Section:
-    found = [(u, g) for u in comparison.uses if isinstance(g := measures.gains(comparison, u), Gains)]
+    shown = _shown(comparison)
     return Section(
         id=id,
         comparison=comparison,
         subtitle=provenance.subtitle(comparison),
         facts=provenance.facts(comparison),
         verdict=verdict,
+        domains=domains.tables(comparison) if comparison.domains else [],
+        choice=domains.choice(comparison) if comparison.domains else "",
         headline=accuracy.headline(comparison),
-        gains=_gains(found, id, styles),
-        no_gains="" if found else measures.NO_LOCAL if _lacks_local(comparison) else "no client has a pair to compare",
+        gains=_gains(shown, "node" if comparison.domains else "client", id, styles),
+        no_gains=""
+        if shown
+        else measures.no_local(comparison)
+        if _lacks_local(comparison)
+        else "no client has a pair to compare",
         clients=tables.clients(comparison),
         beyond=tables.beyond_accuracy(comparison),
         others=others.other_tasks(comparison),
@@ -131,9 +142,10 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
             Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.decimals))
             for p in pictures(comparison)
         ],
+        costs=_costs(comparison, id, styles),
         holdings=holdings.who_has_what(comparison),
-        bytes=[f(comparison) for f in (holdings.bytes_by_method, holdings.bytes_by_client, holdings.bytes_by_round)],
-        tensors=holdings.tensors(comparison),
+        bytes=[f(comparison) for f in (crossed.bytes_by_method, crossed.bytes_by_client, crossed.bytes_by_round)],
+        tensors=crossed.tensors(comparison),
         runs=provenance.run_list(comparison),
         config=provenance.configuration(comparison),
         environment=provenance.environment(comparison),
@@ -144,11 +156,33 @@ def _lacks_local(comparison: Comparison) -> bool:
     return all(comparison.alone(m) is None for m in comparison.methods)
 
 
-def _gains(found: Sequence[tuple[Use, Gains]], id: str, styles: Styles) -> list[Drawn]:
-    """A picture a method, or one for each of its models, all over the same range."""
+def _shown(comparison: Comparison) -> list[tuple[str, Gains]]:
+    """The gains that are drawn: of each model on own validation data; of nodes that are domains on all and on their own."""
+    if comparison.domains:
+        ways = [
+            (f"{m.label}: {k.name}, {k.rows}", m.uses[0], k.data)
+            for m in comparison.methods
+            for k in (domains.ACC, domains.BWT)
+        ]
+    else:
+        ways = [(u.label, u, "validation") for u in comparison.uses]
+    return [(title, g) for title, use, data in ways if isinstance(g := measures.gains(comparison, use, data), Gains)]
+
+
+def _costs(comparison: Comparison, id: str, styles: Styles) -> Drawn | None:
+    """Accuracy against bytes, where clients are domains."""
+    found = courses(comparison) if comparison.domains else []
+    if not found:
+        return None
+    decimals = comparison.decimals
+    return Drawn(TITLE, draw_costs(found, decimals, f"{id}-costs", styles), cost_table(found, decimals))
+
+
+def _gains(found: Sequence[tuple[str, Gains]], noun: str, id: str, styles: Styles) -> list[Drawn]:
+    """The pictures, all over the same range."""
     ends = [v for _, g in found for v in (*(p.gain for p in g.pairs), g.estimate.low, g.estimate.high, 0.0)]
     if not found:
         return []
     room = 0.06 * (max(ends) - min(ends) or 0.01)
     limits = min(ends) - room, max(ends) + room
-    return [Drawn(u.label, draw_gains(u.label, g, limits, f"{id}-gain{k}", styles)) for k, (u, g) in enumerate(found)]
+    return [Drawn(title, draw_gains(title, g, limits, f"{id}-gain{k}", styles, noun)) for k, (title, g) in enumerate(found)]

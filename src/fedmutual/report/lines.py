@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Number = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Record(BaseModel):
@@ -18,7 +19,7 @@ class Score(Record):
 
     model: str  # "global", "personal", or "meme": a client's fork where no complete global model exists
     client: str | None  # whose rows; None for the federation's test set
-    data: str  # "test", "validation", "holdout"
+    data: str  # "test", "validation", "holdout"; of domains "test.own", "test.others", "validation.all" too
     accuracy: Share
     examples: int | None = None
     loss: float | None = None
@@ -72,11 +73,11 @@ class Evaluation(Record):
 class Transfer(Record):
     """A line of ledger.jsonl: bytes of the tensors sent down to a client and up from it in a phase."""
 
-    round: int
+    round: Number  # 0: before the first
     phase: str
     client: str
-    down: int
-    up: int
+    down: Number
+    up: Number
 
 
 class Rows(Record):
@@ -155,6 +156,30 @@ class Personal(Record):
     val_accuracy: ClientScore | None = None
 
 
+class Measured(Record):
+    """ACC, BWT or FWT of the nodes: after the last round, and after each node's own best one."""
+
+    last: Clients
+    best: Clients
+
+
+class Reached(Record):
+    """The part of a summary on nodes that are domains."""
+
+    acc: Measured | None = None
+    bwt: Measured | None = None
+    fwt: Measured | None = None  # a single node has no others
+    best_rounds: dict[str, int]
+    best_by: str  # "validation.all", "validation", "holdout" or "test"
+
+
+class Projected(Record):
+    """The share of each node's mutual steps whose gradient was projected."""
+
+    mean: Share
+    per_client: dict[str, Share]
+
+
 class Summary(Record):
     """summary.json: there once a run is finished."""
 
@@ -162,6 +187,8 @@ class Summary(Record):
     seconds: float | None = None
     global_: Global | None = Field(default=None, alias="global")
     personal: Personal | None = None
+    transfer: Reached | None = None
+    projected: Projected | None = None
     leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
 
 
@@ -171,10 +198,17 @@ class Named(Record):
     name: str
 
 
+class Training(Record):
+    """The local work of a round, as far as a report tells of it."""
+
+    local_steps: int | None = None  # gradient steps; unset where it is told in epochs
+
+
 class Settings(Record):
-    """The keys of config.toml that a report cannot do without."""
+    """The keys of config.toml that a report looks at by name."""
 
     name: str
     seed: int
     rounds: int
     algorithm: Named
+    training: Training = Training()

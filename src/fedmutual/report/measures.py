@@ -4,14 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.comparison import ALONE, Comparison, Method, Use
+from fedmutual.report.comparison import ALONE, NOTHING_SHARED, OWN_DOMAIN, Comparison, Method, Use
 from fedmutual.report.lines import Evaluation, Score
 from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
 
 SEEDS = "seeds"
-ADD_LOCAL = "fedmutual compare FILE.toml --methods fml,independent"
-NO_LOCAL = f"local-only training (independent) is not among these runs; `{ADD_LOCAL}` makes it"
 
 
 @dataclass(frozen=True)
@@ -77,17 +75,24 @@ def own_best(use: Use, worst: bool = False) -> Best:
     return Best(value, " or ".join(by), tuple(s.best_round for s in found if s.best_round))
 
 
-def gains(comparison: Comparison, use: Use) -> Gains | Missing:
-    """Each client's gain over training alone."""
+def gains(comparison: Comparison, use: Use, data: str = "validation") -> Gains | Missing:
+    """Each client's gain over training alone, on rows of its own: which ones `data` says."""
     method = use.method
     alone = comparison.alone(method)
     if method.algorithm == ALONE:
         return Missing("this is local-only training itself")
     if alone is None:
-        return Missing(NO_LOCAL)
+        return Missing(no_local(comparison))
     if any(r.evaluations for r in method.runs) and not any(r.serves for r in method.counted):
         return Missing(_no_own(method))
-    return pair_clients(method.counted, alone.counted, use.model)
+    return pair_clients(method.counted, alone.counted, use.model, data=data)
+
+
+def no_local(comparison: Comparison) -> str:
+    """What is amiss where there is no local-only training, and how to get it."""
+    ours = next((m.algorithm for m in comparison.federated), "fml")
+    mend = f"`fedmutual compare FILE.toml --methods {ours},independent` makes it"
+    return f"local-only training (independent) is not among these runs; {mend}"
 
 
 @dataclass(frozen=True)
@@ -96,16 +101,20 @@ class Subject:
 
     title: str
     scores: Callable[[Run], list[Score]]  # one, or one a client
+    everything: bool = False  # whether on test rows of all that there is
 
 
-def subjects(method: Method) -> list[Subject]:
+def subjects(comparison: Comparison, method: Method) -> list[Subject]:
     """What was scored under a method."""
-    all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]))]
+    all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]), True)]
     for model in (use.model for use in method.uses if use.model):
         name = {"personal": "personal model", "meme": "own fork"}.get(model, "shared model")
         all_of.append(Subject(f"{name}, own validation data", _own(model, "validation")))
-        if model != "global":
-            all_of.append(Subject(f"{name}, all classes (test set)", _own(model, "test")))
+        if comparison.domains:
+            all_of.append(Subject(f"{name}, test data of all domains", _own(model, "test"), True))
+            all_of.append(Subject(f"{name}, of its own domain", _own(model, OWN_DOMAIN)))
+        elif model != "global":
+            all_of.append(Subject(f"{name}, all classes (test set)", _own(model, "test"), True))
     return [s for s in all_of if any(s.scores(r) for r in method.counted)]
 
 
@@ -135,12 +144,14 @@ def validation_is_test(run: Run) -> bool:
 
 
 def _no_global(method: Method) -> str:
-    if all(r.algorithm == ALONE for r in method.runs):
-        return "there is no shared model: nothing is shared"
+    if method.algorithm in NOTHING_SHARED:
+        return "there is no shared model: nothing is shared" if method.algorithm == ALONE else "there is no shared model"
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     if any(o.client is None for r in method.counted if r.last for o in r.last.others):
         return "its task knows no accuracy"
+    if "global" in method.counted[0].models:
+        return "the shared model is scored on the clients' rows only"
     return "no complete shared model exists: a part of it stays with the clients"
 
 

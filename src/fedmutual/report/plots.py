@@ -1,28 +1,31 @@
 """The pictures: curves over rounds, and each client's gain. Drawn with matplotlib, one nominal pixel a point."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmutual.report.curves import DRAWN, Curve, Picture, thin
+from fedmutual.report.curves import DRAWN, Picture, thin
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Hit, Styles, colour, inline
 from fedmutual.report.text import points
 
 WIDTH, HEIGHT = 420, 250  # of a picture of curves; a column of the page is about as wide, a phone a little less
 TEXT = 11
+LONGEST = 24  # characters of a label in a picture
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.6)))
 
 
 def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     """Curves over rounds as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
-    longest = max(len(c.label) for c in picture.curves)
-    right = min(10 + 6.2 * longest, 150)
-    figure, axes = _axes(WIDTH, HEIGHT, left=34, right=right, bottom=38, top=8)
+    right = room(c.label for c in picture.curves)
+    stepped = picture.steps > 1
+    figure, axes = make_axes(
+        WIDTH, HEIGHT + 30 * stepped, left=44 if picture.log else 34, right=right, bottom=38, top=38 if stepped else 8
+    )
     scale = 100 if picture.percent else 1
     for curve in picture.curves:
         shown = thin(curve.points, DRAWN)
@@ -38,20 +41,32 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
             "markevery": marked,
         }
         axes.plot(x, y, color=tone, linewidth=1.8, markersize=5, markeredgewidth=0, clip_on=False, **style)
-    axes.set_xlabel("round", color=colour("muted"), fontsize=TEXT)
+    axes.set_xlabel(picture.unit, color=colour("muted"), fontsize=TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_locator(MaxNLocator(6))
-    _end_labels(axes, picture.curves, scale)
-    label = f"{picture.title}, over rounds; the numbers are in the table below"
+    if picture.log:
+        axes.set_yscale("log")
+        axes.minorticks_off()
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+    if stepped:
+        _second_axis(axes, picture.steps)
+    end_labels(axes, [(c.label, c.slot, scale * c.points[-1].mean) for c in picture.curves])
+    label = f"{picture.title}, over {picture.unit}s; the numbers are in the table below"
     return inline(figure, prefix, label, styles, _columns(axes, picture))
 
 
-def draw_gains(title: str, gains: Gains, limits: tuple[float, float], prefix: str, styles: Styles) -> str:
-    """Each client's gain in points as SVG, a row a client: a mark a seed; the mean with its interval in the last row."""
+def draw_gains(
+    title: str, gains: Gains, limits: tuple[float, float], prefix: str, styles: Styles, noun: str = "client"
+) -> str:
+    """Each client's gain in points as SVG, a row a client: a mark a seed; the mean with its interval in the last row.
+
+    noun: what clients are called whose name is a number.
+    """
     clients = list(dict.fromkeys(p.client for p in gains.pairs))
-    room = 9 + 6.2 * max(len("mean"), *(len(_row(c)) for c in clients))
+    room = 9 + 6.2 * max(len("mean"), *(len(_row(c, noun)) for c in clients))
     tall = min(16 * (len(clients) + 1), 640)
-    figure, axes = _axes(320, tall + 42, left=min(room, 120), right=12, bottom=38, top=4)
+    figure, axes = make_axes(320, tall + 42, left=min(room, 120), right=12, bottom=38, top=4)
     rows = {client: len(clients) - k for k, client in enumerate(clients)}
     axes.axvline(0, color=colour("ink"), linewidth=1, clip_on=False)
     for sign, mark, tone in ((1, "^", "gain"), (-1, "v", "harm"), (0, "o", "muted")):
@@ -67,16 +82,16 @@ def draw_gains(title: str, gains: Gains, limits: tuple[float, float], prefix: st
     axes.set_ylim(-0.6, len(clients) + 0.6)
     step = -(-len(clients) // 40)  # beyond 40 clients not every row has room for its name
     named = [c for k, c in enumerate(clients) if k % step == 0]
-    axes.set_yticks([0, *(rows[c] for c in named)], ["mean", *(_row(c) for c in named)])
+    axes.set_yticks([0, *(rows[c] for c in named)], ["mean", *(_row(c, noun) for c in named)])
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel("gain over local-only, points", color=colour("muted"), fontsize=TEXT)
     label = f"{title}: each client's gain; the numbers are in the table below"
-    return inline(figure, prefix, label, styles, _rows(axes, rows, gains))
+    return inline(figure, prefix, label, styles, _rows(axes, rows, gains, noun))
 
 
-def _axes(width: float, height: float, left: float, right: float, bottom: float, top: float) -> tuple[Figure, Any]:
+def make_axes(width: float, height: float, left: float, right: float, bottom: float, top: float) -> tuple[Figure, Any]:
     """A figure with one pair of axes, margins in pixels."""
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
     axes = figure.add_axes((left / width, bottom / height, (width - left - right) / width, (height - bottom - top) / height))
@@ -89,46 +104,72 @@ def _axes(width: float, height: float, left: float, right: float, bottom: float,
     return figure, axes
 
 
-def _end_labels(axes: Any, curves: Sequence[Curve], scale: float) -> None:
-    """Each curve's name at its last point, pushed apart where they would touch."""
-    low, high = axes.get_ylim()  # also settles the limits, which the places below depend on
-    gap = (TEXT + 2) * (high - low) / axes.get_window_extent().height  # a line of text, in units of the axis
-    ends = sorted(curves, key=lambda c: c.points[-1].mean)
-    places = _apart([scale * c.points[-1].mean for c in ends], gap, low + gap / 2)
-    for curve, place in zip(ends, places, strict=True):
+def _second_axis(axes: Any, steps: int) -> None:
+    """Local steps above, where rounds stand below."""
+    above = axes.secondary_xaxis("top", functions=(lambda r: r * steps, lambda s: s / steps))
+    above.set_xlabel("local step", color=colour("muted"), fontsize=TEXT)
+    above.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    above.tick_params(length=0, pad=5, labelcolor=colour("muted"), labelsize=TEXT)
+    above.spines["top"].set_visible(False)
+    above.patch.set_visible(False)
+
+
+def end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
+    """Each line's name (label, colour's slot, last height) at its end, pushed apart where they would touch."""
+    axes.get_ylim()  # settles the limits, which the places below depend on
+    height = axes.get_window_extent().height
+    up = [
+        float(axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[1], y)))[1]) for _, _, y in ends
+    ]
+    order = sorted(range(len(ends)), key=lambda k: up[k])
+    gap = (TEXT + 2) / height  # a line of text
+    for k, place in zip(order, _apart([up[k] for k in order], gap), strict=True):
+        label, slot, _ = ends[k]
         axes.annotate(
-            curve.label,
+            fitted(label),
             (1, place),
             xytext=(4, 0),
-            xycoords=axes.get_yaxis_transform(),
+            xycoords="axes fraction",
             textcoords="offset points",
             va="center_baseline",
             fontsize=TEXT,
-            color=colour(f"s{curve.slot}"),
+            color=colour(f"s{slot}"),
             annotation_clip=False,
         )
 
 
-def _apart(places: Sequence[float], gap: float, least: float) -> list[float]:
-    """Ascending places, moved as little as it takes to have a gap between neighbours and none below `least`."""
+def room(labels: Iterable[str]) -> float:
+    """Pixels to the right of the axes for the longest of some labels, as they are drawn."""
+    return 10 + 6.2 * max(len(fitted(label)) for label in labels)
+
+
+def fitted(label: str) -> str:
+    """A label that is too long for a picture without its middle; the tables have it whole."""
+    return label if len(label) <= LONGEST else f"{label[: LONGEST // 2]}…{label[-LONGEST // 2 + 1 :]}"
+
+
+def _apart(places: Sequence[float], gap: float) -> list[float]:
+    """Ascending places within 0 .. 1, moved as little as it takes to have a gap between neighbours; if all fit, within."""
     moved = list(places)
     for _ in range(200):
         for k in range(1, len(moved)):
             if (lack := gap - (moved[k] - moved[k - 1])) > 0:
                 moved[k - 1], moved[k] = moved[k - 1] - lack / 2, moved[k] + lack / 2
-        moved[0] = max(moved[0], least)
+        if gap * len(moved) <= 1:
+            moved[-1] = min(moved[-1], 1 - gap / 2)
+        moved[0] = max(moved[0], gap / 2)
     return moved
 
 
 def _columns(axes: Any, picture: Picture) -> list[Hit]:
     """A column to point at for each row of the picture's table, which says what that row says."""
-    box = axes.get_window_extent()
+    box, height = axes.get_window_extent(), axes.figure.bbox.height
     centres = [float(axes.transData.transform((r, 0))[0]) for r in picture.listed]
     edges = [box.x0, *((a + b) / 2 for a, b in itertools.pairwise(centres)), box.x1]
-    return [Hit(a, HEIGHT - box.y1, b - a, box.height, "") for a, b in itertools.pairwise(edges)]
+    return [Hit(a, height - box.y1, b - a, box.height, "") for a, b in itertools.pairwise(edges)]
 
 
-def _rows(axes: Any, rows: dict[str, int], gains: Gains) -> list[Hit]:
+def _rows(axes: Any, rows: dict[str, int], gains: Gains, noun: str) -> list[Hit]:
     """A row a client to point at."""
     box = axes.get_window_extent()
     height = axes.figure.bbox.height
@@ -136,9 +177,9 @@ def _rows(axes: Any, rows: dict[str, int], gains: Gains) -> list[Hit]:
     for client, row in rows.items():
         top, low = (float(axes.transData.transform((0, row + d))[1]) for d in (0.5, -0.5))
         told = [f"seed {p.seed}: {points(p.gain, 2)} points" for p in gains.pairs if p.client == client]
-        hits.append(Hit(box.x0, height - top, box.width, top - low, "\n".join([_row(client), *told])))
+        hits.append(Hit(box.x0, height - top, box.width, top - low, "\n".join([_row(client, noun), *told])))
     return hits
 
 
-def _row(client: str) -> str:
-    return f"client {client}" if client.isdigit() else client
+def _row(client: str, noun: str) -> str:
+    return f"{noun} {client}" if client.isdigit() else client

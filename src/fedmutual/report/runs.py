@@ -3,7 +3,7 @@
 import itertools
 import json
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from fedmutual.errors import RunError
+from fedmutual.report.ledger import Ledger, columns
 from fedmutual.report.lines import Evaluation, Partition, Record, Score, Settings, Summary, Transfer
 
 FORMAT = 1
@@ -31,7 +32,7 @@ class Run:
     environment: Table
     partition: Partition
     evaluations: tuple[Evaluation, ...]
-    transfers: tuple[Transfer, ...]
+    ledger: Ledger
     summary: Summary | None
 
     @property
@@ -43,6 +44,11 @@ class Run:
     def seed(self) -> int:
         """The seed."""
         return self.settings.seed
+
+    @property
+    def local_steps(self) -> int | None:
+        """Gradient steps of a round's local work; None where that is told in epochs."""
+        return self.settings.training.local_steps
 
     @property
     def reached(self) -> int:
@@ -97,16 +103,16 @@ def find_runs(path: Path) -> list[Path]:
     return folders
 
 
-def read_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs of some folders, each once.
+def read_runs(folders: Iterable[Path | Run]) -> list[Run]:
+    """The runs of some folders, each once; those that are read already are taken as they are.
 
     Raises:
         RunError: a folder is no run's, or a file of it is missing, damaged or of another format.
     """
-    once = {Path(f).resolve(): Path(f) for f in reversed(list(folders))}
+    once = {(f.folder if isinstance(f, Run) else Path(f)).resolve(): f for f in reversed(list(folders))}
     if not once:
         raise RunError("there is no run to report; name a run's folder, or one that `fedmutual compare` made")
-    return [read_run(folder) for folder in reversed(once.values())]
+    return [found if isinstance(found, Run) else read_run(Path(found)) for found in reversed(once.values())]
 
 
 def read_run(folder: Path) -> Run:
@@ -118,7 +124,7 @@ def read_run(folder: Path) -> Run:
     if not (folder / "config.toml").is_file():
         raise RunError(f"{folder}: is no run folder, it has no config.toml; name a folder that `fedmutual run` made")
     config = _toml(folder / "config.toml")
-    evaluations = _lines(folder / "metrics.jsonl", Evaluation)
+    evaluations = tuple(_lines(folder / "metrics.jsonl", Evaluation))
     for number, (one, next_) in enumerate(itertools.pairwise(evaluations), 2):
         if next_.round <= one.round:
             raise _damaged(folder / "metrics.jsonl", number, f"round {next_.round} follows round {one.round}")
@@ -130,7 +136,7 @@ def read_run(folder: Path) -> Run:
         environment=read_json(folder / "environment.json"),
         partition=checked(folder / "partition.json", Partition, json.dumps(read_json(folder / "partition.json"))),
         evaluations=evaluations,
-        transfers=_lines(folder / "ledger.jsonl", Transfer),
+        ledger=columns(_lines(folder / "ledger.jsonl", Transfer)),
         summary=checked(summary, Summary, json.dumps(read_json(summary))) if summary.exists() else None,
     )
 
@@ -163,23 +169,22 @@ def read_json(path: Path) -> Table:
     return dict(content)
 
 
-def _lines(path: Path, kind: type[R]) -> tuple[R, ...]:
+def _lines(path: Path, kind: type[R]) -> Iterator[R]:
     """A log, a record a line; nothing where there is no log yet."""
     if not path.exists():
-        return ()
+        return
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as problem:
         raise RunError(f"{path}: cannot be read ({problem})") from None
-    records = []
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
         try:
-            records.append(kind.model_validate_json(line))
+            yield kind.model_validate_json(line)
         except ValidationError as problem:
             raise _damaged(path, number, _why(problem)) from None
     if text and not text.endswith("\n"):
-        raise _damaged(path, len(records), "the line has no end")
-    return tuple(records)
+        raise _damaged(path, len(lines), "the line has no end")
 
 
 def _damaged(path: Path, line: int, why: str) -> RunError:

@@ -58,11 +58,11 @@ def estimate(values: Sequence[float], unit: str) -> Estimate:
 
 @dataclass(frozen=True)
 class Pair:
-    """One client of one seed under two methods, after the same round: accuracies on rows of its own."""
+    """One client of one seed under two methods, after as much training: accuracies on rows of its own."""
 
     seed: int
     client: str
-    round: int
+    round: int  # of ours
     ours: float
     other: float
 
@@ -95,6 +95,12 @@ class Gains:
         return len(self.pairs) - len(self.gained) - len(self.harmed)
 
     @property
+    def by_client(self) -> dict[str, Estimate]:
+        """Client -> its mean gain over the seeds, where there are two or more with an interval."""
+        clients = dict.fromkeys(p.client for p in self.pairs)
+        return {i: estimate([p.gain for p in self.pairs if p.client == i], "seeds") for i in clients}
+
+    @property
     def seeds(self) -> tuple[int, ...]:
         """The seeds that have pairs."""
         return tuple(sorted({p.seed for p in self.pairs}))
@@ -115,15 +121,15 @@ def pair_clients(
     other: str | None = None,
     data: str = "validation",
 ) -> Gains | Missing:
-    """Pairs of the same seed, data and client after the last round that both runs have evaluated.
+    """Pairs of the same seed, data and client, after as much training as both runs were evaluated after.
 
     `model` is ours, `other` theirs; the ones that clients would use where they are not named. `data`: which of the
     client's own rows both are scored on.
     """
     pairs = []
     for a, b in matches(ours, others):
-        round = last_common(a, b)
-        mine, theirs = a.own(a.at(round), model, data), b.own(b.at(round), other, data)
+        round, their_round = last_common(a, b)
+        mine, theirs = a.own(a.at(round), model, data), b.own(b.at(their_round), other, data)
         pairs += [Pair(a.seed, i, round, mine[i].accuracy, theirs[i].accuracy) for i in mine if i in theirs]
     if pairs:
         return Gains(tuple(pairs))
@@ -136,8 +142,8 @@ def pair_global(ours: Sequence[Run], others: Sequence[Run]) -> Estimate | None:
     """How much better our shared model is on the test set, over seeds; None where the two cannot be paired."""
     found = []
     for a, b in matches(ours, others):
-        round = last_common(a, b)
-        mine, theirs = (e.find("global", "test") if (e := run.at(round)) else None for run in (a, b))
+        rounds = zip((a, b), last_common(a, b), strict=True)
+        mine, theirs = (e.find("global", "test") if (e := run.at(round)) else None for run, round in rounds)
         if mine and theirs:
             found.append(mine.accuracy - theirs.accuracy)
     return estimate(found, "seeds") if found else None
@@ -148,6 +154,14 @@ def matches(ours: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]
     return [(a, b) for a in ours for b in others if (a.seed, a.partition.fingerprint) == (b.seed, b.partition.fingerprint)]
 
 
-def last_common(a: Run, b: Run) -> int:
-    """The last round that both have evaluated; 0 where there is none."""
-    return max({e.round for e in a.evaluations} & {e.round for e in b.evaluations}, default=0)
+def last_common(a: Run, b: Run) -> tuple[int, int]:
+    """The last rounds after which both were evaluated and trained as much; 0, 0 where there are none.
+
+    As much is the same round, or where rounds are told in local steps the same number of these; where only one run
+    tells them, both runs' last.
+    """
+    if (a.local_steps is None) != (b.local_steps is None):
+        return (a.reached, b.reached) if a.finished and b.finished else (0, 0)
+    ours, theirs = ({e.round * (run.local_steps or 1) for e in run.evaluations} for run in (a, b))
+    last = max(ours & theirs, default=0)
+    return last // (a.local_steps or 1), last // (b.local_steps or 1)

@@ -18,7 +18,7 @@ def beyond_accuracy(comparison: Comparison) -> Table:
     rows, lines = [], []
     keys = ("accuracy", "majority", "balanced_accuracy", "auroc", "loss")
     for m in comparison.methods:
-        for subject in measures.subjects(m):
+        for subject in measures.subjects(comparison, m):
             found = {
                 key: over_seeds(m.counted, lambda run, s=subject, k=key: mean_of(s.scores(run), k), _UNDEFINED[key])  # type: ignore[misc]
                 for key in keys
@@ -47,8 +47,8 @@ def recall(comparison: Comparison) -> Table:
     columns = [Column("Class", numeric=False)]
     found: list[list[float | None]] = []
     for m in comparison.methods:
-        for subject in measures.subjects(m):
-            if "test set" in subject.title:
+        for subject in measures.subjects(comparison, m):
+            if subject.everything:
                 columns.append(Column(subject.title.partition(",")[0], m.label))
                 found.append([_recall(m.counted, subject, k) for k in range(len(comparison.classes))])
     rows = tuple(
@@ -57,7 +57,8 @@ def recall(comparison: Comparison) -> Table:
     )
     lines = [[name, *values] for name, *values in zip(comparison.classes, *found, strict=True)]
     header = ["class", *(f"{c.group}: {c.name}" for c in columns[1:])]
-    caption = "Recall of each class on the test set, %, last round; personal models: the mean over clients"
+    where = "test data of all domains" if comparison.domains else "test set"
+    caption = f"Recall of each class on the {where}, %, last round; personal models: the mean over clients"
     return Table("recall", caption, tuple(columns), rows, csv_text(header, lines))
 
 

@@ -1,26 +1,18 @@
 """Does federating pay here, for whom, and where does it lose? Said in plain sentences, for it and against it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from fedmutual.report import measures, others
+from fedmutual.report import joining, measures, others
 from fedmutual.report.comparison import POOLED, Comparison, Method, Use, comparisons
-from fedmutual.report.runs import read_runs
+from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Estimate, Gains, Missing, Pair, pair_clients, pair_global
-from fedmutual.report.text import count, listed, percent
+from fedmutual.report.text import listed, percent
+from fedmutual.report.wording import FEDERATING, Verdict, away, clients, doubts, lead, score
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One sentence that answers, and those that say why."""
-
-    lead: str
-    sentences: tuple[str, ...]
-
-
-def verdict(runs: Sequence[Path]) -> list[str]:
+def verdict(runs: Sequence[Path | Run]) -> list[str]:
     """Plain sentences about run folders: did federating pay, for whom, who is harmed.
 
     Raises:
@@ -37,11 +29,13 @@ def verdict(runs: Sequence[Path]) -> list[str]:
 
 def judge(comparison: Comparison) -> Verdict:
     """The verdict on one comparison."""
+    if comparison.domains:
+        return joining.judge(comparison)
     sentences = [s for m in comparison.methods for s in (*_method(comparison, m), *_models(comparison, m))]
     sentences += [s for m in comparison.methods if m.algorithm == "fml" for s in _rivals(comparison, m)]
     sentences += others.sentences(comparison)
     sentences += _beside(comparison)
-    return Verdict(_lead(comparison, _ways(comparison)), (*sentences, *comparison.remarks))
+    return Verdict(lead(comparison, _ways(comparison), FEDERATING), (*sentences, *comparison.remarks))
 
 
 def _ways(comparison: Comparison) -> dict[str, Gains | Missing]:
@@ -58,26 +52,6 @@ def _ways(comparison: Comparison) -> dict[str, Gains | Missing]:
 def _named(use: Use) -> str:
     """ "FML (shared model)": a method, with the model where there are several."""
     return f"{use.method.label} ({use.name})" if len(use.method.uses) > 1 else use.method.label
-
-
-def _lead(comparison: Comparison, gains: dict[str, Gains | Missing]) -> str:
-    if not comparison.federated:
-        return "Nothing was federated in these runs, so they cannot say whether federating pays."
-    found = {label: g.estimate for label, g in gains.items() if isinstance(g, Gains)}
-    if not found:
-        whys = dict.fromkeys(g.why for g in gains.values() if isinstance(g, Missing))
-        return f"These runs cannot say whether federating pays: {'; '.join(whys)}."
-    pays, costs, open_ = ([label for label, e in found.items() if e.sign == sign] for sign in (1, -1, 0))
-    once = all(e.unit == "clients" for e in found.values())
-    start = "In this one seed, federating" if once else "Federating"
-    if pays:
-        lead = f"{start} pays with {listed(pays)}: on their own work clients do better than alone"
-        lead += f"; with {listed(costs, 'or')} they do worse" if costs else ""
-        return lead + (f"; with {listed(open_, 'or')} no difference is certain." if open_ else ".")
-    if costs and not open_:
-        return f"{start} does not pay: with {listed(costs, 'or')} clients do worse on their own work than alone."
-    lead = f"Whether federating pays is not certain here: with {listed(open_, 'or')} the mean gain could be zero"
-    return lead + (f", and with {listed(costs)} clients do worse than alone." if costs else ".")
 
 
 def _method(comparison: Comparison, method: Method) -> Iterator[str]:
@@ -121,20 +95,14 @@ def _better(comparison: Comparison, use: Use, found: Gains) -> str:
         return f"Of the two models of {label} neither is certain to be better {where}: the {use.name} {verb} {ahead}."
     better, worse, wins = (use, other, found.gained) if e.sign > 0 else (other, use, found.harmed)
     verb = "does" if better.model == "global" else "do"
-    by = f"by {away(e, decimals, ('', '', ''))}, for {len(wins)} of {_clients(found)}"
+    by = f"by {away(e, decimals, ('', '', ''))}, for {len(wins)} of {clients(found)}"
     return f"With {label}, the {better.name} {verb} better {where} than the {worse.name}: {by}."
-
-
-def _clients(found: Gains) -> str:
-    """ "25 clients over 5 seeds"."""
-    seeds = len(found.seeds)
-    return count(len(found.pairs), "client") + (f" over {seeds} seeds" if seeds > 1 else "")
 
 
 def _who(found: Gains, decimals: int) -> str:
     """How many gain and who is harmed."""
     n, gained, harmed, seeds = len(found.pairs), len(found.gained), found.harmed, len(found.seeds)
-    of = f"Of {_clients(found)}"
+    of = f"Of {clients(found)}"
     if gained == n:
         return f"{of}, {'all gain' if n > 1 else 'it gains'}."
     if len(harmed) == n:
@@ -161,38 +129,13 @@ def _rivals(comparison: Comparison, fml: Method) -> Iterator[str]:
         own = pair_clients(fml.counted, other.counted)
         shared = pair_global(fml.counted, other.counted)
         parts = (
-            [f"on the clients' own validation data {_score(_named(fml.uses[0]), own.estimate, comparison)}"]
+            [f"on the clients' own validation data {score(_named(fml.uses[0]), own.estimate, comparison)}"]
             if isinstance(own, Gains)
             else []
         )
-        parts += [f"as one shared model on the test set {_score(fml.label, shared, comparison)}"] if shared else []
+        parts += [f"as one shared model on the test set {score(fml.label, shared, comparison)}"] if shared else []
         if parts:
             yield f"Against {other.label}: {'; '.join(parts)}."
-
-
-def _score(name: str, e: Estimate, comparison: Comparison) -> str:
-    """Whether a method wins, and by how much."""
-    decimals = comparison.decimals
-    if e.sign:
-        verb = "wins by" if e.sign > 0 else "loses by"
-        return f"{name} {verb} {away(e, decimals, ('', '', ''))}"
-    chance = ", which may be chance" if e.half is not None and e.mean else ""
-    return f"{name} is {away(e, decimals, ('ahead', 'behind', 'level'), chance)}"
-
-
-def away(e: Estimate, decimals: int, words: tuple[str, str, str], remark: str = "") -> str:
-    """ "1.3 points above (95 % interval 0.4 to 2.2, 3 seeds)", in words for above, below and level."""
-    amount = percent(abs(e.mean), decimals)
-    above, below, level = words
-    way = above if e.mean > 0 else below
-    said = f"{amount} points {way}".strip() if amount.strip("0.") else level or f"{amount} points"
-    if e.half is None:
-        return f"{said}{remark} (one {e.unit.removesuffix('s')}, so no interval)"
-    low, high = sorted((percent(abs(v), decimals) for v in (e.low, e.high)), key=float)
-    if e.low < 0 < e.high:
-        first, second = (w.partition(" ")[0] for w in (below, above))
-        low, high = f"{percent(-e.low, decimals)} {first}", f"{percent(e.high, decimals)} {second}"
-    return f"{said}{remark} (95 % interval {low} to {high}, {e.n} {e.unit})"
 
 
 def _beside(comparison: Comparison) -> Iterator[str]:
@@ -214,11 +157,4 @@ def _beside(comparison: Comparison) -> Iterator[str]:
         score = percent(always.mean, decimals)
         yield f"Always naming a client's most frequent class would score {score} % on its validation data."
     found = [g.estimate for m in comparison.federated if isinstance(g := measures.gains(comparison, m.uses[0]), Gains)]
-    if any(e.sign == 0 and e.unit == "seeds" and e.n < 5 for e in found):
-        few = min(e.n for e in found)
-        yield f"An interval over {few} seeds is wide; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
-    if comparison.federated and all(len(m.counted) == 1 for m in comparison.methods if m.counted):
-        yield (
-            "There is one seed only: intervals over clients tell how clients differ, not what another seed would give; "
-            "`fedmutual compare FILE.toml --seeds 3` makes more."
-        )
+    yield from doubts(comparison, found)

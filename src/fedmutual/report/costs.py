@@ -1,0 +1,166 @@
+"""Accuracy against bytes: what a method reaches for what its nodes send. A line a method, over the whole run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
+
+from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.comparison import Comparison, Method
+from fedmutual.report.curves import DRAWN, slots, thin
+from fedmutual.report.domains import ACC
+from fedmutual.report.lines import Evaluation
+from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, end_labels, fitted, make_axes, room
+from fedmutual.report.runs import Run
+from fedmutual.report.svg import Hit, Styles, colour, inline
+from fedmutual.report.text import percent, size
+
+LISTED = 8  # points of a method in the table; the CSV has all
+TITLE = "Accuracy against bytes: mean ACC, %, by what a node has sent"
+
+
+class Cost(NamedTuple):
+    """A method after a round: means over seeds, the lowest and the highest seed's accuracy, bytes a node."""
+
+    round: int
+    sent: float
+    seed: float  # of its public data, once
+    mean: float
+    low: float
+    high: float
+
+    @property
+    def whole(self) -> float:
+        """All that a node has given out."""
+        return self.sent + self.seed
+
+
+@dataclass(frozen=True)
+class Course:
+    """A method's line."""
+
+    label: str
+    slot: int
+    seeds: int
+    costs: tuple[Cost, ...]
+
+    @property
+    def free(self) -> bool:
+        """Whether nothing is ever sent: no place on an axis of bytes, and a line across it."""
+        return self.costs[-1].whole == 0
+
+    @property
+    def once(self) -> bool:
+        """Whether all is sent before the first round that was scored: a line straight up."""
+        return not self.free and self.costs[0].whole == self.costs[-1].whole
+
+
+def courses(comparison: Comparison) -> list[Course]:
+    """What every method reaches, and for how many bytes; of those that were scored and have a ledger."""
+    taken = slots(comparison.methods)
+    found = [Course(m.label, taken[m.label], len(m.counted), tuple(_costs(m))) for m in comparison.methods]
+    return [c for c in found if c.costs]
+
+
+def _costs(method: Method) -> list[Cost]:
+    runs = [r for r in method.counted if r.evaluations]
+    common = sorted(set.intersection(*({e.round for e in r.evaluations} for r in runs))) if runs else []
+    scores = [{e.round: score for e in r.evaluations if (score := _mean(r, e)) is not None} for r in runs]
+    nodes = [len(r.partition.clients) for r in runs]
+    sent = [[b / n for b in r.ledger.until(common)] for r, n in zip(runs, nodes, strict=True)]
+    seed = fmean(sum(r.ledger.seed.values()) / n for r, n in zip(runs, nodes, strict=True)) if runs else 0.0
+    costs = []
+    for k, round in enumerate(common):
+        reached = [found[round] for found in scores if round in found]
+        if len(reached) == len(runs):
+            costs.append(Cost(round, fmean(s[k] for s in sent), seed, fmean(reached), min(reached), max(reached)))
+    return costs
+
+
+def _mean(run: Run, evaluation: Evaluation) -> float | None:
+    found = run.own(evaluation, data=ACC.data).values()
+    return fmean(s.accuracy for s in found) if found else None
+
+
+def cost_table(found: Sequence[Course], decimals: int) -> Table:
+    """The numbers of the picture, with the seed set and without."""
+    rows = [
+        (
+            Cell(c.label),
+            Cell(f"{cost.round:,}"),
+            Cell(size(cost.whole)),
+            Cell(size(cost.sent)),
+            Cell(percent(cost.mean, decimals)),
+        )
+        for c in found
+        for cost in thin(c.costs, LISTED)
+    ]
+    columns = (
+        Column("Method", numeric=False),
+        Column("Round"),
+        Column("sent, with the seed set", "A node"),
+        Column("without", "A node"),
+        Column("ACC, %"),
+    )
+    lines = [[c.label, k.round, k.whole, k.sent, k.mean, k.low, k.high] for c in found for k in c.costs]
+    header = ["method", "round", "sent_with_seed_set", "sent", "acc", "acc_lowest_seed", "acc_highest_seed"]
+    some = "" if all(len(c.costs) <= LISTED for c in found) else f"; {LISTED} evaluations of each method, the CSV has all"
+    return Table(
+        "costs",
+        f"Bytes that a node has sent, and mean ACC; means over seeds{some}",
+        columns,
+        tuple(rows),
+        csv_text(header, lines),
+    )
+
+
+def draw_costs(found: Sequence[Course], decimals: int, prefix: str, styles: Styles) -> str:
+    """The picture as SVG: bytes on a log scale, the seed set's among them; who sends nothing is a line across."""
+    figure, axes = make_axes(WIDTH, HEIGHT, left=34, right=room(c.label for c in found), bottom=38, top=8)
+    paid = [c for c in found if not c.free]
+    if paid:
+        axes.set_xscale("log")
+    for course in paid:
+        _draw(axes, course)
+    for course in (c for c in found if c.free):
+        tone, reached = colour(f"s{course.slot}"), 100 * course.costs[-1].mean
+        axes.axhline(reached, color=tone, linewidth=1.4, linestyle=(0, (1, 1.6)), clip_on=False)
+    axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
+    axes.set_xlabel("bytes that a node has sent, its public data among them", color=colour("muted"), fontsize=TEXT)
+    if paid:
+        low, high = axes.get_xlim()
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if high < 1000 * low else (1,), numticks=8))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda bytes, _: size(bytes).replace(".0", "")))
+        axes.minorticks_off()
+    else:
+        axes.set_xticks([])
+    axes.yaxis.set_major_locator(MaxNLocator(6))
+    end_labels(axes, [(c.label, c.slot, 100 * c.costs[-1].mean) for c in found if not c.once])
+    hits = [hit for course in paid for hit in _hits(axes, course, decimals)]
+    return inline(figure, prefix, f"{TITLE}; the numbers are in the table below", styles, hits)
+
+
+def _draw(axes: Any, course: Course) -> None:
+    shown = [c for c in thin(course.costs, DRAWN) if c.whole > 0]
+    x, tone = [c.whole for c in shown], colour(f"s{course.slot}")
+    if course.seeds > 1:
+        low, high = ([100 * v for v in values] for values in ([c.low for c in shown], [c.high for c in shown]))
+        axes.fill_between(x, low, high, color=tone, alpha=0.13, linewidth=0, clip_on=False)
+    marks = {"marker": MARKS[course.slot - 1], "markersize": 5, "markeredgewidth": 0}
+    marked = sorted({round(k * (len(x) - 1) / 4) for k in range(5)})
+    axes.plot(x, [100 * c.mean for c in shown], color=tone, linewidth=1.8, markevery=marked, clip_on=False, **marks)
+    if course.once:  # its name stands at its end, which is far from where the other lines end
+        end = (x[-1], 100 * shown[-1].mean)
+        axes.annotate(fitted(course.label), end, (5, 0), textcoords="offset points", va="center", fontsize=TEXT, color=tone)
+
+
+def _hits(axes: Any, course: Course, decimals: int) -> list[Hit]:
+    """A square to point at around each listed point."""
+    height, hits = axes.figure.bbox.height, []
+    for cost in (c for c in thin(course.costs, LISTED) if c.whole > 0):
+        x, y = (float(v) for v in axes.transData.transform((cost.whole, 100 * cost.mean)))
+        told = f"{course.label}, round {cost.round:,}\n{size(cost.whole)} sent, {size(cost.sent)} of it in rounds"
+        hits.append(Hit(x - 8, height - y - 8, 16, 16, f"{told}\nACC {percent(cost.mean, decimals)} %"))
+    return hits

@@ -1,0 +1,141 @@
+"""What crosses between the participants: bytes, and the tensors that they are of."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from math import prod
+from typing import Any
+
+from fedmutual.report.cells import Cell, Column, Table, csv_text, missing
+from fedmutual.report.comparison import POOLED, Comparison, Method
+from fedmutual.report.text import count, size
+
+
+def bytes_by_method(comparison: Comparison) -> Table:
+    """A line a method: what left a client, as declared, and the bytes that crossed; a public seed set's stand apart."""
+    counted = {m.label: [r for r in m.counted if r.ledger] for m in comparison.methods}
+    seeded = any(r.ledger.seed for runs in counted.values() for r in runs)
+    stepped = any((r.settings.training.local_steps or 1) > 1 for runs in counted.values() for r in runs)
+    columns = [
+        Column("Method", numeric=False),
+        Column("A client's reply holds", numeric=False),
+        Column("up", "A client in a round"),
+        Column("down", "A client in a round"),
+        *([Column("up", "In a local step", note=_STEPS)] if stepped else []),
+        Column("up", "All clients, whole run"),
+        Column("down", "All clients, whole run"),
+        *([Column("once", "Public seed set", note=_SEED)] if seeded else []),
+    ]
+    rows, lines = [], []
+    for m in comparison.methods:
+        name, left = Cell(m.label, note=POOLED_NOTE if m.algorithm == POOLED else ""), _leaving(m)
+        leaves = missing("what may leave is written when a run is finished") if left == "n/a" else Cell(left)
+        if not counted[m.label]:
+            rows.append((name, Cell(left), *[missing("the ledger is empty so far")] * (len(columns) - 2)))
+            continue
+        ledgers = [r.ledger for r in counted[m.label]]
+        visits, n = sum(k.visits for k in ledgers) or 1, len(ledgers)
+        up, down = (sum(k.total(way, start=False) for k in ledgers) / visits for way in ("up", "down"))
+        whole = [sum(k.total(way) for k in ledgers) / n for way in ("up", "down")]
+        seed, steps = sum(sum(k.seed.values()) for k in ledgers) / n, counted[m.label][0].settings.training.local_steps
+        step = [up / steps if steps else None] if stepped else []
+        values = (up, down, *step, *whole, *([seed] if seeded else []))
+        rows.append((name, leaves, *(missing("a round is told in epochs") if v is None else Cell(size(v)) for v in values)))
+        lines.append([m.label, up, down, up / steps if steps else None, *whole, seed])
+    header = ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"]
+    caption = "Bytes of the tensors sent, means over seeds"
+    return Table("bytes", caption, tuple(columns), tuple(rows), csv_text(header, lines), True)
+
+
+_STEPS = "bytes of a round, divided by its local steps: so methods that exchange less often can be compared"
+_SEED = "all clients' public data, given out once before the first round, then referred to by index; in no other column"
+POOLED_NOTE = "all participants' data lie in one place here; moving them there is not counted"
+
+
+def bytes_by_client(comparison: Comparison) -> Table:
+    """A line a client: bytes over the whole run under every method."""
+    return _bytes(comparison, "bytes-client", "client", "Bytes of each client over the whole run, means over seeds")
+
+
+def bytes_by_round(comparison: Comparison) -> Table:
+    """A line a round, equal neighbours in one: bytes of all clients under every method."""
+    return _bytes(comparison, "bytes-round", "round", "Bytes of all clients in a round, means over seeds")
+
+
+def _bytes(comparison: Comparison, id: str, key: str, caption: str) -> Table:
+    methods = [m for m in comparison.methods if m.algorithm != POOLED and any(r.ledger for r in m.counted)]
+    sums: dict[str | int, dict[tuple[str, str], float]] = {}
+    for m in methods:
+        for ledger in (r.ledger for r in m.counted):
+            for way in ("up", "down"):
+                found: Mapping[Any, int] = ledger.by_client(way) if key == "client" else ledger.by_round(way)
+                for name, n in found.items():
+                    row = sums.setdefault(name, {})
+                    row[m.label, way] = row.get((m.label, way), 0.0) + n / len(m.counted)
+    ways = [(m.label, way) for m in methods for way in ("up", "down")]
+    names = sorted(sums) if key == "round" else list(sums)
+    told = [(name, tuple(sums[name].get(way, 0.0) for way in ways)) for name in names]
+    rows, lines = [], []
+    for (_, values), equal in groupby(told, key=lambda line: (line[0] if key == "client" else line[0] == 0, line[1])):
+        first, *more = [name for name, _ in equal]
+        last = more[-1] if more else first
+        head = "start" if first == 0 else str(first) if last == first else f"{first} to {last}"
+        rows.append((Cell(head), *(Cell(size(v)) for v in values)))
+        lines.append([first, *([last] if key == "round" else []), *values])
+    columns = (Column(key.capitalize(), numeric=False), *(Column(way, label) for label, way in ways))
+    header = [*(["first_round", "last_round"] if key == "round" else [key]), *(f"{label} {way}" for label, way in ways)]
+    return Table(id, caption, columns, tuple(rows), csv_text(header, lines))
+
+
+def _leaving(method: Method) -> str:
+    """What a reply may hold under a method."""
+    if method.algorithm == POOLED:
+        return "everything: all data lie in one place"
+    leaves = _leaves(method)
+    given = any(r.ledger.seed for r in method.counted)
+    if leaves is None:
+        return "n/a"
+    if not leaves:
+        return "nothing; once, before: its public data" if given else "nothing"
+    values = sum(prod(shape) for _, shape in leaves.values())
+    told = f"{count(len(leaves), 'tensor')}, {values:,} numbers"
+    if any(name.endswith("n_k") for name in leaves):
+        told += ", with n_k, how many examples it trains on"
+    return f"{told}; once, before: its public data" if given else told
+
+
+def tensors(comparison: Comparison) -> Table | None:
+    """Every tensor that may leave a client, by name; None where nothing leaves."""
+    found = {m.label: _leaves(m) or {} for m in comparison.methods if m.algorithm != POOLED}
+    found = {label: leaves for label, leaves in found.items() if leaves}
+    specs = dict.fromkeys((name, *spec) for leaves in found.values() for name, spec in leaves.items())
+    if not specs:
+        return None
+    marks = [
+        (name, kind, shape, [found[label].get(name) == (kind, shape) for label in found]) for name, kind, shape in specs
+    ]
+    rows = tuple(
+        (Cell(name), Cell(kind), Cell(_shape(shape)), *(Cell("leaves" if yes else "–") for yes in there))
+        for name, kind, shape, there in marks
+    )
+    columns = (
+        Column("Tensor", numeric=False),
+        Column("type", numeric=False),
+        Column("shape"),
+        *(Column(m, numeric=False) for m in found),
+    )
+    lines = [[name, kind, _shape(shape), *map(int, there)] for name, kind, shape, there in marks]
+    caption = "Tensors that may leave a client, as declared before the run"
+    return Table("tensors", caption, columns, rows, csv_text(["tensor", "type", "shape", *found], lines))
+
+
+def _leaves(method: Method) -> Mapping[str, tuple[str, tuple[int, ...]]] | None:
+    """Name -> dtype, shape over all phases; None before a run is finished. A phase is named where there are several."""
+    summary = next((r.summary for r in method.runs if r.summary), None)
+    if summary is None or summary.leaves is None:
+        return None
+    several = len(summary.leaves) > 1
+    return {f"{p}: {n}" if several else n: spec for p, leaves in summary.leaves.items() for n, spec in leaves.items()}
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return " × ".join(map(str, shape)) or "one number"

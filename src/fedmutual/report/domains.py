@@ -1,0 +1,193 @@
+"""Where clients are domains: ACC, BWT and FWT of their models, methods side by side, and what chose a best round."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share
+from fedmutual.report.comparison import OWN_DOMAIN, Comparison, Method
+from fedmutual.report.lines import Clients
+from fedmutual.report.measures import over_seeds
+from fedmutual.report.runs import Run
+from fedmutual.report.statistics import Missing, Value
+from fedmutual.report.text import count, listed, percent
+
+Pick = Callable[[Sequence[float]], float]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """An accuracy of a node's model: on whose test rows."""
+
+    key: str
+    data: str
+    rows: str
+
+    @property
+    def name(self) -> str:
+        """As the paper has it."""
+        return self.key.upper()
+
+
+ACC = Measure("acc", "test", "all domains")
+BWT = Measure("bwt", OWN_DOMAIN, "its own domain")
+FWT = Measure("fwt", "test.others", "the other domains")
+MEASURES = (ACC, BWT, FWT)
+_CHOSEN = {
+    "validation.all": "the validation data of all nodes pooled, which real sites cannot do: they have their own only",
+    "validation": "its own validation data, as a real site can",
+    "holdout": "its own hold-out data, as a real site can",
+    "test": "the very test data that it is scored on, which is too good for a forecast",
+}
+
+
+def last(method: Method, measure: Measure, pick: Pick = fmean) -> Value:
+    """A measure after the last round: the nodes' mean, or `pick` of them; over seeds."""
+
+    def number(run: Run) -> float | None:
+        found = per_node(run, measure)
+        return pick([*found.values()]) if found else None
+
+    return over_seeds(method.counted, number, _why(method))
+
+
+def best(method: Method, measure: Measure, of: Callable[[Clients], float | None] = lambda found: found.mean) -> Value:
+    """The same after each node's best round: the nodes' mean, or what `of` takes; of finished runs."""
+
+    def number(run: Run) -> float | None:
+        reached = run.summary.transfer if run.summary else None
+        found = getattr(reached, measure.key) if reached else None
+        return of(found.best) if found else None
+
+    return over_seeds(method.counted, number, "best rounds are chosen when the run is finished")
+
+
+def per_node(run: Run, measure: Measure) -> dict[str, float]:
+    """Node -> a measure after the last round, of those that share their scores."""
+    return {i: s.accuracy for i, s in run.own(run.last, data=measure.data).items()}
+
+
+def projected(method: Method, node: str | None = None) -> Value:
+    """The share of mutual steps that were projected: the nodes' mean, or one node's; of finished runs, over seeds."""
+
+    def number(run: Run) -> float | None:
+        found = run.summary.projected if run.summary else None
+        return None if found is None else found.mean if node is None else found.per_client.get(node)
+
+    return over_seeds(method.counted, number, "it projects no gradient")
+
+
+def choice(comparison: Comparison) -> str:
+    """A sentence: what chose the best rounds."""
+    by = {r.summary.transfer.best_by for m in comparison.methods for r in m.counted if r.summary and r.summary.transfer}
+    if not by:
+        return "Best rounds are chosen when a run is finished."
+    said = listed([_CHOSEN.get(data, data) for data in sorted(by)], "or")
+    return f"Best is after each node's own best round, chosen by its accuracy on {said}."
+
+
+def tables(comparison: Comparison) -> list[Table]:
+    """All of them: the averages, node by node, and what was projected."""
+    shares = [_projections(comparison)] if _projecting(comparison) else []
+    return [averages(comparison), *(by_node(comparison, m) for m in MEASURES), *shares]
+
+
+def averages(comparison: Comparison) -> Table:
+    """A line a method: the nodes' means, after the last round and after their best ones, and the worst node."""
+    decimals, projecting = comparison.decimals, _projecting(comparison)
+    rows, lines = [], []
+    for m in comparison.methods:
+        found = [value for measure in MEASURES for value in (last(m, measure), best(m, measure))]
+        found += [last(m, ACC, min), *([projected(m)] if projecting else [])]
+        rows.append((Cell(m.label, sub=_pace(comparison, m)), *(share(value, decimals) for value in found)))
+        lines.append([m.label, len(m.counted), *(v for value in found for v in numbers(value)[:2])])
+    columns = [Column("Method", numeric=False)]
+    columns += [Column(end, f"{m.name}: {m.rows}") for m in MEASURES for end in ("last", "best")]
+    columns += [Column("last", "Worst node's ACC"), *([Column("projected", "Mutual steps")] if projecting else [])]
+    names = [f"{m.key}_{end}" for m in MEASURES for end in ("last", "best")] + ["acc_worst"]
+    names += ["projected"] if projecting else []
+    header = ["method", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
+    caption = f"Means over nodes, %{_over(comparison)}"
+    return Table("domains", caption, tuple(columns), tuple(rows), csv_text(header, lines), cards=True)
+
+
+def by_node(comparison: Comparison, measure: Measure) -> Table:
+    """A line a node, a column a method: after the last round, and below it after the node's best."""
+    decimals = comparison.decimals
+    rows, lines = [], []
+    for node in _nodes(comparison):
+        found = [
+            (
+                over_seeds(m.counted, lambda run, i=node: per_node(run, measure).get(i), _why(m)),  # type: ignore[misc]
+                best(m, measure, lambda best, i=node: best.per_client.get(i)),  # type: ignore[misc]
+            )
+            for m in comparison.methods
+        ]
+        rows.append((Cell(node), *(_both(*values, decimals) for values in found)))
+        lines.append([node, *(v for values in found for value in values for v in numbers(value)[:2])])
+    means = [(last(m, measure), best(m, measure)) for m in comparison.methods]
+    rows.append((Cell("mean"), *(_both(*values, decimals) for values in means)))
+    ends = ("last", "last_half_width", "best", "best_half_width")
+    header = ["node", *(f"{m.label} {end}" for m in comparison.methods for end in ends)]
+    columns = (Column("Node", numeric=False), *(Column(m.label) for m in comparison.methods))
+    caption = f"{measure.name}, %: each node's model on test data of {measure.rows}; last round, and below it best"
+    return Table(measure.key, caption, columns, tuple(rows), csv_text(header, lines))
+
+
+def _projections(comparison: Comparison) -> Table:
+    methods = [m for m in comparison.methods if not isinstance(projected(m), Missing)]
+    names: list[str | None] = [*_nodes(comparison), None]
+    found = [(node or "mean", [projected(m, node) for m in methods]) for node in names]
+    rows = tuple((Cell(name), *(share(value, 1) for value in values)) for name, values in found)
+    lines = [[name, *(v for value in values for v in numbers(value)[:2])] for name, values in found]
+    header = ["node", *(f"{m.label}{end}" for m in methods for end in ("", "_half_width"))]
+    columns = (Column("Node", numeric=False), *(Column(m.label) for m in methods))
+    caption = "Mutual steps whose gradient was projected, %"
+    return Table("projected", caption, columns, rows, csv_text(header, lines))
+
+
+def _projecting(comparison: Comparison) -> bool:
+    return any(not isinstance(projected(m), Missing) for m in comparison.methods)
+
+
+def _nodes(comparison: Comparison) -> Iterator[str]:
+    yield from comparison.first.partition.clients
+
+
+def _both(last: Value, best: Value, decimals: int) -> Cell:
+    """The last round's number, and the best one's below it."""
+    if isinstance(last, Missing):
+        return missing(last.why)
+    below = ""
+    if not isinstance(best, Missing):
+        half = "" if best.half is None else f" ± {percent(best.half, decimals)}"
+        below = f"best {percent(best.mean, decimals)}{half}"
+    return share(last, decimals, below)
+
+
+def _pace(comparison: Comparison, method: Method) -> str:
+    """Said beneath a method's name: its rounds where not all have as many; that it is unfinished; its seeds."""
+    counted = method.counted
+    if not counted:
+        return "nothing evaluated yet"
+    said = [] if len({len(m.counted) for m in comparison.methods}) == 1 else [count(len(counted), "seed")]
+    paces = {(r.settings.rounds, r.local_steps) for r in comparison.runs}
+    run = counted[0]
+    if len(paces) > 1 or (run.local_steps or 1) > 1:
+        each = f" of {count(run.local_steps, 'local step')}" if run.local_steps else ""
+        said.append(f"{count(run.settings.rounds, 'round')}{each}")
+    return ", ".join(said + ([] if run.finished else [f"unfinished: round {run.reached} of {run.settings.rounds}"]))
+
+
+def _why(method: Method) -> str:
+    if not any(r.evaluations for r in method.runs):
+        return "nothing was evaluated yet"
+    return "no node was scored so: it shares no scores, or there is no other domain"
+
+
+def _over(comparison: Comparison) -> str:
+    seeds = {len(m.counted) for m in comparison.methods}
+    if seeds == {1}:
+        return "; one seed, so without intervals"
+    many = count(seeds.pop(), "seed") if len(seeds) == 1 else "seeds"
+    return f" ± 95 % interval over {many}"

@@ -1,0 +1,95 @@
+"""What verdicts have in common: how an answer, a difference and a doubt are put into words."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fedmutual.report.comparison import Comparison
+from fedmutual.report.statistics import Estimate, Gains, Missing
+from fedmutual.report.text import count, listed, percent
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One sentence that answers, and those that say why."""
+
+    lead: str
+    sentences: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the methods, and what is said of those with which it is so."""
+
+    act: str
+    better: str
+    worse: str
+
+
+FEDERATING = Question(
+    "federating", "on their own work clients do better than alone", "clients do worse on their own work than alone"
+)
+JOINING = Question("joining", "over all domains nodes do better than alone", "nodes do worse over all domains than alone")
+
+
+def lead(comparison: Comparison, gains: Mapping[str, Gains | Missing], asked: Question) -> str:
+    """The answer in a sentence, from the gains over local-only by method."""
+    if not comparison.federated:
+        return f"Nothing was federated in these runs, so they cannot say whether {asked.act} pays."
+    found = {label: g.estimate for label, g in gains.items() if isinstance(g, Gains)}
+    if not found:
+        whys = dict.fromkeys(g.why for g in gains.values() if isinstance(g, Missing))
+        return f"These runs cannot say whether {asked.act} pays: {'; '.join(whys)}."
+    pays, costs, open_ = ([label for label, e in found.items() if e.sign == sign] for sign in (1, -1, 0))
+    once = all(e.unit == "clients" for e in found.values())
+    start = f"In this one seed, {asked.act}" if once else asked.act.capitalize()
+    if pays:
+        said = f"{start} pays with {listed(pays)}: {asked.better}"
+        said += f"; with {listed(costs, 'or')} they do worse" if costs else ""
+        return said + (f"; with {listed(open_, 'or')} no difference is certain." if open_ else ".")
+    if costs and not open_:
+        return f"{start} does not pay: with {listed(costs, 'or')} {asked.worse}."
+    said = f"Whether {asked.act} pays is not certain here: with {listed(open_, 'or')} the mean gain could be zero"
+    return said + (f", and with {listed(costs)} {asked.worse.partition(' ')[0]} do worse than alone." if costs else ".")
+
+
+def score(name: str, e: Estimate, comparison: Comparison) -> str:
+    """Whether a method wins, and by how much."""
+    decimals = comparison.decimals
+    if e.sign:
+        verb = "wins by" if e.sign > 0 else "loses by"
+        return f"{name} {verb} {away(e, decimals, ('', '', ''))}"
+    chance = ", which may be chance" if e.half is not None and e.mean else ""
+    return f"{name} is {away(e, decimals, ('ahead', 'behind', 'level'), chance)}"
+
+
+def away(e: Estimate, decimals: int, words: tuple[str, str, str], remark: str = "") -> str:
+    """ "1.3 points above (95 % interval 0.4 to 2.2, 3 seeds)", in words for above, below and level."""
+    amount = percent(abs(e.mean), decimals)
+    above, below, level = words
+    way = above if e.mean > 0 else below
+    said = f"{amount} points {way}".strip() if amount.strip("0.") else level or f"{amount} points"
+    if e.half is None:
+        return f"{said}{remark} (one {e.unit.removesuffix('s')}, so no interval)"
+    low, high = sorted((percent(abs(v), decimals) for v in (e.low, e.high)), key=float)
+    if e.low < 0 < e.high:
+        first, second = (w.partition(" ")[0] for w in (below, above))
+        low, high = f"{percent(-e.low, decimals)} {first}", f"{percent(e.high, decimals)} {second}"
+    return f"{said}{remark} (95 % interval {low} to {high}, {e.n} {e.unit})"
+
+
+def clients(found: Gains, noun: str = "client") -> str:
+    """ "25 clients over 5 seeds"."""
+    seeds = len(found.seeds)
+    return count(len(found.pairs), noun) + (f" over {seeds} seeds" if seeds > 1 else "")
+
+
+def doubts(comparison: Comparison, found: Sequence[Estimate]) -> Iterator[str]:
+    """What few seeds leave open, and what would tell more."""
+    if any(e.sign == 0 and e.unit == "seeds" and e.n < 5 for e in found):
+        few = min(e.n for e in found)
+        yield f"An interval over {few} seeds is wide; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
+    if comparison.federated and all(len(m.counted) == 1 for m in comparison.methods if m.counted):
+        yield (
+            "There is one seed only: intervals over clients tell how clients differ, not what another seed would give; "
+            "`fedmutual compare FILE.toml --seeds 3` makes more."
+        )

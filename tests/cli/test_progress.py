@@ -1,0 +1,111 @@
+"""What is seen of a long run: not too many lines, the last scores between evaluations, the time left, the worst node."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from fedmutual.cli.progress import LINES, Watch
+from fedmutual.records import text
+from fedmutual.records.events import Evaluated, Finished, Replied, Score, Started
+from fedmutual.records.text import holdout_line, worst_line
+
+NODES = ("0", "40")
+ROWS = {"test": (0.9, 0.8), "test.own": (0.95, 0.97), "test.others": (0.85, 0.7), "validation": (0.5, 0.5)}
+
+
+def scores(model="personal"):
+    return tuple(Score(model, i, data, {"accuracy": own[k]}) for data, own in ROWS.items() for k, i in enumerate(NODES))
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test sets."""
+    now = [0.0]
+    monkeypatch.setattr(text.time, "monotonic", lambda: now[0])
+    return now
+
+
+def screen(terminal, line=text.scores_line, end=worst_line):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
+    return Watch(console, line, end), console.file
+
+
+def rounds(observer, clock, first, last, every):
+    """Rounds of 70 ms with two phases, evaluated every so often."""
+    for r in range(first, last + 1):
+        for share in (0.5, 1.0):
+            clock[0] = 0.07 * (r - 1 + share)
+            for k, i in enumerate(NODES, 1):
+                observer(Replied(r, "local" if share == 0.5 else "mutual", i, k, len(NODES)))
+        if r % every == 0 or r == 10_000:
+            observer(Evaluated(r, {}, scores()))
+
+
+@pytest.mark.parametrize("every", [1, 50, 99])
+def test_ten_thousand_rounds_say_about_a_hundred_lines(clock, every):
+    watch, out = screen(terminal=False)
+    observer = watch.of("")
+    observer(Started(0, 10_000, NODES, ()))
+    rounds(observer, clock, 1, 10_000, every)
+    observer(Finished(10_000))
+    said = out.getvalue().splitlines()
+    assert LINES <= len(said) <= LINES + 2
+    assert said[-2] == "round 10000/10000  ACC 85.0 %  BWT 96.0 %  FWT 77.5 %  0 s left"
+    assert said[-1] == "worst node: ACC 80.0 % (40)  BWT 95.0 % (0)  FWT 70.0 % (40)"
+
+
+def test_a_short_run_says_every_evaluation(clock):
+    watch, out = screen(terminal=False)
+    observer = watch.of("x")
+    observer(Started(2, 60, NODES, ()))
+    out.truncate(0)
+    rounds(observer, clock, 3, 60, 2)
+    assert len(out.getvalue().splitlines()) == 29
+
+
+def test_between_evaluations_the_last_scores_and_the_time_left_stay(clock):
+    watch, _ = screen(terminal=True)
+    with watch:
+        observer = watch.of("")
+        observer(Started(0, 10_000, NODES, ()))
+        rounds(observer, clock, 1, 49, 50)
+        [task] = watch.bar.tasks
+        # 49 rounds of 0.07 s; 9,951 are left
+        assert (task.description, task.fields["said"]) == ("50/10000", "11 min 37 s left")
+        rounds(observer, clock, 50, 74, 50)
+        assert task.description == "75/10000"
+        assert task.fields["said"] == "ACC 85.0 %  BWT 96.0 %  FWT 77.5 %  11 min 35 s left"
+        observer(Replied(75, "local", "0", 2, 2))
+        completed = task.completed
+        observer(Replied(75, "mutual", "0", 1, 2))
+        assert task.completed == completed  # the second phase of a round does not go back
+
+
+def test_a_screen_is_drawn_at_its_own_pace_however_fast_the_rounds_are(clock):
+    watch, out = screen(terminal=True)
+    with watch:
+        observer = watch.of("")
+        observer(Started(0, 10_000, NODES, ()))
+        rounds(observer, clock, 1, 2_000, 50)
+        drawn = out.getvalue().count("\r")
+        observer(Finished(10_000))
+    assert drawn < 100
+    assert "10000 rounds  ACC 85.0 %  BWT 96.0 %  FWT 77.5 %" in out.getvalue()
+    assert "worst node: ACC 80.0 % (40)" in out.getvalue()
+
+
+def test_a_sweep_shows_no_test_score(clock):
+    watch, out = screen(terminal=False, line=holdout_line, end=lambda scores: "")
+    observer = watch.of("")
+    observer(Started(0, 1, NODES, ()))
+    observer(Evaluated(1, {}, scores()))
+    observer(Finished(1))
+    assert "ACC" not in out.getvalue()
+
+
+def test_a_shared_model_counts_for_every_node_and_no_domains_have_no_such_line():
+    assert text.scores_line(scores("global")) == "ACC 85.0 %  BWT 96.0 %  FWT 77.5 %"
+    plain = tuple(s for s in scores() if s.data == "validation")
+    assert text.scores_line(plain) == "personal 50.0 % (worst 50.0 %)"
+    assert worst_line(plain) == ""

@@ -1,0 +1,369 @@
+"""Nodes that are domains: ACC, BWT and FWT, what joining costs, and accuracy against bytes; all by hand from made runs."""
+
+import csv
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from fedmutual.report import accuracy, domains, headline, tables, verdict
+from fedmutual.report.comparison import comparisons
+from fedmutual.report.costs import cost_table, courses, draw_costs
+from fedmutual.report.curves import data_table, pictures, slots
+from fedmutual.report.runs import read_runs
+from fedmutual.report.statistics import last_common
+from run_folders import Made, write, write_all
+
+NODES = ("0", "40")
+LAST, FIRST = {"0": 0.8, "40": 0.6}, {"0": 0.9, "40": 0.5}  # ACC after round 2 and after round 1
+
+
+def own(seed, round, node):
+    """Validation accuracy: node 0 is best after round 1, node 40 after round 2."""
+    return 0.9 if round == {"0": 1, "40": 2}[node] else 0.5
+
+
+def reach(seed, round, node):
+    """ACC; BWT 5 points above, FWT 10 points below it; the second seed 2 points better."""
+    acc = (LAST if round == 2 else FIRST)[node] + 0.02 * seed
+    return acc, acc + 0.05, acc - 0.1
+
+
+def steps(n):
+    return {"training": {"local_steps": n, "batch_size": 32}}
+
+
+def made(algorithm, reach=reach, n=1, **more):
+    return Made(algorithm, own, reach=reach, clients=NODES, **{"config": steps(n), **more})
+
+
+FEDH2L = made("fedh2l", projected=0.25)
+ALONE = made("independent", lambda s, r, c: (0.5, 0.9, 0.3))
+AGG = made("aggregate", lambda s, r, c: tuple(v - 0.1 for v in reach(s, r, c)))
+FEDAVG = made("fedavg", lambda s, r, c: (0.7, 0.7, 0.7))
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return write_all(tmp_path, [FEDH2L, AGG, FEDAVG, ALONE], [0, 1])
+
+
+def comparison(folders):
+    [found] = comparisons(read_runs(folders))
+    return found
+
+
+def texts(table):
+    return [[(c.text, c.spread) for c in row] for row in table.rows]
+
+
+def records(table):
+    return list(csv.DictReader(io.StringIO(table.csv)))
+
+
+def test_the_averages_of_every_method(folders):
+    """FedH2L's nodes' ACC, last: 0.7 and 0.72, so 0.71 and half = 12.7062 * 0.01 = 0.127; best: (0.9 + 0.6) / 2 + 0.01."""
+    table = domains.averages(comparison(folders))
+    assert [row[0].text for row in table.rows] == ["FedH2L", "AGG", "FedAvg", "Local-only"]
+    assert texts(table)[0][1:] == [
+        *[("71.0", "± 12.7"), ("76.0", "± 12.7")],
+        *[("76.0", "± 12.7"), ("81.0", "± 12.7")],
+        *[("61.0", "± 12.7"), ("66.0", "± 12.7")],
+        *[("61.0", "± 12.7"), ("25.0", "± 0.0")],
+    ]
+    assert [c.title for c in table.columns[1:3]] == ["ACC: all domains: last", "ACC: all domains: best"]
+    assert [row[-1].note for row in table.rows[1:]] == ["n/a: it projects no gradient"] * 3
+    assert float(records(table)[0]["acc_best"]) == pytest.approx(0.76)
+    assert table.caption.endswith("interval over 2 seeds")
+
+
+def test_node_by_node_methods_side_by_side(folders):
+    """Node 0, ACC: last 0.8 and 0.82, best (after round 1) 0.9 and 0.92; node 40's best is its last."""
+    table = domains.by_node(comparison(folders), domains.ACC)
+    assert [c.name for c in table.columns] == ["Node", "FedH2L", "AGG", "FedAvg", "Local-only"]
+    assert [(row[0].text, row[1].text, row[1].spread, row[1].sub) for row in table.rows] == [
+        ("0", "81.0", "± 12.7", "best 91.0 ± 12.7"),
+        ("40", "61.0", "± 12.7", "best 61.0 ± 12.7"),
+        ("mean", "71.0", "± 12.7", "best 76.0 ± 12.7"),
+    ]
+    assert float(records(table)[0]["AGG best"]) == pytest.approx(0.81)
+    bwt = domains.by_node(comparison(folders), domains.BWT)
+    assert [row[4].text for row in bwt.rows] == ["90.0", "90.0", "90.0"]
+
+
+def test_the_share_of_projected_steps_has_a_table_where_there_is_one(folders, tmp_path):
+    found = domains.tables(comparison(folders))
+    assert [t.id for t in found] == ["domains", "acc", "bwt", "fwt", "projected"]
+    assert texts(found[-1]) == [[(name, ""), ("25.0", "± 0.0")] for name in (*NODES, "mean")]
+    assert [t.id for t in domains.tables(comparison([write(tmp_path / "x", AGG)]))] == ["domains", "acc", "bwt", "fwt"]
+
+
+@pytest.mark.parametrize(
+    ("pooled", "said"),
+    [
+        (True, "the validation data of all nodes pooled, which real sites cannot do: they have their own only."),
+        (False, "its own validation data, as a real site can."),
+    ],
+)
+def test_what_chose_the_best_rounds_is_said(tmp_path, pooled, said):
+    found = comparison([write(tmp_path / "x", replace(FEDH2L, pooled=pooled))])
+    assert domains.choice(found) == f"Best is after each node's own best round, chosen by its accuracy on {said}"
+
+
+def test_of_an_unfinished_run_the_last_round_counts_and_no_best(tmp_path):
+    table = domains.averages(comparison([write(tmp_path / "x", replace(FEDH2L, rounds=9, reached=2))]))
+    assert (table.rows[0][0].sub, table.rows[0][1].text) == ("unfinished: round 2 of 9", "70.0")
+    assert table.rows[0][2].note == "n/a: best rounds are chosen when the run is finished"
+    assert table.caption == "Means over nodes, %; one seed, so without intervals"
+
+
+def test_nodes_that_share_no_scores_are_no_domains_for_a_report(tmp_path):
+    found = comparison([write(tmp_path / "x", replace(FEDH2L, tells=False))])
+    assert not found.domains
+    assert accuracy.headline(found).rows[0][3].text == "n/a"
+
+
+def test_one_model_on_the_rows_of_all_and_of_one(folders):
+    subjects = [row[0].sub for row in tables.beyond_accuracy(comparison(folders)).rows]
+    assert subjects[:3] == [
+        f"personal model, {w}" for w in ("own validation data", "test data of all domains", "of its own domain")
+    ]
+    assert "shared model, test data of all domains" in subjects
+    assert [c.title for c in tables.recall(comparison(folders)).columns[1:3]] == [
+        "FedH2L: personal model",
+        "AGG: personal model",
+    ]
+
+
+def test_why_no_shared_model_stands_in_the_table_of_own_data(folders):
+    notes = [row[1].note for row in accuracy.headline(comparison(folders)).rows]
+    assert notes == [
+        "n/a: there is no shared model",
+        "n/a: there is no shared model",
+        "n/a: the shared model is scored on the clients' rows only",
+        "n/a: there is no shared model: nothing is shared",
+    ]
+
+
+def test_joining_pays_over_all_domains_and_costs_the_own_one(folders):
+    """ACC: 0.3 and 0.1 above alone, in seed 1 0.02 more: 0.21, half 0.127. BWT: 0.05 and 0.25 below, then 0.02 less."""
+    said = verdict(folders)
+    assert said[0] == (
+        "Joining pays with FedH2L and FedAvg: over all domains nodes do better than alone; "
+        "with AGG no difference is certain."
+    )
+    assert said[1] == (
+        "FedH2L: over all domains (ACC) nodes score 71.0 %, 21.0 points above local-only "
+        "(95 % interval 8.3 to 33.7, 2 seeds). Of 2 nodes all gain."
+    )
+    assert said[2] == (
+        "FedH2L, on a node's own domain (BWT): joining costs accuracy there; 76.0 %, 14.0 points below local-only "
+        "(95 % interval 1.3 to 26.7, 2 seeds). Of 2 nodes all are harmed: node 40 by 24.0 points and "
+        "node 0 by 4.0 (may be chance)."
+    )
+    # AGG is 0.1 below FedH2L everywhere
+    [against] = [s for s in said if s.startswith("Against AGG")]
+    assert against == (
+        "Against AGG: on all domains (ACC) FedH2L wins by 10.0 points (95 % interval 10.0 to 10.0, 2 seeds); on its own "
+        "domain (BWT) FedH2L wins by 10.0 points (95 % interval 10.0 to 10.0, 2 seeds); on the other domains (FWT) "
+        "FedH2L wins by 10.0 points (95 % interval 10.0 to 10.0, 2 seeds)."
+    )
+    assert said[-1] == "An interval over 2 seeds is wide; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
+
+
+@pytest.mark.parametrize(
+    ("gain", "cost", "who"),
+    [
+        ({"0": 0.02, "40": 0.03}, "joining costs nothing: nodes gain there too", "Of 2 nodes all gain."),
+        ({"0": 0.0, "40": 0.03}, "no cost of joining is certain", "Of 2 nodes 1 gains, 1 stays equal and none is harmed."),
+        (
+            {"0": -0.04, "40": 0.01},
+            "no cost of joining is certain",
+            "Of 2 nodes 1 gains and 1 is harmed: node 0 by 4.0 points.",
+        ),
+    ],
+)
+def test_what_joining_costs_a_node_s_own_domain(tmp_path, gain, cost, who):
+    """In one seed the interval is over nodes: 0.02 and 0.03 are 0.025 with half 12.7 * 0.005 = 0.064, no certain gain."""
+    ours = made("fedh2l", lambda s, r, c: (0.6, 0.9 + gain[c] + 0.0001 * s, 0.5))
+    seeds = [0, 1] if gain["0"] > 0 else [0]
+    said = verdict(write_all(tmp_path, [ours, ALONE], seeds))
+    assert said[2].startswith(f"FedH2L, on a node's own domain (BWT): {cost}; ")
+    assert said[2].endswith(who)
+
+
+def test_many_harmed_nodes_are_not_all_named(tmp_path):
+    nodes = tuple("abcdefgh")
+    ours = made("fedh2l", lambda s, r, c: (0.4 - 0.01 * nodes.index(c), 0.9, 0.5))
+    said = verdict(write_all(tmp_path, [replace(m, own=lambda s, r, c: 0.5, clients=nodes) for m in (ours, ALONE)], [0]))
+    assert said[0] == "In this one seed, joining does not pay: with FedH2L nodes do worse over all domains than alone."
+    assert said[1].endswith(
+        "Of 8 nodes all are harmed: node h by 17.0 points, node g by 16.0, node f by 15.0, node e by 14.0, node d by 13.0 "
+        "and 3 more by less."
+    )
+
+
+def test_without_local_only_it_cannot_be_said(tmp_path):
+    said = verdict(write_all(tmp_path, [FEDH2L, AGG], [0, 1]))
+    assert said[0] == (
+        "These runs cannot say whether joining pays: local-only training (independent) is not among these runs; "
+        "`fedmutual compare FILE.toml --methods fedh2l,independent` makes it."
+    )
+
+
+def test_methods_that_exchange_ever_so_often_are_held_against_each_other_after_as_many_local_steps(tmp_path):
+    """FedAvg: 4 rounds of 5 steps, evaluated after 5, 10, 15, 20 steps. Alone: 22 rounds of 1, after 2, 4, ..., 20, 22."""
+    alone = made("independent", lambda s, r, c: (r / 100,) * 3, rounds=22, every=2)
+    ours = made("fedavg", lambda s, r, c: (r / 10,) * 3, n=5, rounds=4)
+    plain = [replace(m, own=lambda s, r, c: 0.5) for m in (ours, alone)]
+    a, b = read_runs(write_all(tmp_path, plain, [0]))
+    assert last_common(a, b) == (4, 20)
+    said = verdict([a, b])
+    assert "nodes score 40.0 %, 20.0 points above local-only" in said[1]  # 0.4 and 0.2
+    [short] = read_runs([write(tmp_path / "short", replace(plain[0], rounds=3))])
+    assert last_common(short, b) == (2, 10)
+    assert "FedAvg is held against local-only after round 2, the last after which both had trained as much." in verdict(
+        [short, b]
+    )
+
+
+def test_rounds_that_only_one_of_two_tells_in_steps_are_compared_at_both_ends(tmp_path):
+    epochs = replace(made("fedavg", rounds=2), config={"training": {"local_epochs": 1}})
+    alone = replace(ALONE, own=lambda s, r, c: 0.5, rounds=7)
+    a, b = read_runs([write(tmp_path / "a", epochs), write(tmp_path / "b", alone)])
+    assert last_common(a, b) == (2, 7)
+    [c] = read_runs([write(tmp_path / "c", replace(alone, rounds=9, reached=7))])
+    assert last_common(a, c) == (0, 0)
+
+
+def test_curves_of_domains(folders):
+    found = {p.id: p for p in pictures(comparison(folders))}
+    assert list(found) == ["acc", "bwt", "fwt", "worst", "loss", "mutual", "shares"]
+    first = found["acc"].curves[0]
+    assert first.points[0] == (1, pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
+    assert [p.mean for p in found["worst"].curves[0].points] == pytest.approx([0.51, 0.61])
+    # the losses of FedH2L's local step are beside the others', what peers teach is apart, and a share is no loss
+    assert [c.label for c in found["loss"].curves] == ["FedH2L", "AGG", "FedAvg", "Local-only"]
+    assert [(c.label, c.style) for c in found["mutual"].curves] == [("FedH2L, KL", 0), ("FedH2L, CE", 1)]
+    assert [p.mean for p in found["mutual"].curves[0].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
+    assert [(c.label, c.points[1].mean) for c in found["shares"].curves] == [("FedH2L", pytest.approx(0.25))]
+
+
+def test_losses_that_fall_far_are_drawn_on_a_log_scale(tmp_path):
+    def losses(rounds):
+        made_ = replace(ALONE, own=lambda s, r, c: 0.5, rounds=rounds)
+        return {p.id: p for p in pictures(comparison([write(tmp_path / str(rounds), made_)]))}["loss"]
+
+    assert not losses(100).log  # 2 / 1.5 to 2 / 100.5: a factor of 67
+    assert losses(200).log  # of 134
+
+
+def test_local_steps_are_a_second_axis_where_all_take_as_many(tmp_path):
+    found = comparison([write(tmp_path / m.algorithm, replace(m, config=steps(5))) for m in (FEDH2L, ALONE)])
+    assert {(p.steps, p.unit) for p in pictures(found)} == {(5, "round")}
+
+
+def test_where_methods_take_different_numbers_of_local_steps_curves_go_over_these(tmp_path):
+    found = comparison([write(tmp_path / "a", FEDH2L), write(tmp_path / "b", replace(FEDAVG, config=steps(7)))])
+    drawn = {p.id: p for p in pictures(found)}
+    assert list(drawn)[:3] == ["acc", "acc-rounds", "bwt"]
+    assert [(p.unit, p.rounds) for p in (drawn["acc"], drawn["acc-rounds"])] == [
+        ("local step", [1, 2, 7, 14]),
+        ("round", [1, 2]),
+    ]
+    assert [c.name for c in data_table(drawn["acc"], 1).columns] == ["Local step", "FedH2L", "FedAvg"]
+    assert [r["local_step"] for r in records(data_table(drawn["acc"], 1))] == ["1", "2", "7", "14"]
+    epochs = write(tmp_path / "c", replace(ALONE, config={"training": {"local_epochs": 1}}))
+    drawn = {p.id: p for p in pictures(comparison([tmp_path / "a", tmp_path / "b", epochs]))}
+    assert list(drawn)[:3] == ["acc", "acc-steps", "bwt"]
+    assert [c.label for c in drawn["acc-steps"].curves] == ["FedH2L", "FedAvg"]
+    assert drawn["bwt"].unit == "round"
+
+
+def test_labels_tell_variants_apart_by_what_most_have_not(tmp_path):
+    def variant(name, **keys):
+        config = {"algorithm": {"name": "fedh2l", "kl": True, "projection": "qp", **keys}, **steps(1)}
+        return write(tmp_path / name, replace(FEDH2L, config=config))
+
+    slow = write(tmp_path / "slow", replace(FEDAVG, config=steps(2)))
+    runs = [variant("b", kl=False), variant("c", projection="none"), variant("a"), slow, write(tmp_path / "alone", ALONE)]
+    found = comparison(runs)
+    labels = [m.label for m in found.methods]
+    assert labels == ["FedH2L", "FedH2L (kl = false)", "FedH2L (projection = none)", "FedAvg", "Local-only"]
+    assert slots(found.methods) == {"FedH2L": 6, labels[1]: 8, labels[2]: 7, "FedAvg": 2, "Local-only": 4}
+    against = [s.partition(":")[0] for s in verdict(runs) if s.startswith("Against")]
+    assert against == ["Against FedH2L (kl = false)", "Against FedH2L (projection = none)", "Against FedAvg"]
+    two = comparison([tmp_path / "a", tmp_path / "b"])  # of two, neither is what most have
+    assert [m.label for m in two.methods] == ["FedH2L (kl = true)", "FedH2L (kl = false)"]
+
+
+def sent(round, node):
+    return (
+        [("agree", 6, 6), ("seed", 0, 100 if node == "0" else 300)] if round == 0 else [("local", 0, 50), ("mutual", 50, 0)]
+    )
+
+
+@pytest.fixture
+def costly(tmp_path):
+    methods = [replace(FEDH2L, sent=sent), replace(AGG, sent=lambda r, c: [] if r else sent(0, c)[1:]), FEDAVG, ALONE]
+    return comparison(write_all(tmp_path, methods, [0, 1]))
+
+
+def test_accuracy_against_bytes(costly):
+    """A node's mean: 200 of public data, 6 before round 1 and 50 in each; FedAvg 72; AGG public data alone."""
+    found = {c.label: c for c in courses(costly)}
+    assert [(k.round, k.sent, k.whole) for k in found["FedH2L"].costs] == [(1, 56, 256), (2, 106, 306)]
+    assert [(k.mean, k.low, k.high) for k in found["FedH2L"].costs] == [
+        (pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
+    ] * 2
+    assert [(k.sent, k.whole) for k in found["AGG"].costs] == [(0, 200), (0, 200)]
+    assert [(k.sent, k.whole) for k in found["FedAvg"].costs] == [(72, 72), (144, 144)]
+    assert [(label, c.free, c.once) for label, c in found.items()] == [
+        ("FedH2L", False, False),
+        ("AGG", False, True),
+        ("FedAvg", False, False),
+        ("Local-only", True, False),
+    ]
+    table = cost_table([*found.values()], 1)
+    assert [c.text for c in table.rows[1]] == ["FedH2L", "2", "306 B", "106 B", "71.0"]
+    assert float(records(table)[1]["sent_with_seed_set"]) == 306
+
+
+def test_the_picture_of_bytes_names_every_method_and_says_each_point(costly):
+    svg = draw_costs(courses(costly), 1, "x", {})
+    for label in ("FedH2L", "AGG", "FedAvg", "Local-only"):
+        assert f">{label}</text>" in svg
+    assert "FedH2L, round 2\n306 B sent, 106 B of it in rounds\nACC 71.0 %" in svg
+    assert svg.count("<rect") == 6
+    assert "Local-only, round" not in svg  # who sends nothing has no place on an axis of bytes
+
+
+def test_methods_that_send_nothing_have_a_picture_too(tmp_path):
+    svg = draw_costs(courses(comparison([write(tmp_path / "x", ALONE)])), 1, "x", {})
+    assert "Local-only</text>" in svg
+
+
+def printed(found, width=80):
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(found)
+    return console.export_text()
+
+
+def test_the_headline_in_the_terminal(folders, tmp_path):
+    text = printed(headline(folders))
+    [line] = [x for x in text.splitlines() if x.startswith("FedH2L")]
+    assert re.split(r"  +", line.strip()) == [
+        "FedH2L",
+        "71.0 ± 12.7",
+        "76.0 ± 12.7",
+        "61.0 ± 12.7",
+        "61.0 ± 12.7",
+        "+21.0 ± 12.7",
+    ]
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+    clients = write(tmp_path / "other", Made("fml", lambda s, r, c: 0.5, name="clients"))
+    text = printed(headline([*folders, clients]))
+    assert text.index("own data, %") < text.index("ACC, %")
+    assert "clients" in text

@@ -1,0 +1,129 @@
+"""Bytes as the report has them: sums by hand, the seed set apart, and a ledger as long as FedH2L's."""
+
+import csv
+import io
+import json
+import tracemalloc
+
+import pytest
+
+from fedmutual.errors import RunError
+from fedmutual.report import crossed
+from fedmutual.report.comparison import comparisons
+from fedmutual.report.ledger import columns
+from fedmutual.report.lines import Transfer
+from fedmutual.report.runs import read_run, read_runs
+from run_folders import Made, write
+
+LINES = [
+    (0, "agree", "b", 3, 1),
+    (0, "seed", "a", 9, 500),
+    (0, "seed", "b", 9, 700),
+    (0, "seed", "b", 9, 1),
+    (1, "local", "a", 0, 10),
+    (1, "local", "b", 0, 20),
+    (1, "mutual", "a", 30, 0),
+    (2, "local", "b", 0, 40),
+    (2, "seed", "a", 5, 6),
+]
+
+
+@pytest.fixture
+def ledger():
+    names = ("round", "phase", "client", "down", "up")
+    return columns(Transfer.model_validate(dict(zip(names, line, strict=True))) for line in LINES)
+
+
+def test_sums_without_the_seed_set(ledger):
+    assert ledger.seed == {"a": 500, "b": 701}
+    assert (ledger.total("up"), ledger.total("down")) == (1 + 10 + 20 + 40 + 6, 3 + 30 + 5)
+    assert (ledger.total("up", start=False), ledger.total("down", start=False)) == (76, 35)
+    assert ledger.by_client("up") == {"b": 1 + 20 + 40, "a": 10 + 6}
+    assert ledger.by_round("down") == {0: 3, 1: 30, 2: 5}
+    assert ledger.visits == 4  # both clients in both rounds; the start is none
+
+
+def test_sums_up_to_a_round(ledger):
+    assert ledger.until([0, 1, 2, 99]) == [1, 31, 77, 77]
+    assert ledger.until([1, 2], "down") == [33, 38]
+
+
+def test_an_empty_ledger():
+    none = columns([])
+    assert (bool(none), none.visits, none.total("up"), none.by_round("up"), none.until([1, 2])) == (False, 0, 0, {}, [0, 0])
+
+
+def test_sums_beyond_what_a_float_counts(ledger):
+    odd = 2**53 + 1
+    many = columns(Transfer(round=r, phase="x", client="a", down=0, up=odd) for r in (1, 2, 3))
+    assert many.by_client("up") == {"a": 3 * odd}
+
+
+@pytest.mark.parametrize("line", ['{"round": 1, "phase": "p", "client": "0", "down": -1, "up": 0}', '{"round": 1e99}'])
+def test_a_line_that_counts_nothing_sensible_is_named(tmp_path, line):
+    folder = write(tmp_path / "run", Made("fml", lambda s, r, c: 0.5))
+    with (folder / "ledger.jsonl").open("a") as file:
+        file.write(line + "\n")
+    with pytest.raises(RunError, match=r"ledger\.jsonl: line 7 is cut off or not fedmutual's \((down|round)"):
+        read_run(folder)
+
+
+def test_a_run_of_ten_thousand_rounds_takes_little_memory_and_few_lines(tmp_path):
+    folder = write(tmp_path / "run", Made("fml", lambda s, r, c: 0.5, rounds=2))
+    with (folder / "ledger.jsonl").open("w") as file:
+        for r in range(1, 10_001):
+            for phase, up, down in (("local", 1412, 0), ("mutual", 0, 4236)):
+                for client in "0123":
+                    file.write(json.dumps({"round": r, "phase": phase, "client": client, "down": down, "up": up}) + "\n")
+    tracemalloc.start()
+    run = read_run(folder)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(run.ledger.round) == 80_000
+    assert kept < 10_000_000  # a record a line took 80 MB
+    [comparison] = comparisons([run])
+    assert [c.text for c in crossed.bytes_by_method(comparison).rows[0][2:]] == ["1.4 kB", "4.2 kB", "56.5 MB", "169.4 MB"]
+    by_round = crossed.bytes_by_round(comparison)
+    assert [[c.text for c in row] for row in by_round.rows] == [["1 to 10000", "5.6 kB", "16.9 kB"]]
+    assert list(csv.reader(io.StringIO(by_round.csv)))[1:] == [["1", "10000", "5648", "16944"]]
+
+
+def sent(round, client):
+    """A fingerprint and 500 bytes of public data once, then 60 up and 90 down a round."""
+    if round == 0:
+        return [("agree", 16, 16), ("seed", 0, 500)]
+    return [("local", 0, 60), ("mutual", 90, 0)]
+
+
+@pytest.fixture
+def methods(tmp_path):
+    steps = {"training": {"local_steps": 5, "batch_size": 32}}
+    domains = {"reach": lambda s, r, c: (0.5, 0.6, 0.4), "rounds": 4}
+    made = [
+        Made("fedh2l", lambda s, r, c: 0.5, sent=sent, **domains),
+        Made("aggregate", lambda s, r, c: 0.5, sent=lambda r, c: [] if r else [("seed", 0, 500)], **domains),
+        Made("fedavg", lambda s, r, c: 0.5, config=steps, **domains),
+        Made("independent", lambda s, r, c: 0.5, **domains),
+    ]
+    [found] = comparisons(read_runs([write(tmp_path / m.algorithm, m) for m in made]))
+    return found
+
+
+def test_the_seed_set_stands_apart_and_local_steps_are_told(methods):
+    table = crossed.bytes_by_method(methods)
+    assert [c.title for c in table.columns[2:]] == [
+        "A client in a round: up",
+        "A client in a round: down",
+        "In a local step: up",
+        "All clients, whole run: up",
+        "All clients, whole run: down",
+        "Public seed set: once",
+    ]
+    found = {row[0].text.partition(",")[0]: [c.text for c in row[1:]] for row in table.rows}
+    once = "once, before: its public data"
+    # 3 clients, 4 rounds: up 3 (16 + 4 * 60), down 3 (16 + 4 * 90); FedAvg 72 up and 64 down, in 5 local steps
+    assert found["FedH2L"] == [f"3 tensors, 129 numbers; {once}", "60 B", "90 B", "n/a", "768 B", "1.1 kB", "1.5 kB"]
+    assert found["AGG"] == [f"nothing; {once}", "0 B", "0 B", "n/a", "0 B", "0 B", "1.5 kB"]
+    assert found["FedAvg"][1:] == ["72 B", "64 B", "14 B", "864 B", "768 B", "0 B"]
+    by_round = crossed.bytes_by_round(methods)
+    assert [[c.text for c in row][:3] for row in by_round.rows] == [["start", "48 B", "48 B"], ["1 to 4", "180 B", "270 B"]]
