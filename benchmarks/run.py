@@ -1,6 +1,6 @@
 """All benchmarks, or the sections that are named; each prints its lines and writes RESULTS/<section>.json.
 
-    uv run python benchmarks/run.py [engines] [clients] [memory] [bytes] [precision] [gpu] [--pairs 11]
+    uv run python benchmarks/run.py [engines] [clients] [peers] [memory] [bytes] [precision] [gpu] [--pairs 11]
 
 docs/performance.md says what each measures, and how. Nothing else should run on the machine meanwhile.
 """
@@ -15,6 +15,7 @@ from common import Options, Others, command, machine, write
 SECTIONS = {
     "engines": "engines",
     "clients": "scaling",
+    "peers": "peers",
     "memory": "memory",
     "bytes": "traffic",
     "precision": "precision",

@@ -371,6 +371,7 @@ def test_how_it_was_made(two_seeds):
     assert dict(provenance.facts(two_seeds)) == {
         "Methods": "FML, FedAvg and Local-only",
         "Networks": "shared mlp (16 parameters); personal mlp, cnn1 and lenet5 (1,000 to 1,002 parameters)",
+        "First weights": "not recorded",
         "Inputs": "minus mean (0.5), over standard deviation (0.25); augmentation: none",
     }
     config = provenance.configuration(two_seeds)

@@ -1,0 +1,51 @@
+"""The work of bare_peers.py through fedmutual: a contestant (turns.py)."""
+
+import tempfile
+from pathlib import Path
+
+from bare import SHAPES
+from bare_peers import ADAM, BATCH, NODES, PRIVATE, PUBLIC
+from ours import FOREVER, Timer, hosted, save_noise, train
+from turns import Stage
+
+from fedmutual.config import Config, parse_config
+from fedmutual.engines import allocator
+from fedmutual.records.logs import Ledger
+
+REST = 50  # rows of a node to validate and test on, which are not used here
+
+
+def config(data: Path) -> Config:
+    """FedH2L of four LeNet5 on noise."""
+    rows = PRIVATE + PUBLIC + 2 * REST
+    return parse_config(
+        {
+            "data": {"name": "npz", "root": str(data), "mean": [0.5], "std": [0.289]},
+            "partition": {"kind": "iid", "clients": NODES},
+            "split": {
+                "private": PRIVATE / rows,
+                "public": PUBLIC / rows,
+                "validation": REST / rows,
+                "test": REST / rows,
+            },
+            "algorithm": {"name": "fedh2l", "public_batch": BATCH},
+            "model": {"personal": "lenet5"},
+            "training": {"local_steps": 1, "batch_size": BATCH},
+            "optimizer": {"name": "adam", **ADAM},
+            "engine": {"name": "inprocess", "device": "cpu", "threads": 1},
+        }
+    )
+
+
+def main() -> None:
+    allocator.keep()
+    stage = Stage()
+    with tempfile.TemporaryDirectory() as folder:
+        rows = NODES * (PRIVATE + PUBLIC + 2 * REST)
+        data = save_noise(Path(folder) / "noise.npz", SHAPES["lenet5"], rows, 20)
+        with hosted(config(data)) as found:
+            train(found, FOREVER, [Ledger(Path(folder)), Timer(stage)])
+
+
+if __name__ == "__main__":
+    main()
