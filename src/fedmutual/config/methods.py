@@ -95,6 +95,14 @@ def check_methods(config: Config, source: str) -> None:
             raise ConfigError(f"{source}: {said}") from None
 
 
+def with_steps(config: Config) -> Config:
+    """The same; where the algorithm counts steps and no epochs, how many a round are said, whoever reads it later."""
+    steps = {f.name: f.default for f in fields(_kind(config))}.get("local_steps")
+    if not isinstance(steps, int) or config.training.local_steps is not None:
+        return config
+    return config.model_copy(update={"training": config.training.model_copy(update={"local_steps": steps})})
+
+
 def foreign(where: str, key: str, names: Sequence[str]) -> str:
     """What is wrong with a key that is a setting of none of these algorithms: that of a run, or those that are compared."""
     owners, alone = [a for a in ALGORITHMS if key in settings_of(a)], len(names) == 1

@@ -11,7 +11,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedmutual.config.methods import all_keys, check_methods, foreign, settings_of
+from fedmutual.config.methods import all_keys, check_methods, foreign, settings_of, with_steps
 from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.config.sites import brings_data
@@ -64,6 +64,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     except ValidationError as problem:
         raise ConfigError(f"{source}: {sentence(problem.errors()[0], all_keys())}") from None
     check_methods(config, source)
+    config = with_steps(config)
     _check_partition(config, source)
     _check_own_data(config, source)
     _check_model(config, source)
