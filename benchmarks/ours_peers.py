@@ -1,6 +1,8 @@
 """The work of bare_peers.py through fedmutual: a contestant (turns.py)."""
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from bare import SHAPES
@@ -11,13 +13,14 @@ from turns import Stage
 from fedmutual.config import Config, parse_config
 from fedmutual.engines import allocator
 from fedmutual.records.logs import Ledger
+from fedmutual.runs import Hosted
 
-REST = 50  # rows of a node to validate and test on, which are not used here
+VALIDATION, TEST = 100, 150  # rows of a node, for what is reported apart
 
 
 def config(data: Path) -> Config:
     """FedH2L of four LeNet5 on noise."""
-    rows = PRIVATE + PUBLIC + 2 * REST
+    rows = PRIVATE + PUBLIC + VALIDATION + TEST
     return parse_config(
         {
             "data": {"name": "npz", "root": str(data), "mean": [0.5], "std": [0.289]},
@@ -25,8 +28,8 @@ def config(data: Path) -> Config:
             "split": {
                 "private": PRIVATE / rows,
                 "public": PUBLIC / rows,
-                "validation": REST / rows,
-                "test": REST / rows,
+                "validation": VALIDATION / rows,
+                "test": TEST / rows,
             },
             "algorithm": {"name": "fedh2l", "public_batch": BATCH},
             "model": {"personal": "lenet5"},
@@ -37,14 +40,21 @@ def config(data: Path) -> Config:
     )
 
 
+@contextmanager
+def ready() -> Iterator[tuple[Hosted, Path]]:
+    """Its experiment with its engine, and a folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = NODES * (PRIVATE + PUBLIC + VALIDATION + TEST)
+        data = save_noise(Path(folder) / "noise.npz", SHAPES["lenet5"], rows, 20)
+        with hosted(config(data)) as found:
+            yield found, Path(folder)
+
+
 def main() -> None:
     allocator.keep()
     stage = Stage()
-    with tempfile.TemporaryDirectory() as folder:
-        rows = NODES * (PRIVATE + PUBLIC + 2 * REST)
-        data = save_noise(Path(folder) / "noise.npz", SHAPES["lenet5"], rows, 20)
-        with hosted(config(data)) as found:
-            train(found, FOREVER, [Ledger(Path(folder)), Timer(stage)])
+    with ready() as (found, folder):
+        train(found, FOREVER, [Ledger(folder), Timer(stage)])
 
 
 if __name__ == "__main__":
