@@ -1,0 +1,120 @@
+"""Which rows each algorithm trains on, and is scored on: test and validation rows of nobody, public ones as it says."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+
+from fedmutual.config import parse_config
+from fedmutual.experiment import build
+
+SPLITS = {
+    "fractions of all": {"private": 0.5, "public": 0.2, "validation": 0.1, "test": 0.15},
+    "of the training rows": {"public": 0.2, "validation": 0.1, "holdout": 0.1},
+}
+PARTITIONS = {
+    "turned": {"data.angles": [0, 90], "data.per_class": 20, "partition.kind": "domains"},
+    "turned, a split each": {
+        "data.angles": [0, 90],
+        "data.per_class": 20,
+        "partition.kind": "domains",
+        "split.shared": False,
+    },
+    "shards": {"partition.kind": "shards", "partition.clients": 3, "partition.classes_per_client": 4},
+}
+
+
+def made(algorithm, split="fractions of all", partition="turned", **changes):
+    tables = {"data.name": "digits", "algorithm.name": algorithm, "model.shared": "mlp", "algorithm.public_batch": 8}
+    if algorithm not in ("fedh2l", "fedmd"):
+        del tables["algorithm.public_batch"]
+    tables |= {f"split.{k}": v for k, v in SPLITS[split].items()} | PARTITIONS[partition] | changes
+    return build(parse_config({}, overrides=tables))
+
+
+def index(rows):
+    return set(np.asarray(rows.index).tolist())
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("algorithm", ["fml", "fedavg", "fedh2l", "fedmd", "aggregate", "independent", "centralised"])
+def test_nobody_trains_on_what_anybody_is_scored_on(algorithm, split, partition):
+    experiment = made(algorithm, split, partition)
+    held = set().union(*(index(s.validation) for s in experiment.data.clients.values()), index(experiment.data.test))
+    held |= set().union(*(index(s.holdout) for s in experiment.data.clients.values() if s.holdout is not None))
+    for client in experiment.clients:
+        rows = experiment.rows(client)
+        trained = index(rows["private"]) | (index(rows["public"]) if "public" in rows else set())
+        assert trained
+        assert not trained & held
+    if partition == "turned":  # nor on another turn of it
+        base = {row % 200 for row in held}
+        assert not {row % 200 for i in experiment.clients for row in index(experiment.rows(i)["private"])} & base
+
+
+def test_what_each_algorithm_learns_from():
+    data = made("independent").data
+    own = {i: (index(s.private), index(s.public)) for i, s in data.clients.items()}
+    everybody = set().union(*(public for _, public in own.values()))
+    for i, (private, public) in own.items():
+        assert not private & everybody
+        expected = {
+            "independent": private | public,
+            "fedavg": private | public,
+            "fml": private | public,
+            "aggregate": private | everybody,
+            "fedh2l": private | everybody,
+            "fedmd": private,
+        }
+        for name, rows in expected.items():
+            assert index(made(name).rows(i)["private"]) == rows, name
+        for local, rows in (("private+own-public", private | public), ("private", private)):
+            assert index(made("fedh2l", **{"algorithm.local_data": local}).rows(i)["private"]) == rows
+        assert index(made("fedh2l", **{"algorithm.labels": False}).rows(i)["private"]) == private | public
+    whole = made("centralised")
+    assert index(whole.rows("pooled")["private"]) == set().union(*(p | q for p, q in own.values()))
+
+
+def test_the_public_set_is_all_nodes_and_labels_of_others_are_hidden_where_they_stay_home():
+    for labels in (True, False):
+        experiment = made("fedh2l", **{"algorithm.labels": labels})
+        for i in experiment.clients:
+            client = experiment.client(i)
+            assert client.seeds is not None
+            positions = [set(r) for r in client.seeds.owners.values()]
+            assert set().union(*positions) == set(range(len(client.data["public"])))
+            assert not any(a & b for a, b in combinations(positions, 2))
+            seen = experiment.rows(i)["public"].labels
+            own = np.isin(np.arange(len(seen)), list(client.seeds.owners[i]))
+            assert (seen[own] >= 0).all()
+            assert (seen[~own] >= 0).all() == labels
+            assert labels or (seen[~own] == -1).all()
+
+
+def test_a_domain_is_scored_on_its_own_the_others_and_all_test_rows():
+    experiment = made("fedh2l")
+    for i, shares in experiment.data.clients.items():
+        rows = experiment.rows(i)
+        assert index(rows["test.own"]) == index(shares.test)
+        assert index(rows["test.own"]) | index(rows["test.others"]) == index(rows["test"])
+        assert not index(rows["test.own"]) & index(rows["test.others"])
+        assert index(rows["validation.all"]) >= index(rows["validation"])
+        scored = {exam.data for exam in experiment.plan({}).exams[i]}
+        assert scored == {"validation", "test", "test.own", "test.others", "validation.all"}
+
+
+@pytest.mark.parametrize("kind", ["one", "two"])
+def test_a_regression_or_too_little_public_data_is_refused(kind, cli, tmp_path, monkeypatch):
+    """One sentence, and nothing written."""
+    monkeypatch.chdir(tmp_path)
+    split = 'split = { public = 0.2 }\nalgorithm = { name = "fedh2l", public_batch = 500 }'
+    if kind == "two":
+        split = 'algorithm = { name = "fedmd" }'
+    (tmp_path / "a.toml").write_text(f'data = {{ name = "digits" }}\npartition = {{ clients = 2 }}\n{split}\n')
+    code, _, err = cli("run", "a.toml", "--out", "out")
+    assert code == 2
+    assert "Traceback" not in err
+    said = "raise split.public, or lower it" if kind == "one" else "needs public data that all have agreed on"
+    assert said in " ".join(err.split())
+    assert not (tmp_path / "out").exists()
