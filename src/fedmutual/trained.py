@@ -47,7 +47,7 @@ class Run:
     @property
     def complete(self) -> bool:
         """Whether what the server saved is a whole model."""
-        return self._state("server").keys() == self._shared_net().state_dict().keys()
+        return self._state("server").keys() >= self._shared_net().state_dict().keys()
 
     def global_model(self, best: bool = False) -> nn.Module:
         """The shared model after the last saved round, or the best that was kept up to it, in eval mode.
@@ -66,7 +66,8 @@ class Run:
                 f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
                 f"(`fedmutual predict --client ID`), of {names}"
             )
-        return self._net(self.config.model.shared, self._state("server", best))
+        found = self._state("server", best)
+        return self._net(self.config.model.shared, {k: found[k] for k in self._shared_net().state_dict()})
 
     def personal_model(self, client: str, best: bool = False) -> nn.Module:
         """A client's own model after the last saved round, or the best that was kept up to it, in eval mode.

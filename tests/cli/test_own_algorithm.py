@@ -174,3 +174,24 @@ def test_in_python_it_is_a_user_error_with_its_cause(small):
     with pytest.raises(fedmutual.UserError, match="receive raised ZeroDivisionError") as caught:
         fedmutual.run(config, "run")
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+MOMENTUM = """
+def leaves(self, server):
+    return super().leaves({k: v for k, v in server.items() if k != "rounds done"})
+
+def receive(self, server, replies, at):
+    done = server.get("rounds done", torch.tensor(0))
+    return super().receive(server, replies, at) | {"rounds done": done + 1}
+"""
+
+
+def test_a_server_may_remember_more_than_the_model(cli, small, monkeypatch):
+    """It is scored, saved, and given back all the same."""
+    monkeypatch.chdir(small.parent)
+    code, out, err = cli("run", small.name, *settings(small.parent, MOMENTUM, rounds=2), "--out", "run")
+    assert code == 0, err
+    run = fedmutual.Run("run")
+    assert run.complete
+    assert run.summary["global"]["test_accuracy"]["last"] > 0
+    assert "rounds done" not in run.global_model().state_dict()

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import torch
 
-from fedmutual.algorithms.peers import PEER, forgotten, forwarded, of_peers, senders
-from fedmutual.core import At, Batch, Client, Disagreed, Message, Net, Phase, Seeds, Spec
+from fedmutual.algorithms.peers import PEER, Peering, forwarded, of_peers, senders
+from fedmutual.core import At, Batch, Client, Disagreed, Message, Net, Seeds, Spec
 
 PUBLIC_BATCH = "examples of public data in one exchange"
 
 
 @dataclass(frozen=True)
-class Silent(Phase):
+class Silent(Peering):
     """A phase without a step."""
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
@@ -36,10 +36,6 @@ class Agree(Silent):
         told: Spec = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ())}
         return {**told, "counts": (torch.int64, (int(server["classes"]),))} if self.labelled else told
 
-    def send(self, server: Message, to: str, at: At) -> Message:
-        """Nothing."""
-        return {}
-
     def end(self, client: Client, at: At) -> Message:
         """What this participant holds."""
         return dict(known(client).about)
@@ -51,10 +47,6 @@ class Agree(Silent):
 
 class Compare(Silent):
     """Everybody holds what the others have against what it has itself."""
-
-    def leaves(self, server: Message) -> Spec:
-        """Nothing."""
-        return {}
 
     def send(self, server: Message, to: str, at: At) -> Message:
         """What the others told."""
@@ -76,10 +68,6 @@ class Compare(Silent):
             if odd is not None:
                 raise Disagreed(i, odd)
         return {}
-
-    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Nothing is kept."""
-        return forgotten(server)
 
 
 def known(client: Client) -> Seeds:

@@ -15,8 +15,8 @@ from torch import Tensor
 from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare, known
 from fedmutual.algorithms.peers import (
     PEER,
+    Peering,
     flaw,
-    forgotten,
     forwarded,
     of_peers,
     one_batch,
@@ -26,7 +26,7 @@ from fedmutual.algorithms.peers import (
     swap_states,
 )
 from fedmutual.batches import draws
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Setting, Spec, Task, Unusable, setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, Spec, Task, Unusable, setting, within
 from fedmutual.gradients import conflict, pcgrad, project
 from fedmutual.losses import Classification, kl
 
@@ -84,7 +84,7 @@ class FedH2L:
         return Algorithm("fedh2l", halves, start, public=True, labelled=self.labels, trains_on=LOCAL_DATA[data])
 
 
-class Local(FedH2L, Phase):
+class Local(FedH2L, Peering):
     """Lines 3 to 8: E local steps, then what the node says of a batch of its own public data."""
 
     terms: ClassVar[tuple[str, ...]] = ("local",)
@@ -93,10 +93,6 @@ class Local(FedH2L, Phase):
         """Which samples, p_i on them, and the accuracy there: 4B + 4BC + 4 bytes."""
         b, c = self.public_batch, int(server["classes"])
         return {"index": (torch.int32, (b,)), "posterior": (torch.float32, (b, c)), "accuracy": (torch.float32, ())}
-
-    def send(self, server: Message, to: str, at: At) -> Message:
-        """Nothing."""
-        return {}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
         """E batches of private and public data."""
@@ -136,7 +132,7 @@ class Local(FedH2L, Phase):
         return server | forwarded(replies)
 
 
-class Mutual(FedH2L, Phase):
+class Mutual(FedH2L, Peering):
     """Lines 9 to 15: one step towards what the peers say, projected where it would undo the local ones."""
 
     terms: ClassVar[tuple[str, ...]] = ("kl", "ce", "projected")
@@ -145,10 +141,6 @@ class Mutual(FedH2L, Phase):
     def rate(self) -> Setting | None:
         """The paper's eta."""
         return self.eta
-
-    def leaves(self, server: Message) -> Spec:
-        """Nothing."""
-        return {}
 
     def send(self, server: Message, to: str, at: At) -> Message:
         """The peers' messages, as they came."""
@@ -199,7 +191,3 @@ class Mutual(FedH2L, Phase):
         if self.optimizers == 2:
             swap_states(client)
         return {}
-
-    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Nothing is kept."""
-        return forgotten(server)

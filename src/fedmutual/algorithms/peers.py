@@ -7,10 +7,26 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from fedmutual.core import At, Batch, Client, Data, Message
+from fedmutual.core import At, Batch, Client, Data, Message, Phase, Spec
 
 PEER = "/"  # between a sender's id, which has none, and the name of a tensor
 _TOLERANCE = 1e-3  # of the sum of a posterior: float32, and classes by the thousand
+
+
+class Peering(Phase):
+    """A phase of peers: unless it says otherwise nothing leaves or is sent, and the relay forgets what it forwarded."""
+
+    def leaves(self, server: Message) -> Spec:
+        """Nothing."""
+        return {}
+
+    def send(self, server: Message, to: str, at: At) -> Message:
+        """Nothing."""
+        return {}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """What all know, and nothing that anybody sent."""
+        return {k: v for k, v in server.items() if PEER not in k}
 
 
 def partners(ids: Iterable[str], pairs: float, at: At) -> dict[str, tuple[str, ...]]:
@@ -39,11 +55,6 @@ def forwarded(replies: Mapping[str, Message]) -> Message:
 def of_peers(server: Message, peers: Collection[str]) -> Message:
     """Of what a relay holds that of these senders, as it came."""
     return {k: v for k, v in server.items() if k.partition(PEER)[0] in peers}
-
-
-def forgotten(server: Message) -> Message:
-    """What a relay keeps: nothing that it was sent."""
-    return {k: v for k, v in server.items() if PEER not in k}
 
 
 def flaw(reply: Message, rows: int) -> str | None:
