@@ -189,7 +189,7 @@ def receive(self, server, replies, at):
 def test_a_server_may_remember_more_than_the_model(cli, small, monkeypatch):
     """It is scored, saved, and given back all the same."""
     monkeypatch.chdir(small.parent)
-    code, out, err = cli("run", small.name, *settings(small.parent, MOMENTUM, rounds=2), "--out", "run")
+    code, _, err = cli("run", small.name, *settings(small.parent, MOMENTUM, rounds=2), "--out", "run")
     assert code == 0, err
     run = fedmutual.Run("run")
     assert run.complete
