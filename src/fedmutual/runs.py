@@ -289,14 +289,16 @@ def _networks(experiment: Experiment, engine: Engine) -> dict[str, Any]:
     """The networks, as environment.json holds them."""
     sizes = dict(engine.each(parameters, dict.fromkeys(experiment.clients, ())))
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
-    shared = sum(p.numel() for p in experiment.shared_net.parameters())
-    began = {"weights": experiment.first_weights()} if experiment.shares else {}
+    shared = None  # where no method uses it
+    if experiment.shares:
+        count = sum(p.numel() for p in experiment.shared_net.parameters())
+        shared = {"name": experiment.config.model.shared, "parameters": count, "weights": experiment.first_weights()}
     return {
         "pooled": experiment.pooled,
         "models": {
             "input": list(experiment.data.space.shape),
             "classes": len(experiment.data.space.classes),
-            "shared": {"name": experiment.config.model.shared, "parameters": shared} | began,
+            "shared": shared,
             "personal": {
                 i: {"name": experiment.personal(i), "parameters": n, "weights": experiment.first_weights(i)}
                 for i, n in personal.items()

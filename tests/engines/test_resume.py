@@ -1,7 +1,5 @@
 """A run that is killed and resumed ends where one does that nobody touched: the same bytes."""
 
-import pytest
-
 from kills import trial
 
 
@@ -19,15 +17,11 @@ algorithm = { name = "fedh2l", public_batch = 8, peers = "pairs", optimizers = 2
 model = { personal = ["mlp", "cnn1", "mlp"] }
 training = { local_steps = 2, batch_size = 16 }
 optimizer = { name = "adam", amsgrad = true, lr = 1e-3 }
-engine = { name = "ENGINE", threads = 1, device = "cpu", workers = 2 }
+engine = { threads = 1, device = "cpu" }
 records = { checkpoint_every = 5, evaluate_every = 20, best_by = "validation", keep_best = true }
 """
 
 
-@pytest.mark.parametrize("engine", ["inprocess", "processes"])
-def test_peers_that_are_killed_lose_nothing(tmp_path, engine):
+def test_peers_that_are_killed_lose_nothing(tmp_path):
     """Pairs, a second optimiser and the sum of local gradients come back from what was saved."""
-    config = PEERS.replace("ENGINE", engine)
-    if engine == "inprocess":
-        config = config.replace(", workers = 2", "")
-    assert len(trial(tmp_path, kills=1, seed=0, config=config)) == 1
+    assert len(trial(tmp_path, kills=1, seed=0, config=PEERS)) == 1
