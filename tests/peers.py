@@ -2,6 +2,7 @@
 
 import torch
 
+from fedmutual.algorithms.peers import agreed
 from fedmutual.core import Client, Seeds
 from toy import Rows, federation, mlp
 
@@ -11,11 +12,6 @@ LR = 0.1
 def seeds(public, owners, labelled=True, classes=3):
     about = {"digest": torch.zeros(32, dtype=torch.uint8), "rows": torch.tensor(len(public))}
     return Seeds(owners, about | ({"counts": torch.bincount(public.y, minlength=classes)} if labelled else {}))
-
-
-def agreed(rows, classes=3):
-    """What the relay knows before round 1."""
-    return {"classes": torch.tensor(classes), "rows": torch.tensor(rows)}
 
 
 def node(id, owners, public, own, net, optimizer=None, trains_on=None, labelled=True):
@@ -41,5 +37,5 @@ def nodes(count=4, each=8, net=mlp, optimizer=None, labelled=True):
 
 
 def run(algorithm, clients, **given):
-    start = agreed(len(clients[0].data["public"]))
+    start = agreed(clients[0].seeds.owners, 3)
     return federation(algorithm, clients, start=start, **given)

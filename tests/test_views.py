@@ -5,7 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from fedmutual.compare import variants
 from fedmutual.config import parse_config
+from fedmutual.errors import ConfigError
 from fedmutual.experiment import build
 
 SPLITS = {
@@ -118,3 +120,34 @@ def test_a_regression_or_too_little_public_data_is_refused(kind, cli, tmp_path, 
     said = "raise split.public, or lower it" if kind == "one" else "needs public data that all have agreed on"
     assert said in " ".join(err.split())
     assert not (tmp_path / "out").exists()
+
+
+def test_validation_rows_that_are_test_rows_choose_nothing_pooled_and_it_is_said():
+    common = {"data.name": "digits", "model.shared": "mlp", "algorithm.name": "fedh2l", "algorithm.public_batch": 8}
+    experiment = build(parse_config({}, overrides=common | {"split.public": 0.2} | PARTITIONS["turned"]))
+    assert "validation.all" not in experiment.rows("0")
+    assert any("validation rows are test rows" in note for note in experiment.plan({}).notes)
+    assert not any("validation rows are test rows" in note for note in made("fedh2l").plan({}).notes)
+
+
+def test_methods_of_steps_and_of_epochs_are_not_compared_unless_all_count_steps():
+    config = parse_config({}, overrides={"data.name": "digits", "split.public": 0.2})
+    with pytest.raises(ConfigError, match="fedh2l counts gradient steps and fml passes over the data"):
+        list(variants(config, ["fml", "fedh2l"], 1))
+    config = parse_config({}, overrides={"data.name": "digits", "split.public": 0.2, "training.local_steps": 3})
+    assert {c.training.local_steps for _, _, c in variants(config, ["fml", "fedh2l"], 1)} == {3}
+    config = parse_config({}, overrides={"data.name": "digits", "split.public": 0.2, "algorithm.name": "fedh2l"})
+    assert {c.training.local_steps for _, _, c in variants(config, ["independent", "fedh2l"], 1)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"algorithm.pairs": 0.5}, "'algorithm.pairs' has no effect with algorithm.peers = 'all'"),
+        ({"algorithm.kl": False, "algorithm.confidence": False}, "'algorithm.confidence' has no effect"),
+        ({"clients.20.training.local_epochs": 3}, "'clients.20.training.local_epochs' has no effect"),
+    ],
+)
+def test_settings_without_effect_are_refused(changes, said):
+    with pytest.raises(ConfigError, match=said.replace(".", "[.]")):
+        parse_config({}, overrides={"data.name": "digits", "algorithm.name": "fedh2l", **changes})

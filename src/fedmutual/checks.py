@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fedmutual.algorithms.fedh2l import Local
 from fedmutual.core import Message
 from fedmutual.data.examples import listed
 from fedmutual.errors import ConfigError
@@ -45,14 +46,20 @@ def _check_public(experiment: "Experiment") -> None:
             f"algorithm {name!r} needs public data that all have agreed on; set split.public, the fraction of each client's "
             "data that it gives to all"
         )
-    batch = getattr(experiment.algorithm.phases[0], "public_batch", 0)
+    first = experiment.algorithm.phases[0]
+    batch = getattr(first, "public_batch", 0)
+    if not isinstance(first, Local) and batch > len(public):
+        raise ConfigError(
+            f"there are {len(public)} public examples, and algorithm.public_batch is {batch}; "
+            "raise split.public, or lower it"
+        )
     least = min(public.owners, key=lambda i: len(public.owners[i]))
-    if batch > len(public.owners[least]):
+    if isinstance(first, Local) and batch > len(public.owners[least]):
         raise ConfigError(
             f"client {least!r} has {len(public.owners[least])} public examples, and algorithm.public_batch is {batch}; "
             "raise split.public, or lower it"
         )
-    if config.engine.participation < 1 and getattr(experiment.algorithm.phases[0], "peers", "all") == "pairs":
+    if config.engine.participation < 1 and getattr(first, "peers", "all") == "pairs":
         raise ConfigError(
             "engine.participation below 1 and algorithm.peers = 'pairs' both say who takes part in a round; set one of them"
         )
@@ -95,6 +102,8 @@ def _check_shared(experiment: "Experiment") -> None:
 def begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:
     """Load what another run shares into a net. Raises ConfigError where it is of another network."""
     own = net.state_dict()
+    if not own.keys() & state.keys():
+        raise ConfigError(f"key 'model.weights': {run} shares no model; name a run of an algorithm that does")
     odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
     if odd:
         shapes = (list(found[odd[0]].shape) if odd[0] in found else "none" for found in (state, own))

@@ -30,10 +30,22 @@ def variants(
     twice = [method for n, method in enumerate(methods) if method in methods[:n]]
     if twice:
         raise ConfigError(f"--methods names {twice[0]!r} twice; name each algorithm once")
-    for method in methods:
-        changed, _ = with_algorithm(config, method, own)
+    changed = {method: with_algorithm(config, method, own)[0] for method in methods}
+    _check_paces(changed)
+    for method, variant in changed.items():
         for seed in range(config.seed, config.seed + seeds):
-            yield method, seed, changed.model_copy(update={"seed": seed})
+            yield method, seed, variant.model_copy(update={"seed": seed})
+
+
+def _check_paces(variants: Mapping[str, Config]) -> None:
+    """Raise ConfigError unless a round is as much training under every method."""
+    steps = {method: config.training.local_steps for method, config in variants.items()}
+    if len(set(steps.values())) > 1:
+        counted, other = (next(m for m, n in steps.items() if (n is None) is none) for none in (False, True))
+        raise ConfigError(
+            f"{counted} counts gradient steps and {other} passes over the data, so that a round would not be as much "
+            "training for both; set training.local_steps, which then holds for all methods"
+        )
 
 
 def compare(

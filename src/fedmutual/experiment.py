@@ -1,6 +1,7 @@
 """From a configuration to what a run needs: data, nets, optimisers, the server's first state. Trains nothing."""
 
 import copy
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from fedmutual import data, models, tasks, views
+from fedmutual.algorithms.peers import agreed
 from fedmutual.checks import begin, check, check_clients
 from fedmutual.config import Config, client_settings, make_algorithm
 from fedmutual.config.schema import ClientConfig
@@ -87,8 +89,7 @@ class Experiment:
     def server(self) -> Message:
         """The server's first state: the shared tensors; of the public seed set what all know; else nothing."""
         if self.seeds is not None:
-            rows = sum(map(len, self.seeds.owners.values()))
-            return {"classes": torch.tensor(self.data.space.outputs), "rows": torch.tensor(rows)}
+            return agreed(self.seeds.owners, self.data.space.outputs)
         if "global" not in self.algorithm.scores or self.pooled:
             return {}
         state = self.shared_net.state_dict()
@@ -123,7 +124,7 @@ class Experiment:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32  # for the whole process
         nets = {name: self._placed(net) for name, net in self._nets(id).items()}
         own, rows = self._own(id), self.rows(id)
-        if min(own.training.batch_size or self.config.training.batch_size, len(rows["private"])) == 1:
+        if min(own.training.batch_size or self.config.training.batch_size, len(rows["private"]), self._exchanged()) == 1:
             self._check_alone(id, nets)
         shared = self.shared if "meme" in nets else ()
         rate = own.optimizer.lr if own.optimizer.lr is not None else self.config.optimizer.lr
@@ -176,7 +177,13 @@ class Experiment:
             seed=config.seed,
             rounds=config.rounds,
             clients=self.clients,
-            notes=(*self.algorithm.remarks, *self.data.notes, *(w.said for w in self.pretrained.values()), *notes),
+            notes=(
+                *self.algorithm.remarks,
+                *self.data.notes,
+                *views.notes(self.data),
+                *(w.said for w in self.pretrained.values()),
+                *notes,
+            ),
             participation=config.engine.participation,
             evaluate_every=config.records.evaluate_every,
             exams={i: tuple(self._exams(i)) for i in self.clients},
@@ -218,6 +225,12 @@ class Experiment:
         if self.pooled:
             return views.pooled_exams(known)
         return views.exams(known, self.algorithm, self.complete, self.config.records.copies, id)
+
+    def _exchanged(self) -> float:
+        """The fewest public examples that a step of an exchange takes; infinity where there is none."""
+        first = self.algorithm.phases[0]
+        peers = len(self.clients) - 1 if getattr(first, "peers", None) == "all" else 1
+        return getattr(first, "public_batch", math.inf) * max(peers, 1)
 
     def _own(self, client: str) -> ClientConfig:
         return self.config.clients.get(client, ClientConfig())

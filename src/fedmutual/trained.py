@@ -61,7 +61,8 @@ class Run:
         state = self._state("server")
         if not self.complete:
             names = ", ".join(about["clients"])
-            why = "a part of it stays with each client" if state else "nothing is shared"
+            part = state.keys() & self._shared_net().state_dict().keys()
+            why = "a part of it stays with each client" if part else "nothing is shared"
             raise RunError(
                 f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
                 f"(`fedmutual predict --client ID`), of {names}"

@@ -39,8 +39,25 @@ def rows(data: Federation, client: str, algorithm: Algorithm) -> dict[str, View]
     if shares.test is not None:
         others = [s.test for i, s in data.clients.items() if i != client and s.test is not None]
         found |= {"test.own": shares.test, "test.others": union(others) if others else None}
-        found["validation.all"] = union([s.validation for s in data.clients.values()])
+        if not judges(data):
+            found["validation.all"] = union([s.validation for s in data.clients.values()])
     return {k: v for k, v in found.items() if v is not None}
+
+
+def judges(data: Federation) -> bool:
+    """Whether validation rows are test rows: what is chosen by them is then chosen by what it is judged by."""
+    test = set(data.test.index.tolist()) if isinstance(data.test, Rows) else set[int]()
+    return any(not test.isdisjoint(s.validation.index.tolist()) for s in data.clients.values())
+
+
+def notes(data: Federation) -> tuple[str, ...]:
+    """What a user should know of it."""
+    if all(s.test is None for s in data.clients.values()) or not isinstance(data.test, Rows) or not judges(data):
+        return ()
+    return (
+        "split.validation is unset, so clients' validation rows are test rows: a best round that they choose is chosen by "
+        "what judges it; set split.validation, or split.holdout",
+    )
 
 
 def _trains_on(data: Federation, shares: Shares, algorithm: Algorithm) -> View:

@@ -1,5 +1,6 @@
 """FedH2L by hand: one round of two nodes, who speaks to whom, what crosses, what is never read, what is not believed."""
 
+import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -9,12 +10,12 @@ from torch import nn
 
 from fedmutual.algorithms import ALGORITHMS, FedH2L, Independent
 from fedmutual.algorithms.fedh2l import Local, Mutual
-from fedmutual.algorithms.peers import partners
+from fedmutual.algorithms.peers import agreed, members, partners
 from fedmutual.boundary import release
 from fedmutual.core import At, Disagreed
 from fedmutual.records.events import Noted, PhaseDone
-from peers import LR, agreed, node, nodes, noise, run, seeds
-from toy import Rows, federation, weights
+from peers import LR, node, nodes, noise, run, seeds
+from toy import Rows, federation, mlp, weights
 
 # --- one round by hand -----------------------------------------------------------------------------------------------
 
@@ -51,7 +52,7 @@ def test_a_round_of_two_linear_nodes(projection, confidence, kl):
             clients.append(node(i, owners, public, mine, net, trains_on=mine))
             clients[-1].seeds = seeds(public, owners, classes=2)
         algorithm = FedH2L(batch_size=100, public_batch=4, projection=projection, confidence=confidence, kl=kl).algorithm()
-        federation(algorithm, clients, rounds=1, start=agreed(8, 2))
+        federation(algorithm, clients, rounds=1, start=agreed(owners, 2))
 
         eye, g_loc, p, acc, met = np.eye(2), {}, {}, {}, 0
         for i in "01":
@@ -180,8 +181,7 @@ def test_pairs_do_not_overlap_and_all_agree_on_them(count, pairs, expected):
         spoke = [i for i in ids if found[i]]
         assert len(spoke) == 2 * expected
         assert all(found[found[i][0]] == (i,) for i in spoke)
-        relayed = partners(spoke, 0.5, At(0, round, 40, 1))  # what the relay makes of who spoke, a phase later
-        assert relayed == {i: found[i] for i in spoke}
+        assert partners(reversed(ids), pairs, At(0, round, 40, 1)) == found  # as the relay has it, a phase later
         met |= {frozenset((i, *found[i])) for i in spoke}
     assert len(met) == count * (count - 1) // 2  # everybody met everybody
 
@@ -238,14 +238,15 @@ def test_indices_posteriors_and_an_accuracy_cross_and_their_bytes_are_counted(mo
 
 
 def test_the_paper_s_exchange_is_1412_bytes():
-    declared = Local(public_batch=32).leaves(agreed(400, 10))
+    declared = Local(public_batch=32).leaves(agreed({}, 10))
     assert sum(t.itemsize * int(np.prod(shape)) for t, shape in declared.values()) == 1412
 
 
 def test_the_relay_forwards_and_keeps_nothing():
     clients = nodes(3)
     last = run(FedH2L(batch_size=8, public_batch=4).algorithm(), clients, rounds=2)
-    assert last.keys() == {"classes", "rows"}
+    assert members(last) == {"0": 8, "1": 8, "2": 8}
+    assert last.keys() == {"classes", "rows of 0", "rows of 1", "rows of 2"}
 
 
 # --- what is never read ----------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ def test_unlabelled_a_node_reads_no_label_of_another(monkeypatch):
     assert all(t.keys() == {"kl", "projected"} and t["kl"] >= 0 for t in told)
 
 
-def test_the_strict_variant_reads_no_public_label_at_all():
+def test_the_strict_variant_reads_no_public_label_at_all(monkeypatch):
     clients = nodes(3)
     for client in clients:
         public = client.data["public"]
@@ -279,7 +280,8 @@ def test_the_strict_variant_reads_no_public_label_at_all():
         client.data = {"private": noise(int(client.id), 20), "public": Rows(public.x, torch.full_like(public.y, -1))}
     algorithm = FedH2L(batch_size=8, public_batch=4, labels=False, confidence=False, local_data="private").algorithm()
     assert algorithm.trains_on == ("private",)
-    run(algorithm, clients, rounds=3)
+    sent, _ = captured(algorithm, clients, monkeypatch)
+    assert {m["accuracy"].item() for _, m in sent if "accuracy" in m} == {1.0}  # told without looking
 
 
 # --- what is not believed --------------------------------------------------------------------------------------------
@@ -350,3 +352,69 @@ def test_who_holds_another_public_set_is_refused_with_the_difference(name, chang
     with pytest.raises(Disagreed, match="client '1' has another public seed set") as caught:
         run(ALGORITHMS[name](batch_size=8).algorithm(), clients)
     assert said in str(caught.value)
+
+
+def test_in_pairs_a_message_left_out_costs_its_partner_alone():
+    """Nobody hears a stranger: who was to hear it goes on alone, all others as drawn."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Liar(Local):
+        def end(self, client, at):
+            reply = super().end(client, at)
+            return reply | {"accuracy": torch.tensor(2.0)} if client.id == "1" and reply else reply
+
+    heard = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Heard(Mutual):
+        def begin(self, client, inbox, at):
+            heard.append((at.round, client.id, tuple(dict.fromkeys(k.partition("/")[0] for k in inbox))))
+            return super().begin(client, inbox, at)
+
+    settings = {"batch_size": 8, "public_batch": 4, "peers": "pairs", "pairs": 0.5}
+    algorithm, clients = FedH2L(**settings).algorithm(), nodes(4)
+    run(replace(algorithm, phases=(Liar(**settings), Heard(**settings))), clients, rounds=12)
+    assert len(heard) == 48
+    for round, id, whom in heard:
+        drawn = partners([c.id for c in clients], 0.5, At(7, round, 12))[id]
+        assert whom == (() if drawn == ("1",) else drawn)
+
+
+def test_what_a_node_says_is_said_in_eval_mode():
+    """By a net with BatchNorm and dropout: after the local step, with running statistics, and nothing dropped."""
+
+    @dataclass(frozen=True, kw_only=True)
+    class Seen(Local):
+        def end(self, client, at):
+            reply, net = super().end(client, at), copy.deepcopy(client.nets["personal"]).eval()
+            z = net(client.data["public"].x[reply["index"].long()])
+            assert torch.equal(reply["posterior"], z.softmax(-1))
+            assert client.nets["personal"].training
+            seen.append(client.id)
+            return reply
+
+    def net(seed):
+        made = mlp(seed, norm=True)
+        return nn.Sequential(*made[:2], nn.Dropout(0.5), *made[2:])
+
+    seen, settings = [], {"batch_size": 8, "public_batch": 4}
+    algorithm = FedH2L(**settings).algorithm()
+    run(replace(algorithm, phases=(Seen(**settings), algorithm.phases[1])), nodes(3, net=net), rounds=2)
+    assert len(seen) == 6
+
+
+def test_a_frozen_node_with_two_optimisers_has_none_to_change():
+    clients = nodes(3)
+    clients[1].optimizers = {}
+    clients[1].nets["personal"].requires_grad_(False)
+    run(FedH2L(batch_size=8, public_batch=4, optimizers=2).algorithm(), clients, rounds=2)
+
+
+def test_who_sits_an_exchange_out_tells_its_share_of_projections_too():
+    events, clients = [], nodes(4)
+    run(FedH2L(batch_size=8, public_batch=4, peers="pairs").algorithm(), clients, rounds=20, events=events)
+    last = [e.train for e in events if isinstance(e, PhaseDone) and e.phase == "local"][-1]
+    assert all(t.keys() == {"local", "projected"} for t in last.values())
+    for client in clients:
+        share = client.memory["conflicts"] / client.memory["exchanges"]
+        assert client.memory["projected"] == share

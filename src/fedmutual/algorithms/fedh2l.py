@@ -18,6 +18,7 @@ from fedmutual.algorithms.peers import (
     Peering,
     flaw,
     forwarded,
+    members,
     of_peers,
     one_batch,
     opinion,
@@ -87,7 +88,7 @@ class FedH2L:
 class Local(FedH2L, Peering):
     """Lines 3 to 8: E local steps, then what the node says of a batch of its own public data."""
 
-    terms: ClassVar[tuple[str, ...]] = ("local",)
+    terms: ClassVar[tuple[str, ...]] = ("local", "projected")  # so far: who sits an exchange out tells it too
 
     def leaves(self, server: Message) -> Spec:
         """Which samples, p_i on them, and the accuracy there: 4B + 4BC + 4 bytes."""
@@ -126,7 +127,8 @@ class Local(FedH2L, Peering):
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """What is to be forwarded. Raises Unusable where a message makes no sense."""
-        flaws = {i: why for i, reply in replies.items() if (why := flaw(reply, int(server["rows"]))) is not None}
+        rows = sum(members(server).values())
+        flaws = {i: why for i, reply in replies.items() if (why := flaw(reply, rows)) is not None}
         if flaws:
             raise Unusable(flaws)
         return server | forwarded(replies)
@@ -144,9 +146,8 @@ class Mutual(FedH2L, Peering):
 
     def send(self, server: Message, to: str, at: At) -> Message:
         """The peers' messages, as they came."""
-        spoke = senders(server)
-        peers = set(spoke) - {to} if self.peers == "all" else partners(spoke, 0.5, at).get(to, ())
-        return of_peers(server, peers)
+        there = members(server)
+        return of_peers(server, there.keys() - {to} if self.peers == "all" else partners(there, self.pairs, at)[to])
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Nothing but an optimiser of its own, where there is one."""
@@ -181,8 +182,8 @@ class Mutual(FedH2L, Peering):
             return grads, memory
         g_loc = {k.removeprefix(G_LOC): g for k, g in memory.items() if k.startswith(G_LOC)}
         kept = {k: torch.zeros_like(v) if k.startswith(G_LOC) else v for k, v in memory.items()}
-        done = memory.get("exchanges", 0) + torch.ones(())
-        hits = memory.get("conflicts", 0) + conflict(grads, g_loc)
+        met = conflict(grads, g_loc)
+        done, hits = memory.get("exchanges", 0) + torch.ones_like(met), memory.get("conflicts", 0) + met
         found = (project if self.projection == "qp" else pcgrad)(grads, g_loc)
         return found, kept | {"exchanges": done, "conflicts": hits, "projected": hits / done}
 

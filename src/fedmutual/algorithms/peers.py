@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fedmutual.core import At, Batch, Client, Data, Message, Phase, Spec
 
+MEMBER = "rows of "  # begins the names of what all know of each member
 PEER = "/"  # between a sender's id, which has none, and the name of a tensor
 _TOLERANCE = 1e-3  # of the sum of a posterior: float32, and classes by the thousand
 
@@ -29,11 +30,20 @@ class Peering(Phase):
         return {k: v for k, v in server.items() if PEER not in k}
 
 
+def agreed(owners: Mapping[str, range], classes: int) -> Message:
+    """What all know of the public seed set, and the relay with them: how many classes, and rows of each member."""
+    return {"classes": torch.tensor(classes)} | {f"{MEMBER}{i}": torch.tensor(len(own)) for i, own in owners.items()}
+
+
+def members(server: Message) -> dict[str, int]:
+    """Who belongs to the federation, and how many rows of the public seed set are its."""
+    return {k.removeprefix(MEMBER): int(v) for k, v in server.items() if k.startswith(MEMBER)}
+
+
 def partners(ids: Iterable[str], pairs: float, at: At) -> dict[str, tuple[str, ...]]:
     """Whom each of these meets in this round, in all its phases: one other, or nobody.
 
-    pairs: how many a node, rounded up. They stand in an order that all draw alike, so that among those who spoke, and only
-    pairs do, each finds the same partner.
+    ids: of all members, who find the same pairs each for itself. pairs: how many a node, rounded up.
     """
     there, round = sorted(ids), replace(at, phase=0)
     order = sorted(there, key=lambda i: torch.rand((), generator=round.rng("pairs", i)).item())
@@ -88,6 +98,8 @@ def opinion(net: nn.Module, x: Tensor) -> Tensor:
 
 def swap_states(client: Client) -> None:
     """Change an optimiser's state for the other one in the client's memory; at first, for one that never stepped."""
+    if "personal" not in client.optimizers:  # it is frozen
+        return
     state = client.optimizers["personal"].state
     for name, p in client.nets["personal"].named_parameters():
         for key, mine in state[p].items() if p in state else ():

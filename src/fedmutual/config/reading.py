@@ -139,7 +139,7 @@ def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = No
     added = {k: v for k, v in (own or {}).items() if k in settings_of(name)}
     changed = config.model_copy(update={"algorithm": {**tables["algorithm"], "name": name, **added}, "clients": clients})
     check_methods(changed, "configuration")
-    return changed, dropped
+    return with_steps(changed), dropped
 
 
 def _without_foreign(tables: Table, name: str) -> tuple[Table, tuple[str, ...]]:
@@ -274,6 +274,16 @@ def _check_effect(config: Config, source: str) -> None:
             f"clients.{i}.model.pretrained": "model.start = 'server'"
             for i, c in config.clients.items()
             if c.model.pretrained is not None
+        }
+    if "pairs" in config.algorithm and config.algorithm.get("peers", "all") == "all":
+        idle["algorithm.pairs"] = "algorithm.peers = 'all'"
+    if config.algorithm.get("kl") is False and config.algorithm.get("confidence") is False:
+        idle["algorithm.confidence"] = "algorithm.kl = false"
+    if config.training.local_steps is not None:
+        idle |= {
+            f"clients.{i}.training.local_epochs": "training.local_steps"
+            for i, c in config.clients.items()
+            if c.training.local_epochs is not None
         }
     for key, beside in idle.items():
         raise ConfigError(f"{source}: key {key!r} has no effect with {beside}; take it out")

@@ -104,7 +104,8 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
         for p, values in optimizer.state.items():
             values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
-    client.memory = _under(state, "memory.")
+    place = next((p.device for net in client.nets.values() for p in net.parameters()), None)
+    client.memory = {k: v.to(place) for k, v in _under(state, "memory.").items()}
 
 
 def read_state(path: Path, run: str, round: int) -> Message:
