@@ -10,7 +10,7 @@ from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import jobs
 
 IDS = ["table1", "v1-tables", "curves", "dh", "mh", "oh", "newcomer", "rounds", "v1-local", "catfish", "alphabeta"]
-IDS += ["stability", "fairness"]
+IDS += ["stability", "fairness", "rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures"]
 REAL = experiments(home())
 
 
