@@ -1,5 +1,6 @@
 """What many tests use: the command line called in this process, and a small experiment."""
 
+import shutil
 import sys
 
 import pytest
@@ -15,6 +16,22 @@ model = { shared = "mlp" }
 training = { local_epochs = 1, batch_size = 16 }
 engine = { device = "cpu", threads = 1 }
 """
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A browser without a window; the test is skipped where there is none."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="the python package playwright is not installed")
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if found is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is on the PATH")
+    with playwright.sync_playwright() as p:
+        opened = p.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 @pytest.fixture

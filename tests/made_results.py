@@ -1,6 +1,6 @@
 """Results of runs, made up."""
 
-from fedmutual.reproduce.kept import ClientResult, Made, Result
+from fedmutual.reproduce.kept import ClientResult, CloseUp, Cloud, Made, Result
 
 MADE = Made(
     command="fedmutual reproduce table9",
@@ -13,6 +13,12 @@ MADE = Made(
     threads=1,
     engine="inprocess",
 )
+
+
+def closeup(client="0", validation=(0.5, 0.7), losses=None, silhouette=0.25, points=((0, 0, 0.0, 1.5), (1, 1, -2.0, 0.5))):
+    """One node of a run of two domains and two classes, looked at closely; made up."""
+    cloud = Cloud(domains=("0", "90"), classes=("1", "7"), explained=(0.4, 0.2), silhouette=silhouette, points=points)
+    return CloseUp(client=client, validation=validation, losses=losses or {"personal": (0.9, 0.8)}, cloud=cloud)
 
 
 def result(arm="fml", seed=0, curve=(0.5, 0.7), own=None, clients=None, **more):

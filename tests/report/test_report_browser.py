@@ -2,7 +2,6 @@
 
 import csv
 import io
-import shutil
 from urllib.parse import unquote
 
 import pytest
@@ -10,18 +9,6 @@ from matplotlib.image import imread
 
 from fedmutual.report import write_report
 from run_folders import Made, write, write_all
-
-playwright = pytest.importorskip("playwright.sync_api", reason="the python package playwright is not installed")
-CHROME = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(CHROME is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as p:
-        found = p.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,14 @@
 import pytest
 
 from fedmutual.errors import ConfigError
-from fedmutual.reproduce import Scale, experiments, read_experiment
+from fedmutual.reproduce import Scale, Store, experiments, read_experiment
 from fedmutual.reproduce.cells import home
+from fedmutual.reproduce.claims import judge
+from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import jobs
 
 IDS = ["table1", "v1-tables", "curves", "dh", "mh", "oh", "newcomer", "rounds", "v1-local", "catfish", "alphabeta"]
-IDS += ["stability", "fairness"]
+IDS += ["stability", "fairness", "rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures"]
 REAL = experiments(home())
 
 
@@ -54,8 +56,21 @@ def test_the_nearest_name_is_named(papers, id, only, said):
         ("digits/iid.toml", "alpha = 0.4", "alhpa = 0.4", "unknown key 'algorithm.alhpa'"),
         ("digits/iid.toml", '"fedavg" }', '"fedavgg" }', "iid.toml, arm 'fedavg': key 'algorithm.name'"),
         ("index.toml", '["global_test"]\nfigures', '["global_tset"]\nfigures', "no measure 'global_tset'; did you mean"),
-        ("index.toml", 'than = "fedavg"', "", "key 'claims.0.than': field required"),
+        ("index.toml", 'than = "fedavg"', "", "has nothing to be held against; give it 'than' or 'less'"),
         ("index.toml", "order = 1", "order = ", "not valid TOML"),
+        (
+            "index.toml",
+            'than = "fedavg"',
+            'than = "fedavg"\ntimes = 3\nless = "x"',
+            "to be held against; give it 'than' alone",
+        ),
+        ("index.toml", 'than = "fedavg"', 'than = "fedavg"\nper = "client"', "'global_test' is no measure of each client"),
+        (
+            "index.toml",
+            'figures = ["global_test"]',
+            'figures = ["swing_own"]',
+            "'swing_own' has no curve that could be drawn",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_with_its_file(papers, file, before, after, said):
@@ -84,12 +99,13 @@ def test_all_ids_are_there():
 
 
 @pytest.mark.parametrize("experiment", REAL, ids=lambda e: e.id)
-def test_every_real_cell_is_valid(experiment):
+def test_every_real_cell_is_valid(experiment, tmp_path):
     planned = [job for cell in experiment.cells for job in jobs(cell, [0], Scale())]
     assert len(planned) == sum(len(c.arms) for c in experiment.cells)
     assert len({job.fingerprint for job in planned}) > 1
-    for claim in experiment.index.claims:  # no claim is idle, no arm misspelt
-        assert any({claim.arm, claim.than} <= c.arms.keys() for c in experiment.cells), claim.text
+    unrun = looks(experiment, Store(tmp_path))
+    for claim in experiment.index.claims:  # no claim is idle, no arm or cell misspelt
+        assert judge(claim, unrun).lines, claim.text
     assert len(experiment.index.differences) > 2
 
 

@@ -5,9 +5,11 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.reproduce import Scale, read_experiment
-from fedmutual.reproduce.claims import Claim, judge
+from fedmutual.reproduce.claims import judge
+from fedmutual.reproduce.kept import Ends, Traffic
 from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.pooling import pool
+from fedmutual.reproduce.schema import Claim
 from fedmutual.reproduce.tables import verdicts
 from fedmutual.reproduce.words import asked, verdict
 from made_results import result
@@ -212,6 +214,64 @@ def test_clients_of_a_run_that_diverged_are_not_confirmed(look):
     made = fell(of_clients(look, (0.1, 0.05)), "fml", 2)
     judged = judge(claim(measure="own_validation", per="client"), [made])
     assert verdict(judged, 1).endswith("mean over 2 of 2 clients: 2 undecided; fml diverged in 1 of 3 runs")
+
+
+def named(look, name):
+    """The same cell under another name."""
+    return replace(look, cell=replace(look.cell, name=name))
+
+
+def test_an_arm_may_be_held_against_one_of_another_cell(look):
+    here, there = named(look((0.9, 0.8), (0.1, 0.1)), "here"), named(look((0.1, 0.1), (0.6, 0.7)), "there")
+    judged = judge(claim(than="fedavg@there", cells="here"), [here, there])  # 0.9 - 0.6 and 0.8 - 0.7
+    assert judged.overall.mean == pytest.approx(0.2)
+    assert asked(judged) == "fml less fedavg in there; confirmed if the interval lies above 0"
+    assert judge(claim(than="fedavg@nowhere", cells="here"), [here, there]).verdict == "not run"
+
+
+def test_a_difference_less_the_same_in_another_cell(look):
+    # leads 0.3, 0.2 here and 0.1, 0.1 there: 0.2 and 0.1 more
+    here, there = named(look((0.9, 0.8), (0.6, 0.6)), "here"), named(look((0.5, 0.5), (0.4, 0.4)), "there")
+    judged = judge(claim(cells="here", less="there"), [here, there])
+    assert judged.overall.mean == pytest.approx(0.15)
+    assert asked(judged) == "fml less fedavg, less the same in there; confirmed if the interval lies above 0"
+    alone = judge(claim(than="", cells="here", less="there"), [here, there])  # 0.9 - 0.5 and 0.8 - 0.5
+    assert alone.overall.mean == pytest.approx(0.35)
+    assert asked(alone) == "fml, less the same in there; confirmed if the interval lies above 0"
+
+
+def test_cells_of_other_scales_are_not_held_against_each_other(look):
+    here, there = named(look((0.9, 0.8), (0.6, 0.6)), "here"), named(look((0.5, 0.5), (0.4, 0.4)), "there")
+    short = replace(there, scale=Scale(1))
+    assert judge(claim(cells="here", less="there"), [here, short]).verdict == "not run"
+
+
+@pytest.mark.parametrize(("times", "sign", "said"), [
+    (100, "more", "confirmed"), (1000, "more", "not confirmed"), (1000, "less", "confirmed"),
+])  # fmt: skip
+def test_so_many_times(look, times, sign, said):
+    made, clients = look((), ()), {"a": (9, 0.5)}
+    for seed in range(2):  # 200 up and 1, in a round: 200 times, whatever the seed
+        for arm, up in (("fml", 400), ("fedavg", 2)):
+            made.results[arm][seed] = result(arm, seed, clients=clients, traffic=Traffic(up=up, down=0))
+    judged = judge(claim(measure="bytes_up", times=times, sign=sign), [made])
+    assert verdict(judged, 1) == f"{said}: 200.0 times (95 % interval 200.0 to 200.0, 2 seeds)"
+    side = "above" if sign == "more" else "below"
+    assert asked(judged) == f"fml over fedavg; confirmed if the ratio's interval lies {side} {times:,}"
+    made.results["fedavg"][1] = result("fedavg", 1, clients=clients, traffic=Traffic(up=0, down=0))
+    assert judge(claim(measure="bytes_up", times=times), [made]).overall.n == 1  # nothing is so many times nothing
+
+
+def test_of_domains_the_best_round_that_validation_chose_counts(look):
+    made, last = look((), ()), dict.fromkeys("ab", 0.1)
+    for seed in range(2):
+        for arm, best in (("fml", {"a": 0.9, "b": 0.7}), ("fedavg", {"a": 0.8, "b": 0.4})):
+            clients = dict.fromkeys(best, (9, 0.5))
+            made.results[arm][seed] = result(arm, seed, clients=clients, transfer={"acc": Ends(last=last, best=best)})
+    assert judge(claim(measure="acc"), [made]).overall.mean == pytest.approx(0.2)
+    lines = judge(claim(measure="acc", per="client"), [made]).lines
+    assert [line.difference.mean for line in lines] == pytest.approx([0.1, 0.3])
+    assert judge(claim(measure="acc", at="last", than_at="last"), [made]).overall.mean == 0
 
 
 def test_nothing_was_run(look):

@@ -3,7 +3,8 @@
 import pytest
 
 from fedmutual.reproduce import measures
-from made_results import result
+from fedmutual.reproduce.kept import Ends, Traffic
+from made_results import closeup, result
 
 
 def read(name, of, **beside):
@@ -56,6 +57,33 @@ def test_gains_of_the_clients_with_fewest_and_most_examples():
 def test_noise_by_its_deviation():
     noisy = result(noise={"0": 0.2, "0.1": 0.4})
     assert (read("noise:0.1", noisy).last, read("noise:0.5", noisy).last) == (0.4, None)
+
+
+def test_of_nodes_that_are_domains_the_best_round_counts():
+    acc = Ends(last={"0": 0.8, "90": 0.6}, best={"0": 0.9, "90": 0.7})
+    nodes = result("fedh2l", transfer={"acc": acc})
+    assert read("acc", nodes) == (pytest.approx(0.7), pytest.approx(0.8))
+    kind = measures.find("acc")[0]
+    assert (kind.counts, kind.nodes(nodes, "best"), kind.nodes(nodes, "last")) == ("best", acc.best, acc.last)
+    assert read("fwt", nodes) == (None, None)
+    assert measures.find("own_validation")[0].counts == "last"  # its best is chosen on the very data
+
+
+def test_bytes_are_of_a_node_and_a_local_step():
+    # two nodes, four rounds of five local steps: 1,600 / 2 / 20 = 40 up, 4,000 / 2 / 20 = 100 down; 600 / 2 given out once
+    sent = result(
+        curve=(0.1,) * 4, clients={"a": (9, 0.5), "b": (9, 0.5)}, traffic=Traffic(up=1600, down=4000, seed=600), steps=5
+    )
+    assert [read(f"bytes_{way}", sent).last for way in ("up", "down", "seed")] == [40, 100, 300]
+    epochs = sent.model_copy(update={"steps": 0})  # rounds that are passes over the data: 1,600 / 2 / 4
+    assert read("bytes_up", epochs).last == 200
+    assert read("bytes_up", result()).last is None
+
+
+def test_projections_and_separation():
+    assert read("projected", result(projected=0.25)).last == 0.25
+    assert read("separation", result(closeup=closeup(silhouette=0.5))) == (None, 0.5)  # of the best round
+    assert read("projected", result()).last is read("separation", result()).best is None
 
 
 def test_an_unknown_measure():

@@ -1,20 +1,6 @@
 """An experiment's page in a browser: both schemes, a phone's width; nothing leaves the page, nothing is cut off."""
 
-import shutil
-
 import pytest
-
-playwright = pytest.importorskip("playwright.sync_api", reason="the python package playwright is not installed")
-CHROME = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
-pytestmark = pytest.mark.skipif(CHROME is None, reason="no chromium, chromium-browser or google-chrome on the PATH")
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as p:
-        found = p.chromium.launch(executable_path=CHROME, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -6,9 +6,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedmutual.reproduce import Store, experiments, pages, read_experiment
+from fedmutual.reproduce import Scale, Store, experiments, pages, read_experiment
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.looks import looks
+from fedmutual.reproduce.plan import jobs
+from made_results import MADE, result
 
 DOCS = Path(__file__).parents[2] / "docs" / "reproduction"
 STORE = Store(home() / RESULTS)
@@ -38,6 +40,17 @@ def test_a_page_without_results_says_so(papers, store):
     assert "Not run yet." in text
     assert text.count("not run<br>paper") == 4
     assert "Nothing was run yet." in text
+
+
+def test_a_page_says_what_networks_began_with(papers, store):
+    experiment = read_experiment(papers, "table9")
+    for job in jobs(experiment.cells[0], [0], Scale()):
+        said = ("ImageNet's weights of resnet18, a new head",) if job.arm == "fml" else ()
+        made = MADE.model_copy(update={"weights": said})
+        store.add(job, result(job.arm, 0, fingerprint=job.fingerprint, made=made))
+    told = pages.page(experiment, looks(experiment, store))
+    assert told.differences[-1] == "Networks began with: ImageNet's weights of resnet18, a new head."
+    assert len(told.differences) == 2
 
 
 def test_the_page_is_one_file_and_its_figures_stand_alone(made):

@@ -144,6 +144,21 @@ def test_a_killed_command_goes_on_from_its_last_round(cli, papers, tmp_path):
     assert kept == whole
 
 
+def test_an_optional_cell_without_its_data_is_left_out(reproduce, papers):
+    cell = (papers / "table9/digits/iid.toml").read_text()
+    there = 'name = "folder", root = "nowhere"'
+    (papers / "table9/away.toml").write_text(
+        cell.replace('name = "digits"', there).replace('row = "IID"', 'row = "away"\noptional = true')
+    )
+    arguments = ("table9", "--only", "away", "--seeds", "1", "--out", "out")
+    code, out, _ = reproduce(*arguments)
+    assert (code, trained(out)) == (0, 0)
+    assert "away is left out: " in out
+    assert "nowhere" in out
+    (papers / "table9/away.toml").write_text((papers / "table9/away.toml").read_text().replace("optional = true", ""))
+    assert reproduce(*arguments)[0] == 2
+
+
 def test_more_rounds_go_on_from_fewer(reproduce, papers, tmp_path):
     arguments = ("table9", "--only", "*/iid", "--seeds", "1")
     assert reproduce(*arguments, "--rounds", "1", "--out", "grown")[0] == 0

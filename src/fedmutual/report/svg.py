@@ -79,9 +79,10 @@ def _tidy(root: ET.Element, prefix: str, styles: Styles) -> None:
 
 
 def _numbers(text: str) -> str:
-    """Coordinates to a tenth of a pixel. After a move (M) what follows is a line (L) even if it is not said."""
+    """Coordinates to a tenth of a pixel. After a move (M) what follows is a line (L) even if it is not said, but not after a
+    curve (C, Q)."""
     short = " ".join(re.sub(r"-?\d+\.\d+", lambda m: _short(float(m[0])), text).split())
-    return short if "C" in short else short.replace(" L ", " ")
+    return short if re.search("[CQ]", short) else short.replace(" L ", " ")
 
 
 def _short(number: float) -> str:

@@ -11,63 +11,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedmutual.config import Config, read_tables
 from fedmutual.config.schema import Table
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.claims import Claim
+from fedmutual.reproduce.schema import Arm, CellTable, Claim, Index
 
 INDEX, RESULTS = "index.toml", "results"
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Arm(_Section):
-    """One way of training a cell: overrides of its configuration, and the paper's number for it."""
-
-    title: str = ""  # what a row is called; unset, the name of its algorithm
-    set: Table = {}
-    paper: float | None = None
-    needs: str | None = None  # the arm whose shared model this one starts from (`model.weights`)
-    clients: tuple[str, ...] | None = None  # of the partition, these alone take part
-    examples: int | None = Field(default=None, ge=1)  # and with so many training examples each
-    shown: bool = True  # False: it is trained only because others need it
-
-
-class CellTable(_Section):
-    """The table [cell]."""
-
-    row: str
-    column: str
-    paper_rounds: int | None = Field(default=None, ge=1)  # what the paper trains for, where `rounds` is not that
-    clients: tuple[str, ...] | None = None  # whose scores count; unset, everybody's
-    each: bool = False  # whether every client's curve is kept
-    noise: tuple[float, ...] = ()  # Gaussian weight noise under which the last global model is scored
-    arms: dict[str, Arm]
-
-
-class Index(_Section):
-    """What index.toml says."""
-
-    title: str
-    paper: str
-    about: str
-    order: int = 0  # its place in lists
-    cells: str = ""  # patterns of cells of another experiment that are looked at, as "table1/mnist/*"; "" is none
-    columns: tuple[str, ...] = ()  # the order of the columns; those that are not named come after
-    arms: tuple[str, ...] | None = None  # those looked at, in this order; unset, all
-    add: dict[str, Arm] = {}  # arms for every cell
-    measures: tuple[str, ...]
-    view: str = Field(default="settings", pattern="^(settings|clients)$")
-    figures: tuple[str, ...] = ()
-    draw: str = "*"  # the cells that are drawn
-    decimals: int = Field(default=2, ge=0, le=4)
-    claims: tuple[Claim, ...] = ()
-    differences: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -97,9 +49,21 @@ class Cell:
         split = self.tables.get("split", {})
         return split.get("preset", "journal") == "journal" and "validation" not in split
 
+    @property
+    def target(self) -> float | None:
+        """The paper's accuracy of FedAvg here, by which `rounds_to` counts; a fraction."""
+        arm = self.about.arms.get("fedavg")
+        return arm.paper / 100 if arm is not None and isinstance(arm.paper, float) else None
+
     def rounds(self, arm: str) -> int:
         """The rounds of an arm, as the file has them."""
         return int(self.arms[arm].set.get("rounds") or self.tables.get("rounds") or Config.model_fields["rounds"].default)
+
+    def within(self, arm: str, limit: int) -> int:
+        """The rounds of an arm where a cell is cut down to so many: of one with more local steps a round, as many fewer."""
+        common = self.tables.get("training", {}).get("local_steps") or 1
+        steps = self.arms[arm].set.get("training.local_steps") or common
+        return min(max(limit * common // steps, 1), self.rounds(arm))
 
 
 @dataclass(frozen=True)
@@ -232,12 +196,23 @@ def _checked(kind: type[S], tables: Any, path: Path, prefix: str = "") -> S:
 
 
 def _check_names(index: Index, path: Path) -> None:
-    """Raise ConfigError where a measure that is named does not exist."""
+    """Raise ConfigError where a measure that is named does not exist, or is not one of each client where that is asked."""
     for name in (*index.measures, *index.figures, *(c.measure for c in index.claims)):
         try:
             measures.find(name)
         except LookupError as problem:
             raise ConfigError(f"{path}: {problem}{_near(name, list(measures.MEASURES))}") from None
+    for name in index.figures:
+        if not measures.find(name)[0].curve:
+            raise ConfigError(f"{path}: {name!r} has no curve that could be drawn; take it out of 'figures'")
+    for claim in index.claims:
+        if claim.per == "client" and not measures.find(claim.measure)[0].nodes:
+            raise ConfigError(
+                f'{path}: {claim.measure!r} is no measure of each client; take per = "client" out of its claim'
+            )
+        if not (claim.than or claim.less) or (claim.times and (claim.less or not claim.than)):
+            what = "'than' alone" if claim.times else "'than' or 'less'"
+            raise ConfigError(f"{path}: the claim {claim.text!r} has nothing to be held against; give it {what}")
 
 
 def _near(word: str, known: Sequence[str]) -> str:

@@ -1,23 +1,26 @@
-"""The figures: curves over rounds, drawn as the report draws its own; and as files that stand alone."""
+"""The figures: curves over rounds, drawn as the report draws its own, and clouds; and as files that stand alone."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from functools import partial
 from importlib.resources import files
-from statistics import fmean
 from xml.sax.saxutils import escape
 
-from fedmutual.report.comparison import NAMES
-from fedmutual.report.curves import Curve, Picture, Point
+from fedmutual.report.cells import Table
+from fedmutual.report.curves import Picture, data_table
 from fedmutual.report.plots import draw_curves
-from fedmutual.report.svg import SLOTS, Styles
-from fedmutual.report.text import percent
+from fedmutual.report.svg import Styles
+from fedmutual.report.text import fixed, percent
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.closeups import closeups
+from fedmutual.reproduce.curves import curves
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
-from fedmutual.reproduce.tables import name
+from fedmutual.reproduce.scatter import Scatter, draw_scatter, scatter_table
+
+Drawn = Picture | Scatter
 
 _WORDS = {
     "global_test": "global model on the test set, %",
@@ -26,24 +29,26 @@ _WORDS = {
 }
 
 
-def pictures(experiment: Experiment, looks: Sequence[Look]) -> list[Picture]:
-    """A picture a cell and measure that was run, or one a client where the experiment looks at clients."""
-    found = []
+def pictures(experiment: Experiment, looks: Sequence[Look]) -> list[Drawn]:
+    """A picture a cell and measure that was run; one a client where the experiment looks at clients; those of a node."""
+    found: list[Drawn] = []
     for look in looks:
         if not look.run or not fnmatch(look.cell.name, experiment.index.draw):
             continue
+        if look.cell.about.node is not None:
+            found += closeups(look)
         tag = f" ({look.words})" if look.words else ""
         stem = look.cell.name.replace("/", "-")
         if experiment.index.view == "clients":
             for i, network in look.networks.items():
                 title = f"{look.cell.title}: client {i}, {network}, own data, %{tag}"
-                found.append(Picture(f"{stem}-{i}", title, True, _curves(look, partial(_of_client, client=i))))
+                found.append(Picture(f"{stem}-{i}", title, True, curves(look, partial(_of_client, client=i))))
             continue
         for measure in experiment.index.figures:
             key = measures.find(measure)[0].curve
             title = f"{look.cell.title}: {_WORDS[key]}{tag}"
-            found.append(Picture(f"{stem}-{key}".replace("_", "-"), title, True, _curves(look, partial(curve, key=key))))
-    return [p for p in found if p.curves]
+            found.append(Picture(f"{stem}-{key}".replace("_", "-"), title, True, curves(look, partial(curve, key=key))))
+    return [p for p in found if isinstance(p, Scatter) or p.curves]
 
 
 def curve(result: Result, key: str) -> tuple[float, ...]:
@@ -55,31 +60,22 @@ def _of_client(result: Result, client: str) -> tuple[float, ...]:
     return result.clients[client].curve if client in result.clients else ()
 
 
-def _curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
-    taken = _slots(list(look.cell.shown))
-    curves = []
-    for arm, found in look.results.items():
-        runs = [(s, dict(zip(r.evaluated, v, strict=True))) for s, r in sorted(found.items()) if (v := values(r))]
-        common = sorted(set.intersection(*(set(v) for _, v in runs))) if runs else []
-        points = [Point(n, fmean(of := [v[n] for _, v in runs]), min(of), max(of)) for n in common]
-        if points:
-            label = name(arm, look.cell.shown[arm])
-            curves.append(Curve(label, taken[arm], 0, tuple(points), len(runs), tuple(runs)))
-    return tuple(curves)
+def draw(picture: Drawn, prefix: str, styles: Styles) -> str:
+    """A picture as SVG within a page."""
+    if isinstance(picture, Scatter):
+        return draw_scatter(picture, prefix, styles)
+    return draw_curves(picture, prefix, styles)
 
 
-def _slots(arms: Sequence[str]) -> dict[str, int]:
-    """A colour and a mark for each arm: the known methods have their own, as in every report."""
-    taken = {arm: list(NAMES).index(arm) + 1 for arm in arms if arm in NAMES}
-    free = [s for s in range(1, SLOTS + 1) if s not in taken.values()]
-    rest = [arm for arm in arms if arm not in taken]
-    return taken | {arm: free[k % len(free)] for k, arm in enumerate(rest)}
+def numbers_of(picture: Drawn, decimals: int) -> Table:
+    """What is drawn, as a table."""
+    return scatter_table(picture) if isinstance(picture, Scatter) else data_table(picture, decimals)
 
 
-def standalone(picture: Picture) -> str:
+def standalone(picture: Drawn) -> str:
     """A picture as an SVG file of its own: the page's light colours, and a name for every line."""
     styles: Styles = {}
-    drawn = draw_curves(picture, picture.id, styles)
+    drawn = draw(picture, "p", styles)
     css = (files("fedmutual.report") / "templates" / "style.css").read_text(encoding="utf-8")
     root = css[: css.index("}")]
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]+)", root))
@@ -94,7 +90,10 @@ def standalone(picture: Picture) -> str:
     return f'{head} xmlns="http://www.w3.org/2000/svg">{about}<style>{rules}</style>{rest}\n'
 
 
-def summary(picture: Picture) -> str:
-    """A picture in words: where each line ends."""
-    ends = (f"{c.label} {percent(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
+def summary(picture: Drawn) -> str:
+    """A picture in words: of curves, where each line ends."""
+    if isinstance(picture, Scatter):
+        return picture.words
+    told = percent if picture.percent else partial(fixed, decimals=3)
+    ends = (f"{c.label} {told(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
     return f"{picture.title}. {'; '.join(ends)}"

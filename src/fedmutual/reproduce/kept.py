@@ -19,6 +19,40 @@ class ClientResult(_Kept):
     curve: tuple[float, ...] = ()  # where the cell keeps every client's
 
 
+class Ends(_Kept):
+    """Each client's number after the last round, and after its best."""
+
+    last: dict[str, float]
+    best: dict[str, float]
+
+
+class Traffic(_Kept):
+    """Bytes of all clients together, over the whole run."""
+
+    up: int
+    down: int
+    seed: int = 0  # what public examples the clients gave out, once, before round 1; not in `up`
+
+
+class Cloud(_Kept):
+    """The features of test examples on their first two principal axes."""
+
+    domains: tuple[str, ...]
+    classes: tuple[str, ...]
+    explained: tuple[float, float]  # the share of the variance on each axis
+    silhouette: float  # of the classes, over all features: -1 to 1, large where classes lie apart
+    points: tuple[tuple[int, int, float, float], ...]  # (domain, class, x, y) of some of them, of one seed
+
+
+class CloseUp(_Kept):
+    """One client, looked at closely. Curves hold a value for each evaluated round."""
+
+    client: str
+    validation: tuple[float, ...]  # its model on all clients' validation data
+    losses: dict[str, tuple[float, ...]]  # loss term -> its mean over the round
+    cloud: Cloud
+
+
 class Made(_Kept):
     """What made a result."""
 
@@ -31,6 +65,7 @@ class Made(_Kept):
     device: str
     threads: int
     engine: str
+    weights: tuple[str, ...] = ()  # what networks began with, in words, where not all of them are random
     together: int = 1  # so many runs were trained at once, in common stacks; `seconds` are then those of all
 
 
@@ -50,6 +85,11 @@ class Result(_Kept):
     curves: dict[str, tuple[float, ...]] = {}
     clients: dict[str, ClientResult] = {}
     noise: dict[str, float] = {}  # standard deviation -> loss
+    transfer: dict[str, Ends] = {}  # "acc", "bwt", "fwt", where clients are domains
+    traffic: Traffic | None = None
+    steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
+    projected: float | None = None  # the share of mutual steps whose gradient was projected
+    closeup: CloseUp | None = None  # of the node that the cell names
     target: float | None = None  # the paper's accuracy of FedAvg in this cell, a fraction
     failed: str = ""  # why there are no numbers: a client diverged
     made: Made
@@ -58,3 +98,9 @@ class Result(_Kept):
     def evaluated(self) -> list[int]:
         """The rounds that curves have values of."""
         return [r for r in range(1, self.rounds + 1) if r % self.every == 0 or r == self.rounds]
+
+    @property
+    def all_curves(self) -> list[tuple[float, ...]]:
+        """Every curve that must have a value for each of them."""
+        close = [self.closeup.validation, *self.closeup.losses.values()] if self.closeup else []
+        return [*self.curves.values(), *close]

@@ -9,6 +9,7 @@ from fedmutual.reproduce.cells import Cell, Experiment
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.plan import Scale, jobs
 from fedmutual.reproduce.results import Store
+from fedmutual.reproduce.schema import End
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Look:
         found = self.results.get(arm, {}).values()
         return sum(bool(r.failed) for r in found), len(found)
 
-    def number(self, measure: str, arm: str, seed: int, at: str = "last") -> float | None:
+    def number(self, measure: str, arm: str, seed: int, at: End = "last") -> float | None:
         """A measure of a run after its last or its best round."""
         if not self.good(arm, seed):
             return None
@@ -58,10 +59,17 @@ class Look:
         reading = kind.read(self.results[arm][seed], beside, argument)
         return reading.last if at == "last" else reading.best
 
-    def value(self, measure: str, arm: str, at: str = "last") -> Estimate | None:
+    def value(self, measure: str, arm: str, at: End = "last") -> Estimate | None:
         """The same over seeds; None where no run has it."""
         found = [v for seed in self.results.get(arm, {}) if (v := self.number(measure, arm, seed, at)) is not None]
         return estimate(found, "seeds") if found else None
+
+    def nodes(self, measure: str, arm: str, at: End) -> dict[str, Estimate]:
+        """The same of each client; {} where no run has it."""
+        of = measures.find(measure)[0].nodes
+        runs = [of(result, at) for result in self.results.get(arm, {}).values() if not result.failed] if of else []
+        clients = dict.fromkeys(i for run in runs for i in run)
+        return {i: estimate([run[i] for run in runs if i in run], "seeds") for i in clients}
 
 
 def looks(

@@ -1,6 +1,7 @@
 """What is read off a run: one number after the last round, and where it makes sense one after the best.
 
-A best is chosen on the very data that it is told of, which flatters it: tables say so beside it.
+A best is mostly chosen on the very data that it is told of, which flatters it: tables say so beside it. Where other data
+chose it, it is the number that papers print.
 """
 
 import itertools
@@ -10,9 +11,11 @@ from statistics import fmean, pstdev
 from typing import NamedTuple
 
 from fedmutual.reproduce.kept import Result
+from fedmutual.reproduce.schema import End
 
 CHOSEN_BY_TEST = "best on test"
 CHOSEN_BY_ITSELF = "best on those data"
+CHOSEN_BY_OTHERS = "each node's best on validation data"
 
 
 class Reading(NamedTuple):
@@ -31,10 +34,17 @@ class Measure:
     """A number of a run."""
 
     title: str
-    unit: str  # "%", "points", "rounds", "loss"
+    unit: str  # "%", "points", "rounds", "loss", "bytes", "score"
     read: Callable[[Result, Beside, str], Reading]  # the last: what stands behind the colon of the measure's name
     chosen: str = ""  # by what the best is chosen; "" where there is none
     curve: str = ""  # what is drawn of it
+    nodes: Callable[[Result, End], Mapping[str, float]] | None = None  # client -> its number, of a mean over clients
+    only_best: bool = False  # it is read off the best round's models
+
+    @property
+    def counts(self) -> End:
+        """The end that counts, and that a paper's number stands beside: a best only where it was fairly chosen."""
+        return "best" if self.chosen == CHOSEN_BY_OTHERS else "last"
 
 
 def find(name: str) -> tuple[Measure, str]:
@@ -116,14 +126,62 @@ def _gain(large: bool) -> Callable[[Result, Beside, str], Reading]:
     return read
 
 
+def _own(result: Result, at: End) -> Mapping[str, float]:
+    return {i: getattr(client, at) for i, client in result.clients.items()}
+
+
+def _transferred(name: str, title: str) -> Measure:
+    """ACC, BWT or FWT: of each node's model, and their mean."""
+
+    def nodes(result: Result, at: End) -> Mapping[str, float]:
+        return getattr(result.transfer[name], at) if name in result.transfer else {}
+
+    def read(result: Result, beside: Beside, argument: str) -> Reading:
+        return Reading(*(fmean(found.values()) if (found := nodes(result, at)) else None for at in ("last", "best")))
+
+    return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes)
+
+
+def _bytes(way: str, once: bool = False) -> Callable[[Result, Beside, str], Reading]:
+    """Of a client, in the mean: a local step (a round, where rounds are passes over the data), or once in a run."""
+
+    def read(result: Result, beside: Beside, argument: str) -> Reading:
+        if result.traffic is None or not result.clients:
+            return Reading(None)
+        steps = 1 if once else result.rounds * max(result.steps, 1)
+        return Reading(getattr(result.traffic, way) / len(result.clients) / steps)
+
+    return read
+
+
+def _projected(result: Result, beside: Beside, argument: str) -> Reading:
+    return Reading(result.projected)
+
+
+def _silhouette(result: Result, beside: Beside, argument: str) -> Reading:
+    return Reading(None, result.closeup.cloud.silhouette if result.closeup else None)
+
+
 MEASURES: dict[str, Measure] = {
     "global_test": Measure("global model, test set, %", "%", _curve("global_test"), CHOSEN_BY_TEST, "global_test"),
-    "own_validation": Measure("clients' model, own validation data, %", "%", _curve("own"), CHOSEN_BY_ITSELF, "own"),
-    "local_validation": Measure("clients' own or local copy, validation data, %", "%", _local, CHOSEN_BY_ITSELF, "local"),
+    "own_validation": Measure("clients' model, own validation data, %", "%", _curve("own"), CHOSEN_BY_ITSELF, "own", _own),
+    "local_validation": Measure(
+        "clients' own or local copy, validation data, %", "%", _local, CHOSEN_BY_ITSELF, "local", _own
+    ),
     "swing_global": Measure("oscillation of the global model, points", "points", _swing("global_test")),
     "swing_own": Measure("oscillation of the clients' model, points", "points", _swing("own")),
     "rounds_to": Measure("rounds to {percent} % of the paper's FedAvg", "rounds", _rounds_to),
     "noise": Measure("loss under weight noise {}", "loss", _noise),
     "gain_small": Measure("gain of the clients with fewest examples, points", "points", _gain(False)),
     "gain_large": Measure("gain of the clients with most examples, points", "points", _gain(True)),
+    "acc": _transferred("acc", "ACC, all nodes' test data, %"),
+    "bwt": _transferred("bwt", "BWT, own test data, %"),
+    "fwt": _transferred("fwt", "FWT, the other nodes' test data, %"),
+    "bytes_up": Measure("bytes that a node gives out, a local step", "bytes", _bytes("up")),
+    "bytes_down": Measure("bytes that it gets, a local step", "bytes", _bytes("down")),
+    "bytes_seed": Measure("bytes of the public examples that it gave out, once", "bytes", _bytes("seed", once=True)),
+    "projected": Measure("projected mutual steps, %", "%", _projected),
+    "separation": Measure(
+        "silhouette of the classes in the features", "score", _silhouette, CHOSEN_BY_OTHERS, only_best=True
+    ),
 }

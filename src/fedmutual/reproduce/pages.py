@@ -11,15 +11,15 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from fedmutual.records.files import write_bytes
 from fedmutual.report.cells import Cell, Table
-from fedmutual.report.curves import Picture, data_table
 from fedmutual.report.html import prose
-from fedmutual.report.plots import draw_curves
 from fedmutual.report.svg import Styles
 from fedmutual.reproduce import tables, words
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import Judged, judge
-from fedmutual.reproduce.figures import pictures, standalone, summary
+from fedmutual.reproduce.entries import capital, unit
+from fedmutual.reproduce.figures import Drawn, draw, numbers_of, pictures, standalone, summary
 from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.numbers import numbers
 
 FIGURES = "figures"
 
@@ -32,14 +32,14 @@ class Page:
     looks: Sequence[Look]
     judged: tuple[Judged, ...]
     tables: tuple[Table, ...]
-    pictures: tuple[Picture, ...]
+    pictures: tuple[Drawn, ...]
 
     @property
     def differences(self) -> list[str]:
-        """How this differs from what the paper did: what was chosen, then what was shortened."""
-        return [*self.experiment.index.differences, *words.shortened(self.looks)]
+        """How this differs from what the paper did: what was chosen, what was shortened, what networks began with."""
+        return [*self.experiment.index.differences, *words.shortened(self.looks), *words.begun(self.looks)]
 
-    def figure(self, picture: Picture) -> str:
+    def figure(self, picture: Drawn) -> str:
         """The name of a picture's file."""
         return f"{FIGURES}/{self.experiment.id}-{picture.id}.svg"
 
@@ -83,7 +83,7 @@ def markdown(told: Page) -> str:
         "## What is claimed, and the verdict",
     ]
     for number, judged in enumerate(told.judged, 1):
-        verdict = tables.capital(words.verdict(judged, decimals))
+        verdict = capital(words.verdict(judged, decimals))
         parts.append(f"{number}. {judged.claim.text} **{verdict}.**\\\n   ({words.asked(judged)})")
         if len(judged.told) > 1:
             parts.append(_md_table(_of_run(judged, decimals), caption=False))
@@ -137,11 +137,11 @@ def html(told: Page) -> str:
         lstrip_blocks=True,
     )
     environment.filters["prose"] = prose
-    figures = [(p.title, draw_curves(p, f"f-{p.id}", styles), data_table(p, decimals)) for p in told.pictures]
+    figures = [(p.title, draw(p, f"f-{p.id}", styles), numbers_of(p, decimals)) for p in told.pictures]
     claims = [
         {
             "text": j.claim.text,
-            "verdict": tables.capital(words.verdict(j, decimals)),
+            "verdict": capital(words.verdict(j, decimals)),
             "asked": words.asked(j),
             "table": tables.verdicts(j, decimals) if len(j.told) > 1 else None,
         }
@@ -171,7 +171,7 @@ def as_json(told: Page) -> str:
         "title": told.experiment.index.title,
         "paper": told.experiment.index.paper,
         "differences": told.differences,
-        "numbers": list(tables.numbers(told.experiment, told.looks)),
+        "numbers": list(numbers(told.experiment, told.looks)),
         "claims": [_claim(j) for j in told.judged],
         "made": list(words.made(told.looks)),
         "commands": words.commands(told.looks),
@@ -190,7 +190,7 @@ def _claim(judged: Judged) -> dict[str, Any]:
         }
         for line in judged.lines
     ]
-    about: dict[str, Any] = {"claim": judged.claim.text, "verdict": judged.verdict, "unit": tables.unit(judged)}
+    about: dict[str, Any] = {"claim": judged.claim.text, "verdict": judged.verdict, "unit": unit(judged)}
     diverged = {arm: n for arm, (n, _) in judged.diverged.items()}
     about |= {"apart": list(judged.apart), "diverged": diverged}
     return {**about, "difference": asdict(judged.overall) if judged.overall else None, "where": lines}

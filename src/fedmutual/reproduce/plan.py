@@ -14,7 +14,8 @@ import fedmutual
 from fedmutual.config import Config, all_keys, parse_config, settings_of
 from fedmutual.config.methods import foreign
 from fedmutual.errors import ConfigError
-from fedmutual.reproduce.cells import Arm, Cell
+from fedmutual.reproduce.cells import Cell
+from fedmutual.reproduce.schema import Arm
 
 _ANYWHERE = {"name", "engine", "records", "data"}  # tables of which not every key tells in the result
 _DATA_ANYWHERE = {"root", "resident", "workers"}
@@ -101,7 +102,7 @@ def _with_needs(cell: Cell, arm: str, seed: int, scale: Scale, here: Here, made:
 def _config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here) -> Config:
     source = f"{cell.path}, arm {arm!r}"
     overrides, algorithm = dict(cell.arms[arm].set), _algorithm(cell, arm)
-    limit = {} if scale.rounds is None else {"rounds": min(scale.rounds, cell.rounds(arm))}
+    limit = {} if scale.rounds is None else {"rounds": cell.within(arm, scale.rounds)}
     overrides |= {k: v for k, v in (*scale.changed, *here.items()) if _has(algorithm, k)}  # as `compare --set`: who has it
     overrides |= {"seed": seed, **limit}
     tables = {"name": cell.id.replace("/", "-"), **cell.tables}

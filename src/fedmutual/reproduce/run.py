@@ -10,19 +10,21 @@ from statistics import fmean
 from typing import Any
 
 import fedmutual
-from fedmutual import runs
-from fedmutual.config import Config
+from fedmutual import data, runs
+from fedmutual.config import Config, read_tables
 from fedmutual.core import Diverged
-from fedmutual.errors import RunError
+from fedmutual.errors import DataError, RunError
 from fedmutual.records.events import Observer
-from fedmutual.records.folder import reopen
+from fedmutual.records.folder import CONFIG, reopen
 from fedmutual.records.text import duration
 from fedmutual.report.text import count
 from fedmutual.reproduce.cells import Cell
+from fedmutual.reproduce.closeup import close_up
+from fedmutual.reproduce.collect import collect, failure
 from fedmutual.reproduce.noise import under_noise
 from fedmutual.reproduce.parts import placed
 from fedmutual.reproduce.plan import Job, Scale, folder, jobs, shorter
-from fedmutual.reproduce.results import Store, collect, failure
+from fedmutual.reproduce.results import Store
 
 Say = Callable[[str], None]
 
@@ -54,6 +56,7 @@ def reproduce(
         UserError: as `fedmutual.run`; an arm that is not valid before the first is trained.
     """
     planned = [list(jobs(cell, range(seeds), scale, here or {})) for cell in cells]
+    planned = [of_cell for of_cell in planned if not _without_data(of_cell, store, say)]
     told, pace = Told(), Pace([j for jobs_ in planned for j in jobs_ if _unknown(store, j)])
     asked = {j.fingerprint for jobs_ in planned for j in jobs_}
     told.known = len(asked) - len(pace.left)
@@ -68,6 +71,18 @@ def reproduce(
     return told
 
 
+def _without_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
+    """Whether a cell that may be left out is, because its data are not there."""
+    if not of_cell[0].cell.about.optional or not any(_unknown(store, job) for job in of_cell):
+        return False
+    try:
+        data.prepare(of_cell[0].config)
+    except DataError as problem:
+        say(f"{of_cell[0].cell.name} is left out: {problem}")
+        return True
+    return False
+
+
 def _unknown(store: Store, job: Job) -> bool:
     """Whether a run must be trained, or its folder looked into again: for what the cell did not ask for before."""
     result, cell = store.find(job, fedmutual.__version__), job.cell.about
@@ -75,7 +90,8 @@ def _unknown(store: Store, job: Job) -> bool:
         return True
     shaken = not cell.noise or "global_test" not in result.curves or {f"{d:g}" for d in cell.noise} <= result.noise.keys()
     each = not cell.each or all(client.curve for client in result.clients.values())
-    return not ((shaken and each) or result.failed)
+    close = cell.node is None or (result.closeup is not None and result.closeup.client == cell.node)
+    return not ((shaken and each and close) or result.failed)
 
 
 def _orphan(job: Job, store: Store, told: Told) -> bool:
@@ -107,6 +123,7 @@ def _train(
     configs, folders = [placed(job, out) for job in batch], [folder(out, job) for job in batch]
     for job, config, place in zip(batch, configs, folders, strict=True):
         _lengthened(job, config, place, out)
+    configs = [_called(config, place) for config, place in zip(configs, folders, strict=True)]
     observers: list[list[Observer]] = [[watch(job.label)] if watch else [] for job in batch]
     begun = time.monotonic()
     if len(batch) > 1:
@@ -119,8 +136,9 @@ def _train(
             result = failure(job, place, len(batch), str(problem))
             told.failed.append(f"{job.label}: {problem}")
         else:
-            noise = under_noise(place, job.cell.about.noise) if job.cell.about.noise and _shares(place) else {}
-            result = collect(job, place, len(batch), noise)
+            about = job.cell.about
+            noise = under_noise(place, about.noise) if about.noise and _shares(place) else {}
+            result = collect(job, place, len(batch), noise, close_up(place, about.node) if about.node else None)
         if _unknown(store, job):
             store.add(job, result)
     told.trained += len(batch)
@@ -131,7 +149,7 @@ def _lengthened(job: Job, config: Config, place: Path, out: Path) -> None:
     """Begin with a copy of the same run of fewer rounds, where there is one that may be gone on with."""
     for begun in shorter(out, job) if not place.exists() else []:
         try:
-            reopen(begun, config)
+            reopen(begun, _called(config, begun))
         except RunError:  # a schedule moves by the number of rounds, or it was never finished being made
             continue
         part = place.with_name(f".{place.name}.part")
@@ -139,6 +157,12 @@ def _lengthened(job: Job, config: Config, place: Path, out: Path) -> None:
         shutil.copytree(begun, part)
         part.rename(place)
         return
+
+
+def _called(config: Config, place: Path) -> Config:
+    """Under the name of the run that is there already, if one is: that of the cell that asked for it first."""
+    there = place / CONFIG
+    return config.model_copy(update={"name": read_tables(there)["name"]}) if there.exists() else config
 
 
 def _shares(place: Path) -> bool:

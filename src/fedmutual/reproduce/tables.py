@@ -1,32 +1,39 @@
 """What was found as tables: as the paper prints it where it prints one, ours beside its numbers."""
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
-from fedmutual.report.comparison import NAMES
-from fedmutual.report.statistics import Estimate, estimate
-from fedmutual.report.text import count, fixed, listed, percent
+from fedmutual.report.statistics import estimate
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.cells import Arm, Experiment
-from fedmutual.reproduce.claims import DIVERGED, Judged, Lost
+from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
+from fedmutual.reproduce.entries import amount, capital, entry, lost, name, unit
 from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.numbers import as_csv
+from fedmutual.reproduce.schema import AVERAGE, End, plain
 
-NOT_RUN = "not run"
-LAST, BEST = "last", "best"
+LAST: End = "last"
+BEST: End = "best"
+FAIR = "after the best round of each node, which validation data chose"
 WIDEST = 8  # columns of numbers
 
 
 def all_tables(experiment: Experiment, looks: Sequence[Look]) -> list[Table]:
-    """The tables of an experiment: after the last round of all cells, then after the best of those that were run."""
+    """The tables of an experiment: those beside the paper's numbers of all cells, then the others of those that were run."""
     if experiment.index.view == "clients":
         return [_clients(experiment, looks)]
     run, named = [look for look in looks if look.run], experiment.index.measures
-    chosen = [m for m in named if measures.find(m)[0].chosen]
-    return [
-        *(_settings(experiment, looks, LAST, group) for group in _grouped(named, looks)),
-        *(_settings(experiment, run, BEST, group) for group in _grouped(chosen, run) if run),
-    ]
+    fair = [m for m in named if measures.find(m)[0].counts == BEST]
+    if experiment.index.view == "nodes":
+        tables = [_nodes(experiment, looks, m) for m in fair]
+    elif fair:
+        tables = [_settings(experiment, looks, BEST, group) for group in _grouped(fair, looks)]
+    else:
+        tables = [_settings(experiment, looks, LAST, group) for group in _grouped(named, looks)]
+    if not run:
+        return tables
+    rest = [m for m in named if (not measures.find(m)[0].only_best if fair else measures.find(m)[0].chosen)]
+    return [*tables, *(_settings(experiment, run, LAST if fair else BEST, group) for group in _grouped(rest, run))]
 
 
 def _grouped(named: Sequence[str], looks: Sequence[Look]) -> list[Sequence[str]]:
@@ -37,20 +44,7 @@ def _grouped(named: Sequence[str], looks: Sequence[Look]) -> list[Sequence[str]]
     return [named] if columns * len(named) <= WIDEST else [[m] for m in named]
 
 
-def name(key: str, arm: Arm) -> str:
-    """What an arm is called."""
-    return arm.title or NAMES.get(key, key)
-
-
-def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
-    """(a mean, half the width of its interval with its sign; "" where there is none)."""
-    if unit in ("%", "points"):
-        return percent(value.mean, decimals), "" if value.half is None else f"± {percent(value.half, decimals)}"
-    places = 1 if unit == "rounds" else 3
-    return fixed(value.mean, places), "" if value.half is None else f"± {fixed(value.half, places)}"
-
-
-def _settings(experiment: Experiment, looks: Sequence[Look], at: str, wanted: Sequence[str]) -> Table:
+def _settings(experiment: Experiment, looks: Sequence[Look], at: End, wanted: Sequence[str]) -> Table:
     """A row a setting and arm, a column a data set with its network, as the paper's table."""
     rows, columns = _places(looks)
     heads = [Column("Setting", numeric=False), Column("Method", numeric=False)]
@@ -62,21 +56,17 @@ def _settings(experiment: Experiment, looks: Sequence[Look], at: str, wanted: Se
         for arm, label in _arms(list(here.values())).items():
             cells = [_cell(here.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
             lines.append((Cell(row), Cell(label), *cells))
-    when = "after the last round" if at == LAST else "after the best round, which flatters"
+    fair = at == BEST and all(measures.find(m)[0].counts == BEST for m in wanted)
+    when = "after the last round" if at == LAST else FAIR if fair else "after the best round, which flatters"
     caption = capital(f"{_head(wanted[0], at, looks)}, {when}" if len(wanted) == 1 else when)
-    return Table(f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), _csv(experiment, looks))
+    return Table(f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
 
 
-def _head(measure: str, at: str, looks: Sequence[Look]) -> str:
-    if at == LAST:
+def _head(measure: str, at: End, looks: Sequence[Look]) -> str:
+    if at in (LAST, measures.find(measure)[0].counts):
         return measures.title(measure)
     tests = all(look.cell.validates_on_test for look in looks)
     return f"{measures.title(measure)}, {measures.CHOSEN_BY_TEST if tests else measures.find(measure)[0].chosen}"
-
-
-def capital(text: str) -> str:
-    """A sentence's first letter as a capital; the others as they are."""
-    return text[:1].upper() + text[1:]
 
 
 def _places(looks: Sequence[Look]) -> tuple[list[str], list[str]]:
@@ -94,30 +84,40 @@ def _arms(looks: Sequence[Look]) -> dict[str, str]:
     return {key: name(key, arm) for look in looks for key, arm in look.cell.shown.items()}
 
 
-def _cell(look: Look | None, arm: str, measure: str, at: str, decimals: int) -> Cell:
+def _cell(look: Look | None, arm: str, measure: str, at: End, decimals: int) -> Cell:
     if look is None or arm not in look.cell.shown:
         return Cell("")
-    paper = look.cell.shown[arm].paper
-    beside = f"paper {paper:.2f}" if paper is not None and at == LAST else ""
-    failed = [f"seed {s}: {r.failed}" for s, r in look.results[arm].items() if r.failed]
-    value = look.value(measure, arm, at)
-    unit = measures.find(measure)[0].unit
-    if value is None:
-        text = DIVERGED if failed else NOT_RUN if not look.results[arm] else _none(unit)
-        why = {
-            "n/a": "n/a: this method has no such number",
-            "not reached": "; ".join(filter(None, ("not reached", look.words))),
-        }
-        return Cell(text, sub=beside, note="; ".join(failed) or why.get(text, ""))
-    mean, spread = amount(value, unit, decimals)
-    missing = len(look.results[arm]) - value.n
-    notes = [look.words, f"{value.n} seed" + ("s" if value.n > 1 else "")]
-    notes += [f"{missing} more had no such number" + (", it was not reached" if unit == "rounds" else "")] if missing else []
-    return Cell(mean, spread, beside, "; ".join(filter(None, (*notes, *failed))))
+    kind = measures.find(measure)[0]
+    paper = look.cell.shown[arm].printed(measure) if at == kind.counts else None
+    return entry(look, arm, look.value(measure, arm, at), paper, kind.unit, decimals)
 
 
-def _none(unit: str) -> str:
-    return "not reached" if unit == "rounds" else "n/a"
+def _nodes(experiment: Experiment, looks: Sequence[Look], measure: str) -> Table:
+    """A row a setting and arm, a column a node, and their mean in the last: as the paper's table, of one measure."""
+    kind, decimals = measures.find(measure)[0], experiment.index.decimals
+    printed = [a.paper.get(measure, {}) for x in looks for a in x.cell.shown.values() if isinstance(a.paper, dict)]
+    found = [look.nodes(measure, arm, kind.counts) for look in looks for arm in look.cell.shown]
+    nodes = _named([*printed, *found])
+    heads = [Column("Setting", numeric=False), Column("Method", numeric=False), *map(Column, nodes.values())]
+    lines = []
+    for look in looks:
+        for arm, about in look.cell.shown.items():
+            values = {plain(i): v for i, v in look.nodes(measure, arm, kind.counts).items()}
+            values |= {AVERAGE: v} if (v := look.value(measure, arm, kind.counts)) else {}
+            cells = [entry(look, arm, values.get(i), about.printed(measure, i), kind.unit, decimals) for i in nodes]
+            lines.append((Cell(look.cell.about.row), Cell(name(arm, about)), *cells))
+    caption = capital(f"{measures.title(measure)}, {FAIR}")
+    return Table(f"nodes-{measure}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
+
+
+def _named(tables: Sequence[Mapping[str, object]]) -> dict[str, str]:
+    """The nodes that any of them names, each once, and their average last: its plain name -> the first way to write it."""
+    found: dict[str, str] = {}
+    for table in tables:
+        for node in table:
+            found.setdefault(plain(node), node)
+    found.pop(AVERAGE, None)
+    return {**found, AVERAGE: AVERAGE}
 
 
 def _clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
@@ -136,10 +136,10 @@ def _clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
             lines.append((Cell(look.cell.about.row), Cell("all"), *(Cell(NOT_RUN) for _ in heads[2:])))
     images = ", which are test images" if all(look.cell.validates_on_test for look in looks) else ""
     caption = f"Each client's own model on its own validation data, %; the best round is chosen on them{images}"
-    return Table(LAST, caption, tuple(heads), tuple(lines), _csv(experiment, looks))
+    return Table(LAST, caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
 
 
-def _client_cell(look: Look, arm: str, client: str, at: str, decimals: int) -> Cell:
+def _client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> Cell:
     runs = [r for r in look.results.get(arm, {}).values() if client in r.clients]
     if not runs:
         return Cell(NOT_RUN)
@@ -160,44 +160,3 @@ def verdicts(judged: Judged, decimals: int) -> Table:
     rows = [[line.title, line.verdict, *((e.mean, e.half, e.n) if (e := line.difference) else ())] for line in judged.lines]
     csv = csv_text(["where", "verdict", "difference", "half_width", "seeds"], rows)
     return Table("verdicts", judged.claim.text, heads, tuple(lines), csv)
-
-
-def lost(diverged: Lost) -> str:
-    """ "fml diverged in 2 of 4 runs"; "" where none did."""
-    return listed([f"{arm} diverged in {n} of {count(of, 'run')}" for arm, (n, of) in diverged.items()])
-
-
-def unit(judged: Judged) -> str:
-    """The unit of a claim's difference."""
-    found = measures.find(judged.claim.measure)[0].unit
-    return "points" if found == "%" else found
-
-
-def numbers(experiment: Experiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
-    """Every number of the tables, unrounded: fractions, rounds or losses."""
-    for look in looks:
-        for arm, about in look.cell.shown.items():
-            for measure in experiment.index.measures:
-                for at in (LAST, BEST):
-                    value = look.value(measure, arm, at)
-                    if value is None and (at == BEST or look.results[arm]):
-                        continue
-                    yield {
-                        "cell": look.cell.name,
-                        "row": look.cell.about.row,
-                        "column": look.cell.about.column,
-                        "arm": arm,
-                        "measure": measure,
-                        "unit": measures.find(measure)[0].unit,
-                        "at": at,
-                        "mean": value.mean if value else None,
-                        "half": value.half if value else None,
-                        "seeds": value.n if value else 0,
-                        "paper": about.paper if at == LAST else None,
-                        "state": look.words if look.results[arm] else NOT_RUN,
-                    }
-
-
-def _csv(experiment: Experiment, looks: Sequence[Look]) -> str:
-    keys = ("cell", "arm", "measure", "at", "mean", "half", "seeds", "paper", "state")
-    return csv_text(keys, [[line[k] for k in keys] for line in numbers(experiment, looks)])

@@ -9,9 +9,9 @@ from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
+from fedmutual.reproduce.entries import lost, unit
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
-from fedmutual.reproduce.tables import lost, unit
 
 NAMED = 4  # so many cells left out of a mean are counted, fewer are named
 _SIGNS = {"more": "above 0", "less": "below 0"}
@@ -33,10 +33,12 @@ def difference(judged: Judged, e: Estimate, decimals: int) -> str:
     kind = unit(judged)
 
     def told(value: float) -> str:
-        text = percent(value, decimals) if kind == "points" else fixed(value, 1 if kind == "rounds" else 3)
+        if kind == "times":
+            return f"{value:,.1f}"
+        text = percent(value, decimals) if kind == "points" else fixed(value, {"rounds": 1, "bytes": 0}.get(kind, 3))
         return f"+{text}" if value > 0 and text.strip("0.") else text
 
-    words = {"points": "points", "rounds": "rounds", "loss": "of loss"}[kind]
+    words = {"loss": "of loss", "score": "of score"}.get(kind, kind)
     if e.half is None:
         return f"{told(e.mean)} {words} (one seed, so no interval)"
     return f"{told(e.mean)} {words} (95 % interval {told(e.low)} to {told(e.high)}, {e.n} seeds)"
@@ -60,14 +62,19 @@ def _over(judged: Judged) -> str:
 
 def asked(judged: Judged) -> str:
     """What of two arms is compared, and when that confirms the claim."""
-    claim = judged.claim
+    claim, (than, elsewhere) = judged.claim, judged.claim.other
     whose = "each client's" if claim.per == "client" else "the"
+    if claim.times is not None:
+        side = {"more": "above", "less": "below"}[claim.sign]
+        return f"{claim.arm} over {than}; confirmed if the ratio's interval lies {side} {claim.times:,.0f}"
+    held = f"{claim.arm} less {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
+    held += f", less the same in {claim.less}" if claim.less else ""
     if claim.sign == "same":
         margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
-        return f"{claim.arm} less {claim.than}; confirmed if {whose} interval lies within ± {margin} {unit(judged)}"
-    best = [arm for arm, at in ((claim.arm, claim.at), (claim.than, claim.than_at)) if at == "best"]
+        return f"{held}; confirmed if {whose} interval lies within ± {margin} {unit(judged)}"
+    best = [arm for arm, at in ((claim.arm, claim.at), (than, claim.than_at)) if at == "best"]
     after = f", of {listed(best)} the best round" if best else ""
-    return f"{claim.arm} less {claim.than}{after}; confirmed if {whose} interval lies {_SIGNS[claim.sign]}"
+    return f"{held}{after}; confirmed if {whose} interval lies {_SIGNS[claim.sign]}"
 
 
 def state(looks: Sequence[Look]) -> str:
@@ -90,6 +97,12 @@ def shortened(looks: Sequence[Look]) -> Iterator[str]:
             ways.setdefault(look.words.removeprefix("shortened: "), []).append(look.cell.name)
     for way, names in ways.items():
         yield f"Shortened, {way}: {listed(names) if len(names) < 7 else f'{len(names)} cells'}."
+
+
+def begun(looks: Sequence[Look]) -> Iterator[str]:
+    """A difference, or none, for what the networks of each run began with, where that was asked for."""
+    for said in dict.fromkeys(r.made.weights for r in results(looks) if r.made.weights):
+        yield f"Networks began with: {'; '.join(said)}."
 
 
 def made(looks: Sequence[Look]) -> Iterator[str]:

@@ -1,0 +1,65 @@
+"""An entry of a table: a number with its interval, beside the paper's, and its footnote."""
+
+from fedmutual.report.cells import Cell
+from fedmutual.report.comparison import NAMES
+from fedmutual.report.statistics import Estimate
+from fedmutual.report.text import count, fixed, listed, percent
+from fedmutual.reproduce import measures
+from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
+from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.schema import Arm
+
+
+def name(key: str, arm: Arm) -> str:
+    """What an arm is called."""
+    return arm.title or NAMES.get(key, key)
+
+
+def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
+    """(a mean, half the width of its interval with its sign; "" where there is none)."""
+    if unit in ("%", "points"):
+        return percent(value.mean, decimals), "" if value.half is None else f"± {percent(value.half, decimals)}"
+    if unit == "bytes":
+        return f"{value.mean:,.0f}", "" if (value.half or 0) < 0.5 else f"± {value.half:,.0f}"
+    places = 1 if unit in ("rounds", "times") else 3
+    return fixed(value.mean, places), "" if value.half is None else f"± {fixed(value.half, places)}"
+
+
+def entry(look: Look, arm: str, value: Estimate | None, paper: float | None, unit: str, decimals: int) -> Cell:
+    """A number of an arm beside the paper's; or why there is none."""
+    beside = f"paper {paper:.2f}" if paper is not None else ""
+    failed = [f"seed {s}: {r.failed}" for s, r in look.results[arm].items() if r.failed]
+    if value is None:
+        text = DIVERGED if failed else NOT_RUN if not look.results[arm] else _none(unit)
+        why = {
+            "n/a": "n/a: this method has no such number",
+            "not reached": "; ".join(filter(None, ("not reached", look.words))),
+        }
+        return Cell(text, sub=beside, note="; ".join(failed) or why.get(text, ""))
+    mean, spread = amount(value, unit, decimals)
+    missing = len(look.results[arm]) - value.n
+    notes = [look.words, f"{value.n} seed" + ("s" if value.n > 1 else "")]
+    notes += [f"{missing} more had no such number" + (", it was not reached" if unit == "rounds" else "")] if missing else []
+    return Cell(mean, spread, beside, "; ".join(filter(None, (*notes, *failed))))
+
+
+def _none(unit: str) -> str:
+    return "not reached" if unit == "rounds" else "n/a"
+
+
+def lost(diverged: Lost) -> str:
+    """ "fml diverged in 2 of 4 runs"; "" where none did."""
+    return listed([f"{arm} diverged in {n} of {count(of, 'run')}" for arm, (n, of) in diverged.items()])
+
+
+def unit(judged: Judged) -> str:
+    """The unit of a claim's difference."""
+    if judged.claim.times is not None:
+        return "times"
+    found = measures.find(judged.claim.measure)[0].unit
+    return "points" if found == "%" else found
+
+
+def capital(text: str) -> str:
+    """A sentence's first letter as a capital; the others as they are."""
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,55 @@
+"""Every number of an experiment's tables, unrounded, as its JSON and its CSV have them."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fedmutual.report.cells import csv_text
+from fedmutual.report.statistics import Estimate
+from fedmutual.reproduce import measures
+from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.claims import NOT_RUN
+from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.schema import AVERAGE, End
+
+ENDS: tuple[End, ...] = ("last", "best")
+
+
+def numbers(experiment: Experiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
+    """Fractions, rounds, losses or bytes; of single nodes too, where the experiment looks at them."""
+    for look in looks:
+        for arm in look.cell.shown:
+            for measure in experiment.index.measures:
+                for at in ENDS:
+                    if experiment.index.view == "nodes":
+                        for node, value in look.nodes(measure, arm, at).items():
+                            yield _line(look, arm, measure, at, node, value)
+                    mean = look.value(measure, arm, at)
+                    if mean is None and (at != measures.find(measure)[0].counts or look.results[arm]):
+                        continue
+                    yield _line(look, arm, measure, at, None, mean)
+
+
+def _line(look: Look, arm: str, measure: str, at: End, node: str | None, value: Estimate | None) -> dict[str, Any]:
+    kind = measures.find(measure)[0]
+    paper = look.cell.shown[arm].printed(measure, node or AVERAGE) if at == kind.counts else None
+    return {
+        "cell": look.cell.name,
+        "row": look.cell.about.row,
+        "column": look.cell.about.column,
+        "arm": arm,
+        "measure": measure,
+        "unit": kind.unit,
+        "at": at,
+        "node": node,
+        "mean": value.mean if value else None,
+        "half": value.half if value else None,
+        "seeds": value.n if value else 0,
+        "paper": paper,
+        "state": look.words if look.results[arm] else NOT_RUN,
+    }
+
+
+def as_csv(experiment: Experiment, looks: Sequence[Look]) -> str:
+    """The same as CSV."""
+    keys = ("cell", "arm", "measure", "at", "node", "mean", "half", "seeds", "paper", "state")
+    return csv_text(keys, [[line[k] for k in keys] for line in numbers(experiment, looks)])

@@ -1,0 +1,99 @@
+"""A cloud of test examples in the plane of two principal axes: colour by domain, mark by class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from statistics import fmean
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.plots import TEXT
+from fedmutual.report.svg import Styles, colour, inline
+from fedmutual.report.text import fixed, percent
+from fedmutual.reproduce.kept import Cloud
+
+SIDE, LEGEND, EDGE = 300, 110, 8  # pixels
+LINE = TEXT + 4
+HUES = (1, 2, 3, 5, 7, 6, 8, 4)  # grey last
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """One model's cloud."""
+
+    id: str
+    title: str
+    cloud: Cloud
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """A mark a class: its own name where that is one letter; one for all where there are too many."""
+        names = self.cloud.classes
+        if all(len(n) == 1 and n.isalnum() for n in names):
+            return [f"${n}$" for n in names]
+        return MARKS[: len(names)] if len(names) <= len(MARKS) else ["o"] * len(names)
+
+    @property
+    def words(self) -> str:
+        """The picture in words."""
+        first, second = (percent(share, 0) for share in self.cloud.explained)
+        return (
+            f"{self.title}. The axes hold {first} % and {second} % of the variance; silhouette {self.cloud.silhouette:.2f}"
+        )
+
+
+def draw_scatter(scatter: Scatter, prefix: str, styles: Styles) -> str:
+    """The cloud as SVG, with the domains' colours and the classes' marks beside it."""
+    cloud, marks = scatter.cloud, scatter.marks
+    width, height = SIDE + LEGEND, SIDE
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72)
+    axes = figure.add_axes((EDGE / width, EDGE / height, (SIDE - 2 * EDGE) / width, 1 - 2 * EDGE / height))
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_color(colour("rule"))
+    for domain, kind in product(range(len(cloud.domains)), range(len(cloud.classes))):
+        x = [p[2] for p in cloud.points if p[:2] == (domain, kind)]
+        y = [p[3] for p in cloud.points if p[:2] == (domain, kind)]
+        if x:
+            _plot(axes, x, y, marks[kind], domain)
+    rows: list[tuple[str, str, int | None]] = [(name, "s", domain) for domain, name in enumerate(cloud.domains)]
+    if len(set(marks)) > 1 and not marks[0].startswith("$"):
+        rows += [("", "", None), *((name, mark, None) for name, mark in zip(cloud.classes, marks, strict=True))]
+    for number, (name, mark, of) in enumerate(rows):
+        place = 1 - (number + 0.5) * LINE / (SIDE - 2 * EDGE)
+        beside = 1 + 10 / (SIDE - 2 * EDGE)
+        if name:
+            _plot(axes, [beside], [place], mark, of, transform=axes.transAxes)
+            style: dict[str, Any] = {"textcoords": "offset points", "annotation_clip": False, "fontsize": TEXT}
+            style |= {"va": "center_baseline", "color": _tone(of)}
+            axes.annotate(name, (beside, place), xytext=(8, 0), xycoords="axes fraction", **style)
+    return inline(figure, prefix, scatter.words, styles)
+
+
+def _plot(axes: Any, x: list[float], y: list[float], mark: str, domain: int | None, **more: Any) -> None:
+    size = 6 if mark.startswith("$") else 4.5
+    style = {"linestyle": "", "marker": mark, "markersize": size, "markeredgewidth": 0, "clip_on": False}
+    axes.plot(x, y, color=_tone(domain), **style, **more)
+
+
+def _tone(domain: int | None) -> str:
+    return colour("muted") if domain is None else colour(f"s{HUES[domain % len(HUES)]}")
+
+
+def scatter_table(scatter: Scatter) -> Table:
+    """Where the examples of each domain and class lie, in the mean; the CSV has every point."""
+    cloud, rows = scatter.cloud, []
+    for domain, kind in product(range(len(cloud.domains)), range(len(cloud.classes))):
+        points = [p[2:] for p in cloud.points if p[:2] == (domain, kind)]
+        if points:
+            x, y = (fmean(values) for values in zip(*points, strict=True))
+            texts = (cloud.domains[domain], cloud.classes[kind], str(len(points)), fixed(x, 2), fixed(y, 2))
+            rows.append(tuple(map(Cell, texts)))
+    lines = [(cloud.domains[d], cloud.classes[k], x, y) for d, k, x, y in cloud.points]
+    heads = (Column("Domain", numeric=False), Column("Class", numeric=False), *map(Column, ("points", "x", "y")))
+    csv = csv_text(("domain", "class", "x", "y"), lines)
+    return Table(f"{scatter.id}-data", f"{scatter.title}; means of the points", heads, tuple(rows), csv)

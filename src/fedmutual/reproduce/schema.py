@@ -1,0 +1,97 @@
+"""What the files of an experiment may say: [cell] with its arms, index.toml with its claims."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from fedmutual.config.schema import Table
+
+End = Literal["last", "best"]
+AVERAGE = "average"  # beside the nodes' own, the paper's mean over them
+
+Printed = Annotated[dict[str, dict[str, float]], Field(min_length=1)]
+"""Measure -> node -> the paper's number; the node "average" is the mean as the paper prints it."""
+
+
+def plain(node: str) -> str:
+    """A node's name as all copies of a data set have it: Office-Home's "Real World" is "Real_world", too."""
+    return node.casefold().replace("_", " ")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Arm(_Section):
+    """One way of training a cell: overrides of its configuration, and the paper's numbers for it."""
+
+    title: str = ""  # what a row is called; unset, the name of its algorithm
+    set: Table = {}
+    paper: float | Printed | None = None  # a number, whatever is measured; or one a measure and node
+    needs: str | None = None  # the arm whose shared model this one starts from (`model.weights`)
+    clients: tuple[str, ...] | None = None  # of the partition, these alone take part
+    examples: int | None = Field(default=None, ge=1)  # and with so many training examples each
+    shown: bool = True  # False: it is trained only because others need it
+
+    def printed(self, measure: str, node: str = AVERAGE) -> float | None:
+        """The paper's number, as the paper has it; None where it has none."""
+        if isinstance(self.paper, dict):
+            return {plain(k): v for k, v in self.paper.get(measure, {}).items()}.get(plain(node))
+        return self.paper if node == AVERAGE else None
+
+
+class CellTable(_Section):
+    """The table [cell]."""
+
+    row: str
+    column: str
+    paper_rounds: int | None = Field(default=None, ge=1)  # what the paper trains for, where `rounds` is not that
+    clients: tuple[str, ...] | None = None  # whose scores count; unset, everybody's
+    each: bool = False  # whether every client's curve is kept
+    noise: tuple[float, ...] = ()  # Gaussian weight noise under which the last global model is scored
+    node: str | None = None  # the node that is looked at closely: its losses over the rounds, its features at the end
+    optional: bool = False  # left out, with a word, where its data are not there
+    arms: dict[str, Arm]
+
+
+class Claim(_Section):
+    """A sentence of the paper in our words, and the difference, or the ratio, of two numbers that it speaks of."""
+
+    text: str
+    measure: str
+    arm: str
+    than: str = ""  # another arm, or ARM@CELL, one of another cell; unset, `less` says what is taken off
+    less: str = ""  # a cell in which the same is taken, and taken off
+    sign: Literal["more", "less", "same"] = "more"
+    times: float | None = Field(default=None, gt=0)  # arm is so many times than: the ratio is judged, not the difference
+    margin: float = Field(default=0.0, ge=0)  # of "same": so far apart is still the same, in the measure's own unit
+    at: End | None = None  # unset, the best round where other data than those it is told of chose it, else the last
+    than_at: End | None = None
+    per: Literal["cell", "client"] = "cell"
+    cells: str = "*"
+
+    @property
+    def other(self) -> tuple[str, str]:
+        """(the arm that it is held against, its cell; "" for the same cell)."""
+        arm, _, cell = self.than.partition("@")
+        return arm, cell
+
+
+class Index(_Section):
+    """What index.toml says."""
+
+    title: str
+    paper: str
+    about: str
+    order: int = 0  # its place in lists
+    cells: str = ""  # patterns of cells of another experiment that are looked at, as "table1/mnist/*"; "" is none
+    columns: tuple[str, ...] = ()  # the order of the columns; those that are not named come after
+    arms: tuple[str, ...] | None = None  # those looked at, in this order; unset, all
+    add: dict[str, Arm] = {}  # arms for every cell
+    measures: tuple[str, ...]
+    view: Literal["settings", "clients", "nodes"] = "settings"
+    figures: tuple[str, ...] = ()
+    draw: str = "*"  # the cells that are drawn
+    decimals: int = Field(default=2, ge=0, le=4)
+    claims: tuple[Claim, ...] = ()
+    differences: tuple[str, ...]

@@ -1,0 +1,95 @@
+"""FedH2L's experiments: the paper's numbers as it prints them, equal budgets, and runs that are shared."""
+
+from math import prod
+from statistics import fmean
+
+import pytest
+
+from fedmutual import models
+from fedmutual.core import At
+from fedmutual.reproduce import Scale, read_experiment
+from fedmutual.reproduce.cells import home
+from fedmutual.reproduce.plan import jobs
+from fedmutual.reproduce.schema import AVERAGE
+
+IDS = ("rotated-mnist", "pacs", "office-home", "h2l-ablation", "h2l-figures")
+FOUND = {id: {c.name: c for c in read_experiment(home(), id).cells} for id in IDS}
+ODD = {("shared/public-5", "fedmd", "bwt"): (89.11, 91.50), ("shared/public-15", "aggregate", "bwt"): (92.47, 92.36)}
+
+
+def printed(id):
+    """(cell, arm, measure) -> the paper's numbers of the nodes and their average."""
+    arms = {(cell.name, k): arm.paper for cell in FOUND[id].values() for k, arm in cell.arms.items()}
+    return {(*where, m): of for where, paper in arms.items() if paper for m, of in paper.items()}
+
+
+@pytest.mark.parametrize(("id", "nodes", "rows"), [
+    ("rotated-mnist", ["0", "20", "40", "60"], 13 + 4),  # Table 2, and four rows of it again beside the split that leaks
+    ("pacs", ["photo", "art_painting", "cartoon", "sketch"], 5),
+    ("office-home", ["Art", "Clipart", "Product", "Real_world"], 5),
+])  # fmt: skip
+def test_the_papers_averages_follow_from_its_nodes_but_for_two(id, nodes, rows):
+    found = printed(id)
+    assert len(found) == 3 * rows
+    for where, of in found.items():
+        assert [*of] == [*nodes, AVERAGE]
+        mean = fmean(of[i] for i in nodes)
+        if where in ODD:
+            assert (of[AVERAGE], round(mean, 2)) == ODD[where]
+        else:
+            assert of[AVERAGE] == pytest.approx(mean, abs=0.0101), where
+
+
+def test_the_average_accuracies_of_the_printed_tables():
+    acc = {where[:2]: of[AVERAGE] for id in IDS[:4] for where, of in printed(id).items() if where[2] == "acc"}
+    assert acc["shared/public-10", "fedh2l"] == 89.13
+    assert acc["shared/public-10", "independent"] == 68.45
+    assert acc["shared/public-15", "fedmd"] == 86.75
+    assert acc["shared/public-10-unlabelled", "fedh2l"] == 88.67
+    assert acc["shared/public-10-fedprox", "fedprox-matched"] == 86.67
+    assert acc["networks", "fedmd"] == 56.97  # Office-Home's, which comes after PACS's
+    assert printed("pacs")["networks", "aggregate", "acc"][AVERAGE] == 77.00
+    ablated = {arm: of for (_, arm), of in acc.items() if arm in ("no-kl", "no-projection", "pcgrad", "e5", "e10", "pairs")}
+    assert ablated == {
+        "no-kl": 86.79, "no-projection": 88.46, "pcgrad": 88.34, "e5": 88.04, "e10": 87.25, "pairs": 88.21,
+    }  # fmt: skip
+
+
+def test_fedavg_at_fedh2ls_bandwidth():
+    cell = FOUND["rotated-mnist"]["shared/public-10"]
+    lenet = models.build("lenet5", (1, 28, 28), 10, At(0, -1, 1).rng("any"))
+    batch, classes = cell.tables["training"]["batch_size"], 10
+    sent, parameters = 4 * batch * classes + 4 * batch + 4, 4 * sum(prod(p.shape) for p in lenet.parameters())
+    assert (sent, parameters) == (1412, 246824)
+    for name, arm in (("shared/public-10", "fedavg-matched"), ("shared/public-10-fedprox", "fedprox-matched")):
+        made = FOUND["rotated-mnist"][name].arms[arm].set
+        steps = round(parameters / sent)
+        assert (made["training.local_steps"], made["rounds"]) == (steps, cell.tables["rounds"] // steps)
+        assert parameters / steps == pytest.approx(sent, rel=0.01)
+
+
+def test_arms_take_as_many_local_steps_and_are_cut_down_alike():
+    for cells in FOUND.values():
+        for cell in cells.values():
+            for arm, about in cell.arms.items():
+                steps = about.set.get("training.local_steps", 1)
+                whole = cell.rounds(arm) * steps
+                assert 10_000 - steps < whole <= 10_000
+                assert cell.within(arm, 1000) == max(1000 // steps, 1)
+                every = about.set.get("records.evaluate_every", 50)
+                assert every * steps == 50 or every == 1  # scored every 50 local steps, or every round
+
+
+def planned(id, pattern=""):
+    return {j.fingerprint: j for name, c in FOUND[id].items() if name.startswith(pattern) for j in jobs(c, [0], Scale())}
+
+
+def test_figures_and_ablation_ask_for_the_runs_of_the_tables():
+    tables = planned("rotated-mnist", "shared/public-10") | planned("pacs", "networks") | planned("office-home", "networks")
+    drawn = planned("h2l-figures")
+    assert drawn.keys() < tables.keys()
+    assert all(tables[key].config.records.keep_best for key in drawn)  # what is looked at closely is the best round's model
+    whole = {j.fingerprint for j in jobs(FOUND["rotated-mnist"]["shared/public-10"], [0], Scale()) if j.arm == "fedh2l"}
+    for cell in FOUND["h2l-ablation"].values():
+        assert whole < {j.fingerprint for j in jobs(cell, [0], Scale())}
+    assert planned("rotated-mnist", "unshared").keys().isdisjoint(planned("rotated-mnist", "shared"))
