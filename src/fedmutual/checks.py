@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from fedmutual.algorithms.fedh2l import Local
+from fedmutual.algorithms.peers import members
 from fedmutual.core import Message
 from fedmutual.data.examples import listed
 from fedmutual.errors import ConfigError
@@ -102,7 +103,7 @@ def _check_shared(experiment: "Experiment") -> None:
 def begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:
     """Load what another run shares into a net. Raises ConfigError where it is of another network."""
     own = net.state_dict()
-    if not own.keys() & state.keys():
+    if members(state) or not state:
         raise ConfigError(f"key 'model.weights': {run} shares no model; name a run of an algorithm that does")
     odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
     if odd:

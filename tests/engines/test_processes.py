@@ -12,6 +12,7 @@ import torch
 
 import fedmutual
 from fedmutual.algorithms import FML
+from fedmutual.config import parse_config
 from fedmutual.engines import processes
 from fedmutual.engines.choice import Work, choose
 from fedmutual.engines.processes import Processes
@@ -204,6 +205,24 @@ def test_a_users_module_is_read_anew_by_the_next_run(small, monkeypatch):
         run = fedmutual.run(fedmutual.load_config(small, **changes), f"w{width}")
         sizes.append(run.global_model()[1].out_features)
     assert sizes == [5, 11]
+
+
+def test_a_worker_used_again_finds_an_algorithm_in_another_folder(small, monkeypatch, tmp_path_factory):
+    """What it is handed names the algorithm's module, which must be found before it can be opened."""
+    source = "from fedmutual.algorithms import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n"
+    for name in ("first", "second"):
+        folder = tmp_path_factory.mktemp(name)
+        (folder / f"{name}_mine.py").write_text(source)
+        monkeypatch.chdir(folder)
+        monkeypatch.syspath_prepend(folder)
+        tables = {
+            "data": {"name": "digits"},
+            "partition": {"clients": 2},
+            "rounds": 1,
+            "algorithm": {"name": f"{name}_mine:Mine"},
+        }
+        engine = {"name": "processes", "workers": 2, "threads": 1}
+        assert fedmutual.run(parse_config(tables | {"engine": engine}), folder / "run").finished
 
 
 def test_rows_that_are_not_resident_are_read_by_workers_too(small):

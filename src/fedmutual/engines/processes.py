@@ -19,7 +19,7 @@ import torch.multiprocessing
 from fedmutual.core import Client
 from fedmutual.engines import allocator
 from fedmutual.engines.spread import Lost, assign
-from fedmutual.engines.wire import Answer, Host, Job, Make, answered, packed, unportable
+from fedmutual.engines.wire import Answer, Host, Job, Make, Place, answered, packed, unportable
 
 R = TypeVar("R")
 
@@ -42,7 +42,7 @@ class Processes:
             held = assign(costs, workers)
             self._workers = [_worker() for _ in held]  # all start at once
             for worker, ids in zip(self._workers, held, strict=True):
-                worker.host(Host(number, make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path))
+                worker.host(Host(number, make, ids, threads, torch.get_default_dtype()))
             for _ in self._answers(number, len(self._workers)):
                 pass
         except BaseException:
@@ -71,7 +71,7 @@ class Processes:
             try:
                 if worker.due:
                     raise Lost("worker", (), "is busy")
-                worker.host(Host(next(_numbers), _no_client, (), 1, torch.float32, os.getcwd(), sys.path))
+                worker.host(Host(next(_numbers), _no_client, (), 1, torch.float32))
                 _idle.append(worker)
             except (Lost, OSError):
                 worker.stop()
@@ -106,6 +106,7 @@ class _Worker:
     def host(self, told: Host) -> None:
         """Give it clients to make and keep."""
         self.clients = tuple(told.clients)
+        self.tell(packed(Place(os.getcwd(), list(sys.path))), 0)
         self.tell(_shared(told), 1)
 
     def tell(self, message: bytes | memoryview, answers: int) -> None:

@@ -22,20 +22,25 @@ class Unportable(ConfigError):
     """What clients are made of cannot be handed to another process."""
 
 
+class Place(NamedTuple):
+    """What a worker is told before all: either may have changed since it was started, and what follows may name modules."""
+
+    folder: str  # where relative paths begin
+    path: Sequence[str]  # where modules are found
+
+
 class Host(NamedTuple):
-    """What a worker is told first: to make these clients and keep them, instead of those it had."""
+    """What a worker is told then: to make these clients and keep them, instead of those it had."""
 
     number: int
     make: Make
     clients: Sequence[str]
     threads: int
     dtype: torch.dtype
-    folder: str  # where relative paths begin,
-    path: Sequence[str]  # and where modules are found: either may have changed since the worker was started
 
 
 class Job(NamedTuple):
-    """What a worker is told then: what to do with which of its clients."""
+    """What a worker is told after that: what to do with which of its clients."""
 
     number: int
     do: Callable[..., Any]
@@ -55,14 +60,16 @@ def answered(message: bytes, clients: dict[str, Client]) -> Iterator[Answer]:
     """Do what a message asks for with these clients, or make them: an answer for each, up to the first problem."""
     number, id = 0, ""
     try:
-        told: Host | Job = opened(message)
+        told: Place | Host | Job = opened(message)
+        if isinstance(told, Place):
+            os.chdir(told.folder)
+            sys.path[:] = told.path
+            return
         number = told.number
         if isinstance(told, Host):
             clients.clear()
             if not told.clients:
                 forget()
-            os.chdir(told.folder)
-            sys.path[:] = told.path
             torch.set_num_threads(told.threads)
             torch.set_default_dtype(told.dtype)
             clients |= {id: told.make(id) for id in told.clients}
@@ -87,7 +94,7 @@ def forget() -> None:
             del sys.modules[name]
 
 
-def packed(what: Job | Answer) -> memoryview:
+def packed(what: Place | Job | Answer) -> memoryview:
     """As bytes, with tensors in main memory as their own."""
     file = io.BytesIO()
     _Pickler(file, protocol=5).dump(what)
