@@ -221,7 +221,10 @@ def test_what_fractions_leave_over_is_unused(kind: dict[str, Any], parts: list[i
     for shares in division.clients.values():
         assert set(shares) == set(split)
     used = np.concatenate([rows for shares in division.clients.values() for rows in shares.values()])
-    assert abs(len(used) / 600 - sum(parts) / 100) < (0.06 if grouped else 0.02)
+    if grouped:  # whole groups over all clients: how near they come is no promise, but that some are left over is
+        assert len(used) < 600 or sum(parts) > 95
+    else:
+        assert abs(len(used) / 600 - sum(parts) / 100) < 0.02
 
 
 def test_held_out_rows_do_not_move_with_the_public_share() -> None:
