@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fedmutual.algorithms.fedh2l import Local
 from fedmutual.algorithms.peers import members
 from fedmutual.core import Message
 from fedmutual.data.examples import listed
@@ -39,28 +38,23 @@ def check(experiment: "Experiment") -> None:
 
 def _check_public(experiment: "Experiment") -> None:
     """An algorithm that speaks of public data needs enough of them at everybody."""
-    config, public, name = experiment.config, experiment.data.public, experiment.config.algorithm["name"]
-    if not experiment.algorithm.public:
+    config, public, use = experiment.config, experiment.data.public, experiment.algorithm.public
+    if use is None:
         return
     if public is None:
         raise ConfigError(
-            f"algorithm {name!r} needs public data that all have agreed on; set split.public, the fraction of each client's "
-            "data that it gives to all"
+            f"algorithm {config.algorithm['name']!r} needs public data that all have agreed on; set split.public, the "
+            "fraction of each client's data that it gives to all"
         )
-    first = experiment.algorithm.phases[0]
-    batch = getattr(first, "public_batch", 0)
-    if not isinstance(first, Local) and batch > len(public):
+    who, there = "there are", len(public)
+    if use.own:
+        least = min(public.owners, key=lambda i: len(public.owners[i]))
+        who, there = f"client {least!r} has", len(public.owners[least])
+    if (use.batch or 0) > there:
         raise ConfigError(
-            f"there are {len(public)} public examples, and algorithm.public_batch is {batch}; "
-            "raise split.public, or lower it"
+            f"{who} {there} public examples, and algorithm.public_batch is {use.batch}; raise split.public, or lower it"
         )
-    least = min(public.owners, key=lambda i: len(public.owners[i]))
-    if isinstance(first, Local) and batch > len(public.owners[least]):
-        raise ConfigError(
-            f"client {least!r} has {len(public.owners[least])} public examples, and algorithm.public_batch is {batch}; "
-            "raise split.public, or lower it"
-        )
-    if config.engine.participation < 1 and getattr(first, "peers", "all") == "pairs":
+    if config.engine.participation < 1 and use.pairs:
         raise ConfigError(
             "engine.participation below 1 and algorithm.peers = 'pairs' both say who takes part in a round; set one of them"
         )

@@ -264,6 +264,16 @@ class Phase(abc.ABC):
 
 
 @dataclass(frozen=True)
+class Public:
+    """What an algorithm does with the public seed set, all rows of which its participants know."""
+
+    labelled: bool = True  # whether its labels are given to all, or stay with the owners of the rows
+    batch: int | None = None  # examples that a message speaks of; None: nothing is said of them in rounds
+    own: bool = False  # whether they are the sender's own, so that each must have as many; else of all
+    pairs: bool = False  # whether the algorithm draws who takes part in a round
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """The phases of a round in their order, those of the start, and what is scored."""
 
@@ -271,8 +281,7 @@ class Algorithm:
     phases: tuple[Phase, ...]  # FML, FedAvg: one a round; FedH2L: two; FedMD: three
     start: tuple[Phase, ...] = ()  # once, before round 0 (FedMD's transfer)
     scores: tuple[str, ...] = ("personal",)  # "global": a model is shared, and forked as meme; "personal": each has its own
-    public: bool = False  # whether participants know the public seed set, all of its rows
-    labelled: bool = True  # and whether its labels are given to all, or stay with the owners of the rows
+    public: Public | None = None  # None: there is no public seed set
     trains_on: tuple[str, ...] = ("private", "own public")  # what is `Client.data["private"]` where rows are set apart as
     # public: also "public", the rows that all have set apart
     remarks: tuple[str, ...] = ()  # what these settings mean that a user may not have meant

@@ -68,10 +68,10 @@ class Experiment:
     @property
     def seeds(self) -> Seeds | None:
         """What is agreed of the public seed set, where the algorithm has one."""
-        public = self.data.public
-        if public is None or not self.algorithm.public:
+        public, use = self.data.public, self.algorithm.public
+        if public is None or use is None:
             return None
-        return Seeds(public.owners, public.summary(self.algorithm.labelled))
+        return Seeds(public.owners, public.summary(use.labelled))
 
     @cached_property
     def shared_net(self) -> nn.Module:
@@ -166,7 +166,8 @@ class Experiment:
         if steps is None:
             epochs = own.local_epochs or common.local_epochs
             return epochs * -(-rows // batch), epochs * rows
-        exchanged = getattr(first, "public_batch", 0) * (len(self.clients) - 1)
+        use = self.algorithm.public
+        exchanged = (use.batch or 0) * (len(self.clients) - 1) if use else 0
         return steps + (exchanged > 0), steps * min(batch, rows) + exchanged
 
     def plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> Plan:
@@ -187,7 +188,7 @@ class Experiment:
             participation=config.engine.participation,
             evaluate_every=config.records.evaluate_every,
             exams={i: tuple(self._exams(i)) for i in self.clients},
-            seeds={} if self.seeds is None or self.data.public is None else self.data.public.bytes(self.algorithm.labelled),
+            seeds=self._given(),
             homes=homes,
         )
 
@@ -228,9 +229,15 @@ class Experiment:
 
     def _exchanged(self) -> float:
         """The fewest public examples that a step of an exchange takes; infinity where there is none."""
-        first = self.algorithm.phases[0]
-        peers = len(self.clients) - 1 if getattr(first, "peers", None) == "all" else 1
-        return getattr(first, "public_batch", math.inf) * max(peers, 1)
+        use = self.algorithm.public
+        if use is None or use.batch is None:
+            return math.inf
+        return use.batch * (max(len(self.clients) - 1, 1) if use.own and not use.pairs else 1)
+
+    def _given(self) -> dict[str, int]:
+        """Bytes of the public data that each client gives to all, where the algorithm has such."""
+        public, use = self.data.public, self.algorithm.public
+        return {} if public is None or use is None else public.bytes(use.labelled)
 
     def _own(self, client: str) -> ClientConfig:
         return self.config.clients.get(client, ClientConfig())

@@ -39,7 +39,7 @@ def pcgrad(g_pub: Message, g_loc: Message) -> Message:
 
 
 def conflict(g_pub: Message, g_loc: Message) -> Tensor:
-    """Whether the two point against each other, so that `project` and `pcgrad` change anything: a 0-d float, 1 or 0."""
+    """Whether the two point against each other, so that `project` changes anything: a 0-d float, 1 or 0."""
     pub, loc = _vectors(g_pub, g_loc)
     return (_inner(pub, _scaled(loc)) < 0).to(torch.get_default_dtype())
 

@@ -31,8 +31,8 @@ def rows(data: Federation, client: str, algorithm: Algorithm) -> dict[str, View]
         "validation": shares.validation,
         "holdout": shares.holdout,
     }
-    if data.public is not None and algorithm.public:
-        found["public"] = data.public.seen_by(client, algorithm.labelled)
+    if data.public is not None and algorithm.public is not None:
+        found["public"] = data.public.seen_by(client, algorithm.public.labelled)
     if not isinstance(data.test, Rows):  # of common data
         return {k: v for k, v in found.items() if v is not None}
     found["test"] = data.test

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from fedmutual.algorithms.agree import Agree, Compare
 from fedmutual.algorithms.independent import Independent
-from fedmutual.core import Algorithm
+from fedmutual.core import Algorithm, Public
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,4 +16,4 @@ class Aggregate(Independent):
 
     def algorithm(self) -> Algorithm:
         """Independent training on more data."""
-        return replace(super().algorithm(), start=(Agree(), Compare()), public=True, trains_on=("private", "public"))
+        return replace(super().algorithm(), start=(Agree(), Compare()), public=Public(), trains_on=("private", "public"))

@@ -27,7 +27,7 @@ from fedmutual.algorithms.peers import (
     swap_states,
 )
 from fedmutual.batches import draws
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, Spec, Task, Unusable, setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Setting, Spec, Task, Unusable, setting, within
 from fedmutual.gradients import conflict, pcgrad, project
 from fedmutual.losses import Classification, kl
 
@@ -82,7 +82,8 @@ class FedH2L:
         data = self.local_data or ("private+all-public" if self.labels else "private+own-public")
         halves = (Local(**settings), Mutual(**settings))
         start = (Agree(self.labels), Compare())
-        return Algorithm("fedh2l", halves, start, public=True, labelled=self.labels, trains_on=LOCAL_DATA[data])
+        public = Public(self.labels, self.public_batch, own=True, pairs=self.peers == "pairs")
+        return Algorithm("fedh2l", halves, start, public=public, trains_on=LOCAL_DATA[data])
 
 
 class Local(FedH2L, Peering):

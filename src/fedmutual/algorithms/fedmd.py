@@ -15,7 +15,7 @@ from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
 from fedmutual.algorithms.independent import Independent
 from fedmutual.algorithms.peers import one_batch, opinion
 from fedmutual.batches import draws
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Spec, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class FedMD(Independent):
         once = given | {"local_epochs": self.transfer_epochs, "local_steps": None}
         start = (Agree(), Compare(), Transfer(**once), Revisit(**once))
         rounds = (Announce(**given), Digest(**given), Revisit(**given))
-        return Algorithm("fedmd", rounds, start=start, public=True, trains_on=("private",))
+        return Algorithm("fedmd", rounds, start=start, public=Public(batch=self.public_batch), trains_on=("private",))
 
 
 class Transfer(FedMD):

@@ -32,7 +32,6 @@ class PublicSet:
 
     data: Rows | Chained  # with all labels
     owners: Mapping[str, range]  # of all nodes: the positions of its rows
-    classes: tuple[str, ...]
     counts: Mapping[str, tuple[int, ...]]  # of all nodes: its examples of each class
     digest: str  # of the examples, the labels and the owners; hex
     unlabelled: str  # the same without the labels
@@ -92,7 +91,6 @@ def gather(parts: Mapping[str, Part], classes: tuple[str, ...]) -> PublicSet | N
     return PublicSet(
         data=_chained(list(given.values())),
         owners=owners,
-        classes=classes,
         counts={i: tuple(part.counts) for i, part in parts.items()},
         digest=labelled.hexdigest(),
         unlabelled=digests.hexdigest(),
