@@ -223,8 +223,21 @@ def test_what_fractions_leave_over_is_unused(kind: dict[str, Any], parts: list[i
     used = np.concatenate([rows for shares in division.clients.values() for rows in shares.values()])
     if grouped:  # whole groups over all clients: how near they come is no promise, but that some are left over is
         assert len(used) < 600 or sum(parts) > 95
-    else:
-        assert abs(len(used) / 600 - sum(parts) / 100) < 0.02
+    else:  # of each client: every share rounds, to one row at least, and what is left over gives way to them
+        assert abs(len(used) - 600 * sum(parts) / 100) <= len(division.clients) * len(split)
+
+
+def test_what_is_left_over_gives_way_to_what_is_asked_for() -> None:
+    labels = np.zeros(16, dtype=np.int64)
+    fractions = {"test": 0.05, "validation": 0.05, "public": 0.05, "what is left over": 0.8}
+    shares = carve({"a": np.arange(16)}, labels, None, fractions, np.random.default_rng(0))["a"]
+    assert {kind: len(rows) for kind, rows in shares.items()} == {
+        "private": 1, "test": 1, "validation": 1, "public": 1, "what is left over": 12
+    }  # fmt: skip
+    of_four = carve({"a": np.arange(16)}, labels, np.arange(16) // 4, fractions, np.random.default_rng(0))["a"]
+    assert {kind: len(rows) for kind, rows in of_four.items()} == {
+        "private": 4, "test": 4, "validation": 4, "public": 4, "what is left over": 0
+    }  # fmt: skip
 
 
 def test_held_out_rows_do_not_move_with_the_public_share() -> None:

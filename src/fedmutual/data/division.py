@@ -9,8 +9,8 @@ from fedmutual.config import Config, PartitionConfig
 from fedmutual.core import At
 from fedmutual.data import partition
 from fedmutual.data.draws import Index, Names, counts, generator, sample
-from fedmutual.data.kinds import LEFT, TEST, VALIDATION, of_training
-from fedmutual.data.splits import carve, deal_alike, draw_alike
+from fedmutual.data.kinds import TEST, VALIDATION, of_training
+from fedmutual.data.splits import LEFT, carve, deal_alike, draw_alike
 from fedmutual.errors import ConfigError, DataError
 
 _NOT_IN_NAMES = set('/\\:*?"<>|\0')

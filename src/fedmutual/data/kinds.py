@@ -1,12 +1,11 @@
 """What a client's rows are for, and which fraction of them is held out for it."""
 
 from fedmutual.config import SplitConfig
-from fedmutual.data.splits import REST
+from fedmutual.data.splits import LEFT, REST
 from fedmutual.errors import ConfigError
 
 PRIVATE, VALIDATION, HOLDOUT, PUBLIC, TEST = REST, "validation", "holdout", "public", "test"
 KINDS = (PRIVATE, PUBLIC, VALIDATION, HOLDOUT, TEST)  # in the order in which they are written and shown
-LEFT = "what is left over"  # by fractions that sum to less than 1: nobody uses it
 _V1 = 0.1  # of a client's training data are its validation data under the preset "v1"
 _ROUNDING = 1e-9  # of fractions that sum to 1
 

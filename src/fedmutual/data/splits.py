@@ -9,6 +9,7 @@ from fedmutual.data.draws import Index, Names, apportion, by_class, counts, many
 from fedmutual.errors import DataError
 
 REST = "private"
+LEFT = "what is left over"  # by fractions that sum to less than 1: nobody uses it, so it may be nothing
 _ORDERS, _ATTEMPTS = 50, 20
 
 
@@ -49,6 +50,8 @@ def _rows(
     shares = {REST: rows}
     for kind, fraction in fractions.items():
         wanted = max(1, round(fraction * len(rows)))
+        if kind == LEFT:  # gives way: one row at least is to train on
+            wanted = min(wanted, len(shares[REST]) - 1)
         if wanted >= len(shares[REST]):
             raise DataError(
                 f"{name} has {many(len(rows), 'training example')}, too few to hold {fraction:g} of them out for {kind}"
@@ -83,7 +86,7 @@ def _groups(
     found = np.array([kinds[g] for g in own])[codes]
     shares = {kind: rows[found == kind] for kind in (REST, *fractions)}
     for kind, share in shares.items():
-        if not len(share):
+        if not len(share) and kind != LEFT:
             raise DataError(
                 f"{name} has {many(len(own), 'group')} of data.group_by, too few to be divided so that some are left for "
                 f"{kind}; give it more, or hold out less"
