@@ -1,9 +1,18 @@
 """What many tests use: the command line called in this process, and a small experiment."""
 
+import os
 import shutil
 import sys
 
 import pytest
+from hypothesis import settings
+
+# Tests run side by side, a core each (pytest-xdist), and so does what they start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# The same examples each time: a change is judged by what it changed. `--hypothesis-profile default` looks for new ones.
+settings.register_profile("fixed", derandomize=True)
+settings.load_profile("fixed")
 
 SMALL = """
 name = "small"
