@@ -46,8 +46,8 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
     private: dict[int, list[tuple[str, Tensor]]] = {}
     for what, tensor in _private(client) if reply else ():
         private.setdefault(_bytes(tensor), []).append((what, tensor))
+    check_declared(reply, declared, client.id)
     for name, tensor in reply.items():
-        _check_declared(name, tensor, declared, client.id)
         if tensor.numel() < LEAST or constant(tensor) or (name in inbox and _equal(tensor, inbox[name])):
             continue
         for what, own in private.get(_bytes(tensor), ()) if not _twin(name, tensor, client) else ():
@@ -56,9 +56,6 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
         for key in ("private", "holdout", "validation"):
             if key in client.data and _holds_row(tensor, client.data[key]):
                 raise Refused(client.id, name, f"it holds a row of the client's {key} data")
-    missing = sorted(declared.keys() - reply.keys()) if reply else []
-    if missing:
-        raise Refused(client.id, missing[0], "it is declared and missing; a reply holds all that is declared, or nothing")
     return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
 
 
@@ -84,12 +81,17 @@ def constant(tensor: Tensor) -> bool:
     return tensor.numel() == 0 or bool((tensor == tensor.flatten()[0]).all())
 
 
-def _check_declared(name: str, tensor: Tensor, declared: Spec, client: str) -> None:
-    if name not in declared:
-        raise Refused(client, name, f"the phase declares only {', '.join(sorted(declared)) or 'that nothing leaves'}")
-    dtype, shape = declared[name]
-    if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
-        raise Refused(client, name, f"declared as {dtype} {tuple(shape)}, found {tensor.dtype} {tuple(tensor.shape)}")
+def check_declared(reply: Message, declared: Spec, client: str) -> None:
+    """Raise Refused unless a reply holds all that is declared, as it is declared, and nothing else; or nothing at all."""
+    for name, tensor in reply.items():
+        if name not in declared:
+            raise Refused(client, name, f"the phase declares only {', '.join(sorted(declared)) or 'that nothing leaves'}")
+        dtype, shape = declared[name]
+        if tensor.dtype != dtype or tuple(tensor.shape) != tuple(shape):
+            raise Refused(client, name, f"declared as {dtype} {tuple(shape)}, found {tensor.dtype} {tuple(tensor.shape)}")
+    missing = sorted(declared.keys() - reply.keys()) if reply else []
+    if missing:
+        raise Refused(client, missing[0], "it is declared and missing; a reply holds all that is declared, or nothing")
 
 
 def _twin(name: str, tensor: Tensor, client: Client) -> bool:

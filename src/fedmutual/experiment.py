@@ -187,7 +187,7 @@ class Experiment:
             ),
             participation=config.engine.participation,
             evaluate_every=config.records.evaluate_every,
-            exams={i: tuple(self._exams(i)) for i in self.clients},
+            exams={i: tuple(self.exams(i)) for i in self.clients},
             seeds=self._given(),
             homes=homes,
         )
@@ -221,7 +221,8 @@ class Experiment:
             for phase in (*self.algorithm.start, *self.algorithm.phases)
         }
 
-    def _exams(self, id: str) -> Iterable[Exam]:
+    def exams(self, id: str) -> Iterable[Exam]:
+        """What is scored at a client."""
         known = self.rows(id)
         if self.pooled:
             return views.pooled_exams(known)

@@ -14,6 +14,7 @@ from fedmutual import data
 from fedmutual import experiment as experiments
 from fedmutual.config import Config
 from fedmutual.core import Message
+from fedmutual.describing import networks
 from fedmutual.engines.base import Engine, parameters
 from fedmutual.engines.choice import Choice, choose, opened
 from fedmutual.engines.cluster import Cluster
@@ -134,9 +135,10 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choi
     """Write what the run is, before it is."""
     about = folders.environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
+    sizes = engine.each(parameters, dict.fromkeys(experiment.clients, ()))
     if experiment.begun is not None:
         folders.write_begun(folder, experiment.begun)
-    folders.write_about(folder, experiment.config, about | _networks(experiment, engine), experiment.data.partition)
+    folders.write_about(folder, experiment.config, about | networks(experiment, dict(sizes)), experiment.data.partition)
     pretrained.keep(folder, experiment.pretrained)
 
 
@@ -283,33 +285,3 @@ def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -
     for _ in engine.each(load_client, {i: (home / file, name, saved.round) for i, home in homes.items()}):
         pass
     return read_state(folder / "server" / file, name, saved.round), saved
-
-
-def _networks(experiment: Experiment, engine: Engine) -> dict[str, Any]:
-    """The networks, as environment.json holds them."""
-    sizes = dict(engine.each(parameters, dict.fromkeys(experiment.clients, ())))
-    personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
-    shared = None  # where no method uses it
-    if experiment.shares:
-        count = sum(p.numel() for p in experiment.shared_net.parameters())
-        shared = {"name": experiment.config.model.shared, "parameters": count, "weights": experiment.first_weights()}
-    return {
-        "pooled": experiment.pooled,
-        "models": {
-            "input": list(experiment.data.space.shape),
-            "classes": len(experiment.data.space.classes),
-            "shared": shared,
-            "personal": {
-                i: {"name": experiment.personal(i), "parameters": n, "weights": experiment.first_weights(i)}
-                for i, n in personal.items()
-            },
-        },
-        "clients": {i: _space(experiment, i) for i in experiment.data.clients},
-    }
-
-
-def _space(experiment: Experiment, client: str) -> dict[str, Any]:
-    """What a client's networks take and give."""
-    space = experiment.data.spaces[client]
-    about = {"input": list(space.shape), "outputs": space.outputs, "classes": list(space.classes), "scaling": space.scaling}
-    return about | {"task": space.task} | ({} if space.columns is None else {"columns": list(space.columns)})

@@ -247,7 +247,7 @@ class ShareConfig(Section):
     metrics: Literal["all", "none"] = key("all", "its scores and training losses; with none they stay in its own folder")
 
 
-def _optional(kind: type[Section]) -> Any:
+def optional(kind: type[Section]) -> Any:
     """The same table with no key set: for what a client sets its own way."""
     types = get_type_hints(kind, include_extras=True)
     unset: Table = {
@@ -256,7 +256,7 @@ def _optional(kind: type[Section]) -> Any:
     return create_model(f"Client{kind.__name__}", __base__=Section, **unset)
 
 
-class ClientData(_optional(DataConfig)):  # type: ignore[misc]
+class ClientData(optional(DataConfig)):  # type: ignore[misc]
     """If one client has data of its own, all have: there is no [partition] then, and clients may be called anything."""
 
 

@@ -33,13 +33,15 @@ _INNER = (
 )  # pydantic's own steps in a path
 
 
-def sentence(problem: ErrorDetails, everywhere: Iterable[str], prefix: str = "") -> str:
-    """A validation error of pydantic's as one sentence about a key. `everywhere`: all keys there are."""
+def sentence(problem: ErrorDetails, everywhere: Iterable[str], prefix: str = "", kind: type[Section] = Config) -> str:
+    """A validation error of pydantic's, about tables of a kind, as one sentence. `everywhere`: all keys there are."""
     place = _place(problem)
     key = ".".join([prefix, *place] if prefix else place)
     if problem["type"] == "extra_forbidden":
-        return unknown(key, _keys_of(place[:-1]), everywhere)
+        return unknown(key, _keys_of(place[:-1], kind), everywhere)
     got = problem["input"] if isinstance(problem["input"], dict) else json.dumps(problem["input"], default=str)
+    if problem["type"] == "missing":
+        return f"the key {key!r} is missing"
     if problem["type"] in _WANTED:
         return f"key {key!r} must be {_WANTED[problem['type']]}, not {got}"
     if problem["type"] == "value_error":
@@ -69,9 +71,8 @@ def unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
     return f"unknown key {key!r}; there {'is' if len(known) == 1 else 'are'} {', '.join(map(repr, known)) or 'none'}"
 
 
-def _keys_of(table: list[str]) -> Iterable[str]:
-    """The keys of the table at this path."""
-    kind: type[BaseModel] = Config
+def _keys_of(table: list[str], kind: type[BaseModel]) -> Iterable[str]:
+    """The keys of the table at this path, in tables of a kind."""
     if table[:1] == ["clients"] and len(table) > 1:
         kind, table = ClientConfig, table[2:]
     for name in table:

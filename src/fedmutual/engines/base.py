@@ -46,6 +46,8 @@ class Reply(NamedTuple):
 
     message: Message
     train: dict[str, float]  # mean of each loss term; empty where the client shares no metrics
+    up: int | None = None  # bytes that it sent to others and not by the server, where clients do that
+    down: int | None = None  # bytes that it had from them
 
 
 class Exam(NamedTuple):

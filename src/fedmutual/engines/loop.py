@@ -42,6 +42,10 @@ class Plan:
     keep: Keep | None = None  # by what the best weights are chosen, where they are kept
 
 
+class Paused(Exception):
+    """Raised by an observer of `RoundDone`: the rounds end here for now; what was saved goes on later."""
+
+
 Judge = Callable[[Message], Score]
 """Scores the complete shared model on the federation's test set: where there is none, nobody judges."""
 
@@ -73,6 +77,8 @@ def federate(
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
                 tell(_evaluate(plan, engine, server, round, train, judge))
             tell(RoundDone(round + 1, plan.rounds, server, engine.each))
+    except Paused:
+        raise
     except BaseException as problem:
         told = blamed(problem)
         tell(Failed(round + 1, told))
@@ -99,18 +105,20 @@ def _exchange(
         inboxes = {i: phase.send(server, i, at) for i in asked}
         replies: dict[str, Message] = {}
         told: Train = {}
+        down = {i: size(inbox) for i, inbox in inboxes.items()}
+        up = dict.fromkeys(asked, 0)
         for i, reply in engine.each(participate, {i: (phase, inboxes[i], declared, at) for i in asked}):
             if reply.message or not declared:
                 replies[i] = reply.message
             told[i] = reply.train
+            up[i], down[i] = reply.up or size(reply.message), reply.down or down[i]
             tell(Replied(round + 1, name, i, len(told), len(asked)))
         replies = {i: replies[i] for i in asked if i in replies}  # in one order, whoever answered first
         server = _received(phase, server, replies, at, tell)
         for remark in engine.remarks():
             tell(Noted(round + 1, remark))
-        down, up = ({i: size(m) for i, m in messages.items()} for messages in (inboxes, replies))
         told = {i: told[i] for i in asked if told.get(i)}
-        tell(PhaseDone(round + 1, name, down, {i: up.get(i, 0) for i in asked}, told))
+        tell(PhaseDone(round + 1, name, down, up, told))
         check_state(phase, server, declared, inboxes[asked[0]], "global" in plan.algorithm.scores)
         for i, terms in told.items():
             train[i] = train.get(i, {}) | terms
@@ -139,7 +147,7 @@ def _evaluate(plan: Plan, engine: Engine, server: Message, round: int, train: Tr
     answers = engine.each(examine, given)
     scores = [judge(server)] if judge else []  # while workers, where there are any, score theirs
     told = dict(answers)
-    return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in told[i])))
+    return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in told.get(i, ()))))
 
 
 def participants(clients: Sequence[str], fraction: float, at: At) -> tuple[str, ...]:

@@ -1,0 +1,164 @@
+"""What the participants of a federation of real sites agreed on: read from FEDERATION.toml, held against at every site."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+import fedmutual
+from fedmutual.config import Config, all_keys, make_algorithm, merge, parse_config, read_tables
+from fedmutual.config.schema import Section, Table
+from fedmutual.config.sentences import sentence
+from fedmutual.core import Algorithm
+from fedmutual.engines.sites.schema import ServerTable, SiteFile, SitesTable
+from fedmutual.errors import ConfigError
+
+S = TypeVar("S", bound=Section)
+_NOT_COMMON = {
+    "partition": "every site has data of its own",
+    "clients": "what a site does its own way stands in its own site.toml, and the others do not learn it",
+    "engine": "where its work runs is for each site to say, in its site.toml",
+}
+_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.days", "sites.leads")
+# what a submission may change without the sites' consent: nothing that says what leaves a site
+
+
+@dataclass(frozen=True)
+class Contract:
+    """A federation's settings. Public: the server and all sites have it."""
+
+    tables: Table  # the keys of an experiment that all have in common
+    sites: SitesTable
+    server: ServerTable
+    public: Table | None = None  # of the public seed set: owners, counts, digests, sizes
+    version: str = fedmutual.__version__
+    source: str = "the contract"  # what messages call it
+
+    @cached_property
+    def config(self) -> Config:
+        """The common settings, checked."""
+        return parse_config(self.tables, self.source)
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """Its phases, with the common settings."""
+        return make_algorithm(self.config)
+
+    @property
+    def name(self) -> str:
+        """The federation's."""
+        return self.config.name
+
+    @property
+    def quorum(self) -> int:
+        """How many sites must answer."""
+        return min(self.sites.quorum or len(self.sites.names) // 2 + 1, len(self.sites.names))
+
+    def at(self, own: SiteFile, source: str) -> Config:
+        """The whole configuration of one site: a federation of one client, who brings its own data.
+
+        Raises:
+            ConfigError: a key of the site's file is wrong, or does not go together with the contract.
+        """
+        kept = own.model_dump(exclude_unset=True)
+        mine = {k: kept[k] for k in ("data", "model", "algorithm", "training", "optimizer", "share") if k in kept}
+        given = {"engine": own.engine.model_dump(), "split": {k: v for k, v in own.split if v is not None}}
+        tables = merge(self.tables, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
+        try:
+            return parse_config(tables, source)
+        except ConfigError as problem:
+            raise ConfigError(str(problem).replace(f"clients.{own.site}.", "")) from None
+
+    def record(self) -> Table:
+        """As it crosses, in JSON."""
+        tables = {"server": self.server.model_dump(mode="json"), "sites": self.sites.model_dump(mode="json")}
+        return {"format": 1, "version": self.version, "public": self.public, "tables": {**self.tables, **tables}}
+
+    @property
+    def digest(self) -> str:
+        """Of all that the sites consent to. Hex."""
+        same = {k: v for k, v in _flat(self.record()) if k not in _OPEN}
+        return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+
+    def differing(self, other: "Contract") -> str | None:
+        """What of another contract this one's site did not consent to, in one clause; None: nothing."""
+        if _release(self.version) != _release(other.version):
+            return f"fedmutual {other.version} made it, and here is {self.version}; install the same version"
+        ours, theirs = (dict(_flat(c.record()["tables"])) for c in (self, other))
+        for key in sorted(ours.keys() | theirs.keys()):
+            if ours.get(key) != theirs.get(key) and not key.startswith(_OPEN):
+                now, then = (json.dumps(t[key]) if key in t else "unset" for t in (theirs, ours))
+                return f"its {key!r} is {now}, and this site agreed to {then}"
+        if other.public != self.public and self.public is not None:
+            return "its public seed set is another one than this site agreed to"
+        return None
+
+
+def read(path: Path) -> Contract:
+    """A federation's contract from its FEDERATION.toml.
+
+    Raises:
+        ConfigError: in one sentence, which key is wrong, missing, or has no place there.
+    """
+    return made(read_tables(path), str(path))
+
+
+def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
+    """The same from tables."""
+    rest = {k: v for k, v in tables.items() if k not in ("server", "sites")}
+    for key, why in _NOT_COMMON.items():
+        if key in rest:
+            raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; take it out")
+    own = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in rest.get("data", {})]
+    if own:
+        raise ConfigError(
+            f"{source}: key 'data.{own[0]}' has no place in a federation's file: a site's data stand in its site.toml"
+        )
+    server = parsed(ServerTable, tables.get("server", {}), source, "server")
+    contract = Contract(dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, **more)
+    if "classes" not in contract.tables.get("data", {}) and contract.config.training.task == "classification":
+        raise ConfigError(f"{source}: the key 'data.classes' is missing: labels are matched by these names at every site")
+    if contract.algorithm.public is not None and contract.sites.public is None and contract.public is None:
+        raise ConfigError(
+            f"{source}: algorithm {contract.config.algorithm['name']!r} needs the key 'sites.public', the folder of the "
+            "public seed set that all sites have"
+        )
+    return contract
+
+
+def restored(record: Mapping[str, Any]) -> Contract:
+    """A contract that crossed.
+
+    Raises:
+        ConfigError: it is of a version that this one cannot read.
+    """
+    if record.get("format") != 1:
+        raise ConfigError("the contract is of another format than this version of fedmutual reads; install the same one")
+    return made(record["tables"], "the contract", public=record["public"], version=record["version"])
+
+
+def parsed(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
+    """A table of a kind. Raises ConfigError, in one sentence."""
+    try:
+        return kind.model_validate(table)
+    except ValidationError as problem:
+        keys = [*all_keys(), *(f"{prefix}.{k}" if prefix else k for k in kind.model_fields)]
+        raise ConfigError(f"{source}: {sentence(problem.errors()[0], keys, prefix, kind)}") from None
+
+
+def _release(version: str) -> list[str]:
+    """The part of a version that changes with what crosses."""
+    return version.split(".")[:2]
+
+
+def _flat(tables: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(tables, Mapping) and tables:
+        for key, value in tables.items():
+            yield from _flat(value, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, tables

@@ -1,0 +1,166 @@
+"""The server's half: the rounds, the shared model, what the sites tell; all of it on its disk after each round. No data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmutual import tasks
+from fedmutual.algorithms.peers import agreed
+from fedmutual.core import Message
+from fedmutual.data import Federation
+from fedmutual.data.federation import Space
+from fedmutual.data.scaling import BYTE, Scaling
+from fedmutual.describing import space_of
+from fedmutual.engines.loop import Plan, federate
+from fedmutual.engines.sites.contract import Contract
+from fedmutual.engines.sites.engine import Sites
+from fedmutual.engines.sites.peers import by_hand
+from fedmutual.engines.sites.post import Post
+from fedmutual.errors import RunError
+from fedmutual.experiment import Experiment
+from fedmutual.records import folder as folders
+from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
+from fedmutual.records.events import Event, Observer, RoundDone
+from fedmutual.records.files import write_json
+from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, read_lines, rewind
+from fedmutual.records.summary import summarise
+from fedmutual.records.text import TextLog
+
+
+def unmanned(contract: Contract) -> Experiment:
+    """The experiment as the server has it: networks and settings, and nobody's data."""
+    config = contract.config
+    outputs = tasks.make(config.training.task).outputs
+    classes = tuple(config.data.classes or ("y",))
+    image = len(contract.sites.input) == 3  # as an image file has it; a site's own source may count otherwise
+    divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
+    space = Space(
+        shape=tuple(contract.sites.input),
+        classes=classes,
+        outputs=outputs or len(classes),
+        task=config.training.task,
+        scaling=Scaling(divisor, tuple(config.data.mean or ()), tuple(config.data.std or ()), size).record(),
+    )
+    nobody = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
+    return Experiment(config, nobody, contract.algorithm, torch.device("cpu"))
+
+
+def first_state(contract: Contract, experiment: Experiment) -> Message:
+    """What the server begins with."""
+    if contract.public is None:
+        return experiment.server()
+    return agreed(owners(contract), experiment.data.space.outputs)
+
+
+def owners(contract: Contract) -> dict[str, range]:
+    """Whose rows lie where in the public seed set."""
+    found, start = {}, 0
+    for site, rows in (contract.public or {"rows": {}})["rows"].items():
+        found[site] = range(start, start := start + rows)
+    return found
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """A federation at the server."""
+
+    contract: Contract
+    folder: Path  # of this federation; in the form of a run's, so that `report` reads it
+
+    def run(self, post: Post, observers: Sequence[Observer] = (), pause: Callable[[], None] = lambda: None) -> None:
+        """The rounds that are left, to the end.
+
+        pause: called after every saved round; what it raises stops the rounds there.
+
+        Raises:
+            TooFew: sites were missing; what was saved is kept, and the same call goes on.
+            Disagreed: sites have different public seed sets.
+            RunError: the folder holds another federation, or cannot be written.
+        """
+        contract, experiment = self.contract, unmanned(self.contract)
+        name = folders.identity(contract.config, contract.digest)
+        torch.set_num_threads(1)
+        with folders.held(self.folder):
+            server, saved = self._restored(first_state(contract, experiment), name)
+            self._describe(experiment)
+            hand = by_hand(contract.algorithm)
+            engine = Sites(post, contract.quorum, contract.sites.deadline, hand)
+            checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0)
+            logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
+            rounds = saved.round if saved else None
+            federate(self._plan(), engine, server, rounds, [*logs, checkpoints, _Pause(pause)], None)
+            self._sum_up(checkpoints.seconds)
+
+    def _plan(self) -> Plan:
+        config = self.contract.config
+        return Plan(
+            algorithm=self.contract.algorithm,
+            seed=config.seed,
+            rounds=config.rounds,
+            clients=self.contract.sites.names,
+            notes=self.contract.algorithm.remarks,
+            participation=1.0,
+            evaluate_every=config.records.evaluate_every,
+            exams=dict.fromkeys(self.contract.sites.names, ()),  # each site knows its own
+            seeds=(self.contract.public or {}).get("bytes", {}),
+            homes={},
+        )
+
+    def _restored(self, first: Message, name: str) -> tuple[Message, Saved | None]:
+        """The state and what was saved, with logs as of the last saved round."""
+        saved = committed(self.folder)
+        if saved is not None and saved.run != name:
+            raise RunError(f"{self.folder}: holds another federation of this name; give the new one another name")
+        sweep(self.folder, saved.round if saved else None)
+        for log in (METRICS, LEDGER):
+            rewind(self.folder / log, lambda round: saved is not None and round <= saved.round)
+        if saved is None:
+            return first, None
+        return read_state(self.folder / "server" / file_name(saved.round), name, saved.round), saved
+
+    def _describe(self, experiment: Experiment) -> None:
+        """The files that say what this is."""
+        about: dict[str, Any] = folders.environment(1, torch.device("cpu"))
+        shared = None
+        if experiment.shares:
+            count = sum(p.numel() for p in experiment.shared_net.parameters())
+            name = self.contract.config.model.shared
+            shared = {"name": name, "parameters": count, "weights": experiment.first_weights()}
+        space = experiment.data.space
+        models = {"input": list(space.shape), "classes": len(space.classes), "shared": shared, "personal": {}}
+        about |= {"engine": {"name": "sites"}, "pooled": False, "models": models}
+        about |= {"clients": dict.fromkeys(self.contract.sites.names, space_of(space))}
+        record = {"format": 1, "kind": "sites", "fingerprint": self.contract.digest}
+        folders.write_about(
+            self.folder, self.contract.config, about, {**record, "classes": list(space.classes), "clients": {}}
+        )
+
+    def _sum_up(self, seconds: float) -> None:
+        config, log = self.contract.config, self.folder
+        write_json(
+            self.folder / folders.SUMMARY,
+            {
+                "format": 1,
+                "name": config.name,
+                "algorithm": config.algorithm["name"],
+                "rounds": config.rounds,
+                "seed": config.seed,
+                "seconds": round(seconds, 3),
+                **summarise(config, read_lines(log / METRICS), read_lines(log / LEDGER)),
+                "leaves": unmanned(self.contract).leaves() if self.contract.public is None else {},
+            },
+        )
+
+
+class _Pause:
+    """Observer: asks after every saved round whether to stop there."""
+
+    def __init__(self, pause: Callable[[], None]) -> None:
+        self._pause = pause
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round < event.rounds:
+            self._pause()

@@ -1,0 +1,147 @@
+"""The loop's view of sites: each has one client, which lives there and nowhere else."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Concatenate, TypeVar, cast
+
+import torch
+
+from fedmutual.boundary import Refused, check_declared
+from fedmutual.core import At, Client, Disagreed, Message, Spec
+from fedmutual.engines.base import Reply, examine, participate
+from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Order, Post, answer, packed
+from fedmutual.records.events import Score
+
+R = TypeVar("R")
+
+
+class TooFew(RuntimeError):
+    """Fewer sites answered than the quorum: the round does not count, and is begun again when they are back."""
+
+
+class Sites:
+    """An engine over a post. A site that does not answer in time, or answers nonsense, is named and left out."""
+
+    def __init__(self, post: Post, quorum: int, deadline: float, by_hand: bool) -> None:
+        """by_hand: sites send their messages to each other, so that answers hold none."""
+        self._post, self._quorum, self._deadline, self._by_hand = post, quorum, deadline, by_hand
+        self._remarks = list[str]()
+        self._spoke: tuple[str, ...] = ()  # who did its part of the phase before
+
+    def remarks(self) -> list[str]:
+        """As `Engine.remarks`."""
+        said, self._remarks = self._remarks, []
+        return said
+
+    def close(self) -> None:
+        """As `Engine.close`: sites go on living."""
+
+    def each(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    ) -> Iterator[tuple[str, R]]:
+        """What a client would do, as an order to its site. What only a checkpoint wants is done there unasked.
+
+        Raises:
+            TooFew: the quorum was missed.
+            Disagreed: a site has another public seed set.
+        """
+        if do is participate:
+            yield from cast(Iterator[tuple[str, R]], self._work(arguments))
+        elif do is examine:
+            yield from cast(Iterator[tuple[str, R]], self._exam(arguments))
+
+    def _work(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Reply]]:
+        spoke = list[str]()
+        for i, (said, message) in self._asked({i: self._order(i, given) for i, given in arguments.items()}):
+            _, _, declared, _ = arguments[i]
+            why = _wrong(said, message, declared if not self._by_hand else {}, i)
+            if why is not None:
+                self._leave_out(i, said.order, why)
+                continue
+            self._remarks += [f"site {i!r} left out the message of {remark}" for remark in said.remarks]
+            spoke.append(i)
+            yield i, Reply(message, dict(said.train), said.up, said.down)
+        self._spoke = tuple(sorted(spoke))
+        if len(spoke) < min(self._quorum, len(arguments)):
+            raise TooFew(f"{len(spoke)} of {len(arguments)} sites did their part, and {self._quorum} are wanted")
+
+    def _order(self, site: str, given: tuple[Any, ...]) -> tuple[Order, Message]:
+        _, inbox, _, at = given
+        assert isinstance(at, At)
+        senders = self._spoke if self._by_hand and at.phase else None
+        return Order(WORK, at.round, at.phase, senders), {} if self._by_hand else inbox
+
+    def _exam(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
+        orders = {i: (Order(EXAM, round - 1, 0), inbox) for i, (_, inbox, round, _, _) in arguments.items()}
+        for i, (said, _) in self._asked(orders):
+            if said.problem is not None:
+                self._leave_out(i, said.order, said.problem)
+                continue
+            try:
+                scores = tuple(_score(found, i) for found in said.scores)
+            except (KeyError, TypeError, ValueError):
+                self._leave_out(i, said.order, "its scores make no sense")
+                continue
+            yield i, scores
+
+    def _asked(self, orders: Mapping[str, tuple[Order, Message]]) -> Iterator[tuple[str, tuple[Answer, Message]]]:
+        """Ask those that are there -> what they answered to this order, as it comes."""
+        there = self._post.there()
+        for i in orders:
+            if i not in there:
+                self._leave_out(i, orders[i][0], "it is not there")
+        left = {i for i in orders if i in there}
+        sent = {i: packed(*orders[i]) for i in orders if i in there}
+        for i, content in self._post.ask(sent, self._deadline):
+            if i not in left:
+                continue  # a second answer
+            try:
+                said, message = answer(content)
+            except Garbled as problem:
+                self._leave_out(i, orders[i][0], str(problem))
+                left.discard(i)
+                continue
+            if (said.order.kind, said.order.round, said.order.phase) != _key(orders[i][0]):
+                self._remarks.append(f"site {i!r} answered to {said.order.said} in {orders[i][0].said}: ignored")
+                continue
+            left.discard(i)
+            yield i, (said, message)
+        for i in sorted(left):
+            self._leave_out(i, orders[i][0], f"it did not answer in {self._deadline:g} s")
+
+    def _leave_out(self, site: str, order: Order, why: str) -> None:
+        self._remarks.append(f"site {site!r} is left out of {order.said}: {why}")
+
+
+def _key(order: Order) -> tuple[str, int, int]:
+    return order.kind, order.round, order.phase
+
+
+def _wrong(said: Answer, message: Message, declared: Spec, site: str) -> str | None:
+    """Why an answer to an order of work is of no use, in one clause; None if it is.
+
+    Raises:
+        Disagreed: the site, or one that it names, has another public seed set.
+    """
+    if said.fatal and said.problem is not None:
+        raise Disagreed(site, said.problem)
+    if said.problem is not None:
+        return said.problem
+    try:
+        check_declared(message, declared, site)
+    except Refused as problem:
+        return f"its message holds {problem.tensor!r}, {problem.why}"
+    odd = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
+    if odd is not None:
+        return f"its message holds numbers in {odd!r} that are not finite"
+    if not all(isinstance(v, float | int) and math.isfinite(v) for v in said.train.values()):
+        return "its losses are not finite numbers"
+    return None
+
+
+def _score(found: Mapping[str, Any], site: str) -> Score:
+    """A score that a site told, of its own rows."""
+    values = {str(k): v for k, v in dict(found["values"]).items()}
+    if not all(v is None or isinstance(v, int | float | list) for v in values.values()):
+        raise TypeError("no number")
+    return Score(str(found["model"]), site, str(found["data"]), values)

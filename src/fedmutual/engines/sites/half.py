@@ -1,0 +1,223 @@
+"""One site's half of a federation: its data, its model, its state on disk; orders in, answers out, as bytes."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from fedmutual import describing
+from fedmutual import experiment as experiments
+from fedmutual.boundary import Refused
+from fedmutual.config import read_tables
+from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec
+from fedmutual.engines.base import examine, participate
+from fedmutual.engines.loop import size
+from fedmutual.engines.sites.contract import Contract, parsed
+from fedmutual.engines.sites.diary import Diary, Entry, digest
+from fedmutual.engines.sites.outbox import LEFT, Outbox
+from fedmutual.engines.sites.peers import Exchange, by_hand
+from fedmutual.engines.sites.post import EXAM, Answer, Order, packed
+from fedmutual.engines.sites.post import answer as answered
+from fedmutual.engines.sites.post import order as ordered
+from fedmutual.engines.sites.schema import SiteFile
+from fedmutual.errors import ConfigError, RunError, UserError
+from fedmutual.experiment import Experiment
+from fedmutual.records import folder as folders
+from fedmutual.records.events import Evaluated, Score
+from fedmutual.records.logs import METRICS, Metrics, rewind
+
+Say = Callable[[str], None]
+SERVER = "server"
+
+
+@dataclass(frozen=True)
+class Own:
+    """A site's own file, and where it was read from."""
+
+    file: SiteFile
+    source: Path
+
+    @property
+    def state(self) -> Path:
+        """Where the site keeps what it must not lose."""
+        return _from(self.source, self.file.state.folder)
+
+
+def own(path: Path) -> Own:
+    """A site's own file. Paths in it count from the folder that it is in.
+
+    Raises:
+        ConfigError: which key is wrong or missing.
+    """
+    file: SiteFile = parsed(SiteFile, read_tables(path), str(path))
+    if file.data.name is None:
+        raise ConfigError(f"{path}: the key 'data.name' is missing, which says where the site's examples come from")
+    data = {key: _from(path, value) for key in ("root", "test") if (value := getattr(file.data, key)) is not None}
+    return Own(file.model_copy(update={"data": file.data.model_copy(update=data)}), path.resolve())
+
+
+def _from(source: Path, path: Path) -> Path:
+    return (source.parent / path).resolve()
+
+
+def built(contract: Contract, mine: Own) -> Experiment:
+    """What one site needs to take part; checks all that can be checked without the others.
+
+    Raises:
+        UserError: what of its file, its data or its network does not go together with the contract.
+    """
+    if mine.file.site not in contract.sites.names:
+        raise ConfigError(
+            f"{mine.source}: site {mine.file.site!r} is not of federation {contract.name!r}, whose sites are "
+            f"{', '.join(contract.sites.names)}"
+        )
+    made = experiments.build(contract.at(mine.file, str(mine.source)))
+    shape = list(made.data.space.shape)
+    if shape != list(contract.sites.input) and (made.shares or made.algorithm.public):
+        raise ConfigError(
+            f"{mine.source}: the examples have the shape {shape}, and the federation agreed on "
+            f"{list(contract.sites.input)} (sites.input); resize images by 'data.size', or bring the columns into that form"
+        )
+    return made
+
+
+class Half:
+    """One site's part. Does what an order says, once, and answers."""
+
+    def __init__(self, contract: Contract, mine: Own, say: Say = lambda line: None) -> None:
+        """Raises UserError, in one sentence, where the site cannot take part."""
+        self.experiment, self.site, self._say = built(contract, mine), mine.file.site, say
+        self.folder = mine.state / contract.name
+        made, algorithm = self.experiment, self.experiment.algorithm
+        fingerprint = made.data.partition["fingerprint"] + contract.digest
+        self._diary = Diary(self.folder, self.site, folders.identity(made.config, fingerprint))
+        self._outbox = Outbox(self.folder, self.site)
+        self._public = made.server()  # what all know of the first state: names and shapes, not what later rounds hold
+        self.peers: Exchange | None = None
+        if by_hand(algorithm):
+            self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder)
+        self._client: Client | None = None
+        self._at: tuple[int, int] | None = None  # where the client in memory is; None: before all
+        _prepare(self.folder, made, self.site)
+
+    def leaves(self) -> dict[str, Spec]:
+        """All that may leave this site: phase -> name -> dtype, shape."""
+        algorithm = self.experiment.algorithm
+        return {type(p).__name__.lower(): p.leaves(self._public) for p in (*algorithm.start, *algorithm.phases)}
+
+    def do(self, content: bytes) -> bytes:
+        """Carry an order out -> the answer, which is all that leaves by the server.
+
+        Raises:
+            Garbled: it is no order.
+            RunError: what leaves cannot be written down, so nothing may.
+        """
+        order, inbox = ordered(content)
+        known = None if order.kind == EXAM else self._diary.known((order.round, order.phase), digest(content))
+        if known is not None:
+            self._say(f"{order.said}: asked again, answered as before")
+            self._outbox.record(*answered(known), known, SERVER)
+            return known
+        message: Message = {}
+        try:
+            answer, message = self._exam(order, inbox) if order.kind == EXAM else self._work(order, inbox)
+            self._outbox.check(message)
+            reply = packed(answer, {} if self.peers else message)
+            if order.kind != EXAM:
+                self._write(order, content, reply, message)
+        except (Diverged, Refused, Disagreed, UserError, OSError, RuntimeError) as problem:
+            self._client = None  # what was done since the last saved phase is undone
+            self._say(f"{order.said}: {problem}")
+            answer, message = Answer(order, problem=_said(problem), fatal=isinstance(problem, Disagreed)), {}
+            reply = packed(answer, message)
+        self._outbox.record(answer, {} if self.peers else message, reply, SERVER)
+        return reply
+
+    def letters(self, content: bytes) -> dict[str, bytes]:
+        """What goes to other sites after an order was carried out -> site -> bytes, written down."""
+        order, _ = ordered(content)
+        done = order.kind != EXAM and self._diary.known((order.round, order.phase), digest(content)) is not None
+        if self.peers is None or not done:
+            return {}
+        found = self.peers.letters(order, self._when(order))
+        for to, letter in found.items():
+            self._outbox.record(*answered(letter), letter, to)
+        return found
+
+    def _work(self, order: Order, inbox: Message) -> tuple[Answer, Message]:
+        """The site's half of a phase."""
+        at, phase, client = self._when(order), self._phases(order)[order.phase], self._ready(order)
+        up: int | None = None
+        down: int | None = None
+        remarks: tuple[str, ...] = ()
+        if self.peers is not None:
+            inbox, down, remarks = self.peers.inbox(order, at)
+        reply = participate(client, phase, inbox, phase.leaves(self._public), at)
+        self._at = (order.round, order.phase)
+        if self.peers is not None:
+            self.peers.keep(order, reply.message)
+            up = size(reply.message) * len(self.peers.letters(order, at))
+        return Answer(order, reply.train, up=up, down=down, remarks=remarks), reply.message
+
+    def _exam(self, order: Order, inbox: Message) -> tuple[Answer, Message]:
+        """The site's scores after a round; they are written down at home, and told if it tells."""
+        client = self._ready(replace(order, round=order.round + 1, phase=0))
+        tells, client.tells = client.tells, True
+        try:
+            exams = tuple(self.experiment.exams(self.site))
+            scores: tuple[Score, ...] = examine(client, exams, inbox, order.round + 1, None)
+        finally:
+            client.tells = tells
+        if inbox:
+            self._diary.shared(inbox, order.round)
+        rewind(self.folder / METRICS, lambda round: round <= order.round)
+        Metrics(self.folder)(Evaluated(order.round + 1, {}, scores))
+        return Answer(order, scores=tuple(asdict(s) for s in scores) if tells else ()), {}
+
+    def _write(self, order: Order, content: bytes, reply: bytes, message: Message) -> None:
+        """Save, before the answer leaves."""
+        assert self._client is not None
+        last = order.phase + 1 == len(self._phases(order))
+        self._diary.write(self._client, Entry(order.round, order.phase, digest(content), last), reply)
+
+    def _ready(self, order: Order) -> Client:
+        """The client as it was before an order."""
+        entry = self._diary.before((order.round, order.phase))
+        if entry is None and self._diary.forgotten:
+            raise RunError(
+                f"the server asks for {order.said}, and this site is past it and no longer knows how it was before; the "
+                "server lost its state: give both back a state of the same round"
+            )
+        place = entry.place if entry else None
+        if self._client is None or self._at != place:
+            self._client = self.experiment.client(self.site)
+            if entry is not None:
+                self._diary.load(self._client, entry)
+            self._at = place
+        return self._client
+
+    def _phases(self, order: Order) -> tuple[Phase, ...]:
+        return self.experiment.algorithm.start if order.round < 0 else self.experiment.algorithm.phases
+
+    def _when(self, order: Order) -> At:
+        config = self.experiment.config
+        return At(config.seed, order.round, config.rounds, order.phase)
+
+
+def _prepare(folder: Path, made: Experiment, site: str) -> None:
+    """The folder, in the form of a run of one client, so that `predict` and `report` read it."""
+    about = folders.environment(made.config.engine.threads, made.device)
+    about |= {"engine": {"name": "sites"}, "scaling": made.data.space.scaling}
+    sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in made.client(site).nets.items()}
+    folders.write_about(folder, made.config, about | describing.networks(made, {site: sizes}), made.data.partition)
+    rewind(folder / LEFT, lambda round: True)  # drops a line that a kill cut short
+
+
+def _said(problem: BaseException) -> str:
+    """A problem in words that may leave: no data, no paths, nothing of the site's own file."""
+    if isinstance(problem, Disagreed):
+        return str(problem)
+    if isinstance(problem, Diverged):
+        return "it diverged: its loss or its weights are no longer finite"
+    if isinstance(problem, Refused):
+        return "its privacy boundary kept a message back"
+    return "it could not do its part; its operator reads why"

@@ -1,0 +1,100 @@
+"""Orders to sites and their answers, as bytes: named tensors in safetensors form, a few words in the header, no pickle."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fedmutual.core import Message
+
+WORK, EXAM = "work", "exam"
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a site is to do: its half of a phase, or to score its networks after a round."""
+
+    kind: str  # WORK or EXAM
+    round: int  # from 0; -1 in the start
+    phase: int  # its number in the round, or in the start
+    senders: tuple[str, ...] | None = None  # whose messages of the phase before count, where sites send to each other
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        return "the start" if self.round < 0 else f"round {self.round + 1}"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a site says beside the tensors of its message."""
+
+    order: Order
+    train: Mapping[str, float] = field(default_factory=dict)  # mean of each loss term, if it tells
+    scores: tuple[Mapping[str, Any], ...] = ()  # of an exam, if it tells
+    up: int | None = None  # bytes that it sent to other sites, not by the server
+    down: int | None = None  # and had from them
+    remarks: tuple[str, ...] = ()  # whose messages it left out, and why
+    problem: str | None = None  # why there is no message, in words that hold no data and no path
+    fatal: bool = False  # whether there never will be
+
+
+class Post(Protocol):
+    """Carries them. What it is made of, the loop does not know."""
+
+    def there(self) -> tuple[str, ...]:
+        """The sites that can be asked now."""
+        ...
+
+    def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
+        """Send each site its order -> (site, answer) as they come; those that have not answered in time are left out."""
+        ...
+
+
+class Garbled(ValueError):
+    """Bytes that are no order and no answer."""
+
+
+def packed(what: Order | Answer, tensors: Message) -> bytes:
+    """As bytes."""
+    return save({k: v.contiguous() for k, v in tensors.items()}, metadata={"fedmutual": json.dumps(asdict(what))})
+
+
+def order(content: bytes) -> tuple[Order, Message]:
+    """An order and its tensors. Raises Garbled."""
+    about, tensors = _opened(content)
+    return _order(about), tensors
+
+
+def answer(content: bytes) -> tuple[Answer, Message]:
+    """An answer and its tensors. Raises Garbled."""
+    about, tensors = _opened(content)
+    try:
+        scores, remarks = tuple(dict(s) for s in about.pop("scores")), tuple(map(str, about.pop("remarks")))
+        return Answer(**about | {"order": _order(about["order"]), "scores": scores, "remarks": remarks}), tensors
+    except (TypeError, KeyError, ValueError, AttributeError) as problem:
+        raise Garbled(f"its header says something else than an answer ({type(problem).__name__})") from None
+
+
+def _order(about: Any) -> Order:
+    try:
+        senders = about["senders"]
+        return Order(
+            str(about["kind"]), int(about["round"]), int(about["phase"]), None if senders is None else tuple(senders)
+        )
+    except (TypeError, KeyError, ValueError) as problem:
+        raise Garbled(f"its header names no order ({type(problem).__name__})") from None
+
+
+def _opened(content: bytes) -> tuple[dict[str, Any], Message]:
+    try:
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        about = json.loads(header["__metadata__"]["fedmutual"])
+        if not isinstance(about, dict):
+            raise TypeError("no table")
+        return about, load(content)
+    except (SafetensorError, ValueError, KeyError, TypeError) as problem:
+        raise Garbled(f"it is no message in safetensors form ({type(problem).__name__})") from None

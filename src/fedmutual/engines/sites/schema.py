@@ -1,0 +1,113 @@
+"""The two files of a federation of real sites: FEDERATION.toml, which all have, and each site's own site.toml."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from fedmutual.config.schema import (
+    ClientData,
+    ClientModel,
+    ClientOptimizer,
+    ClientTraining,
+    Count,
+    Names,
+    PathSetting,
+    Section,
+    Settings,
+    ShareConfig,
+    Sides,
+    SplitConfig,
+    key,
+    optional,
+)
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+def _hosts(value: tuple[str, ...]) -> tuple[str, ...]:
+    for host in value:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?", host):
+            raise ValueError(f"a host is a name or an IPv4 address, not {host!r}")
+    return value
+
+
+def _sites(value: tuple[str, ...]) -> tuple[str, ...]:
+    for site in value:
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?", site) or site == "server":
+            raise ValueError(f"a site's name is of letters, digits and '-', and not 'server'; {site!r} is not")
+    if len({site.lower() for site in value}) < len(value):
+        raise ValueError(f"two sites have the same name: {', '.join(value)}")
+    return value
+
+
+def _leads(value: tuple[str, ...]) -> tuple[str, ...]:
+    for lead in value:
+        if not re.fullmatch(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}", lead):
+            raise ValueError(f"who may submit is called by a mail address, not {lead!r}")
+    return value
+
+
+class ServerTable(Section):
+    """Where the server is."""
+
+    hosts: Annotated[Names, Field(min_length=1), AfterValidator(_hosts)] = key(
+        ("localhost",), "names and addresses by which sites may reach the server; the first one is written into their kits"
+    )
+    port: Annotated[int, Field(ge=1, le=65535)] = key(8002, "its port; sites open connections to it, and nobody to them")
+
+
+class SitesTable(Section):
+    """Who takes part, and how long they are waited for."""
+
+    names: Annotated[Names, Field(min_length=1), AfterValidator(_sites)] = Field(description="the sites")
+    leads: Annotated[Names, Field(min_length=1), AfterValidator(_leads)] = key(
+        ("lead@example.org",), "who may submit and stop, by mail address; each gets a kit"
+    )
+    input: Annotated[Sides, Field(min_length=1)] = Field(description="the shape of one example: [C, H, W], or [F]")
+    quorum: Count | None = key(None, "so many sites must answer for a round to count; unset, more than half of them")
+    deadline: Seconds = key(600.0, "seconds that a site has for its part of a round; who takes longer is left out of it")
+    wait: Seconds = key(60.0, "seconds that the start waits for all sites; then it begins with those that are there")
+    retries: Count = key(5, "how often the server starts anew, with longer and longer pauses, while no round succeeds")
+    days: Count = key(360, "how long the certificates are good for")
+    public: PathSetting | None = key(None, "the folder of the public seed set, SITE.npz of each; counted from this file")
+
+
+class StateTable(Section):
+    """Where a site keeps what it must not lose."""
+
+    folder: PathSetting = Field(description="the site's state: its model, its ledger; outside the kit")
+
+
+class PublicTable(Section):
+    """The public seed set at a site."""
+
+    folder: PathSetting = Field(description="the folder with SITE.npz of every site, this one's too")
+
+
+class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
+    """What a site holds out its own way."""
+
+
+class SiteEngine(Section):
+    """Where a site's work runs."""
+
+    device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU")
+    threads: Annotated[int, Field(ge=1, le=4096)] = key(1, "threads; part of what makes a result repeatable")
+    precision: Literal["float32", "tf32", "bf16"] = key("float32", "of matrices and convolutions")
+
+
+class SiteFile(Section):
+    """What a site does its own way. Nothing of it crosses, and the server learns none of it."""
+
+    site: str = Field(description="the site's name, as the federation has it")
+    data: ClientData = ClientData()
+    split: SiteSplit = SiteSplit()
+    model: ClientModel = ClientModel()
+    algorithm: Settings = Field({}, description="its own settings of the algorithm, alpha say")
+    training: ClientTraining = ClientTraining()
+    optimizer: ClientOptimizer = ClientOptimizer()
+    engine: SiteEngine = SiteEngine()
+    share: ShareConfig = ShareConfig()
+    state: StateTable
+    public: PublicTable | None = None
