@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 import fedmutual
+from fedmutual.cli import sites
 from fedmutual.cli.terminal import Code, again, note, out, say, stop, watched
 from fedmutual.errors import ConfigError, UserError
 
@@ -33,6 +34,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them.")
 app.add_typer(data_app, name="data")
+
+
+SITES = "Real sites (pip install 'fedmutual\\[sites]')"
 
 
 class By(StrEnum):
@@ -302,6 +306,14 @@ def data_check(file: File, set: Set = None) -> None:
     findings = data.findings(_config(file, set or []))
     for finding in findings or ["nothing stands out"]:
         say(finding)
+
+
+app.command(rich_help_panel=SITES)(sites.provision)
+app.command(rich_help_panel=SITES)(sites.server)
+app.command(rich_help_panel=SITES)(sites.site)
+app.command(rich_help_panel=SITES)(sites.submit)
+app.command(rich_help_panel=SITES)(sites.status)
+app.command("stop", rich_help_panel=SITES)(sites.stop_federation)
 
 
 @app.command("list")

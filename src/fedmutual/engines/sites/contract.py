@@ -24,7 +24,7 @@ _NOT_COMMON = {
     "clients": "what a site does its own way stands in its own site.toml, and the others do not learn it",
     "engine": "where its work runs is for each site to say, in its site.toml",
 }
-_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.days", "sites.leads")
+_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads")
 # what a submission may change without the sites' consent: nothing that says what leaves a site
 
 

@@ -99,6 +99,12 @@ class Half:
         self._at: tuple[int, int] | None = None  # where the client in memory is; None: before all
         _prepare(self.folder, made, self.site)
 
+    @property
+    def tells(self) -> bool:
+        """Whether its losses and scores are told."""
+        own = self.experiment.config.clients[self.site].share
+        return (own or self.experiment.config.share).metrics == "all"
+
     def leaves(self) -> dict[str, Spec]:
         """All that may leave this site: phase -> name -> dtype, shape."""
         algorithm = self.experiment.algorithm
