@@ -185,12 +185,12 @@ def _follow(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     for state in found:
         last = dict(state["progress"])
         for note in last["notes"][-(last["noted"] - notes) :] if last["noted"] > notes else ():
-            say(f"  {note}")
+            say(f"  {note}", soft_wrap=True)
         notes = last["noted"]
-        line = _line(last)
-        if line != said:
-            say(line)
-            said = line
+        line, now = _line(last), f"{last['round']} {last['in']} {last['outcome']}"
+        if now != said:
+            say(line, soft_wrap=True)
+            said = now
     return last
 
 

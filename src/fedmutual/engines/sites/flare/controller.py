@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from nvflare.apis.client import Client
-from nvflare.apis.controller_spec import ClientTask, Task, TaskCompletionStatus
+from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
@@ -61,9 +61,9 @@ class Rounds(Controller):  # type: ignore[misc]
         folder = Path(workspace.pointer(work)["state"]) / contract.name
         progress = Progress(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)
-        post = TaskPost(self, fl_ctx, abort_signal)
+        post = TaskPost(self, fl_ctx, abort_signal, folder)
         progress.begin(post.there())
-        pause = partial(_pause, folder, frozenset(post.there()), abort_signal)
+        pause = partial(_pause, folder, post.began, abort_signal)
         try:
             Coordinator(contract, folder).run(post, [progress], pause)
             progress.end(Outcome.DONE, "all rounds are done")
@@ -80,28 +80,30 @@ class Rounds(Controller):  # type: ignore[misc]
             raise
 
 
-def _pause(folder: Path, inside: frozenset[str], abort: Signal) -> None:
+def _pause(folder: Path, inside: members.Sites, abort: Signal) -> None:
     """After a saved round: begin again if a site is there that was not; stop if somebody said so."""
     if abort.triggered:
         raise Aborted
     if members.stopped(folder):
         raise Paused("stopped by hand")
-    new = members.there(folder) - inside
+    now = members.there(folder.parent)
+    new = sorted(i for i in now if now[i] != inside.get(i))
     if new:
-        raise Paused(f"{', '.join(sorted(new))} came back")
+        raise Paused(f"{', '.join(new)} came, or came back")
 
 
 class TaskPost:
     """A post over tasks."""
 
-    def __init__(self, controller: Rounds, fl_ctx: FLContext, abort: Signal) -> None:
-        self._controller, self._context, self._abort = controller, fl_ctx, abort
+    def __init__(self, controller: Rounds, fl_ctx: FLContext, abort: Signal, folder: Path) -> None:
+        self._controller, self._context, self._abort, self._folder = controller, fl_ctx, abort, folder
+        inside = {c.name for c in controller._engine.get_clients()}
+        self.began = {i: seen for i, seen in members.there(folder.parent).items() if i in inside}  # as the job began
 
     def there(self) -> tuple[str, ...]:
-        """The sites of this job that were heard of."""
-        clients = self._controller._engine.get_clients()
-        gone = self._controller.communicator.get_client_disconnect_time
-        return tuple(sorted(c.name for c in clients if not gone(c.name)))
+        """The sites of this job that are connected as they were when it began: who was started anew is not in it."""
+        now, gone = members.there(self._folder.parent), self._controller.communicator.get_client_disconnect_time
+        return tuple(sorted(i for i, seen in self.began.items() if now.get(i) == seen and not gone(i)))
 
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         """A task a site."""
@@ -115,7 +117,7 @@ class TaskPost:
                 try:
                     site, body = found.get(timeout=_TICK)
                 except queue.Empty:
-                    waiting -= {i for i in waiting if tasks[i].completion_status == TaskCompletionStatus.CLIENT_DEAD}
+                    waiting &= set(self.there())
                     continue
                 waiting.discard(site)
                 if body is not None:

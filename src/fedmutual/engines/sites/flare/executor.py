@@ -1,12 +1,10 @@
 """In the job's process at a site: the half, over FLARE's tasks and, between sites, its messages."""
 
 import json
-import os
 import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import torch
 from nvflare.apis.event_type import EventType
@@ -18,12 +16,14 @@ from nvflare.apis.signal import Signal
 
 from fedmutual.engines.sites.contract import read, restored
 from fedmutual.engines.sites.flare import workspace
+from fedmutual.engines.sites.flare.console import say
 from fedmutual.engines.sites.half import Half, own
 from fedmutual.engines.sites.post import Answer, Garbled, order, packed
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.records import folder as folders
 
 BODY, SITES, SENDER, LETTER = "body", "sites", "sender", "fedmutual.letter"
+_EVERY = 10.0  # seconds between lines on the console
 _PATIENCE = 20.0  # seconds for the process of the job before to let go of the state, and for a letter to be taken
 
 
@@ -35,17 +35,19 @@ class Site(Executor):  # type: ignore[misc]
         super().__init__()
         self._contract = contract
         self._half: Half | None = None
-        self._held = ExitStack()
+        self._held, self._told = ExitStack(), 0.0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Begin with the job, end with it."""
         if event_type == EventType.START_RUN:
             try:
                 self._begin(fl_ctx)
+                say("takes part")
             except UserError as problem:
                 say(f"this site does not take part: {problem}")
         elif event_type == EventType.END_RUN:
             self._held.close()
+            say("the job is over; waiting for the next")
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Carry an order out."""
@@ -55,10 +57,17 @@ class Site(Executor):  # type: ignore[misc]
                 return _reply(packed(Answer(order(content)[0], problem="it does not take part; its operator reads why"), {}))
             answer = self._half.do(content)
             self._send(self._half.letters(content), shareable.get(SITES), fl_ctx)
+            self._tell(content)
             return _reply(answer)
         except (Garbled, UserError, OSError) as problem:  # what leaves could not be written down, so nothing does
             say(str(problem))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+    def _tell(self, content: bytes) -> None:
+        """Now and then how far it is."""
+        if time.monotonic() - self._told > _EVERY:
+            say(f"{order(content)[0].said} done")
+            self._told = time.monotonic()
 
     def _begin(self, fl_ctx: FLContext) -> None:
         """Read what is this site's own, and hold the job's contract against what was agreed to."""
@@ -119,9 +128,3 @@ def _reply(body: bytes) -> Shareable:
     found[BODY] = body
     found.set_return_code(ReturnCode.OK)
     return found
-
-
-def say(line: Any) -> None:
-    """On the site's console, and nowhere else."""
-    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True, file=sys.stdout)
-    assert os.getpid()

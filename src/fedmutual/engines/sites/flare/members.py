@@ -1,7 +1,7 @@
 """Who is connected, and whether somebody said stop: files in the state folder, from the server's process to the job's."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedmutual.records.files import write_json
@@ -9,17 +9,22 @@ from fedmutual.records.files import write_json
 THERE, STOP = "there.json", "stop.json"
 
 
-def note(folder: Path, sites: Iterable[str]) -> None:
+Sites = Mapping[str, str]
+"""Who is connected: site -> what tells this connection from an earlier one, before the site was started anew."""
+
+
+def note(folder: Path, sites: Sites) -> None:
     """Write down who is connected."""
-    write_json(folder / THERE, {"format": 1, "sites": sorted(sites)})
+    write_json(folder / THERE, {"format": 1, "sites": dict(sites)})
 
 
-def there(folder: Path) -> frozenset[str]:
+def there(folder: Path) -> Sites:
     """Who is connected."""
     try:
-        return frozenset(json.loads((folder / THERE).read_text(encoding="utf-8"))["sites"])
+        found: dict[str, str] = json.loads((folder / THERE).read_text(encoding="utf-8"))["sites"]
+        return found
     except FileNotFoundError:
-        return frozenset()
+        return {}
 
 
 def stop(folder: Path) -> None:

@@ -39,6 +39,7 @@ class Progress:
             "name": contract.name,
             "job": job,
             "submitted": before["submitted"] if again else job,
+            "old": before.get("old", []) if again else [],
             "outcome": Outcome.RUNNING,
             "said": "",
             "round": before.get("round", 0),

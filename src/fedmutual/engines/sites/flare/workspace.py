@@ -117,6 +117,7 @@ def _site() -> dict[str, Any]:
             _component("resource_manager", f"{managers}.gpu_resource_manager.GPUResourceManager", none),
             _component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),
             _component("process_launcher", f"{_IMPL}.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
+            _component("lookout", "fedmutual.engines.sites.flare.console.Lookout"),
         ],
     }
 
