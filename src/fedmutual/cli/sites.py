@@ -1,7 +1,7 @@
 """The commands of real sites. Each reads its arguments, calls the library, and says what came out."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,9 +10,12 @@ from rich.table import Table
 
 from fedmutual.cli.terminal import Code, out, say, stop, terminable
 
+_PATIENCE = 600.0  # seconds that a server may be away
+
 if TYPE_CHECKING:
     from fedmutual.core import Spec
     from fedmutual.engines.sites.contract import Contract
+    from fedmutual.engines.sites.flare.kits import Kit as Kit_
 
 File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's file.", show_default=False)]
 Kit = Annotated[
@@ -99,10 +102,12 @@ def submit(
 
     contract = contracts.read(file)
     folder = out_folder or Path("runs") / contract.name
-    with Session(of_kind(opened(kit), "lead")) as session:
+    found = of_kind(opened(kit), "lead")
+    with Session(found) as session:
         _wait_for_all(contract, lambda: session.status(contract.name)["there"])
         job = session.submit(contract)
-        last = _follow(session.watch(contract.name, job))
+    last = _follow(_looked_on(found, contract.name, job))
+    with Session(found) as session:
         fetched = session.fetch(contract.name, folder)
     if last["outcome"] != "done":
         stop(f"{last['outcome']}: {last['said']}; what was saved is kept, `fedmutual submit` goes on", Code.DIVERGED)
@@ -177,6 +182,26 @@ def _wait_for_all(contract: "Contract", there: Callable[[], Iterable[str]]) -> N
             say("they are waited for no longer, and may join later")
             return
         time.sleep(0.5)
+
+
+def _looked_on(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
+    """How far it is, over as many sessions as that takes: the server may be started anew meanwhile."""
+    from fedmutual.engines.sites.flare.session import OVER, Lost, Session
+
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            with Session(kit) as session:
+                for state in session.watch(name, job):
+                    until = time.monotonic() + _PATIENCE
+                    yield state
+                    if state["progress"]["outcome"] in OVER:
+                        return
+        except Lost as problem:
+            if time.monotonic() > until:
+                raise
+            say(f"{problem}; trying again", soft_wrap=True)
+            time.sleep(2.0)
 
 
 def _follow(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import queue
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -63,7 +64,7 @@ class Rounds(Controller):  # type: ignore[misc]
         torch.set_num_threads(1)
         post = TaskPost(self, fl_ctx, abort_signal, folder)
         progress.begin(post.there())
-        pause = partial(_pause, folder, post.began, abort_signal)
+        pause = partial(_pause, folder, post)
         try:
             Coordinator(contract, folder).run(post, [progress], pause)
             progress.end(Outcome.DONE, "all rounds are done")
@@ -80,14 +81,13 @@ class Rounds(Controller):  # type: ignore[misc]
             raise
 
 
-def _pause(folder: Path, inside: members.Sites, abort: Signal) -> None:
+def _pause(folder: Path, post: "TaskPost") -> None:
     """After a saved round: begin again if a site is there that was not; stop if somebody said so."""
-    if abort.triggered:
-        raise Aborted
+    post.check()
     if members.stopped(folder):
         raise Paused("stopped by hand")
     now = members.there(folder.parent)
-    new = sorted(i for i in now if now[i] != inside.get(i))
+    new = sorted(i for i in now if now[i] != post.began.get(i))
     if new:
         raise Paused(f"{', '.join(new)} came, or came back")
 
@@ -98,12 +98,18 @@ class TaskPost:
     def __init__(self, controller: Rounds, fl_ctx: FLContext, abort: Signal, folder: Path) -> None:
         self._controller, self._context, self._abort, self._folder = controller, fl_ctx, abort, folder
         inside = {c.name for c in controller._engine.get_clients()}
+        self._parent = os.getppid()
         self.began = {i: seen for i, seen in members.there(folder.parent).items() if i in inside}  # as the job began
 
     def there(self) -> tuple[str, ...]:
         """The sites of this job that are connected as they were when it began: who was started anew is not in it."""
         now, gone = members.there(self._folder.parent), self._controller.communicator.get_client_disconnect_time
         return tuple(sorted(i for i, seen in self.began.items() if now.get(i) == seen and not gone(i)))
+
+    def check(self) -> None:
+        """Raise Aborted where the job is over: an orphan must not take its sites' silence for theirs."""
+        if self._abort.triggered or os.getppid() != self._parent:
+            raise Aborted
 
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         """A task a site."""
@@ -112,8 +118,7 @@ class TaskPost:
         waiting, until = set(tasks), time.monotonic() + deadline
         try:
             while waiting and time.monotonic() < until:
-                if self._abort.triggered:
-                    raise Aborted
+                self.check()
                 try:
                     site, body = found.get(timeout=_TICK)
                 except queue.Empty:

@@ -23,6 +23,10 @@ from fedmutual.records.files import write_bytes
 OVER = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)
 
 
+class Lost(RunError):
+    """The server cannot be reached, or not any more."""
+
+
 class Session:
     """Open; close it, or use it as a context."""
 
@@ -43,7 +47,7 @@ class Session:
                 self._session = api.new_secure_session(kit.name, str(work), timeout=timeout)
         except Exception as problem:  # of many types
             self._folder.cleanup()
-            raise RunError(
+            raise Lost(
                 f"the server at {where} cannot be reached, or does not take this kit ({problem}); `fedmutual doctor --kit "
                 f"{kit.folder}` says which"
             ) from None
@@ -121,7 +125,7 @@ class Session:
         try:
             return next(json.loads(json.dumps(d)) for d in _dicts(reply))
         except StopIteration:
-            raise RunError(f"the server did not answer ({reply.get('details') or reply.get('status')})") from None
+            raise Lost(f"the server did not answer ({reply.get('details') or reply.get('status')})") from None
 
 
 def _dicts(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
