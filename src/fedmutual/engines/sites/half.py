@@ -1,5 +1,6 @@
 """One site's half of a federation: its data, its model, its state on disk; orders in, answers out, as bytes."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -70,6 +71,8 @@ def built(contract: Contract, mine: Own) -> Experiment:
             f"{mine.source}: site {mine.file.site!r} is not of federation {contract.name!r}, whose sites are "
             f"{', '.join(contract.sites.names)}"
         )
+    if str(mine.source.parent) not in sys.path:
+        sys.path.insert(0, str(mine.source.parent))  # where a network of the site's own may be
     made = experiments.build(contract.at(mine.file, str(mine.source)))
     shape = list(made.data.space.shape)
     if shape != list(contract.sites.input) and (made.shares or made.algorithm.public):

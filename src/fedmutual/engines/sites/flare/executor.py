@@ -1,7 +1,6 @@
 """In the job's process at a site: the half, over FLARE's tasks and, between sites, its messages."""
 
 import json
-import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -73,7 +72,6 @@ class Site(Executor):  # type: ignore[misc]
         """Read what is this site's own, and hold the job's contract against what was agreed to."""
         told = workspace.pointer(Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
         mine, agreed = own(Path(told["config"])), read(Path(told["contract"]))
-        sys.path.insert(0, str(mine.source.parent))  # where a network of the site's own may be
         contract = restored(json.loads(self._contract))
         odd = agreed.differing(contract)
         if odd is not None:
