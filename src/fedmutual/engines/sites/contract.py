@@ -81,9 +81,9 @@ class Contract:
 
     @property
     def digest(self) -> str:
-        """Of all that the sites consent to. Hex."""
-        same = {k: v for k, v in _flat(self.record()) if k not in _OPEN}
-        return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()
+        """Of what may not change while a federation goes on, beside its settings: sites may come and go. Hex."""
+        same = {"input": list(self.sites.input), "public": self.public and self.public["digest"]}
+        return hashlib.sha256(json.dumps(same).encode()).hexdigest()
 
     def differing(self, other: "Contract") -> str | None:
         """What of another contract this one's site did not consent to, in one clause; None: nothing."""
