@@ -88,7 +88,7 @@ class Exchange:
         found, odd = {self._site: own} if own else {}, dict[str, str]()
         for i in (i for i in order.senders or () if i != self._site):
             if i in mail:
-                why = wrong(mail[i], declared, i)
+                why = wrong(mail[i], declared, i) if mail[i] else "its letter is empty"
                 found |= {} if why else {i: mail[i]}
             else:
                 why = self._garbled.pop(i, "its letter did not come") if self._hears(self._site, i, own, order, at) else None
