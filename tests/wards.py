@@ -1,18 +1,24 @@
 """A small federation of real sites, and the same as one configuration in one process."""
 
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 import tomli_w
 import torch
 from sklearn.datasets import load_digits
 
+from fedmutual import data
+from fedmutual.config import parse_config
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites import giving
-from fedmutual.engines.sites.half import Half, own
+from fedmutual.engines.sites.half import Half, built, own
 from fedmutual.engines.sites.post import Garbled
+from fedmutual.errors import UserError
+from fedmutual.experiment import Experiment
 
 CLASSES = [str(k) for k in range(10)]
 COMMON = {
@@ -36,6 +42,9 @@ SEEDED = COMMON | {  # with a public seed set
     "training": {"local_steps": 2, "batch_size": 16},
     "optimizer": {"name": "adam", "lr": 0.003},
 }
+
+
+UNLABELLED = SEEDED | {"algorithm": SEEDED["algorithm"] | {"labels": False}}
 
 
 def contract(folder, common=COMMON, sites=SITES, **given):
@@ -79,6 +88,45 @@ def seeded(folder: Path, common=SEEDED, **given) -> tuple[Path, dict]:
     for i in sites:
         giving.give(path, site(folder, i, sites[i]), folder / "public")
     return path, sites
+
+
+def in_one_process(sites, common=SEEDED) -> data.Federation:
+    """The data of all as one experiment has them."""
+    return data.load(parse_config(together(common, sites)))
+
+
+def arrays(path: Path | str) -> dict[str, np.ndarray]:
+    """What an npz file holds."""
+    with np.load(path, allow_pickle=False) as found:
+        return {name: found[name] for name in found.files}
+
+
+def changed(path: Path, **tables) -> None:
+    """Put other tables into a TOML file; None takes one out."""
+    found = tomllib.loads(path.read_text()) | tables
+    path.write_text(tomli_w.dumps({k: v for k, v in found.items() if v is not None}))
+
+
+def rewritten(path: Path, **arrays_) -> None:
+    """Other arrays in a part; None takes one out."""
+    found = arrays(path) | arrays_
+    np.savez(path, **{k: v for k, v in found.items() if v is not None})
+
+
+def joined(folder: Path, name="north") -> Experiment:
+    """The experiment of a site that joins, by the contract as it is submitted."""
+    return built(contracts.whole(folder / "federation.toml"), own(folder / name / "site.toml"))
+
+
+def refused(folder: Path, *words: str, agreed=None, name="north") -> str:
+    """The one sentence by which a site does not take part."""
+    with pytest.raises(UserError) as caught:
+        built(agreed or contracts.read(folder / "federation.toml"), own(folder / name / "site.toml"))
+    said = str(caught.value)
+    assert "\n" not in said
+    for word in words:
+        assert word in said, said
+    return said
 
 
 def halves(folder: Path, path: Path, sites=SITES) -> tuple[contracts.Contract, dict[str, Half]]:

@@ -9,6 +9,7 @@ import torch
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.core import Disagreed
+from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.engines.sites.half import Half, own
 from fedmutual.engines.sites.outbox import left
@@ -286,6 +287,14 @@ def test_asked_again_a_site_writes_the_same_letters(tmp_path):
     assert again.letters(fewer) == {"west": letters["west"]}
     other = packed(Order(WORK, 0, 2, asked=all_), {})
     assert again.letters(other) == {}  # what was not done goes nowhere
+
+
+def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):
+    """It has FEDERATION.toml, and the state of earlier jobs; what was agreed of the set comes with the next one."""
+    found = Ward(tmp_path, SEEDED | {"rounds": 1}).run()
+    known = contracts.read(tmp_path / "federation.toml")
+    assert known.public is None
+    assert Half(known, own(tmp_path / "north" / "site.toml")).leaves() == found.desk.halves["north"].leaves()
 
 
 def test_letters_of_strangers_are_none(tmp_path):

@@ -1,8 +1,5 @@
 """Arrays of one's own, from an npz file: x, y; x_test, y_test; group and domain for each row; classes."""
 
-import pickle
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from fedmutual.errors import ConfigError, DataError, said
 
 Named = Mapping[str, npt.NDArray[Any]]
 _SAVE = "save 'x' and 'y' with numpy.savez"
-_DAMAGED = (OSError, ValueError, EOFError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
 
 
 def npz(config: DataConfig) -> Source:
@@ -106,7 +102,9 @@ def read(path: Path, missing: str = "key 'data.root' or 'data.test' names it", m
             return {name: _array(found, name, path, mend) for name in found.files}
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file; {missing}") from None
-    except _DAMAGED as problem:
+    except DataError:
+        raise
+    except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
         why = "it is a pickle, and pickles are never loaded" if "pickle" in str(problem) else said(problem)
         raise DataError(f"{path}: no npz file of arrays ({why}); {mend or _SAVE}") from None
 
