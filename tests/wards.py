@@ -1,6 +1,24 @@
 """A small federation of real sites, and the same as one configuration in one process."""
 
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
 import tomli_w
+import torch
+from sklearn.datasets import load_digits
+
+from fedmutual import data
+from fedmutual.config import parse_config
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites import giving
+from fedmutual.engines.sites.half import Half, built, own
+from fedmutual.engines.sites.post import Garbled
+from fedmutual.errors import UserError
+from fedmutual.experiment import Experiment
 
 CLASSES = [str(k) for k in range(10)]
 COMMON = {
@@ -18,6 +36,15 @@ SITES = {
     "south": {"model": {"personal": "cnn1"}, "data": {"name": "digits"}, "training": {"batch_size": 16}},
     "west": {"model": {"personal": "cnn2"}, "data": {"name": "digits"}, "optimizer": {"lr": 0.02}},
 }
+SEEDED = COMMON | {  # with a public seed set
+    "split": {"preset": "v1", "test": 0.3, "public": 0.2},
+    "algorithm": {"name": "fedh2l", "public_batch": 8},
+    "training": {"local_steps": 2, "batch_size": 16},
+    "optimizer": {"name": "adam", "lr": 0.003},
+}
+
+
+UNLABELLED = SEEDED | {"algorithm": SEEDED["algorithm"] | {"labels": False}}
 
 
 def contract(folder, common=COMMON, sites=SITES, **given):
@@ -41,3 +68,100 @@ def site(folder, name, own=None, **given):
 def together(common=COMMON, sites=SITES):
     """All of it as one experiment."""
     return {**common, "clients": sites, "engine": {"name": "inprocess", "device": "cpu"}}
+
+
+def with_data(folder: Path) -> dict:
+    """The sites, each with a third of the digits in a file of its own."""
+    digits, found = load_digits(), {}
+    for k, (name, about) in enumerate(SITES.items()):
+        path = folder / f"{name}-digits.npz"
+        np.savez(path, x=(digits.images[k::3] * 15).astype(np.uint8), y=digits.target[k::3])
+        own = {key: value for key, value in about.items() if key != "algorithm"}
+        found[name] = own | {"data": {"name": "npz", "root": str(path)}}
+    return found
+
+
+def seeded(folder: Path, common=SEEDED, **given) -> tuple[Path, dict]:
+    """FEDERATION.toml, with the public seed set that all gave beside it -> (its path, the sites)."""
+    sites = with_data(folder)
+    path = contract(folder, common, sites, public="public", **given)
+    for i in sites:
+        giving.give(path, site(folder, i, sites[i]), folder / "public")
+    return path, sites
+
+
+def in_one_process(sites, common=SEEDED) -> data.Federation:
+    """The data of all as one experiment has them."""
+    return data.load(parse_config(together(common, sites)))
+
+
+def arrays(path: Path | str) -> dict[str, np.ndarray]:
+    """What an npz file holds."""
+    with np.load(path, allow_pickle=False) as found:
+        return {name: found[name] for name in found.files}
+
+
+def changed(path: Path, **tables) -> None:
+    """Put other tables into a TOML file; None takes one out."""
+    found = tomllib.loads(path.read_text()) | tables
+    path.write_text(tomli_w.dumps({k: v for k, v in found.items() if v is not None}))
+
+
+def rewritten(path: Path, **arrays_) -> None:
+    """Other arrays in a part; None takes one out."""
+    found = arrays(path) | arrays_
+    np.savez(path, **{k: v for k, v in found.items() if v is not None})
+
+
+def joined(folder: Path, name="north") -> Experiment:
+    """The experiment of a site that joins, by the contract as it is submitted."""
+    return built(contracts.whole(folder / "federation.toml"), own(folder / name / "site.toml"))
+
+
+def refused(folder: Path, *words: str, agreed=None, name="north") -> str:
+    """The one sentence by which a site does not take part."""
+    with pytest.raises(UserError) as caught:
+        built(agreed or contracts.read(folder / "federation.toml"), own(folder / name / "site.toml"))
+    said = str(caught.value)
+    assert "\n" not in said
+    for word in words:
+        assert word in said, said
+    return said
+
+
+def halves(folder: Path, path: Path, sites=SITES) -> tuple[contracts.Contract, dict[str, Half]]:
+    """The contract as it is submitted, and a half for each site."""
+    agreed = contracts.whole(path)
+    place = {"public": {"folder": str(folder / "public")}}
+    return agreed, {i: Half(agreed, own(site(folder, i, sites[i], **place))) for i in sites}
+
+
+class Desk:
+    """A post whose sites are objects in this process. Keeps a copy of all that they sent."""
+
+    def __init__(self, halves: Mapping[str, Half], carry: Callable[[str, str, bytes], bytes | None] | None = None) -> None:
+        """carry: what becomes of a letter on its way, from whom, to whom; None: it is lost."""
+        self.halves, self.carry = dict(halves), carry or (lambda sender, to, letter: letter)
+        self.away: set[str] = set()
+        self.answers: list[tuple[str, bytes, bytes]] = []  # site, order, answer
+        self.letters: list[tuple[str, str, bytes]] = []  # from, to, letter
+
+    def there(self) -> tuple[str, ...]:
+        return tuple(i for i in self.halves if i not in self.away)
+
+    def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
+        for i, order in orders.items():
+            answer = self.halves[i].do(order)
+            self.answers.append((i, order, answer))
+            for to, letter in self.halves[i].letters(order).items():
+                self.letters.append((i, to, letter))
+                carried = self.carry(i, to, letter)
+                with suppress(Garbled):
+                    if carried is not None:
+                        self.halves[to].peers.receive(i, carried)
+            yield i, answer
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Whether two models are equal, bit for bit."""
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)

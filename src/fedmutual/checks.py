@@ -1,12 +1,13 @@
 """What of a configuration does not go together with its data: told before anything is trained or written."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import nn
 
 from fedmutual.algorithms.peers import members
-from fedmutual.core import Message
+from fedmutual.core import Message, Public
 from fedmutual.data.examples import listed
 from fedmutual.errors import ConfigError
 from fedmutual.models.splice import differing
@@ -46,17 +47,22 @@ def _check_public(experiment: "Experiment") -> None:
             f"algorithm {config.algorithm['name']!r} needs public data that all have agreed on; set split.public, the "
             "fraction of each client's data that it gives to all"
         )
-    who, there = "there are", len(public)
-    if use.own:
-        least = min(public.owners, key=lambda i: len(public.owners[i]))
-        who, there = f"client {least!r} has", len(public.owners[least])
-    if (use.batch or 0) > there:
-        raise ConfigError(
-            f"{who} {there} public examples, and algorithm.public_batch is {use.batch}; raise split.public, or lower it"
-        )
+    check_enough(use, {i: len(own) for i, own in public.owners.items()})
     if config.engine.participation < 1 and use.pairs:
         raise ConfigError(
             "engine.participation below 1 and algorithm.peers = 'pairs' both say who takes part in a round; set one of them"
+        )
+
+
+def check_enough(use: Public, rows: Mapping[str, int]) -> None:
+    """Raise ConfigError unless a message can speak of as many public examples as it is to. rows: of each client."""
+    who, there = "there are", sum(rows.values())
+    if use.own:
+        least = min(rows, key=lambda i: rows[i])
+        who, there = f"client {least!r} has", rows[least]
+    if (use.batch or 0) > there:
+        raise ConfigError(
+            f"{who} {there} public examples, and algorithm.public_batch is {use.batch}; raise split.public, or lower it"
         )
 
 

@@ -17,7 +17,7 @@ from fedmutual.checks import begin, check, check_clients
 from fedmutual.config import Config, client_settings, make_algorithm
 from fedmutual.config.schema import ClientConfig
 from fedmutual.core import Algorithm, At, Client, Data, Message, Seeds, Task
-from fedmutual.data.federation import Space
+from fedmutual.data.federation import Gather, Space
 from fedmutual.engines.base import Exam, score
 from fedmutual.engines.choice import Work, flops
 from fedmutual.engines.loop import Judge, Plan
@@ -167,7 +167,7 @@ class Experiment:
             epochs = own.local_epochs or common.local_epochs
             return epochs * -(-rows // batch), epochs * rows
         use = self.algorithm.public
-        exchanged = (use.batch or 0) * (len(self.clients) - 1) if use else 0
+        exchanged = (use.batch or 0) * self._others if use else 0
         return steps + (exchanged > 0), steps * min(batch, rows) + exchanged
 
     def plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> Plan:
@@ -213,13 +213,7 @@ class Experiment:
 
     def leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
         """All that may leave a client: phase -> name -> dtype, shape."""
-        return {
-            type(phase).__name__.lower(): {
-                name: (str(dtype).removeprefix("torch."), list(shape))
-                for name, (dtype, shape) in phase.leaves(self.server()).items()
-            }
-            for phase in (*self.algorithm.start, *self.algorithm.phases)
-        }
+        return leaves(self.algorithm, self.server())
 
     def exams(self, id: str) -> Iterable[Exam]:
         """What is scored at a client."""
@@ -233,7 +227,12 @@ class Experiment:
         use = self.algorithm.public
         if use is None or use.batch is None:
             return math.inf
-        return use.batch * (max(len(self.clients) - 1, 1) if use.own and not use.pairs else 1)
+        return use.batch * (max(self._others, 1) if use.own and not use.pairs else 1)
+
+    @property
+    def _others(self) -> int:
+        """How many a client exchanges with: all that give to the public seed set, wherever they are."""
+        return len(self.clients if self.data.public is None else self.data.public.owners) - 1
 
     def _given(self) -> dict[str, int]:
         """Bytes of the public data that each client gives to all, where the algorithm has such."""
@@ -348,22 +347,34 @@ class Experiment:
         return kind(params, lr=0.0, weight_decay=decay, amsgrad=given.amsgrad, fused=fused)
 
 
+def leaves(algorithm: Algorithm, server: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:
+    """The same from the server's first state."""
+    return {
+        type(phase).__name__.lower(): {
+            name: (str(dtype).removeprefix("torch."), list(shape)) for name, (dtype, shape) in phase.leaves(server).items()
+        }
+        for phase in (*algorithm.start, *algorithm.phases)
+    }
+
+
 def build(
     config: Config,
     device: str | None = None,
     prepared: Mapping[str, data.Prepared] | None = None,
     begun: Message | None = None,
     pretrained: Pretrained | None = None,
+    gathered: Gather | None = None,
 ) -> Experiment:
     """Read the data, unless they are prepared, and check that everything the configuration names can be made.
 
     begun: what a run that goes on began with, where that was another run's model; else it is read from `model.weights`.
     pretrained: likewise what its networks began with; what is not in it is read from where `model.pretrained` says.
+    gathered: as `data.load` takes it.
 
     Raises:
         UserError: in one sentence, what cannot.
     """
-    federation = data.load(config, prepared)
+    federation = data.load(config, prepared, gathered)
     if begun is None and config.model.weights is not None:
         begun = shared_state(config.model.weights)
     algorithm, place = make_algorithm(config), pick_device(device or config.engine.device)

@@ -64,7 +64,7 @@ def _trains_on(data: Federation, shares: Shares, algorithm: Algorithm) -> View:
     if data.public is None or shares.public is None:
         return shares.private
     parts = {"private": [shares.private], "own public": [shares.public]}
-    parts["public"] = [s.public for s in data.clients.values() if s.public is not None]
+    parts["public"] = [*data.public.parts]
     wanted = [part for name in algorithm.trains_on for part in parts[name]]
     return union(wanted) if isinstance(data.test, Rows) else Chained(wanted)
 

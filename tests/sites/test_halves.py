@@ -1,44 +1,12 @@
 """Sites over a post in this process: what each does, keeps and lets go of, without any network."""
 
-from collections.abc import Iterator, Mapping
-
 import pytest
-import torch
 
 import fedmutual
 from fedmutual.config import parse_config
-from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.half import Half, own
 from fedmutual.records.logs import LEDGER, read_lines
-from wards import COMMON, SITES, contract, site, together
-
-
-class Desk:
-    """A post whose sites are objects in this process."""
-
-    def __init__(self, halves: Mapping[str, Half]) -> None:
-        self.halves = dict(halves)
-        self.away: set[str] = set()
-
-    def there(self) -> tuple[str, ...]:
-        return tuple(i for i in self.halves if i not in self.away)
-
-    def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
-        for i, order in orders.items():
-            answer = self.halves[i].do(order)
-            for to, letter in self.halves[i].letters(order).items():
-                self.halves[to].peers.receive(i, letter)
-            yield i, answer
-
-
-def halves(folder, path, sites=SITES):
-    agreed = contracts.read(path)
-    return agreed, {i: Half(agreed, own(site(folder, i, sites[i]))) for i in sites}
-
-
-def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+from wards import COMMON, SITES, Desk, contract, halves, same, together
 
 
 def test_three_sites_are_one_run_in_one_process(tmp_path):

@@ -32,7 +32,7 @@ app = typer.Typer(
     "Exit codes: 0 done, 2 bad input, 3 a client diverged, 4 a reply was refused at the privacy boundary, "
     "130 stopped by hand, 143 told to stop (SIGTERM).",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them.")
+data_app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them; give some to all.")
 app.add_typer(data_app, name="data")
 
 
@@ -306,6 +306,22 @@ def data_check(file: File, set: Set = None) -> None:
     findings = data.findings(_config(file, set or []))
     for finding in findings or ["nothing stands out"]:
         say(finding)
+
+
+@data_app.command("give")
+def data_give(
+    file: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation.", show_default=False)],
+    site: Annotated[Path, typer.Option("--site", metavar="SITE.toml", help="The site's own file.", show_default=False)],
+    folder: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Its part becomes SITE.npz there.")] = Path(),
+) -> None:
+    """Write a real site's part of the public seed set into a file, which it then sends to all others.
+
+    It holds the rows that `split.public` sets apart in the site's own data, and no others. Trains nothing, sends nothing.
+    """
+    from fedmutual.engines.sites import giving
+
+    for line in giving.told(giving.give(file, site, folder), folder):
+        say(line, soft_wrap=True)
 
 
 app.command(rich_help_panel=SITES)(sites.provision)

@@ -100,7 +100,7 @@ def submit(
     from fedmutual.engines.sites.flare.run import of_kind
     from fedmutual.engines.sites.flare.session import Session
 
-    contract = contracts.read(file)
+    contract = contracts.whole(file)
     folder = out_folder or Path("runs") / contract.name
     found = of_kind(opened(kit), "lead")
     with Session(found) as session:

@@ -1,7 +1,5 @@
 """Arrays of one's own, from an npz file: x, y; x_test, y_test; group and domain for each row; classes."""
 
-import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,10 @@ import numpy.typing as npt
 
 from fedmutual.config import DataConfig
 from fedmutual.data.examples import Arrays, Part, Source, listed, rows_first
-from fedmutual.errors import ConfigError, DataError
+from fedmutual.errors import ConfigError, DataError, said
 
 Named = Mapping[str, npt.NDArray[Any]]
+_SAVE = "save 'x' and 'y' with numpy.savez"
 
 
 def npz(config: DataConfig) -> Source:
@@ -23,12 +22,12 @@ def npz(config: DataConfig) -> Source:
         DataError: a file is missing, is no npz of plain arrays, or its arrays do not fit each other.
     """
     path = given(config)
-    found = _read(path)
+    found = read(path)
     if config.test is None:
         return from_arrays(found, config, str(path))
     if "x_test" in found:
         raise ConfigError(f"key 'data.test': {path} has test rows of its own in 'x_test'; take one of them out")
-    test = _part(_read(config.test), "", config, str(config.test))
+    test = _part(read(config.test), "", config, str(config.test))
     return from_arrays(found, config, str(path), test)
 
 
@@ -50,7 +49,7 @@ def from_arrays(found: Named, config: DataConfig, place: str, test: Part | None 
 
 def only(path: Path, name: str) -> npt.NDArray[Any]:
     """One array of a file. Raises DataError where there is none, or the file is no npz of plain arrays."""
-    found = _read(path)
+    found = read(path)
     if name not in found:
         raise DataError(f"{path}: there is no array {name!r}; it has {listed(list(found)) or 'none'}")
     return found[name]
@@ -87,29 +86,37 @@ def _column(values: npt.NDArray[Any], name: str, rows: int, place: str) -> npt.N
     return values
 
 
-def _read(path: Path) -> Named:
-    """The arrays of a file. Objects would have to be unpickled, which can run anything: they are refused."""
+def read(path: Path, missing: str = "key 'data.root' or 'data.test' names it", mend: str | None = None) -> Named:
+    """The arrays of a file. Objects would have to be unpickled, which can run anything: they are refused.
+
+    missing: what is said where there is no such file. mend: what to do about one that is no npz file of plain arrays.
+
+    Raises:
+        DataError: it is missing, or none.
+    """
     try:
         found = np.load(path, allow_pickle=False)
         if isinstance(found, np.ndarray):
-            raise DataError(f"{path}: holds a single array; save 'x' and 'y' with numpy.savez")
+            raise DataError(f"{path}: holds a single array; {mend or _SAVE}")
         with found:
-            return {name: _array(found, name, path) for name in found.files}
+            return {name: _array(found, name, path, mend) for name in found.files}
     except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file; key 'data.root' or 'data.test' names it") from None
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, pickle.UnpicklingError) as problem:
-        why = "it is a pickle, and pickles are never loaded" if "pickle" in str(problem) else str(problem).splitlines()[0]
-        raise DataError(f"{path}: no npz file of arrays ({why}); save 'x' and 'y' with numpy.savez") from None
+        raise DataError(f"{path}: there is no such file; {missing}") from None
+    except DataError:
+        raise
+    except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
+        why = "it is a pickle, and pickles are never loaded" if "pickle" in str(problem) else said(problem)
+        raise DataError(f"{path}: no npz file of arrays ({why}); {mend or _SAVE}") from None
 
 
-def _array(found: Any, name: str, path: Path) -> npt.NDArray[Any]:
+def _array(found: Any, name: str, path: Path, mend: str | None) -> npt.NDArray[Any]:
     try:
         values: npt.NDArray[Any] = found[name]
     except ValueError as problem:
         if "pickle" not in str(problem).lower():
             raise
         raise DataError(
-            f"{path}: array {name!r} holds Python objects, which would have to be unpickled and are refused; save it as "
-            "numbers or as text, for example with .astype(str)"
+            f"{path}: array {name!r} holds Python objects, which would have to be unpickled and are refused; "
+            + (mend or "save it as numbers or as text, for example with .astype(str)")
         ) from None
     return values

@@ -1,6 +1,6 @@
 """A federation's data: every client's shares and the common test set, over one store of examples."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,6 +97,10 @@ class Prepared:
     digest: str
 
 
+Gather = Callable[[Federation, Mapping[str, Prepared]], PublicSet | None]
+"""Makes the public seed set of a federation, from the data as they were read."""
+
+
 def prepare(config: Config) -> dict[str, Prepared]:
     """Read the configured data, and scale them -> those of each client that brings its own; under "" those common to all.
 
@@ -110,8 +114,10 @@ def prepare(config: Config) -> dict[str, Prepared]:
     return {client: _prepared(alone(config, client)) for client in config.clients}
 
 
-def load(config: Config, prepared: Mapping[str, Prepared] | None = None) -> Federation:
+def load(config: Config, prepared: Mapping[str, Prepared] | None = None, gathered: Gather | None = None) -> Federation:
     """Read the configured data unless they are prepared, and divide them among the clients.
+
+    gathered: makes the public seed set, where others give to it too; else it is what these clients give.
 
     Raises:
         UserError: in one sentence, what is wrong with which file, key or client, and the mend.
@@ -120,7 +126,7 @@ def load(config: Config, prepared: Mapping[str, Prepared] | None = None) -> Fede
     found = _joined(config, read) if brings_data(config) else _divided(config, read[""])
     alone_here = len(found.clients) == 1 and config.model.weights is None  # else it learns from who made these weights
     few = ("there is one client only, so there is nobody to learn from or with",) if alone_here else ()
-    return replace(found, notes=(*found.notes, *few), public=_public(found, read))
+    return replace(found, notes=(*found.notes, *few), public=(gathered or _public)(found, read))
 
 
 def _prepared(config: Config) -> Prepared:
@@ -164,17 +170,22 @@ def _divided(config: Config, read: Prepared) -> Federation:
     )
 
 
+def given(found: Federation, read: Mapping[str, Prepared]) -> dict[str, Given]:
+    """What each client gives to be learned from together."""
+    about, nothing = found.partition["clients"], [0] * len(found.partition["classes"])
+    parts = {}
+    for i, shares in found.clients.items():
+        examples = _examples(read[i if i in read else ""].source)
+        parts[i] = Given(shares.public, examples, about[i]["counts"].get(PUBLIC, nothing), training(about[i]))
+    return parts
+
+
 def _public(found: Federation, read: Mapping[str, Prepared]) -> PublicSet | None:
-    """What the clients give to be learned from together."""
+    """The same as one set."""
     if all(shares.public is None for shares in found.clients.values()):
         return None
     _check_alike(found.spaces)
-    about, classes = found.partition["clients"], tuple(found.partition["classes"])
-    parts = {}
-    for i, shares in found.clients.items():
-        counted = about[i]["counts"].get(PUBLIC, [0] * len(classes))
-        parts[i] = Given(shares.public, _examples(read[i if i in read else ""].source), counted, training(about[i]))
-    return gather(parts, classes)
+    return gather(given(found, read), tuple(found.partition["classes"]))
 
 
 def _space(config: Config, client: str, common: Space) -> Space:

@@ -41,6 +41,11 @@ class PublicSet:
     def __len__(self) -> int:
         return len(self.data)
 
+    @property
+    def parts(self) -> Sequence[Rows]:
+        """One after the other: the rows of each node that gives some, or all as rows of one store."""
+        return [self.data] if isinstance(self.data, Rows) else self.data.parts
+
     def seen_by(self, client: str, labels: bool) -> Rows | Chained:
         """The set as a node has it. Without `labels` others' are -1 (of numbers: NaN), and its own are there."""
         if labels:

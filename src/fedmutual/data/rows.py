@@ -72,6 +72,10 @@ class Rows:
         """Other rows of the same store, augmented alike."""
         return Rows(self._store, index, self._augment)
 
+    def over(self, store: Store) -> "Rows":
+        """All rows of another store, augmented as these are."""
+        return Rows(store, np.arange(len(store.labels)), self._augment)
+
     def shuffled(self, fraction: float, rng: np.random.Generator) -> "Rows":
         """The same rows; that fraction of their labels is dealt anew among those that had them."""
         places = torch.from_numpy(rng.choice(self.index, round(fraction * len(self.index)), replace=False))

@@ -2,10 +2,10 @@
 
 import json
 import os
-from collections.abc import Collection, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -14,8 +14,9 @@ from torch import Tensor
 from fedmutual.errors import RunError
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file in one step; its folder is made if missing.
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into, which takes another's place in one step, when all is written; its folder is made if missing.
 
     Raises:
         RunError: it cannot be written.
@@ -24,7 +25,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with part.open("wb") as file:
-            file.write(content)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
@@ -34,6 +35,12 @@ def write_bytes(path: Path, content: bytes) -> None:
         raise RunError(
             f"{path}: cannot be written ({problem.strerror or problem}); choose another folder with --out"
         ) from None
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace a file in one step, as `replacing`."""
+    with replacing(path) as file:
+        file.write(content)
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,7 +15,8 @@ from fedmutual.config import Config, all_keys, make_algorithm, merge, parse_conf
 from fedmutual.config.schema import Section, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
-from fedmutual.engines.sites.schema import ServerTable, SiteFile, SitesTable
+from fedmutual.engines.sites import public
+from fedmutual.engines.sites.schema import SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
@@ -35,7 +36,7 @@ class Contract:
     tables: Table  # the keys of an experiment that all have in common
     sites: SitesTable
     server: ServerTable
-    public: Table | None = None  # of the public seed set: owners, counts, digests, sizes
+    public: Table | None = None  # what it says of the public seed set (schema.SeedsTable)
     version: str = fedmutual.__version__
     source: str = "the contract"  # what messages call it
 
@@ -75,15 +76,15 @@ class Contract:
             raise ConfigError(str(problem).replace(f"clients.{own.site}.", "")) from None
 
     def record(self) -> Table:
-        """As it crosses, in JSON."""
-        tables = {"server": self.server.model_dump(mode="json"), "sites": self.sites.model_dump(mode="json")}
+        """As it crosses, in JSON. Where the public seed set lies is for everybody to know alone."""
+        sites = self.sites.model_dump(mode="json", exclude={"public"})
+        tables = {"server": self.server.model_dump(mode="json"), "sites": sites}
         return {"format": 1, "version": self.version, "public": self.public, "tables": {**self.tables, **tables}}
 
     @property
     def digest(self) -> str:
         """Of what may not change while a federation goes on, beside its settings: sites may come and go. Hex."""
-        same = {"input": list(self.sites.input), "public": self.public and self.public["digest"]}
-        return hashlib.sha256(json.dumps(same).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(list(self.sites.input)).encode()).hexdigest()
 
     def differing(self, other: "Contract") -> str | None:
         """What of another contract this one's site did not consent to, in one clause; None: nothing."""
@@ -100,12 +101,26 @@ class Contract:
 
 
 def read(path: Path) -> Contract:
-    """A federation's contract from its FEDERATION.toml.
+    """A federation's contract from its FEDERATION.toml, without what it says of the public seed set.
 
     Raises:
         ConfigError: in one sentence, which key is wrong, missing, or has no place there.
     """
     return made(read_tables(path), str(path))
+
+
+def whole(path: Path) -> Contract:
+    """The same with it, as it is submitted: from the files that the sites gave, in the folder `sites.public`.
+
+    Raises:
+        UserError: likewise; or what is wrong with which site's file.
+    """
+    found = read(path)
+    use, folder = found.algorithm.public, found.sites.public
+    if use is None or folder is None:
+        return found
+    classes = found.config.data.classes or ()
+    return replace(found, public=public.record(path.parent / folder, found.sites.names, found.sites.input, classes, use))
 
 
 def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
@@ -128,6 +143,8 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
             f"{source}: algorithm {contract.config.algorithm['name']!r} needs the key 'sites.public', the folder of the "
             "public seed set that all sites have"
         )
+    if contract.public is not None and not _fits(contract, contract.public):
+        raise ConfigError(f"{source}: what it says of the public seed set is not of its sites and classes; submit it anew")
     return contract
 
 
@@ -139,7 +156,10 @@ def restored(record: Mapping[str, Any]) -> Contract:
     """
     if record.get("format") != 1:
         raise ConfigError("the contract is of another format than this version of fedmutual reads; install the same one")
-    return made(record["tables"], "the contract", public=record["public"], version=record["version"])
+    seeds = record["public"]
+    if seeds is not None:
+        seeds = parsed(SeedsTable, seeds, "the contract", "public").model_dump()
+    return made(record["tables"], "the contract", public=seeds, version=record["version"])
 
 
 def parsed(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
@@ -149,6 +169,15 @@ def parsed(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
     except ValidationError as problem:
         keys = [*all_keys(), *(f"{prefix}.{k}" if prefix else k for k in kind.model_fields)]
         raise ConfigError(f"{source}: {sentence(problem.errors()[0], keys, prefix, kind)}") from None
+
+
+def _fits(contract: Contract, seeds: Table) -> bool:
+    """Whether it speaks of the public seed set as its algorithm needs it."""
+    use, names, counts = contract.algorithm.public, contract.sites.names, seeds["counts"]
+    if use is None or use.labelled == (counts is None) or any(tuple(seeds[k]) != names for k in ("rows", "bytes", "parts")):
+        return False
+    classes = len(contract.config.data.classes or ())
+    return counts is None or (tuple(counts) == names and all(len(own) == classes for own in counts.values()))
 
 
 def _release(version: str) -> list[str]:

@@ -20,7 +20,7 @@ from fedmutual.engines.sites.engine import Sites
 from fedmutual.engines.sites.peers import by_hand
 from fedmutual.engines.sites.post import Post
 from fedmutual.errors import RunError
-from fedmutual.experiment import Experiment
+from fedmutual.experiment import Experiment, leaves
 from fedmutual.records import folder as folders
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
 from fedmutual.records.events import Event, Observer, RoundDone
@@ -81,7 +81,7 @@ class Coordinator:
             RunError: the folder holds another federation, or cannot be written.
         """
         contract, experiment = self.contract, unmanned(self.contract)
-        name = folders.identity(contract.config, contract.digest)
+        name = folders.identity(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
         with folders.held(self.folder):
             server, saved = self._restored(first_state(contract, experiment), name)
             self._describe(experiment)
@@ -149,7 +149,7 @@ class Coordinator:
                 "seed": config.seed,
                 "seconds": round(seconds, 3),
                 **summarise(config, read_lines(log / METRICS), read_lines(log / LEDGER)),
-                "leaves": unmanned(self.contract).leaves() if self.contract.public is None else {},
+                "leaves": leaves(self.contract.algorithm, first_state(self.contract, unmanned(self.contract))),
             },
         )
 

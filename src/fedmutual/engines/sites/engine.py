@@ -4,12 +4,9 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Concatenate, TypeVar, cast
 
-import torch
-
-from fedmutual.boundary import Refused, check_declared
 from fedmutual.core import At, Client, Disagreed, Message, Spec
 from fedmutual.engines.base import Reply, examine, participate
-from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Order, Post, answer, packed
+from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Order, Post, answer, packed, wrong
 from fedmutual.records.events import Score
 
 R = TypeVar("R")
@@ -52,7 +49,9 @@ class Sites:
 
     def _work(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Reply]]:
         spoke = list[str]()
-        for i, (said, message) in self._asked({i: self._order(i, given) for i, given in arguments.items()}):
+        there = self._post.there()
+        asked = tuple(sorted(i for i in arguments if i in there)) if self._by_hand else None
+        for i, (said, message) in self._asked({i: self._order(given, asked) for i, given in arguments.items()}):
             _, _, declared, _ = arguments[i]
             why = _wrong(said, message, declared if not self._by_hand else {}, i)
             if why is not None:
@@ -65,11 +64,11 @@ class Sites:
         if len(spoke) < min(self._quorum, len(arguments)):
             raise TooFew(f"{len(spoke)} of {len(arguments)} sites did their part, and {self._quorum} are wanted")
 
-    def _order(self, site: str, given: tuple[Any, ...]) -> tuple[Order, Message]:
+    def _order(self, given: tuple[Any, ...], asked: tuple[str, ...] | None) -> tuple[Order, Message]:
         _, inbox, _, at = given
         assert isinstance(at, At)
         senders = self._spoke if self._by_hand and at.phase else None
-        return Order(WORK, at.round, at.phase, senders), {} if self._by_hand else inbox
+        return Order(WORK, at.round, at.phase, senders, asked), {} if self._by_hand else inbox
 
     def _exam(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
         given = {i: arguments[i] for i in arguments if i in self._spoke}  # who missed the round is not waited for again
@@ -124,17 +123,11 @@ def _wrong(said: Answer, message: Message, declared: Spec, site: str) -> str | N
     Raises:
         Disagreed: the site, or one that it names, has another public seed set.
     """
-    if said.fatal and said.problem is not None:
-        raise Disagreed(site, said.problem)
-    if said.problem is not None:
-        return said.problem
-    try:
-        check_declared(message, declared, site)
-    except Refused as problem:
-        return f"its message holds {problem.tensor!r}, {problem.why}"
-    odd = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
-    if odd is not None:
-        return f"its message holds numbers in {odd!r} that are not finite"
+    if said.accused is not None:
+        raise Disagreed(said.accused, said.problem or "")
+    why = said.problem or wrong(message, declared, site)
+    if why is not None:
+        return why
     if not all(isinstance(v, float | int) and math.isfinite(v) for v in said.train.values()):
         return "its losses are not finite numbers"
     return None

@@ -8,10 +8,9 @@ from pathlib import Path
 from fedmutual import describing
 from fedmutual import experiment as experiments
 from fedmutual.boundary import Refused
-from fedmutual.config import read_tables
-from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec
+from fedmutual.config import Config, read_tables
+from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
 from fedmutual.engines.base import examine, participate
-from fedmutual.engines.loop import size
 from fedmutual.engines.sites.contract import Contract, parsed
 from fedmutual.engines.sites.diary import Diary, Entry, digest
 from fedmutual.engines.sites.outbox import LEFT, Outbox
@@ -19,6 +18,7 @@ from fedmutual.engines.sites.peers import Exchange, by_hand
 from fedmutual.engines.sites.post import EXAM, Answer, Order, packed
 from fedmutual.engines.sites.post import answer as answered
 from fedmutual.engines.sites.post import order as ordered
+from fedmutual.engines.sites.public import Collected
 from fedmutual.engines.sites.schema import SiteFile
 from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.experiment import Experiment
@@ -66,14 +66,9 @@ def built(contract: Contract, mine: Own) -> Experiment:
     Raises:
         UserError: what of its file, its data or its network does not go together with the contract.
     """
-    if mine.file.site not in contract.sites.names:
-        raise ConfigError(
-            f"{mine.source}: site {mine.file.site!r} is not of federation {contract.name!r}, whose sites are "
-            f"{', '.join(contract.sites.names)}"
-        )
     if str(mine.source.parent) not in sys.path:
         sys.path.insert(0, str(mine.source.parent))  # where a network of the site's own may be
-    made = experiments.build(contract.at(mine.file, str(mine.source)))
+    made = experiments.build(configured(contract, mine), gathered=_collected(contract, mine))
     shape = list(made.data.space.shape)
     if shape != list(contract.sites.input) and (made.shares or made.algorithm.public):
         raise ConfigError(
@@ -81,6 +76,34 @@ def built(contract: Contract, mine: Own) -> Experiment:
             f"{list(contract.sites.input)} (sites.input); resize images by 'data.size', or bring the columns into that form"
         )
     return made
+
+
+def configured(contract: Contract, mine: Own) -> Config:
+    """The whole configuration of one site.
+
+    Raises:
+        ConfigError: the site is not of this federation, or a key of its file is wrong.
+    """
+    if mine.file.site not in contract.sites.names:
+        raise ConfigError(
+            f"{mine.source}: site {mine.file.site!r} is not of federation {contract.name!r}, whose sites are "
+            f"{', '.join(contract.sites.names)}"
+        )
+    return contract.at(mine.file, str(mine.source))
+
+
+def _collected(contract: Contract, mine: Own) -> Collected | None:
+    """What makes the public seed set; None where the algorithm has none."""
+    use = contract.algorithm.public
+    if use is None:
+        return None
+    if mine.file.public is None:
+        raise ConfigError(
+            f"{mine.source}: the key 'public.folder' is missing: algorithm {contract.config.algorithm['name']!r} needs the "
+            "public seed set, and this is the folder with SITE.npz of every site"
+        )
+    folder = _from(mine.source, mine.file.public.folder)
+    return Collected(folder, mine.file.site, contract.sites.names, use.labelled, contract.public)
 
 
 class Half:
@@ -91,7 +114,7 @@ class Half:
         self.experiment, self.site, self._say = built(contract, mine), mine.file.site, say
         self.folder = mine.state / contract.name
         made, algorithm = self.experiment, self.experiment.algorithm
-        fingerprint = made.data.partition["fingerprint"] + contract.digest
+        fingerprint = made.data.partition["fingerprint"] + contract.digest + _print(made)
         self._diary = Diary(self.folder, self.site, folders.identity(made.config, fingerprint))
         self._outbox = Outbox(self.folder, self.site)
         self._public = made.server()  # what all know of the first state: names and shapes, not what later rounds hold
@@ -121,7 +144,7 @@ class Half:
             RunError: what leaves cannot be written down, so nothing may.
         """
         order, inbox = ordered(content)
-        known = None if order.kind == EXAM else self._diary.known((order.round, order.phase), digest(content))
+        known = None if order.kind == EXAM else self._diary.known((order.round, order.phase), _digest(content))
         if known is not None:
             self._say(f"{order.said}: asked again, answered as before")
             self._outbox.record(*answered(known), known, SERVER)
@@ -129,14 +152,14 @@ class Half:
         message: Message = {}
         try:
             answer, message = self._exam(order, inbox) if order.kind == EXAM else self._work(order, inbox)
-            self._outbox.check(message)
             reply = packed(answer, {} if self.peers else message)
             if order.kind != EXAM:
-                self._write(order, content, reply, message)
-        except (Diverged, Refused, Disagreed, UserError, OSError, RuntimeError) as problem:
+                self._write(order, content, reply)
+        except (Diverged, Refused, Disagreed, Unusable, UserError, OSError, RuntimeError) as problem:
             self._client = None  # what was done since the last saved phase is undone
             self._say(f"{order.said}: {problem}")
-            answer, message = Answer(order, problem=_said(problem), fatal=isinstance(problem, Disagreed)), {}
+            accused = problem.client if isinstance(problem, Disagreed) else None
+            answer, message = Answer(order, problem=_said(problem), accused=accused), {}
             reply = packed(answer, message)
         self._outbox.record(answer, {} if self.peers else message, reply, SERVER)
         return reply
@@ -144,7 +167,7 @@ class Half:
     def letters(self, content: bytes) -> dict[str, bytes]:
         """What goes to other sites after an order was carried out -> site -> bytes, written down."""
         order, _ = ordered(content)
-        done = order.kind != EXAM and self._diary.known((order.round, order.phase), digest(content)) is not None
+        done = order.kind != EXAM and self._diary.known((order.round, order.phase), _digest(content)) is not None
         if self.peers is None or not done:
             return {}
         found = self.peers.letters(order, self._when(order))
@@ -161,10 +184,10 @@ class Half:
         if self.peers is not None:
             inbox, down, remarks = self.peers.inbox(order, at)
         reply = participate(client, phase, inbox, phase.leaves(self._public), at)
+        self._outbox.check(reply.message)
         self._at = (order.round, order.phase)
         if self.peers is not None:
-            self.peers.keep(order, reply.message)
-            up = size(reply.message) * len(self.peers.letters(order, at))
+            up = self.peers.keep(order, reply.message, at)
         return Answer(order, reply.train, up=up, down=down, remarks=remarks), reply.message
 
     def _exam(self, order: Order, inbox: Message) -> tuple[Answer, Message]:
@@ -182,11 +205,11 @@ class Half:
         Metrics(self.folder)(Evaluated(order.round + 1, {}, scores))
         return Answer(order, scores=tuple(asdict(s) for s in scores) if tells else ()), {}
 
-    def _write(self, order: Order, content: bytes, reply: bytes, message: Message) -> None:
+    def _write(self, order: Order, content: bytes, reply: bytes) -> None:
         """Save, before the answer leaves."""
         assert self._client is not None
         last = order.phase + 1 == len(self._phases(order))
-        self._diary.write(self._client, Entry(order.round, order.phase, digest(content), last), reply)
+        self._diary.write(self._client, Entry(order.round, order.phase, _digest(content), last), reply)
 
     def _ready(self, order: Order) -> Client:
         """The client as it was before an order."""
@@ -212,6 +235,17 @@ class Half:
         return At(config.seed, order.round, config.rounds, order.phase)
 
 
+def _digest(content: bytes) -> str:
+    """Of what an order asks for. Who else is asked changes nothing of what is done."""
+    order, inbox = ordered(content)
+    return digest(content if order.asked is None else packed(replace(order, asked=None), inbox))
+
+
+def _print(made: Experiment) -> str:
+    """Of the public seed set, where the algorithm has one."""
+    return "" if made.seeds is None else bytes(made.seeds.about["digest"].tolist()).hex()
+
+
 def _prepare(folder: Path, made: Experiment, site: str) -> None:
     """The folder, in the form of a run of one client, so that `predict` and `report` read it."""
     about = folders.environment(made.config.engine.threads, made.device)
@@ -224,7 +258,7 @@ def _prepare(folder: Path, made: Experiment, site: str) -> None:
 def _said(problem: BaseException) -> str:
     """A problem in words that may leave: no data, no paths, nothing of the site's own file."""
     if isinstance(problem, Disagreed):
-        return str(problem)
+        return problem.what
     if isinstance(problem, Diverged):
         return "it diverged: its loss or its weights are no longer finite"
     if isinstance(problem, Refused):

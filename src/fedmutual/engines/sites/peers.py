@@ -5,13 +5,14 @@ FedH2L has no server that computes. Every site holds what the relay of other eng
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 
 from fedmutual.algorithms.peers import Peering
-from fedmutual.boundary import check_declared
 from fedmutual.core import Algorithm, At, Message, Phase, Unusable
 from fedmutual.engines.loop import size
-from fedmutual.engines.sites.post import Answer, Garbled, Order, packed
+from fedmutual.engines.sites.post import Answer, Garbled, Order, packed, wrong
 from fedmutual.engines.sites.post import answer as opened
 from fedmutual.records.files import read_tensors, write_tensors
 
@@ -31,62 +32,82 @@ class Exchange:
         """state: what all know before the first round. folder: where its own messages are kept until the round is over."""
         self._algorithm, self._state, self._site, self._folder = algorithm, state, site, folder / "letters"
         self._others = tuple(i for i in sites if i != site)
-        self._mail: dict[tuple[int, int], dict[str, bytes]] = {}
+        self._mail: dict[tuple[int, int], dict[str, Message]] = {}
+        self._garbled: dict[str, str] = {}  # who sent what cannot be read, since its last letter was missed
+        self._lock = Lock()  # letters come while the site works
 
     def receive(self, sender: str, letter: bytes) -> None:
-        """Put a letter of another site's by. Raises Garbled where it is none."""
-        order = opened(letter)[0].order
-        self._mail.setdefault((order.round, order.phase), {})[sender] = letter
+        """Put a letter of another site's by. Raises Garbled where it is none, or of nobody that takes part."""
+        if sender not in self._others:
+            raise Garbled(f"{sender!r} is none of the other sites")
+        try:
+            said, message = opened(letter)
+        except Garbled as problem:
+            self._garbled[sender] = str(problem)
+            raise
+        with self._lock:
+            self._mail.setdefault((said.order.round, said.order.phase), {})[sender] = message
 
     def letters(self, order: Order, at: At) -> Letters:
         """What goes to whom after a phase, as it was kept."""
-        phases, message = self._phases(order), self._kept(order)
-        if not message or order.phase + 1 == len(phases):
-            return {}
-        phase, following = phases[order.phase : order.phase + 2]
-        held = phase.receive(self._state, {self._site: message}, at)
-        letter = packed(Answer(order), message)
-        return {i: letter for i in self._others if following.send(held, i, _next(at))}
+        message = self._kept(order)
+        letter = packed(Answer(Order(order.kind, order.round, order.phase)), message)
+        return dict.fromkeys(self._listeners(order, message, at), letter)
 
-    def keep(self, order: Order, message: Message) -> None:
-        """Keep one's own message, to be sent again if it was lost; those of earlier rounds are over."""
+    def keep(self, order: Order, message: Message, at: At) -> int:
+        """Keep one's own message, to be sent again if it was lost; those of earlier rounds are over -> bytes that go out.
+
+        Raises:
+            Unusable: others could make nothing of it.
+        """
+        up = size(message) * len(self._listeners(order, message, at))
         for file in self._folder.glob("*.safetensors"):
             if not file.name.startswith(f"{order.round + 1}-"):
                 file.unlink(missing_ok=True)
-        self._mail = {place: mail for place, mail in self._mail.items() if place[0] >= order.round}
+        with self._lock:
+            self._mail = {place: mail for place, mail in self._mail.items() if place[0] >= order.round}
         write_tensors(self._file(order), message, {"format": "1"})
+        return up
 
     def inbox(self, order: Order, at: At) -> tuple[Message, int, tuple[str, ...]]:
         """What a phase begins with -> (inbox, bytes of it that came from others, whose messages were left out and why)."""
         phases, held, remarks = self._phases(order), self._state, list[str]()
         for number, phase in enumerate(phases[: order.phase]):
-            done = Order(order.kind, order.round, number)
-            replies, odd = self._replies(phase, done, order.senders or ())
-            then = At(at.seed, at.round, at.rounds, number)
+            done, then = replace(order, phase=number), replace(at, phase=number)
+            replies, odd = self._replies(phase, done, then)
             held, unusable = _received(phase, held, replies, then)
-            remarks += [f"{i}: {why}" for i, why in (odd | unusable).items()]
+            remarks += [f"{i!r}: {why}" for i, why in (odd | unusable).items()]
         inbox = phases[order.phase].send(held, self._site, at)
         return inbox, size(inbox), tuple(remarks)
 
-    def _replies(self, phase: Phase, order: Order, senders: tuple[str, ...]) -> tuple[dict[str, Message], dict[str, str]]:
+    def _replies(self, phase: Phase, order: Order, at: At) -> tuple[dict[str, Message], dict[str, str]]:
         """The messages of those who count, one's own among them; and what is wrong with the others."""
-        found, odd = dict[str, Message](), dict[str, str]()
-        mail, declared = self._mail.get((order.round, order.phase), {}), phase.leaves(self._state)
-        for i in sorted({*senders, self._site}):
-            if i == self._site:
-                message = self._kept(order)
-            elif i not in mail:
-                continue  # it had nothing for this site, or its letter was lost
+        declared, own = phase.leaves(self._state), self._kept(order)
+        with self._lock:
+            mail = dict(self._mail.get((order.round, order.phase), {}))
+        found, odd = {self._site: own} if own else {}, dict[str, str]()
+        for i in (i for i in order.senders or () if i != self._site):
+            if i in mail:
+                why = wrong(mail[i], declared, i) if mail[i] else "its letter is empty"
+                found |= {} if why else {i: mail[i]}
             else:
-                try:
-                    message = opened(mail[i])[1]
-                    check_declared(message, declared, i)
-                except (Garbled, RuntimeError) as problem:
-                    odd[i] = str(problem)
-                    continue
-            if message:
-                found[i] = message
-        return found, odd
+                why = self._garbled.pop(i, "its letter did not come") if self._hears(self._site, i, own, order, at) else None
+            odd |= {i: why} if why else {}
+        return dict(sorted(found.items())), odd
+
+    def _listeners(self, order: Order, message: Message, at: At) -> tuple[str, ...]:
+        """To whom one's own message goes."""
+        there = self._others if order.asked is None else [i for i in self._others if i in order.asked]
+        return tuple(i for i in there if self._hears(i, self._site, message, order, at))
+
+    def _hears(self, to: str, sender: str, message: Message, order: Order, at: At) -> bool:
+        """Whether one is to have what another said in a phase, by a message that it might have said."""
+        phases = self._phases(order)
+        if not message or order.phase + 1 == len(phases):
+            return False
+        phase, following = phases[order.phase : order.phase + 2]
+        held = phase.receive(self._state, {sender: message}, at)
+        return bool(following.send(held, to, replace(at, phase=order.phase + 1)))
 
     def _kept(self, order: Order) -> Message:
         return read_tensors(self._file(order))[0] if self._file(order).exists() else {}
@@ -107,7 +128,3 @@ def _received(phase: Phase, held: Message, replies: Mapping[str, Message], at: A
             raise
         left, why = _received(phase, held, {i: r for i, r in replies.items() if i not in problem.why}, at)
         return left, {**problem.why, **why}
-
-
-def _next(at: At) -> At:
-    return At(at.seed, at.round, at.rounds, at.phase + 1)

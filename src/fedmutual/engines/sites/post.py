@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from fedmutual.core import Message
+from fedmutual.boundary import Refused, check_declared
+from fedmutual.core import Message, Spec
 
 WORK, EXAM = "work", "exam"
 
@@ -21,6 +23,7 @@ class Order:
     round: int  # from 0; -1 in the start
     phase: int  # its number in the round, or in the start
     senders: tuple[str, ...] | None = None  # whose messages of the phase before count, where sites send to each other
+    asked: tuple[str, ...] | None = None  # and who does this phase too, so that messages go to no others
 
     @property
     def said(self) -> str:
@@ -39,7 +42,7 @@ class Answer:
     down: int | None = None  # and had from them
     remarks: tuple[str, ...] = ()  # whose messages it left out, and why
     problem: str | None = None  # why there is no message, in words that hold no data and no path
-    fatal: bool = False  # whether there never will be
+    accused: str | None = None  # whose public seed set is another one, if that is the problem
 
 
 class Post(Protocol):
@@ -52,6 +55,16 @@ class Post(Protocol):
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         """Send each site its order -> (site, answer) as they come; those that have not answered in time are left out."""
         ...
+
+
+def wrong(message: Message, declared: Spec, sender: str) -> str | None:
+    """Why a message is of no use, in one clause; None if it is."""
+    try:
+        check_declared(message, declared, sender)
+    except Refused as problem:
+        return f"its message is refused, for {problem.tensor!r}: {problem.why}"
+    odd = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
+    return None if odd is None else f"its message holds numbers in {odd!r} that are not finite"
 
 
 class Garbled(ValueError):
@@ -81,10 +94,8 @@ def answer(content: bytes) -> tuple[Answer, Message]:
 
 def _order(about: Any) -> Order:
     try:
-        senders = about["senders"]
-        return Order(
-            str(about["kind"]), int(about["round"]), int(about["phase"]), None if senders is None else tuple(senders)
-        )
+        senders, asked = (None if about[key] is None else tuple(map(str, about[key])) for key in ("senders", "asked"))
+        return Order(str(about["kind"]), int(about["round"]), int(about["phase"]), senders, asked)
     except (TypeError, KeyError, ValueError) as problem:
         raise Garbled(f"its header names no order ({type(problem).__name__})") from None
 

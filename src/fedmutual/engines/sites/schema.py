@@ -22,6 +22,7 @@ from fedmutual.config.schema import (
     optional,
 )
 
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -70,6 +71,16 @@ class SitesTable(Section):
     wait: Seconds = key(60.0, "seconds that the start waits for all sites; then it begins with those that are there")
     retries: Count = key(5, "how often the server starts anew, with longer and longer pauses, while no round succeeds")
     public: PathSetting | None = key(None, "the folder of the public seed set, SITE.npz of each; counted from this file")
+
+
+class SeedsTable(Section):
+    """What a contract says of the public seed set: of each site, and of the whole."""
+
+    rows: dict[str, Count]
+    counts: dict[str, list[Annotated[int, Field(ge=0)]]] | None  # examples a class; None: labels stay with their owners
+    bytes: dict[str, Count]
+    digest: Digest  # of the whole; of the labels, too, where they are given to all
+    parts: dict[str, Digest]  # likewise of each site's part alone
 
 
 class StateTable(Section):

@@ -1,0 +1,128 @@
+"""One site's part of the public seed set, as the file that it gives to the others: plain arrays, read without any pickle."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError
+
+from fedmutual.config.schema import Section
+from fedmutual.data import arrays
+from fedmutual.data.draws import Index, counts
+from fedmutual.data.examples import Arrays, listed
+from fedmutual.data.scaling import Scaling, recorded
+from fedmutual.errors import DataError
+from fedmutual.records.files import replacing
+
+
+class _Scaling(Section):
+    divisor: float = Field(gt=0)
+    mean: list[float]
+    std: list[float]
+    size: list[int] | None
+
+
+class _About(Section):
+    format: Literal[1]
+    site: str
+    scaling: _Scaling
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one site gives."""
+
+    site: str
+    x: npt.NDArray[Any]  # [n, *shape] as its source has them: uint8, or float32
+    labels: Index | None  # [n] numbers in the order of the classes; None: they stay with the site
+    classes: tuple[str, ...]
+    scaling: Scaling
+
+    @property
+    def examples(self) -> Arrays:
+        """By number, as data sets have them."""
+        return Arrays(self.x)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example, scaled."""
+        return (self.x.shape[1], *(self.scaling.size or self.x.shape[2:]))
+
+    @property
+    def counts(self) -> list[int]:
+        """Examples of each class; none where labels stay with the site."""
+        known = np.empty(0, dtype=np.int64) if self.labels is None else self.labels
+        found: list[int] = counts(known, len(self.classes)).tolist()
+        return found
+
+    @property
+    def size(self) -> int:
+        """Bytes of the examples and the labels."""
+        return self.x.nbytes + (0 if self.labels is None else self.labels.nbytes)
+
+
+def file_of(folder: Path, site: str) -> Path:
+    """Where a site's part lies in a folder of them."""
+    return folder / f"{site}.npz"
+
+
+def write(folder: Path, given: Given) -> Path:
+    """Write a part, whole or not at all -> the file. Raises RunError where it cannot be written."""
+    about = {"format": 1, "site": given.site, "scaling": given.scaling.record()}
+    found = {"x": given.x, "classes": np.array(given.classes), "about": np.array(json.dumps(about))}
+    with replacing(file_of(folder, given.site)) as file:
+        np.savez(file, **found, **({} if given.labels is None else {"y": given.labels}))  # type: ignore[arg-type]
+    return file_of(folder, given.site)
+
+
+def read(folder: Path, site: str) -> Given:
+    """A site's part.
+
+    Raises:
+        DataError: its file is missing, damaged, a pickle, or holds something else.
+    """
+    path, mend = file_of(folder, site), f"have site {site!r} give its part of the public seed set anew"
+    found = arrays.read(path, f"have site {site!r} send its part of the public seed set", mend)
+    try:
+        about = _About.model_validate_json(str(found["about"]))
+        whole = Given(site, found["x"], found.get("y"), _names(found["classes"]), recorded(about.scaling.model_dump()))
+        why = f"it is of site {about.site!r}" if about.site != site else _odd(whole)
+    except (KeyError, ValidationError):
+        why = f"it is not what `fedmutual data give` wrote, but holds {listed(list(found)) or 'nothing'}"
+    if why is not None:
+        raise DataError(f"{path}: {why}; {mend}")
+    return whole
+
+
+def _names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
+    return tuple(str(name) for name in classes.reshape(-1).tolist())
+
+
+def _odd(given: Given) -> str | None:
+    """What of a part makes no sense, in one clause; None: nothing."""
+    x, y, mean = given.x, given.labels, given.scaling.mean
+    if x.ndim not in (2, 4) or x.dtype not in (np.uint8, np.float32) or not x.size:
+        return f"its examples are {x.dtype} of the shape {list(x.shape)}, and no images or features"
+    if len(mean) not in (0, x.shape[1]) or len(given.scaling.std) != len(mean) or 0 in given.scaling.std:
+        return f"it has {len(mean)} means and {len(given.scaling.std)} deviations for {x.shape[1]} channels or features"
+    if given.scaling.size is not None and (x.ndim != 4 or min(given.scaling.size) < 1):
+        return f"its examples of the shape {list(x.shape[1:])} are to be resized to {list(given.scaling.size)}"
+    if y is not None and (y.shape != (len(x),) or y.dtype != np.int64 or y.min() < 0 or y.max() >= len(given.classes)):
+        return f"its labels are not {len(x)} numbers of {len(given.classes)} classes"
+    return None
+
+
+def unlike(given: Given, shape: Sequence[int], classes: Sequence[str], scaling: Scaling) -> str | None:
+    """In what a part is not in a form, in one clause; None: it is. How numbers are stored is for each site to choose."""
+    if given.shape != tuple(shape):
+        return f"its examples have the shape {list(given.shape)}, and {list(shape)} is wanted"
+    if given.classes != tuple(classes):
+        return f"its labels are of the classes {listed(given.classes)}, and {listed(classes)} are wanted, in this order"
+    if (given.scaling.mean, given.scaling.std) != (scaling.mean, scaling.std):
+        found, wanted = ([list(s.mean), list(s.std)] for s in (given.scaling, scaling))
+        return f"its examples are to be scaled by data.mean and data.std {found}, and {wanted} are wanted"
+    return None

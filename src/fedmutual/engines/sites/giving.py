@@ -1,0 +1,52 @@
+"""A site gives its part of the public seed set: the rows that its own split sets apart as public, and no others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fedmutual import data
+from fedmutual.data.draws import many
+from fedmutual.data.federation import given
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.given import Given, file_of, write
+from fedmutual.engines.sites.half import configured, own
+from fedmutual.errors import ConfigError
+
+
+def give(file: Path, site: Path, folder: Path) -> Given:
+    """Write the part of a site into a folder, as `given.file_of` says. file: FEDERATION.toml. site: its site.toml.
+
+    Raises:
+        UserError: there is nothing to give, or it cannot be read or written.
+    """
+    contract, mine = contracts.read(file), own(site)
+    config, use, name = configured(contract, mine), contract.algorithm.public, mine.file.site
+    if use is None:
+        raise ConfigError(f"{file}: algorithm {config.algorithm['name']!r} has no public seed set, so nothing is given")
+    read = data.prepare(config)
+    found = data.load(config, read, gathered=lambda *_: None)
+    part = given(found, read)[name]
+    if part.rows is None:
+        raise ConfigError(
+            f"{file}: the key 'split.public' is not set, the fraction of each site's training data that it gives to all"
+        )
+    if found.space.numbers:
+        raise ConfigError(f"{file}: training.task learns numbers, and the public seed set of real sites is of classes")
+    x = part.examples.take(part.rows.index.tolist()).numpy()
+    labels = part.rows.labels.astype(np.int64) if use.labelled else None
+    made = Given(name, x, labels, found.space.classes, read[name].scaled)
+    write(folder, made)
+    return made
+
+
+def told(made: Given, folder: Path) -> Iterator[str]:
+    """What was given, in sentences for the site's operator."""
+    known = "and their labels" if made.labels is not None else "and not their labels"
+    yield f"{file_of(folder, made.site)}: {many(len(made.x), 'example')} of site {made.site!r}, {made.size:,} bytes"
+    if made.labels is not None:
+        yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(made.classes, made.counts, strict=True))}"
+    yield (
+        "Send this file to all other sites, and to who submits the federation. They then know these examples "
+        f"{known}, and nobody can take that back; no other row of yours is in it."
+    )

@@ -1,0 +1,91 @@
+"""What a site gives to the public seed set: the rows that its split sets apart, and no others."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites import giving
+from fedmutual.errors import ConfigError, RunError
+from wards import CLASSES, SEEDED, UNLABELLED, arrays, contract, in_one_process, seeded, site, with_data
+
+
+def test_a_part_holds_the_public_rows_and_no_others(given):
+    folder, sites = given
+    whole = in_one_process(sites)
+    for i in sites:
+        found, held = arrays(folder / "public" / f"{i}.npz"), arrays(sites[i]["data"]["root"])
+        rows = whole.clients[i].public.index
+        assert found.keys() == {"x", "y", "classes", "about"}
+        assert np.array_equal(found["x"], held["x"][rows][:, None])
+        assert found["x"].dtype == np.uint8
+        assert np.array_equal(found["y"], held["y"][rows])
+        assert found["classes"].tolist() == CLASSES
+        assert json.loads(str(found["about"])) == {
+            "format": 1,
+            "site": i,
+            "scaling": {"divisor": 255.0, "mean": [0.3], "std": [0.4], "size": None},
+        }
+
+
+def test_labels_that_stay_with_their_owners_are_in_no_file(tmp_path):
+    path, sites = seeded(tmp_path, UNLABELLED)
+    for i in sites:
+        assert arrays(tmp_path / "public" / f"{i}.npz").keys() == {"x", "classes", "about"}
+    said = json.dumps(contracts.whole(path).public)
+    assert '"counts": null' in said
+
+
+def test_the_command(given, tmp_path, cli):
+    folder, _ = given
+    arguments = ("data", "give", folder / "federation.toml", "--site", folder / "north" / "site.toml", "-o", tmp_path)
+    code, said, _ = cli(*arguments)
+    assert code == 0
+    assert said.splitlines() == [
+        f"{tmp_path / 'north.npz'}: 84 examples of site 'north', {84 * (64 + 8):,} bytes",
+        "of each class: 0 8, 1 8, 2 7, 3 9, 4 9, 5 9, 6 9, 7 9, 8 8, 9 8",
+        "Send this file to all other sites, and to who submits the federation. They then know these examples and their "
+        "labels, and nobody can take that back; no other row of yours is in it.",
+    ]
+    first = (tmp_path / "north.npz").read_bytes()
+    assert cli(*arguments)[0] == 0
+    assert (tmp_path / "north.npz").read_bytes() == first
+    assert [p.name for p in tmp_path.iterdir()] == ["north.npz"]
+
+
+NOTHING = {
+    "no set": ({"algorithm": {"name": "fml"}}, {}, "federation.toml: algorithm 'fml' has no public seed set"),
+    "no rows": ({"split": {"preset": "v1"}}, {}, "federation.toml: the key 'split.public' is not set"),
+    "numbers": (
+        {"algorithm": {"name": "aggregate"}, "data": {}, "training": {"local_steps": 1, "task": "regression"}},
+        {},
+        "federation.toml: training.task learns numbers",
+    ),
+    "stranger": ({}, {"site": "east"}, "site 'east' is not of federation 'wards', whose sites are north, south, west"),
+}
+
+
+@pytest.mark.parametrize("why", NOTHING)
+def test_nothing_to_give(why, tmp_path):
+    common, own, said = NOTHING[why]
+    sites = with_data(tmp_path)
+    path = contract(tmp_path, SEEDED | common, sites, public="public")
+    with pytest.raises(ConfigError) as caught:
+        giving.give(path, site(tmp_path, "north", sites["north"], **own), tmp_path / "public")
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "public").exists()
+
+
+def test_a_file_is_whole_or_not_there(given, tmp_path, monkeypatch):
+    folder, _ = given
+
+    def full(file, **arrays_):
+        file.write(b"PK")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(RunError, match=r"north.npz: cannot be written \(No space left on device\)"):
+        giving.give(folder / "federation.toml", folder / "north" / "site.toml", tmp_path)
+    assert list(tmp_path.iterdir()) == []

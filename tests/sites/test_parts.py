@@ -1,0 +1,95 @@
+"""A part of the public seed set that came damaged, or is something else: one sentence that names the file and the mend."""
+
+import json
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.half import built, own
+from fedmutual.errors import DataError, UserError
+from wards import CLASSES, refused, rewritten
+
+
+def about(**scaling):
+    made = {"divisor": 255.0, "mean": [0.3], "std": [0.4], "size": None} | scaling
+    return np.array(json.dumps({"format": 1, "site": "south", "scaling": made}))
+
+
+ANEW = "have site 'south' give its part of the public seed set anew"
+FILES = {  # what becomes of it
+    "missing": (lambda p: p.unlink(), "there is no such file; have site 'south' send its part of the public seed set"),
+    "cut short": (lambda p: p.write_bytes(p.read_bytes()[:-100]), f"(BadZipFile: File is not a zip file); {ANEW}"),
+    "empty": (lambda p: p.write_bytes(b""), ANEW),
+    "a pickle": (lambda p: p.write_bytes(pickle.dumps({"x": 1})), f"it is a pickle, and pickles are never loaded); {ANEW}"),
+    "one array": (lambda p: shutil.copy(_alone(p.with_suffix(".npy")), p), f"holds a single array; {ANEW}"),
+    "something else": (lambda p: np.savez(p, z=np.zeros(3)), f"not what `fedmutual data give` wrote, but holds 'z'; {ANEW}"),
+    "another site's": (lambda p: shutil.copy(p.with_name("west.npz"), p), f"it is of site 'west'; {ANEW}"),
+}
+CONTENTS = {  # which arrays of it are others
+    "objects": ({"x": np.array([{}])}, f"which would have to be unpickled and are refused; {ANEW}"),
+    "another header": ({"about": np.array("{}")}, "it is not what `fedmutual data give` wrote, but holds 'x', "),
+    "no divisor": ({"about": about(divisor=0.0)}, "it is not what `fedmutual data give` wrote"),
+    "other images": ({"x": np.zeros((84, 1, 9, 9), np.uint8)}, "its examples have the shape [1, 9, 9], and [1, 8, 8] is"),
+    "features": ({"x": np.zeros((84, 1), np.float32)}, "its examples have the shape [1], and [1, 8, 8] is wanted"),
+    "no images": ({"x": np.zeros(84)}, f"its examples are float64 of the shape [84], and no images or features; {ANEW}"),
+    "nothing": ({"x": np.zeros((0, 1, 8, 8), np.uint8), "y": np.zeros(0, int)}, "of the shape [0, 1, 8, 8], and no images"),
+    "other classes": ({"classes": np.array(CLASSES[::-1])}, "its labels are of the classes '9', '8', '7'"),
+    "other scaling": (
+        {"about": about(mean=[0.5])},
+        "scaled by data.mean and data.std [[0.5], [0.4]], and [[0.3], [0.4]] are",
+    ),
+    "other channels": ({"about": about(mean=[0.5] * 3)}, "it has 3 means and 1 deviations for 1 channels or features"),
+    "resized": ({"about": about(size=[16, 16])}, "its examples have the shape [1, 16, 16], and [1, 8, 8] is wanted"),
+    "no size": ({"about": about(size=[0, 8])}, "its examples of the shape [1, 8, 8] are to be resized to [0, 8]"),
+    "no labels": ({"y": None}, "it has no labels, which this algorithm gives to all; have site 'south' give its part anew"),
+    "labels short": ({"y": np.zeros(83, int)}, f"its labels are not 84 numbers of 10 classes; {ANEW}"),
+    "labels beyond": ({"y": np.full(84, 10)}, f"its labels are not 84 numbers of 10 classes; {ANEW}"),
+}
+
+
+def _alone(path):
+    np.save(path, np.zeros(3))
+    return path
+
+
+@pytest.mark.parametrize("how", [*FILES, *CONTENTS])
+def test_a_part_that_cannot_be_used(how, ward):
+    path = ward / "public" / "south.npz"
+    if how in FILES:
+        spoil, why = FILES[how]
+        spoil(path)
+    else:
+        others, why = CONTENTS[how]
+        rewritten(path, **others)
+    assert refused(ward, why).startswith(str(path))
+    with pytest.raises(DataError, match=r"south.npz"):
+        contracts.whole(ward / "federation.toml")
+
+
+def test_numbers_that_are_not_finite_are_seen_where_they_are_scaled(ward):
+    path = ward / "public" / "south.npz"
+    rewritten(path, x=np.full((84, 1, 8, 8), np.nan, np.float32))
+    refused(ward, f"row 0 of {path} holds NaN or infinite values")
+
+
+def test_no_damage_passes(given, tmp_path):
+    """Bits of the file that turn, and files cut short: an error that names it, or what was given, to the byte."""
+    folder, _ = given
+    ward = shutil.copytree(folder, tmp_path / "ward")
+    agreed, path = contracts.whole(folder / "federation.toml"), ward / "public" / "south.npz"
+    content, rng, named, same = path.read_bytes(), np.random.default_rng(0), 0, 0
+    for _ in range(60):
+        spoilt = bytearray(content)
+        spoilt[rng.integers(len(content))] ^= 1 << rng.integers(8)
+        path.write_bytes(spoilt if rng.random() < 0.8 else content[: rng.integers(len(content))])
+        try:
+            found = built(agreed, own(ward / "north" / "site.toml"))
+        except UserError as problem:
+            named += str(problem).startswith(str(path))
+        else:
+            same += found.data.public.digest == agreed.public["digest"]
+    assert named > 40
+    assert named + same == 60

@@ -1,0 +1,318 @@
+"""Sites with a public seed set, over a post in this process: FedH2L from site to site, FedMD and aggregate by the server."""
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.config import parse_config
+from fedmutual.core import Disagreed
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.engines.sites.half import Half, own
+from fedmutual.engines.sites.outbox import left
+from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Order, answer, order, packed
+from fedmutual.records.events import Noted, PhaseDone
+from fedmutual.records.logs import LEDGER, read_lines
+from wards import SEEDED, Desk, halves, same, seeded, together
+
+B, C, OTHERS, ROUNDS = 8, 10, 2, SEEDED["rounds"]
+LETTER = 4 * B + 4 * B * C + 4  # bytes: which samples, posteriors, an accuracy
+AGREED = 32 + 8 + 8 * C  # of the start: digest, rows, counts
+
+
+def fedh2l(**more):
+    return SEEDED | {"algorithm": SEEDED["algorithm"] | more}
+
+
+CASES = {
+    "fedh2l": SEEDED,
+    "fedh2l, pairs": fedh2l(peers="pairs"),
+    "fedh2l, two optimisers": fedh2l(optimizers=2),
+    "fedh2l, unlabelled": fedh2l(labels=False),
+    "fedh2l, strictest": fedh2l(labels=False, confidence=False, local_data="private"),
+    "fedh2l, augmented": SEEDED | {"data": SEEDED["data"] | {"augment": "crop-flip"}},
+    "fedmd": SEEDED | {"algorithm": {"name": "fedmd", "public_batch": B, "transfer_epochs": 1}},
+    "aggregate": SEEDED | {"algorithm": {"name": "aggregate"}},
+}
+
+
+class Ward:
+    """A federation in a folder, and what came of it."""
+
+    def __init__(self, folder, common=SEEDED, carry=None):
+        self.folder, self.common, self.notes = folder, common, []
+        folder.mkdir(exist_ok=True)
+        path, self.sites = seeded(folder, common)
+        self.agreed, made = halves(folder, path, self.sites)
+        self.desk = Desk(made, carry)
+
+    def run(self, *observers):
+        def noted(event):
+            if isinstance(event, Noted):
+                self.notes.append(event.text)
+
+        Coordinator(self.agreed, self.folder / "server").run(self.desk, [noted, *observers])
+        return self
+
+    def personal(self):
+        return {i: fedmutual.Run(half.folder).personal_model(i).state_dict() for i, half in self.desk.halves.items()}
+
+    def ledger(self, way, phase):
+        lines = read_lines(self.folder / "server" / LEDGER)
+        return [{x["client"]: x[way] for x in lines if (x["round"], x["phase"]) == (r, phase)} for r in range(ROUNDS + 1)]
+
+
+def place(letter):
+    """Of which round and phase a letter is."""
+    about = answer(letter)[0].order
+    return about.round, about.phase
+
+
+def terms(asked):
+    """What is told of training, beside the message."""
+    if asked.kind == EXAM or asked.round < 0:
+        return set()
+    return {"kl", "ce", "projected"} if asked.phase else {"local", "projected"} if asked.round else {"local"}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_equal_to_one_process(case, tmp_path):
+    found = Ward(tmp_path, CASES[case]).run()
+    assert found.notes == []
+    run = fedmutual.run(parse_config(together(CASES[case], found.sites)), tmp_path / "one")
+    for i, weights in found.personal().items():
+        assert same(weights, run.personal_model(i).state_dict()), i
+    summary = fedmutual.Run(tmp_path / "server").summary
+    for key in ("personal", "transfer", "projected", "leaves"):
+        assert summary[key] == run.summary[key], key
+    ours, relayed = summary["bytes"], run.summary["bytes"]
+    assert {way: ours[way] for way in ("seed", "down")} == {way: relayed[way] for way in ("seed", "down")}
+    assert ours["up"] == (relayed["down"] if case.startswith("fedh2l") else relayed["up"])  # a relay is sent to once
+
+
+def test_a_site_hands_out_what_is_declared_and_nothing_else(tmp_path):
+    found = Ward(tmp_path).run()
+    start = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ()), "counts": (torch.int64, (C,))}
+    rounds = {"index": (torch.int32, (B,)), "posterior": (torch.float32, (B, C)), "accuracy": (torch.float32, ())}
+    sent = {(i, to, *place(letter)): letter for i, to, letter in found.desk.letters}
+    assert len(sent) == len(found.desk.letters) == 3 * OTHERS * (1 + ROUNDS)
+    for (sender, to, round, _), letter in sent.items():
+        _, message = answer(letter)
+        assert {k: (v.dtype, tuple(v.shape)) for k, v in message.items()} == (start if round < 0 else rounds)
+        assert letter == packed(Answer(Order(WORK, round, 0)), message)  # and no byte more
+        assert sender != to
+        if round >= 0:
+            positions = found.desk.halves[sender].experiment.data.public.owners[sender]
+            assert all(int(k) in positions for k in message["index"])  # of its own public rows it speaks
+    for i, asked, told in found.desk.answers:
+        about, what = answer(told)[0], order(asked)[0]
+        assert told == packed(about, {})
+        assert (about.order, about.remarks, about.problem, about.accused) == (what, (), None, None)
+        assert set(about.train) == terms(what)
+        assert {(s["client"], s["data"]) for s in about.scores} == ({(i, "validation")} if what.kind == EXAM else set())
+    for i, half in found.desk.halves.items():
+        written = [(line["to"], line["sha256"]) for line in left(half.folder) if line["to"] != "server"]
+        mine = [(to, hashlib.sha256(letter).hexdigest()) for sender, to, letter in found.desk.letters if sender == i]
+        assert written == mine
+
+
+def test_a_site_that_shares_no_metrics_tells_the_server_nothing(tmp_path):
+    found = Ward(tmp_path, SEEDED | {"share": {"metrics": "none"}, "rounds": 1}).run()
+    for _, _, told in found.desk.answers:
+        about, message = answer(told)
+        assert (message, about.train, about.scores, about.problem) == ({}, {}, (), None)
+    assert len(found.desk.letters) == 3 * OTHERS * 2
+
+
+def test_the_ledger_counts_what_went_from_site_to_site(tmp_path):
+    found = Ward(tmp_path).run()
+    sites = dict.fromkeys(found.sites, 0)
+    assert found.ledger("up", "agree")[0] == dict.fromkeys(sites, OTHERS * AGREED)
+    assert found.ledger("down", "compare")[0] == dict.fromkeys(sites, OTHERS * AGREED)
+    for round in range(1, ROUNDS + 1):
+        assert found.ledger("up", "local")[round] == dict.fromkeys(sites, OTHERS * LETTER)
+        assert found.ledger("down", "local")[round] == sites
+        assert found.ledger("up", "mutual")[round] == sites
+        assert found.ledger("down", "mutual")[round] == dict.fromkeys(sites, OTHERS * LETTER)
+    given = found.agreed.public["bytes"]
+    assert found.ledger("up", "seed")[0] == given
+    assert found.ledger("down", "seed")[0] == {i: sum(given.values()) - given[i] for i in given}
+
+
+def test_pairs_write_to_each_other_and_to_nobody_else(tmp_path):
+    found = Ward(tmp_path, fedh2l(peers="pairs")).run()
+    for round in range(ROUNDS):
+        met = {(i, to) for i, to, letter in found.desk.letters if place(letter) == (round, 0)}
+        assert len(met) == 2
+        assert {(to, i) for i, to in met} == met
+        up = found.ledger("up", "local")[round + 1]
+        assert {i for i, n in up.items() if n} == {i for i, _ in met}
+        assert set(up.values()) == {0, LETTER}
+
+
+def holding(change):
+    """What becomes of a letter: it holds other tensors."""
+    return lambda letter: packed(answer(letter)[0], change(answer(letter)[1]))
+
+
+SPOILT = {
+    "lost": (lambda letter: None, "its letter did not come"),
+    "cut short": (lambda letter: letter[:-5], "it is no message in safetensors form (SafetensorError)"),
+    "no letter": (lambda letter: b"\x00" * 40, "it is no message in safetensors form"),
+    "not finite": (
+        holding(lambda m: m | {"posterior": m["posterior"] * torch.nan}),
+        "numbers in 'posterior' that are not f",
+    ),
+    "no posterior": (holding(lambda m: m | {"posterior": m["posterior"] * 2}), "its posteriors do not sum to one"),
+    "other shape": (holding(lambda m: m | {"index": m["index"][:-1]}), "refused, for 'index': declared as torch.int32 (8,)"),
+    "other type": (
+        holding(lambda m: m | {"accuracy": m["accuracy"].double()}),
+        "refused, for 'accuracy': declared as torch.",
+    ),
+    "wrong accuracy": (holding(lambda m: m | {"accuracy": torch.tensor(1.5)}), "its accuracy is 1.5, which is not between"),
+    "no such rows": (holding(lambda m: m | {"index": m["index"] + 999}), "samples that the public seed set of 252 has not"),
+    "more": (holding(lambda m: m | {"x": torch.zeros(1)}), "its message is refused, for 'x': the phase declares only acc"),
+    "less": (holding(lambda m: {"index": m["index"]}), "its message is refused, for 'accuracy': it is declared and missing"),
+    "empty": (holding(lambda m: {}), "its letter is empty"),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    return Ward(tmp_path_factory.mktemp("good") / "ward", SEEDED | {"rounds": 1}).run().personal()
+
+
+@pytest.mark.parametrize("how", SPOILT)
+def test_who_sent_nonsense_is_named_by_who_got_it_and_the_others_go_on(how, good, tmp_path):
+    spoil, why = SPOILT[how]
+
+    def carry(sender, to, letter):
+        return spoil(letter) if (sender, to, *place(letter)) == ("south", "north", 0, 0) else letter
+
+    found = Ward(tmp_path, SEEDED | {"rounds": 1}, carry).run()
+    (note,) = found.notes
+    assert note.startswith("site 'north' left out the message of 'south': ")
+    assert why in note
+    assert {i: same(weights, good[i]) for i, weights in found.personal().items()} == {
+        "north": False,  # it heard one peer less
+        "south": True,
+        "west": True,
+    }
+    assert found.ledger("down", "mutual")[1] == {"north": LETTER, "south": 2 * LETTER, "west": 2 * LETTER}
+
+
+def test_who_is_away_gets_no_letter_and_is_missed_by_nobody(tmp_path):
+    found = Ward(tmp_path)
+
+    def watch(event):
+        if type(event).__name__ == "RoundDone":
+            found.desk.away = {"west"} if event.round == 1 else set()
+
+    found.run(watch)
+    assert found.notes == ["site 'west' is left out of round 2: it is not there"] * 3  # of both halves, and the scoring
+    there = {(i, to) for i, to, letter in found.desk.letters if place(letter) == (1, 0)}
+    assert there == {("north", "south"), ("south", "north")}
+    assert found.ledger("up", "local")[2] == {"north": LETTER, "south": LETTER, "west": 0}
+    assert found.ledger("up", "local")[3] == dict.fromkeys(found.sites, 2 * LETTER)
+
+
+def test_who_comes_back_between_the_halves_of_a_round_hears_nobody(tmp_path):
+    found = Ward(tmp_path)
+
+    def watch(event):
+        if type(event).__name__ == "RoundDone" and event.round == 1:
+            found.desk.away = {"west"}
+        if isinstance(event, PhaseDone) and (event.round, event.phase) == (2, "local"):
+            found.desk.away = set()
+
+    found.run(watch)
+    assert found.notes == ["site 'west' is left out of round 2: it is not there"]
+    assert found.ledger("down", "mutual")[2] == {"north": LETTER, "south": LETTER, "west": 0}
+
+
+class Killed(BaseException):
+    """A process dies."""
+
+
+@pytest.mark.parametrize("phase", ["agree", "local", "mutual"])
+def test_a_crash_of_all_between_two_phases_loses_nothing(phase, tmp_path):
+    whole = Ward(tmp_path / "whole").run()
+    cut = Ward(tmp_path / "cut")
+
+    def kill(event):
+        if isinstance(event, PhaseDone) and (event.round, event.phase) == (0 if phase == "agree" else 2, phase):
+            raise Killed
+
+    with pytest.raises(Killed):
+        cut.run(kill)
+    cut.desk = Desk(halves(cut.folder, cut.folder / "federation.toml", cut.sites)[1])
+    assert cut.run().notes == []
+    ends = whole.personal()
+    assert all(same(weights, ends[i]) for i, weights in cut.personal().items())
+    for ward in (whole, cut):
+        ward.told = fedmutual.Run(ward.folder / "server").summary
+    assert {k: v for k, v in cut.told.items() if k != "seconds"} == {k: v for k, v in whole.told.items() if k != "seconds"}
+
+
+def test_a_site_that_dies_between_the_halves_of_a_round_says_whom_it_missed(tmp_path):
+    found = Ward(tmp_path)
+
+    def kill(event):
+        if isinstance(event, PhaseDone) and (event.round, event.phase) == (2, "local"):
+            found.desk.halves["west"] = Half(found.agreed, own(tmp_path / "west" / "site.toml"))
+
+    found.run(kill)
+    missed = "site 'west' left out the message of {!r}: its letter did not come"
+    assert found.notes == [missed.format("north"), missed.format("south")]
+
+
+def test_asked_again_a_site_writes_the_same_letters(tmp_path):
+    found = Ward(tmp_path, SEEDED | {"rounds": 1})
+    north, all_ = found.desk.halves["north"], tuple(found.sites)
+    for phase in range(2):
+        north.do(packed(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
+    asked = packed(Order(WORK, 0, 0, asked=all_), {})
+    said, letters = north.do(asked), north.letters(asked)
+    assert letters.keys() == {"south", "west"}
+    assert len(set(letters.values())) == 1
+    north.do(packed(Order(WORK, 0, 1, senders=all_, asked=all_), {}))
+    again = Half(found.agreed, own(tmp_path / "north" / "site.toml"))
+    for half in (north, again):  # as it is, and after a crash
+        assert (half.do(asked), half.letters(asked)) == (said, letters)
+    fewer = packed(Order(WORK, 0, 0, asked=("north", "west")), {})
+    assert again.do(fewer) == said  # nothing is trained anew for it
+    assert again.letters(fewer) == {"west": letters["west"]}
+    other = packed(Order(WORK, 0, 2, asked=all_), {})
+    assert again.letters(other) == {}  # what was not done goes nowhere
+
+
+def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):
+    """It has FEDERATION.toml, and the state of earlier jobs; what was agreed of the set comes with the next one."""
+    found = Ward(tmp_path, SEEDED | {"rounds": 1}).run()
+    known = contracts.read(tmp_path / "federation.toml")
+    assert known.public is None
+    assert Half(known, own(tmp_path / "north" / "site.toml")).leaves() == found.desk.halves["north"].leaves()
+
+
+def test_letters_of_strangers_are_none(tmp_path):
+    found = Ward(tmp_path).desk.halves["north"]
+    for sender in ("north", "server", "nobody"):
+        with pytest.raises(Garbled, match=f"{sender!r} is none of the other sites"):
+            found.peers.receive(sender, packed(Order(WORK, 0, 0), {}))
+
+
+@pytest.mark.parametrize("name", ["fedh2l", "fedmd"])
+def test_another_public_seed_set_is_blamed_on_who_has_it(name, tmp_path):
+    found = Ward(tmp_path, CASES[name])
+    south = found.desk.halves["south"]
+    made = south.experiment.data
+    south.experiment = replace(south.experiment, data=replace(made, public=replace(made.public, digest="00" * 32)))
+    with pytest.raises(Disagreed) as caught:
+        found.run()
+    said = str(caught.value)
+    assert said.startswith("client 'south' has another public seed set than the others: as many examples of each class, but")
+    assert said.count("give all the same one") == 1
+    assert {order(asked)[0].round for _, asked, _ in found.desk.answers} == {-1}  # nothing was trained

@@ -1,0 +1,116 @@
+"""The public seed set at a site: its own rows and the others' parts, held against its split and against the contract."""
+
+import shutil
+import tomllib
+
+import numpy as np
+import pytest
+import torch
+
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites import giving
+from own_data import everything
+from wards import SEEDED, arrays, changed, contract, in_one_process, joined, refused, rewritten, site, with_data
+
+
+@pytest.mark.parametrize("name", ["north", "south", "west"])
+def test_a_site_has_the_set_of_one_process(name, given):
+    folder, sites = given
+    one, found = in_one_process(sites).public, joined(folder, name)
+    mine = found.data.public
+    assert (mine.owners, mine.counts, mine.digest, mine.unlabelled, mine.sizes) == (
+        one.owners,
+        one.counts,
+        one.digest,
+        one.unlabelled,
+        one.sizes,
+    )
+    assert found.clients == (name,)
+
+
+def test_how_numbers_are_stored_is_for_each_site_to_choose(ward):
+    """Bytes at one site, floats at another: each file says by what its examples are divided."""
+    held = arrays(tomllib.loads((ward / "north" / "site.toml").read_text())["data"]["root"])
+    np.savez(ward / "floats.npz", x=(held["x"] / 255).astype(np.float32), y=held["y"])
+    before, _ = everything(joined(ward, "south").data.public.data)
+    changed(ward / "north" / "site.toml", data={"name": "npz", "root": str(ward / "floats.npz")})
+    giving.give(ward / "federation.toml", ward / "north" / "site.toml", ward / "public")
+    for name in ("north", "south"):
+        after, _ = everything(joined(ward, name).data.public.data)
+        assert torch.allclose(before, after)
+
+
+def test_an_algorithm_without_a_set_needs_no_folder(ward):
+    changed(ward / "federation.toml", algorithm={"name": "fml"}, training={"local_epochs": 1, "batch_size": 32})
+    shutil.rmtree(ward / "public")
+    assert joined(ward).seeds is None
+
+
+def test_the_folder_is_asked_for(ward):
+    changed(ward / "north" / "site.toml", public=None)
+    refused(ward, "site.toml: the key 'public.folder' is missing: algorithm 'fedh2l' needs the public seed set")
+
+
+def test_a_part_of_another_seed_is_seen_by_its_owner(ward):
+    first = contracts.read(ward / "federation.toml")
+    changed(ward / "federation.toml", seed=1)
+    said = refused(ward, "it is not what this site's split sets apart as public, but of another seed, split or other data")
+    assert said.startswith(str(ward / "public" / "north.npz"))
+    held = arrays(tomllib.loads((ward / "north" / "site.toml").read_text())["data"]["root"])  # other labels of them
+    np.savez(ward / "relabelled.npz", **held | {"y": held["y"][::-1]})
+    changed(ward / "north" / "site.toml", data={"name": "npz", "root": str(ward / "relabelled.npz")})
+    refused(ward, "north.npz: it is not what this site's split sets apart", agreed=first)
+
+
+def dropped(found):
+    """A row fewer, at the end."""
+    return {"x": found["x"][:-1], "y": found["y"][:-1]}
+
+
+def relabelled(found):
+    y = found["y"].copy()
+    y[0] = (y[0] + 1) % 10
+    return {"y": y}
+
+
+def exchanged(found):
+    return {"x": found["x"][::-1]}
+
+
+@pytest.mark.parametrize(
+    ("how", "odd"),
+    [
+        (dropped, "this one has 83 rows, and theirs has 84; have it give all the same file"),
+        (relabelled, "examples of class number"),
+        (exchanged, "as many examples of each class, but not the same ones in the same order (digest "),
+    ],
+)
+def test_another_part_than_the_contract_was_made_with(how, odd, ward):
+    agreed = contracts.whole(ward / "federation.toml")
+    path = ward / "public" / "south.npz"
+    rewritten(path, **how(arrays(path)))
+    said = refused(ward, "the contract was made with another part of site 'south': this one has ", odd, agreed=agreed)
+    assert said.startswith(str(path))
+    refused(ward, "south.npz: it is not what this site's split", agreed=agreed, name="south")
+
+
+def test_a_class_that_nobody_gives(tmp_path):
+    """Two nines at north, of which none is set apart."""
+    sites = with_data(tmp_path)
+    for i, about_ in sites.items():
+        held = arrays(about_["data"]["root"])
+        keep = held["y"] != 9
+        keep[np.flatnonzero(~keep)[: 2 * (i == "north")]] = True
+        np.savez(about_["data"]["root"], x=held["x"][keep], y=held["y"][keep])
+    path = contract(tmp_path, SEEDED, sites, public="public")
+    for i in sites:
+        giving.give(path, site(tmp_path, i, sites[i], public={"folder": "../public"}), tmp_path / "public")
+    refused(
+        tmp_path, "public: the public seed set has no example of class '9', which this site trains on; raise 'split.public'"
+    )
+    joined(tmp_path, "south")  # who has none misses none
+
+
+def test_a_site_that_gives_nothing(ward):
+    changed(ward / "north" / "site.toml", split={"public": 0.0})
+    refused(ward, "needs public data that all have agreed on; set split.public")

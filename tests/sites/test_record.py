@@ -1,0 +1,81 @@
+"""What a contract says of the public seed set, and what of it crosses."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.errors import ConfigError
+from wards import SEEDED, UNLABELLED, changed, in_one_process, seeded
+
+
+@pytest.mark.parametrize("common", [SEEDED, UNLABELLED], ids=["labelled", "unlabelled"])
+def test_it_is_of_the_set_of_one_process(common, tmp_path):
+    path, sites = seeded(tmp_path, common)
+    one, labelled = in_one_process(sites, common).public, common is SEEDED
+    found = contracts.whole(path).public
+    assert found["rows"] == {i: len(rows) for i, rows in one.owners.items()}
+    assert found["bytes"] == one.bytes(labelled)
+    assert found["digest"] == (one.digest if labelled else one.unlabelled)
+    assert found["counts"] == ({i: list(own) for i, own in one.counts.items()} if labelled else None)
+    assert list(found["rows"]) == list(found["parts"]) == list(sites)
+    assert len(set(found["parts"].values())) == len(sites)
+
+
+def test_where_the_set_lies_does_not_cross(given):
+    folder, _ = given
+    found = contracts.whole(folder / "federation.toml")
+    crossed = json.dumps(found.record())
+    assert "public" not in found.record()["tables"]["sites"]
+    assert str(folder) not in crossed
+    back = contracts.restored(json.loads(crossed))
+    assert (back.public, back.digest) == (found.public, found.digest)
+    assert contracts.read(folder / "federation.toml").differing(back) is None
+    elsewhere = replace(found, sites=found.sites.model_copy(update={"public": None}))
+    assert elsewhere.digest == found.digest
+    other = replace(found, public=found.public | {"digest": "0" * 64})
+    assert found.differing(other) == "its public seed set is another one than this site agreed to"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"rows": {"south": 84, "north": 84, "west": 84}},
+        {"parts": {"north": "0" * 64}},
+        {"counts": None},
+        {"counts": {"north": [1], "south": [1], "west": [1]}},
+        {"digest": "short"},
+        {"bytes": {"north": -1, "south": 1, "west": 1}},
+        {"more": 1},
+    ],
+)
+def test_one_that_makes_no_sense(spoil, given):
+    found = contracts.whole(given[0] / "federation.toml").record()
+    with pytest.raises(ConfigError, match=r"^the contract: .*public") as caught:
+        contracts.restored(found | {"public": found["public"] | spoil})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_contract_that_crossed_has_one(given):
+    with pytest.raises(ConfigError, match=r"needs the key 'sites.public'"):
+        contracts.restored(contracts.read(given[0] / "federation.toml").record())
+
+
+def test_what_a_submission_may_change_makes_no_other_contract(given):
+    """Nor does the set: a site that starts does not know it yet."""
+    path = given[0] / "federation.toml"
+    found, whole = contracts.read(path), contracts.whole(path)
+    sites = {"names": found.sites.names, "input": (1, 8, 8), "public": "x"}
+
+    def other(**tables):
+        return contracts.made({**found.tables, "sites": sites} | tables, "it").digest
+
+    assert found.digest == whole.digest == other() == other(rounds=9) == other(server={"port": 9})
+    assert len({other(), other(seed=1), other(sites=sites | {"names": ("north", "west", "south")})}) == 3
+
+
+def test_too_few_examples_are_seen_before_anything_is_sent(ward):
+    changed(ward / "federation.toml", algorithm={"name": "fedh2l", "public_batch": 85})
+    with pytest.raises(ConfigError, match=r"client 'north' has 84 public examples, and algorithm.public_batch is 85"):
+        contracts.whole(ward / "federation.toml")
