@@ -3,12 +3,11 @@
 import json
 
 import pytest
-import torch
 
 import fedmutual
 from fedmutual.config import parse_config
 from loopback import loopback
-from wards import COMMON, SITES, together
+from wards import COMMON, SEEDED, SITES, same, together, with_data
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
@@ -19,10 +18,6 @@ from torch import nn
 def Tiny(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
 """
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
 
 
 def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
@@ -57,3 +52,28 @@ def captured(fed):
     assert names == set(fedmutual.Run(fed.folder / "result").global_model().state_dict())
     assert {line["to"] for line in lines} == {"server"}
     assert {key for line in lines for key in line["told"]} <= {"train", "scores"}
+
+
+def test_peers_send_to_each_other(tmp_path):
+    """FedH2L: posteriors go from site to site, and the server gets none of them; the bits of a run in one process."""
+    sites = {i: own for i, own in with_data(tmp_path).items() if i != "west"}
+    common = {**SEEDED, "rounds": 12, "records": {"evaluate_every": 6}}
+    run = fedmutual.run(parse_config(together(common, sites)), tmp_path / "one")
+    there = {"public": {"folder": str(tmp_path / "fed" / "public")}}
+    with loopback(tmp_path / "fed", common, {i: own | there for i, own in sites.items()}, public="public") as fed:
+        for i in sites:
+            fed.cli("data", "give", fed.file, "--site", fed.configs[i], "-o", fed.folder / "public")
+        fed.start("server", *sites)
+        fed.submit()
+        fed.done()
+        assert fed.progress()["notes"] == []
+    lines = [json.loads(line) for line in (fed.configs["north"].parent / "state" / "wards" / "left.jsonl").open()]
+    told = {(line["to"], tuple(t["name"] for t in line["tensors"])) for line in lines}
+    assert told == {
+        ("server", ()), ("south", ("counts", "digest", "rows")), ("south", ("accuracy", "index", "posterior"))
+    }  # fmt: skip
+    for i in sites:
+        mine = fedmutual.Run(fed.configs[i].parent / "state" / "wards")
+        assert same(mine.personal_model(i).state_dict(), run.personal_model(i).state_dict())
+    server = fedmutual.Run(fed.folder / "server" / "wards")
+    assert server.summary["personal"]["val_accuracy"]["last"] == run.summary["personal"]["val_accuracy"]["last"]

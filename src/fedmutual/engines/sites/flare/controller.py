@@ -28,7 +28,7 @@ from fedmutual.engines.sites.flare import members, workspace
 from fedmutual.engines.sites.flare.progress import Outcome, Progress
 from fedmutual.errors import UserError
 
-TASK, BODY, SITES = "do", "body", "sites"
+TASK, READY, BODY = "do", "ready", "body"
 _TICK = 0.05
 
 
@@ -63,7 +63,7 @@ class Rounds(Controller):  # type: ignore[misc]
         progress = Progress(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)
         post = TaskPost(self, fl_ctx, abort_signal, folder)
-        progress.begin(post.there())
+        progress.begin(post.ready(contract.sites.wait))
         pause = partial(_pause, folder, post)
         try:
             Coordinator(contract, folder).run(post, [progress], pause)
@@ -111,10 +111,17 @@ class TaskPost:
         if self._abort.triggered or os.getppid() != self._parent:
             raise Aborted
 
+    def ready(self, wait: float) -> tuple[str, ...]:
+        """Wait until every site takes letters, so long -> those that do."""
+        return tuple(sorted(i for i, _ in self._asked(READY, dict.fromkeys(self.there(), b""), wait)))
+
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         """A task a site."""
+        return self._asked(TASK, orders, deadline)
+
+    def _asked(self, name: str, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         found: queue.Queue[tuple[str, bytes | None]] = queue.Queue()
-        tasks = {i: self._task(i, order, deadline, found.put, sorted(orders)) for i, order in orders.items()}
+        tasks = {i: self._task(name, i, order, deadline, found.put) for i, order in orders.items()}
         waiting, until = set(tasks), time.monotonic() + deadline
         try:
             while waiting and time.monotonic() < until:
@@ -133,10 +140,10 @@ class TaskPost:
                     self._controller.cancel_task(task, fl_ctx=self._context)
 
     def _task(
-        self, site: str, order: bytes, deadline: float, put: Callable[[tuple[str, bytes | None]], None], sites: list[str]
+        self, name: str, site: str, order: bytes, deadline: float, put: Callable[[tuple[str, bytes | None]], None]
     ) -> Task:
         data = Shareable()
-        data[BODY], data[SITES] = order, sites
+        data[BODY] = order
 
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             result = client_task.result
@@ -145,6 +152,6 @@ class TaskPost:
             put((site, body if isinstance(body, bytes) else None))
             client_task.result = None
 
-        task = Task(TASK, data, timeout=math.ceil(deadline), result_received_cb=received)
+        task = Task(name, data, timeout=math.ceil(deadline), result_received_cb=received)
         self._controller.broadcast(task, self._context, targets=[site], min_responses=1)
         return task

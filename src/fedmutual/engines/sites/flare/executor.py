@@ -21,7 +21,7 @@ from fedmutual.engines.sites.post import Answer, Garbled, order, packed
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.records import folder as folders
 
-BODY, SITES, SENDER, LETTER = "body", "sites", "sender", "fedmutual.letter"
+READY, BODY, LETTER = "ready", "body", "fedmutual.letter"
 _EVERY = 10.0  # seconds between lines on the console
 _PATIENCE = 20.0  # seconds for the process of the job before to let go of the state, and for a letter to be taken
 
@@ -51,11 +51,13 @@ class Site(Executor):  # type: ignore[misc]
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Carry an order out."""
         content = shareable.get(BODY)
+        if task_name == READY:
+            return _reply(b"")
         try:
             if self._half is None:
                 return _reply(packed(Answer(order(content)[0], problem="it does not take part; its operator reads why"), {}))
             answer = self._half.do(content)
-            self._send(self._half.letters(content), shareable.get(SITES), fl_ctx)
+            self._send(self._half.letters(content), fl_ctx)
             self._tell(content)
             return _reply(answer)
         except (Garbled, UserError, OSError) as problem:  # what leaves could not be written down, so nothing does
@@ -95,13 +97,12 @@ class Site(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.BAD_REQUEST_DATA)
         return make_reply(ReturnCode.OK)
 
-    def _send(self, letters: dict[str, bytes], sites: list[str], fl_ctx: FLContext) -> None:
-        """To those who take part in the phase, all at once, and until they have them."""
-        wanted = {i: letter for i, letter in letters.items() if i in sites}
-        for letter in set(wanted.values()):
+    def _send(self, letters: dict[str, bytes], fl_ctx: FLContext) -> None:
+        """To all at once, and until they have them."""
+        for letter in set(letters.values()):
             request = Shareable()
             request[BODY] = letter
-            to = [i for i, found in wanted.items() if found == letter]
+            to = [i for i, found in letters.items() if found == letter]
             replies = fl_ctx.get_engine().send_aux_request(to, LETTER, request, _PATIENCE, fl_ctx, secure=True)
             lost = [i for i in to if i not in replies or replies[i].get_return_code() != ReturnCode.OK]
             if lost:
