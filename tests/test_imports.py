@@ -72,10 +72,20 @@ def of_report(found: Import) -> bool:
 def of_extras(found: Import) -> bool:
     """Who did not install an extra does not notice: it is imported in a function, when asked for."""
     third_party = not found.name.startswith("fedmutual.")
-    return found.lazy or not (third_party and any(part in EXTRAS for part in found.name.split(".")))
+    return found.lazy or _carried(found.file) or not (third_party and any(part in EXTRAS for part in found.name.split(".")))
 
 
-RULES = [of_algorithms, of_core, of_cli, of_report, of_extras]
+def of_carried(found: Import) -> bool:
+    """What NVIDIA FLARE carries to its processes is imported by FLARE, and by nobody who may not have it."""
+    parts = found.name.removeprefix("fedmutual.").split(".")
+    return not any(_carried("/".join(parts[: n + 1]) + ".py") for n in range(len(parts))) or _carried(found.file)
+
+
+def _carried(file: str) -> bool:
+    return file in [f"engines/sites/flare/{name}.py" for name in ("console", "controller", "desk", "executor", "watch")]
+
+
+RULES = [of_algorithms, of_core, of_cli, of_report, of_extras, of_carried]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -85,9 +95,9 @@ def test_rule(rule) -> None:
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_an_extra_has_one_module_of_its_own(extra: str) -> None:
+def test_an_extra_has_one_place_of_its_own(extra: str) -> None:
     files = {f.file for f in ALL if not f.name.startswith("fedmutual.") and extra in f.name.split(".")}
-    assert len(files) <= 1
+    assert len({Path(f).parent if extra == "nvflare" else f for f in files}) <= 1
 
 
 @pytest.mark.parametrize(
@@ -106,6 +116,8 @@ def test_an_extra_has_one_module_of_its_own(extra: str) -> None:
         (of_report, "report/html.py", "import torch"),
         (of_extras, "records/tensorboard.py", "from torch.utils.tensorboard import SummaryWriter"),
         (of_extras, "engines/cluster.py", "class A:\n    import ray"),
+        (of_extras, "engines/sites/flare/kits.py", "import nvflare"),
+        (of_carried, "engines/sites/flare/run.py", "from fedmutual.engines.sites.flare.watch import Watch"),
     ],
 )
 def test_a_breach_is_seen(rule, file: str, source: str) -> None:

@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 import fedmutual
+from fedmutual.cli import sites
 from fedmutual.cli.terminal import Code, again, note, out, say, stop, watched
 from fedmutual.errors import ConfigError, UserError
 
@@ -33,6 +34,9 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them; give some to all.")
 app.add_typer(data_app, name="data")
+
+
+SITES = "Real sites (pip install 'fedmutual\\[sites]')"
 
 
 class By(StrEnum):
@@ -318,6 +322,14 @@ def data_give(
 
     for line in giving.told(giving.give(file, site, folder), folder):
         say(line, soft_wrap=True)
+
+
+app.command(rich_help_panel=SITES)(sites.provision)
+app.command(rich_help_panel=SITES)(sites.server)
+app.command(rich_help_panel=SITES)(sites.site)
+app.command(rich_help_panel=SITES)(sites.submit)
+app.command(rich_help_panel=SITES)(sites.status)
+app.command("stop", rich_help_panel=SITES)(sites.stop_federation)
 
 
 @app.command("list")

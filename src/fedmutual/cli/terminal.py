@@ -61,7 +61,7 @@ def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = No
     from fedmutual.records.text import worst_line
 
     try:
-        with _terminable(), Watch(err, line) if line else Watch(err, end=worst_line) as watch:
+        with terminable(), Watch(err, line) if line else Watch(err, end=worst_line) as watch:
             yield watch
     except KeyboardInterrupt as told:
         code = Code.TERMINATED if isinstance(told, Terminated) else Code.STOPPED
@@ -79,7 +79,7 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def _terminable() -> Iterator[None]:
+def terminable() -> Iterator[None]:
     """While it lasts, SIGTERM stops this process as Ctrl-C does. A child forked meanwhile dies of it, as it would."""
     here = os.getpid()
 

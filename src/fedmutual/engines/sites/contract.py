@@ -25,7 +25,7 @@ _NOT_COMMON = {
     "clients": "what a site does its own way stands in its own site.toml, and the others do not learn it",
     "engine": "where its work runs is for each site to say, in its site.toml",
 }
-_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.days", "sites.leads")
+_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads")
 # what a submission may change without the sites' consent: nothing that says what leaves a site
 
 
@@ -83,9 +83,8 @@ class Contract:
 
     @property
     def digest(self) -> str:
-        """Of all that the sites consent to before there is a public seed set. Hex."""
-        same = {k: v for k, v in _flat(self.record()["tables"]) if not k.startswith(_OPEN)}
-        return hashlib.sha256(json.dumps([_release(self.version), same], sort_keys=True).encode()).hexdigest()
+        """Of what may not change while a federation goes on, beside its settings: sites may come and go. Hex."""
+        return hashlib.sha256(json.dumps(list(self.sites.input)).encode()).hexdigest()
 
     def differing(self, other: "Contract") -> str | None:
         """What of another contract this one's site did not consent to, in one clause; None: nothing."""

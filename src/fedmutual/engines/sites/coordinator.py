@@ -82,7 +82,6 @@ class Coordinator:
         """
         contract, experiment = self.contract, unmanned(self.contract)
         name = folders.identity(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
-        torch.set_num_threads(1)
         with folders.held(self.folder):
             server, saved = self._restored(first_state(contract, experiment), name)
             self._describe(experiment)

@@ -71,7 +71,8 @@ class Sites:
         return Order(WORK, at.round, at.phase, senders, asked), {} if self._by_hand else inbox
 
     def _exam(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
-        orders = {i: (Order(EXAM, round - 1, 0), inbox) for i, (_, inbox, round, _, _) in arguments.items()}
+        given = {i: arguments[i] for i in arguments if i in self._spoke}  # who missed the round is not waited for again
+        orders = {i: (Order(EXAM, round - 1, 0), inbox) for i, (_, inbox, round, _, _) in given.items()}
         for i, (said, _) in self._asked(orders):
             if said.problem is not None:
                 self._leave_out(i, said.order, said.problem)

@@ -1,5 +1,6 @@
 """One site's half of a federation: its data, its model, its state on disk; orders in, answers out, as bytes."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -65,6 +66,8 @@ def built(contract: Contract, mine: Own) -> Experiment:
     Raises:
         UserError: what of its file, its data or its network does not go together with the contract.
     """
+    if str(mine.source.parent) not in sys.path:
+        sys.path.insert(0, str(mine.source.parent))  # where a network of the site's own may be
     made = experiments.build(configured(contract, mine), gathered=_collected(contract, mine))
     shape = list(made.data.space.shape)
     if shape != list(contract.sites.input) and (made.shares or made.algorithm.public):
@@ -121,6 +124,12 @@ class Half:
         self._client: Client | None = None
         self._at: tuple[int, int] | None = None  # where the client in memory is; None: before all
         _prepare(self.folder, made, self.site)
+
+    @property
+    def tells(self) -> bool:
+        """Whether its losses and scores are told."""
+        own = self.experiment.config.clients[self.site].share
+        return (own or self.experiment.config.share).metrics == "all"
 
     def leaves(self) -> dict[str, Spec]:
         """All that may leave this site: phase -> name -> dtype, shape."""

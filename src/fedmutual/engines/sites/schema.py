@@ -70,7 +70,6 @@ class SitesTable(Section):
     deadline: Seconds = key(600.0, "seconds that a site has for its part of a round; who takes longer is left out of it")
     wait: Seconds = key(60.0, "seconds that the start waits for all sites; then it begins with those that are there")
     retries: Count = key(5, "how often the server starts anew, with longer and longer pauses, while no round succeeds")
-    days: Count = key(360, "how long the certificates are good for")
     public: PathSetting | None = key(None, "the folder of the public seed set, SITE.npz of each; counted from this file")
 
 

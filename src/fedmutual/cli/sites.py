@@ -1,0 +1,229 @@
+"""The commands of real sites. Each reads its arguments, calls the library, and says what came out."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.table import Table
+
+from fedmutual.cli.terminal import Code, out, say, stop, terminable
+
+_PATIENCE = 600.0  # seconds that a server may be away
+
+if TYPE_CHECKING:
+    from fedmutual.core import Spec
+    from fedmutual.engines.sites.contract import Contract
+    from fedmutual.engines.sites.flare.kits import Kit as Kit_
+
+File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's file.", show_default=False)]
+Kit = Annotated[
+    Path, typer.Option("--kit", metavar="DIR", help="The kit that `provision` made for you.", show_default=False)
+]
+
+
+def provision(
+    file: File,
+    out_folder: Annotated[Path, typer.Option("--out", help="Where kits go, one folder each.")] = Path("kits"),
+    renew: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Make this one's kit anew.")] = None,
+) -> None:
+    """Make the kits of a federation: certificates for the server, each site and each lead.
+
+    Hand each kit to its owner, by a way that nobody else can read. OUT/authority stays with you, off line: with it anybody's
+    kit can be made. Run again after adding sites: kits that are there stay as they are.
+    """
+    from fedmutual.engines.sites.flare import kits
+
+    made = kits.provision(file, out_folder, tuple(renew or ()))
+    table = Table("kit", "for", "valid until")
+    for kit in made:
+        table.add_row(str(kit.folder), kits.KINDS[kit.kind], f"{kit.expires:%Y-%m-%d}")
+    out.print(table)
+    say(f"the server is reached at {', '.join(made[0].hosts)}, port {made[0].port}")
+    say(f"{out_folder / kits.AUTHORITY}: the root key, for you alone; take it off line", soft_wrap=True)
+
+
+def server(
+    kit: Kit,
+    state: Annotated[Path, typer.Option(metavar="DIR", help="Where the server keeps what it must not lose.")] = Path(
+        "server"
+    ),
+) -> None:
+    """Run the server until it is told to end: it carries messages, averages what is shared, and begins anew what broke.
+
+    It has no data. A federation that was under way goes on by itself after a restart.
+    """
+    from fedmutual.engines.sites.flare import kits, run
+
+    found = run.of_kind(kits.opened(kit), "server")
+    say(f"server {found.hosts[0]}:{found.port}, certificate valid until {found.expires:%Y-%m-%d}; Ctrl-C ends it")
+    _serve(found, state.resolve(), {"state": str(state.resolve())})
+
+
+def site(
+    kit: Kit,
+    config: Annotated[Path, typer.Option(metavar="SITE.toml", help="Your data, your model, your state folder.")],
+    contract: Annotated[
+        Path | None, typer.Option(metavar="FEDERATION.toml", help="What you agree to; else the one in the kit.")
+    ] = None,
+) -> None:
+    """Take part with your own data and your own model, until told to end. Opens connections, takes none.
+
+    Says first all that may leave. A job that is of another contract than the one you agreed to is refused.
+    """
+    from fedmutual.engines.sites import contract as contracts
+    from fedmutual.engines.sites.flare import kits, run
+    from fedmutual.engines.sites.half import Half, own
+
+    found, mine = run.of_kind(kits.opened(kit), "site"), own(config)
+    if mine.file.site != found.name:
+        stop(f"{config}: is of site {mine.file.site!r}, and {kit} is the kit of {found.name!r}", Code.BAD_INPUT)
+    agreed = (contract or found.folder / kits.FEDERATION).resolve()
+    half = Half(contracts.read(agreed), mine)  # looks at all that can be wrong before anything is opened
+    _say_leaves(half.leaves(), half.tells, half.peers is not None)
+    say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
+    _serve(found, mine.state, {"config": str(mine.source), "contract": str(agreed)})
+
+
+def submit(
+    file: File,
+    kit: Kit,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="Where the results go; else runs/NAME.")] = None,
+) -> None:
+    """Start a federation, or let one go on that was stopped; show how far it is, and fetch what came of it.
+
+    Ctrl-C ends the showing only. Run it again to look on.
+    """
+    from fedmutual.engines.sites import contract as contracts
+    from fedmutual.engines.sites.flare.kits import opened
+    from fedmutual.engines.sites.flare.run import of_kind
+    from fedmutual.engines.sites.flare.session import Session
+
+    contract = contracts.whole(file)
+    folder = out_folder or Path("runs") / contract.name
+    found = of_kind(opened(kit), "lead")
+    with Session(found) as session:
+        _wait_for_all(contract, lambda: session.status(contract.name)["there"])
+        job = session.submit(contract)
+    last = _follow(_looked_on(found, contract.name, job))
+    with Session(found) as session:
+        fetched = session.fetch(contract.name, folder)
+    if last["outcome"] != "done":
+        stop(f"{last['outcome']}: {last['said']}; what was saved is kept, `fedmutual submit` goes on", Code.DIVERGED)
+    say(f"{folder}: {len(fetched)} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True)
+
+
+def status(file: File, kit: Kit) -> None:
+    """How far a federation is, and which sites are there."""
+    from fedmutual.engines.sites import contract as contracts
+    from fedmutual.engines.sites.flare.kits import opened
+    from fedmutual.engines.sites.flare.session import Session
+
+    contract = contracts.read(file)
+    with Session(opened(kit)) as session:
+        found = session.status(contract.name)
+    say(f"connected: {', '.join(found['there']) or 'nobody'}; of {', '.join(contract.sites.names)}")
+    say(_line(found["progress"]) if found["progress"] else f"federation {contract.name!r} was not begun on this server")
+    for note in (found["progress"] or {"notes": []})["notes"]:
+        say(f"  {note}")
+
+
+def stop_federation(file: File, kit: Kit) -> None:
+    """Let a federation end after the round that is under way. `fedmutual submit` lets it go on."""
+    from fedmutual.engines.sites import contract as contracts
+    from fedmutual.engines.sites.flare.kits import opened
+    from fedmutual.engines.sites.flare.session import Session
+
+    name = contracts.read(file).name
+    with Session(opened(kit)) as session:
+        found = session.stop(name)
+    if found is None:
+        stop(f"federation {name!r} was not begun on this server", Code.BAD_INPUT)
+    say(f"federation {name!r} ends after the round that is under way; round {found['round']} is saved" if found else "")
+
+
+def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
+    from fedmutual.engines.sites.flare import run
+
+    try:
+        with terminable():
+            code = run.serve(kit, state, told)
+    except KeyboardInterrupt:
+        stop("ended by hand; what was saved is kept", Code.STOPPED)
+    if code:
+        stop(f"ended with code {code}; {state / 'flare' / 'log.txt'} says why", Code.DIVERGED)
+
+
+def _say_leaves(leaves: Mapping[str, "Spec"], tells: bool, by_hand: bool) -> None:
+    """What may leave a site, for its operator to read."""
+    table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
+    for phase, spec in leaves.items():
+        for name, (dtype, shape) in spec.items():
+            count = 1
+            for side in shape:
+                count *= side
+            size = count * dtype.itemsize
+            table.add_row(phase, name, str(dtype).removeprefix("torch."), "x".join(map(str, shape)) or "one", f"{size:,}")
+    out.print(table)
+    to = "to the other sites, through the server, which can" if by_hand else "to the server, which can"
+    say(f"These go {to} read them. Losses and scores {'are told, too' if tells else 'are not told'}.")
+
+
+def _wait_for_all(contract: "Contract", there: Callable[[], Iterable[str]]) -> None:
+    """Wait for the sites, so long."""
+    until, said = time.monotonic() + contract.sites.wait, ""
+    while missing := sorted(set(contract.sites.names) - set(there())):
+        line = f"waiting for {', '.join(missing)}"
+        if line != said:
+            say(line)
+            said = line
+        if time.monotonic() > until:
+            say("they are waited for no longer, and may join later")
+            return
+        time.sleep(0.5)
+
+
+def _looked_on(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
+    """How far it is, over as many sessions as that takes: the server may be started anew meanwhile."""
+    from fedmutual.engines.sites.flare.session import OVER, Lost, Session
+
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            with Session(kit) as session:
+                for state in session.watch(name, job):
+                    until = time.monotonic() + _PATIENCE
+                    yield state
+                    if state["progress"]["outcome"] in OVER:
+                        return
+        except Lost as problem:
+            if time.monotonic() > until:
+                raise
+            say(f"{problem}; trying again", soft_wrap=True)
+            time.sleep(2.0)
+
+
+def _follow(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Say what is new, line by line -> how it ended."""
+    said, notes, last = "", 0, dict[str, Any]()
+    for state in found:
+        last = dict(state["progress"])
+        for note in last["notes"][-(last["noted"] - notes) :] if last["noted"] > notes else ():
+            say(f"  {note}", soft_wrap=True)
+        notes = last["noted"]
+        line, now = _line(last), f"{last['round']} {last['in']} {last['outcome']}"
+        if now != said:
+            say(line, soft_wrap=True)
+            said = now
+    return last
+
+
+def _line(now: Mapping[str, Any]) -> str:
+    """How far a federation is."""
+    away = sorted(set(now["sites"]) - set(now["in"]))
+    sites = f"sites {', '.join(now['in'])}" + (f" (without {', '.join(away)})" if away else "")
+    ways = now["bytes"]
+    crossed = f"{ways['up']:,} B up, {ways['down']:,} B down"
+    end = now["left"] if now["outcome"] == "running" else f"{now['outcome']}: {now['said']}"
+    return "  ".join(part for part in (f"round {now['round']}/{now['rounds']}", sites, now["scores"], crossed, end) if part)

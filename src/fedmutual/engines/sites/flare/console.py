@@ -1,0 +1,21 @@
+"""What an operator reads while a process runs: lines with the time, from FLARE's processes too."""
+
+import time
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+
+
+def say(line: object) -> None:
+    """A line on this host's console, and nowhere else."""
+    print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+
+
+class Lookout(FLComponent):  # type: ignore[misc]
+    """At a site: says when it is connected."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Say what an operator waits for."""
+        if event_type == EventType.AFTER_CLIENT_REGISTER:
+            say("connected to the server; waiting for a lead to submit")

@@ -1,0 +1,150 @@
+"""In the job's process at the server: the coordinator, over FLARE's tasks. One task an order, one site a task."""
+
+import json
+import math
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.controller import Controller
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from fedmutual.core import Disagreed
+from fedmutual.engines.loop import Paused
+from fedmutual.engines.sites.contract import restored
+from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.engines.sites.engine import TooFew
+from fedmutual.engines.sites.flare import members, workspace
+from fedmutual.engines.sites.flare.progress import Outcome, Progress
+from fedmutual.errors import UserError
+
+TASK, BODY, SITES = "do", "body", "sites"
+_TICK = 0.05
+
+
+class Aborted(Exception):
+    """FLARE ends the job."""
+
+
+class Rounds(Controller):  # type: ignore[misc]
+    """The workflow of a federation's job. What comes of it stands in the outcome; it raises nothing for FLARE to judge."""
+
+    def __init__(self, contract: str) -> None:
+        """contract: as JSON text, for FLARE takes inner tables for components."""
+        super().__init__(task_check_period=_TICK)
+        self._contract = contract
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing: the rounds are in `control_flow`."""
+
+    def stop_controller(self, fl_ctx: FLContext) -> None:
+        """Nothing."""
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """An answer that came after its deadline: it counts for nothing."""
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """All rounds that are left, or until somebody joins, too few answer, or FLARE ends the job."""
+        contract = restored(json.loads(self._contract))
+        work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+        folder = Path(workspace.pointer(work)["state"]) / contract.name
+        progress = Progress(folder, contract, fl_ctx.get_job_id())
+        torch.set_num_threads(1)
+        post = TaskPost(self, fl_ctx, abort_signal, folder)
+        progress.begin(post.there())
+        pause = partial(_pause, folder, post)
+        try:
+            Coordinator(contract, folder).run(post, [progress], pause)
+            progress.end(Outcome.DONE, "all rounds are done")
+        except Paused as why:
+            progress.end(Outcome.AGAIN, str(why))
+        except TooFew as why:
+            progress.end(Outcome.SHORT, str(why))
+        except Aborted:
+            progress.end(Outcome.BROKEN, "the job was ended from outside")
+        except (Disagreed, UserError) as problem:
+            progress.end(Outcome.FAILED, str(problem))
+        except Exception as problem:
+            progress.end(Outcome.BROKEN, f"{type(problem).__name__}: {problem}")
+            raise
+
+
+def _pause(folder: Path, post: "TaskPost") -> None:
+    """After a saved round: begin again if a site is there that was not; stop if somebody said so."""
+    post.check()
+    if members.stopped(folder):
+        raise Paused("stopped by hand")
+    now = members.there(folder.parent)
+    new = sorted(i for i in now if now[i] != post.began.get(i))
+    if new:
+        raise Paused(f"{', '.join(new)} came, or came back")
+
+
+class TaskPost:
+    """A post over tasks."""
+
+    def __init__(self, controller: Rounds, fl_ctx: FLContext, abort: Signal, folder: Path) -> None:
+        self._controller, self._context, self._abort, self._folder = controller, fl_ctx, abort, folder
+        inside = {c.name for c in controller._engine.get_clients()}
+        self._parent = os.getppid()
+        self.began = {i: seen for i, seen in members.there(folder.parent).items() if i in inside}  # as the job began
+
+    def there(self) -> tuple[str, ...]:
+        """The sites of this job that are connected as they were when it began: who was started anew is not in it."""
+        now, gone = members.there(self._folder.parent), self._controller.communicator.get_client_disconnect_time
+        return tuple(sorted(i for i, seen in self.began.items() if now.get(i) == seen and not gone(i)))
+
+    def check(self) -> None:
+        """Raise Aborted where the job is over: an orphan must not take its sites' silence for theirs."""
+        if self._abort.triggered or os.getppid() != self._parent:
+            raise Aborted
+
+    def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
+        """A task a site."""
+        found: queue.Queue[tuple[str, bytes | None]] = queue.Queue()
+        tasks = {i: self._task(i, order, deadline, found.put, sorted(orders)) for i, order in orders.items()}
+        waiting, until = set(tasks), time.monotonic() + deadline
+        try:
+            while waiting and time.monotonic() < until:
+                self.check()
+                try:
+                    site, body = found.get(timeout=_TICK)
+                except queue.Empty:
+                    waiting &= set(self.there())
+                    continue
+                waiting.discard(site)
+                if body is not None:
+                    yield site, body
+        finally:
+            for task in tasks.values():
+                if task.completion_status is None:
+                    self._controller.cancel_task(task, fl_ctx=self._context)
+
+    def _task(
+        self, site: str, order: bytes, deadline: float, put: Callable[[tuple[str, bytes | None]], None], sites: list[str]
+    ) -> Task:
+        data = Shareable()
+        data[BODY], data[SITES] = order, sites
+
+        def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            result = client_task.result
+            fine = isinstance(result, Shareable) and result.get_return_code() == ReturnCode.OK
+            body: Any = result.get(BODY) if fine else None
+            put((site, body if isinstance(body, bytes) else None))
+            client_task.result = None
+
+        task = Task(TASK, data, timeout=math.ceil(deadline), result_received_cb=received)
+        self._controller.broadcast(task, self._context, targets=[site], min_responses=1)
+        return task

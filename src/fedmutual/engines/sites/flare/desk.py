@@ -1,0 +1,89 @@
+"""What a lead may ask the server: how far a federation is, to stop it, and what came of it. In the server's process."""
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.hci.conn import Connection
+from nvflare.fuel.hci.reg import CommandModule, CommandModuleSpec, CommandSpec
+from nvflare.fuel.hci.server.authz import PreAuthzReturnCode
+from nvflare.fuel.hci.server.constants import ConnProps
+
+from fedmutual.engines.sites.flare import members, progress
+from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP
+from fedmutual.engines.sites.flare.progress import Outcome
+from fedmutual.records.checkpoint import COMMIT, committed, file_name
+from fedmutual.records.folder import CONFIG, ENVIRONMENT, PARTITION, SUMMARY
+from fedmutual.records.logs import LEDGER, METRICS
+
+_FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, COMMIT, METRICS, LEDGER, "log.txt")
+
+
+class Desk(CommandModule):  # type: ignore[misc]
+    """Commands beside FLARE's own, for leads only."""
+
+    def __init__(self, state: Path, there: Callable[[], list[str]]) -> None:
+        """state: the server's folder. there: who is connected."""
+        self._state, self._there = state, there
+
+    def get_spec(self) -> CommandModuleSpec:
+        """The commands; each takes the federation's name."""
+        handlers = {STATUS: self._status, STOP: self._stop, RESULT: self._result, AGAIN: self._again}
+        specs = [CommandSpec(name, name, f"{name} FEDERATION", do, _lead) for name, do in handlers.items()]
+        return CommandModuleSpec("fedmutual", specs)
+
+    def _status(self, conn: Connection, args: list[str]) -> None:
+        found = progress.read(self._state / args[1]) if _named(args) else None
+        conn.append_dict({"there": self._there(), "progress": found})
+
+    def _stop(self, conn: Connection, args: list[str]) -> None:
+        folder = self._state / args[1] if _named(args) else None
+        found = progress.read(folder) if folder else None
+        if folder is None or found is None:
+            conn.append_dict({"progress": None})
+            return
+        members.stop(folder)
+        conn.append_dict({"progress": found})
+
+    def _again(self, conn: Connection, args: list[str]) -> None:
+        """A federation is submitted: it is not stopped any more, and what went wrong before counts no more."""
+        if _named(args) and (self._state / args[1]).is_dir():
+            members.forget_stop(self._state / args[1])
+        conn.append_dict({})
+
+    def _result(self, conn: Connection, args: list[str]) -> None:
+        """A file of what came of it; without a name, which files there are."""
+        folder = self._state / args[1] if _named(args) else None
+        found = progress.read(folder) if folder else None
+        if folder is None or found is None:
+            conn.append_dict({"files": []})
+            return
+        files = _result_files(folder)
+        if len(args) > 2:
+            path = files.get(args[2])
+            body = base64.b64encode(path.read_bytes()).decode() if path else ""
+            conn.append_dict({"body": body, "outcome": Outcome(found["outcome"])})
+            return
+        conn.append_dict({"files": sorted(files)})
+
+
+def _result_files(folder: Path) -> dict[str, Path]:
+    """What a lead may have: what sites shared, and the shared model."""
+    saved = committed(folder)
+    names = [name for name in _FILES if (folder / name).is_file()]
+    model = [f"server/{file_name(saved.round)}"] if saved else []
+    return {name: folder / name for name in (*names, *model)}
+
+
+def _named(args: list[str]) -> bool:
+    """Whether a federation is named, and no other folder."""
+    return len(args) > 1 and Path(args[1]).name == args[1] and args[1] not in ("", ".", "..", "flare")
+
+
+def _lead(conn: Connection, args: list[str]) -> Any:
+    """Whether who asks is a lead, by the role in its certificate."""
+    if conn.get_prop(ConnProps.USER_ROLE, "") == "lead":
+        return PreAuthzReturnCode.OK
+    conn.append_error("only a lead may ask this")
+    return PreAuthzReturnCode.ERROR

@@ -1,0 +1,128 @@
+"""In the job's process at a site: the half, over FLARE's tasks and, between sites, its messages."""
+
+import json
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+from fedmutual.engines.sites.contract import read, restored
+from fedmutual.engines.sites.flare import workspace
+from fedmutual.engines.sites.flare.console import say
+from fedmutual.engines.sites.half import Half, own
+from fedmutual.engines.sites.post import Answer, Garbled, order, packed
+from fedmutual.errors import ConfigError, UserError
+from fedmutual.records import folder as folders
+
+BODY, SITES, SENDER, LETTER = "body", "sites", "sender", "fedmutual.letter"
+_EVERY = 10.0  # seconds between lines on the console
+_PATIENCE = 20.0  # seconds for the process of the job before to let go of the state, and for a letter to be taken
+
+
+class Site(Executor):  # type: ignore[misc]
+    """A site's part in a job. Checks the job's contract against the one that its operator agreed to; then does as told."""
+
+    def __init__(self, contract: str) -> None:
+        """contract: the job's, as JSON text."""
+        super().__init__()
+        self._contract = contract
+        self._half: Half | None = None
+        self._held, self._told = ExitStack(), 0.0
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Begin with the job, end with it."""
+        if event_type == EventType.START_RUN:
+            try:
+                self._begin(fl_ctx)
+                say("takes part")
+            except UserError as problem:
+                say(f"this site does not take part: {problem}")
+        elif event_type == EventType.END_RUN:
+            self._held.close()
+            say("the job is over; waiting for the next")
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Carry an order out."""
+        content = shareable.get(BODY)
+        try:
+            if self._half is None:
+                return _reply(packed(Answer(order(content)[0], problem="it does not take part; its operator reads why"), {}))
+            answer = self._half.do(content)
+            self._send(self._half.letters(content), shareable.get(SITES), fl_ctx)
+            self._tell(content)
+            return _reply(answer)
+        except (Garbled, UserError, OSError) as problem:  # what leaves could not be written down, so nothing does
+            say(str(problem))
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+    def _tell(self, content: bytes) -> None:
+        """Now and then how far it is."""
+        if time.monotonic() - self._told > _EVERY:
+            say(f"{order(content)[0].said} done")
+            self._told = time.monotonic()
+
+    def _begin(self, fl_ctx: FLContext) -> None:
+        """Read what is this site's own, and hold the job's contract against what was agreed to."""
+        told = workspace.pointer(Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
+        mine, agreed = own(Path(told["config"])), read(Path(told["contract"]))
+        contract = restored(json.loads(self._contract))
+        odd = agreed.differing(contract)
+        if odd is not None:
+            raise ConfigError(f"the job is not of the federation that was agreed to: {odd}")
+        _alone(self._held, mine.state / contract.name)
+        torch.set_num_threads(mine.file.engine.threads)
+        half = Half(contract, mine, say)
+        if half.peers is not None:
+            fl_ctx.get_engine().register_aux_message_handler(topic=LETTER, message_handle_func=self._take)
+        self._half = half
+
+    def _take(self, topic: str, request: Shareable, fl_ctx: FLContext) -> Shareable:
+        """A letter of another site's: who sent it is what its certificate says."""
+        sender = fl_ctx.get_peer_context().get_identity_name()
+        if self._half is None or self._half.peers is None:
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        try:
+            self._half.peers.receive(sender, request.get(BODY))
+        except (Garbled, TypeError) as problem:
+            say(f"a letter of site {sender!r} is ignored: {problem}")
+            return make_reply(ReturnCode.BAD_REQUEST_DATA)
+        return make_reply(ReturnCode.OK)
+
+    def _send(self, letters: dict[str, bytes], sites: list[str], fl_ctx: FLContext) -> None:
+        """To those who take part in the phase, all at once, and until they have them."""
+        wanted = {i: letter for i, letter in letters.items() if i in sites}
+        for letter in set(wanted.values()):
+            request = Shareable()
+            request[BODY] = letter
+            to = [i for i, found in wanted.items() if found == letter]
+            replies = fl_ctx.get_engine().send_aux_request(to, LETTER, request, _PATIENCE, fl_ctx, secure=True)
+            lost = [i for i in to if i not in replies or replies[i].get_return_code() != ReturnCode.OK]
+            if lost:
+                say(f"site {', '.join(lost)} did not take the letter")
+
+
+def _alone(held: ExitStack, folder: Path) -> None:
+    """Hold the state against other processes; that of the job before may still be ending."""
+    until = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            held.enter_context(folders.held(folder))
+            return
+        except UserError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
+
+
+def _reply(body: bytes) -> Shareable:
+    found = Shareable()
+    found[BODY] = body
+    found.set_return_code(ReturnCode.OK)
+    return found

@@ -1,0 +1,24 @@
+"""FLARE itself: there or not, and kept quiet on the console."""
+
+import importlib
+import logging
+from types import ModuleType
+
+from fedmutual.errors import ConfigError
+
+
+def load(name: str = "nvflare") -> ModuleType:
+    """A module of FLARE's.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ConfigError("real sites need NVIDIA FLARE: pip install 'fedmutual[sites]'") from None
+
+
+def quiet() -> None:
+    """FLARE's log lines go nowhere in this process: what a lead must know is said in our words."""
+    logging.getLogger().addHandler(logging.NullHandler())

@@ -1,0 +1,52 @@
+"""The processes that an operator starts: the server's and a site's. In the foreground, until they are told to end."""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmutual.engines.sites.flare import workspace
+from fedmutual.engines.sites.flare.found import load
+from fedmutual.engines.sites.flare.kits import Kit, check_valid
+from fedmutual.errors import ConfigError
+
+_SETTINGS = {"NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "5"}  # not 15 minutes for the last word of a site that died
+_MAINS = {"server": "nvflare.private.fed.app.server.server_train", "site": "nvflare.private.fed.app.client.client_train"}
+
+
+def serve(kit: Kit, state: Path, told: Mapping[str, Any]) -> int:
+    """Run a server's or a site's process -> its exit code.
+
+    told: what our classes in FLARE's processes are to know of this host.
+
+    Raises:
+        ConfigError: the kit is of another kind.
+        RunError: its certificate cannot be used.
+    """
+    load()
+    check_valid(kit)
+    work = workspace.made(kit, state, told)
+    main = importlib.import_module(_MAINS[kit.kind])
+    monitor = importlib.import_module("nvflare.fuel.f3.mpm").MainProcessMonitor
+    uid = [f"uid={kit.name}"] if kit.kind == "site" else []
+    arguments = argparse.Namespace(
+        workspace=str(work),
+        fed_server="fed_server.json",
+        fed_client="fed_client.json",
+        local_rank=0,
+        set=["secure_train=true", "org=fedmutual", "config_folder=config", *uid],
+    )
+    os.environ |= _SETTINGS
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the job's process finds what we do
+    code: int = monitor.run(main_func=main.main, run_dir=str(work), args=arguments)
+    return code
+
+
+def of_kind(kit: Kit, kind: str) -> Kit:
+    """The kit, if it is of a kind. Raises ConfigError."""
+    if kit.kind != kind:
+        raise ConfigError(f"{kit.folder}: is the kit of {kit.name!r}, a {kit.kind}'s; name a {kind}'s kit")
+    return kit

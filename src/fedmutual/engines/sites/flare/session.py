@@ -1,0 +1,134 @@
+"""A lead's session with the server: submit, look, stop, fetch. Signed with the lead's kit."""
+
+import base64
+import contextlib
+import io
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedmutual.engines.sites.contract import Contract
+from fedmutual.engines.sites.flare import job
+from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP
+from fedmutual.engines.sites.flare.found import load, quiet
+from fedmutual.engines.sites.flare.kits import Kit, check_valid
+from fedmutual.engines.sites.flare.progress import Outcome
+from fedmutual.errors import RunError
+from fedmutual.records.files import write_bytes
+
+OVER = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)
+
+
+class Lost(RunError):
+    """The server cannot be reached, or not any more."""
+
+
+class Session:
+    """Open; close it, or use it as a context."""
+
+    def __init__(self, kit: Kit, timeout: float = 15.0) -> None:
+        """Raises RunError, in one sentence, where the server cannot be reached or does not take the kit."""
+        api = load("nvflare.fuel.flare_api.flare_api")
+        quiet()
+        check_valid(kit)
+        self._folder = tempfile.TemporaryDirectory()  # FLARE wants a folder to write into; the kit is only read
+        work = Path(self._folder.name)
+        (work / "startup").symlink_to(kit.startup)
+        (work / "local").mkdir()
+        self._kit = kit
+        where, here = f"{kit.hosts[0]}:{kit.port}", Path.cwd()
+        try:
+            os.chdir(work)
+            with contextlib.redirect_stdout(io.StringIO()):
+                self._session = api.new_secure_session(kit.name, str(work), timeout=timeout)
+        except Exception as problem:  # of many types
+            self._folder.cleanup()
+            raise Lost(
+                f"the server at {where} cannot be reached, or does not take this kit ({problem}); `fedmutual doctor --kit "
+                f"{kit.folder}` says which"
+            ) from None
+        finally:
+            os.chdir(here)
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Log out."""
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
+            self._session.close()
+        self._folder.cleanup()
+
+    def submit(self, contract: Contract) -> str:
+        """Submit a federation, or let one go on that was stopped -> the job's id.
+
+        Raises:
+            RunError: the server refuses it.
+        """
+        self._ask(AGAIN, contract.name)
+        with tempfile.TemporaryDirectory() as folder:
+            made = job.write(contract, Path(folder))
+            try:
+                return str(self._session.submit_job(str(made)))
+            except Exception as problem:  # of many types
+                raise RunError(f"the server refuses the job: {problem}") from None
+
+    def status(self, name: str) -> dict[str, Any]:
+        """Who is connected ("there"), and how far the federation is ("progress", None where there is none)."""
+        return self._ask(STATUS, name)
+
+    def stop(self, name: str) -> dict[str, Any] | None:
+        """Let it end after the round that is under way -> how far it is."""
+        found: dict[str, Any] | None = self._ask(STOP, name)["progress"]
+        return found
+
+    def fetch(self, name: str, out: Path) -> list[Path]:
+        """What came of it, into a folder in the form of a run's -> the files."""
+        written = []
+        for file in self._ask(RESULT, name)["files"]:
+            body = base64.b64decode(self._ask(RESULT, name, file)["body"])
+            write_bytes(out / file, body)
+            written.append(out / file)
+        return written
+
+    def watch(self, name: str, job_id: str, every: float = 0.5) -> Iterator[dict[str, Any]]:
+        """How far it is, whenever that changed, to its end. Raises RunError where it never begins."""
+        before: Any = None
+        while True:
+            found = self.status(name)
+            now = found["progress"]
+            if now is None or now["submitted"] != job_id:
+                self._check_started(job_id)
+            elif found != before:
+                before = found
+                yield found
+                if now["outcome"] in OVER:
+                    return
+            time.sleep(every)
+
+    def _check_started(self, job_id: str) -> None:
+        """Raise RunError where a job ended before it began: a site or the server refused it."""
+        meta = self._session.get_job_meta(job_id) or {}
+        if str(meta.get("status", "")).startswith("FINISHED"):
+            why = "; ".join(str(line) for line in meta.get("job_deploy_detail", ()))
+            raise RunError(f"the job did not start ({meta['status']}){': ' if why else ''}{why}")
+
+    def _ask(self, command: str, *words: str) -> dict[str, Any]:
+        reply = self._session.api.server_execute(" ".join((command, *words)))
+        try:
+            return next(json.loads(json.dumps(d)) for d in _dicts(reply))
+        except StopIteration:
+            raise Lost(f"the server did not answer ({reply.get('details') or reply.get('status')})") from None
+
+
+def _dicts(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for item in reply.get("data", []):
+        if item.get("type") == "dict":
+            yield item["data"]

@@ -1,0 +1,121 @@
+"""In the server's process: who is connected, and a job that ended before its time is begun again. Nobody need be there."""
+
+import hashlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import FLContextKey, SystemComponents
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey, RunStatus
+
+from fedmutual.engines.sites.flare import members, progress, workspace
+from fedmutual.engines.sites.flare.console import say
+from fedmutual.engines.sites.flare.desk import Desk
+from fedmutual.engines.sites.flare.progress import Outcome
+
+_TICK = 0.5
+_TO_START = (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value)
+_OF_ONE_JOB = (  # keys of a job's meta that the next one does not inherit
+    *("job_id", "status", "schedule_count", "last_schedule_time"),
+    *("schedule_history", "job_clients", "result_location"),
+)
+_FIRST, _LONGEST = 2.0, 60.0  # seconds before a job is begun again: doubled while no round succeeds
+
+
+class Watch(FLComponent):  # type: ignore[misc]
+    """Looks at every federation of the state folder, twice a second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._over = threading.Event()
+        self._due: dict[str, float] = {}
+        self._there: members.Sites = {}
+        self._state = Path()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Begin and end with the server."""
+        if event_type == EventType.SYSTEM_START:
+            work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+            self._state = Path(workspace.pointer(work)["state"])
+            threading.Thread(target=self._run, args=(fl_ctx.get_engine(),), daemon=True, name="watch").start()
+        elif event_type == EventType.SYSTEM_END:
+            self._over.set()
+
+    def _run(self, engine: Any) -> None:
+        self._open(engine)
+        while not self._over.wait(_TICK):
+            try:
+                there = _connected(engine)
+                if members.there(self._state) != there:
+                    members.note(self._state, there)
+                self._tell(there)
+                for file in self._state.glob(f"*/{progress.FILE}"):
+                    self._look(engine, file.parent, there)
+            except Exception as problem:  # the watch must not die of what one look met
+                self.logger.error(f"watch: {type(problem).__name__}: {problem}")
+
+    def _open(self, engine: Any) -> None:
+        """Our commands beside FLARE's, once its own are there."""
+        while not self._over.wait(_TICK):
+            server = getattr(engine.server, "admin_server", None)
+            if server is not None:
+                server.cmd_reg.register_module(Desk(self._state, lambda: sorted(_connected(engine))))
+                server.cmd_reg.cmd_map.clear()  # it was made of those before
+                server.cmd_reg.finalize()
+                return
+
+    def _tell(self, there: members.Sites) -> None:
+        """Who came and who went, on the server's console."""
+        for site in sorted(set(there) | set(self._there)):
+            if there.get(site) != self._there.get(site):
+                again = " again" if site in self._there else ""
+                say(f"site {site!r} is {f'there{again}' if site in there else 'gone'}")
+        self._there = there
+
+    def _look(self, engine: Any, folder: Path, there: members.Sites) -> None:
+        found = progress.read(folder)
+        if found is None or found["outcome"] in (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED):
+            self._due.pop(folder.name, None)
+            return
+        with engine.new_context() as fl_ctx:
+            manager = engine.get_component(SystemComponents.JOB_MANAGER)
+            job = manager.get_job(found["job"], fl_ctx)
+            busy = found["job"] in engine.run_processes or found["job"] in engine.job_runner.running_jobs
+            if job is None or busy or job.meta.get(JobMetaKey.STATUS.value) in _TO_START:
+                return
+            self._again(manager, job, folder, found, there, fl_ctx)
+
+    def _again(
+        self, manager: Any, job: Any, folder: Path, found: dict[str, Any], there: members.Sites, fl_ctx: FLContext
+    ) -> None:
+        """Begin a job again, when it is time."""
+        if members.stopped(folder):
+            progress.change(folder, outcome=Outcome.STOPPED, said="stopped by hand")
+            return
+        tries = 0 if found["outcome"] == Outcome.AGAIN else found["tries"]
+        limits = found["limits"]
+        if tries >= limits["retries"] and found["outcome"] != Outcome.SHORT:
+            say(f"{folder.name}: begun {tries} times in vain, given up")
+            progress.change(folder, outcome=Outcome.FAILED, said=f"begun {tries} times in vain: {found['said']}")
+            return
+        pause = 0.0 if found["outcome"] == Outcome.AGAIN else min(_FIRST * 2**tries, _LONGEST)
+        due = self._due.setdefault(folder.name, time.monotonic() + pause)
+        late = time.monotonic() > due + limits["wait"]
+        missing = set(found["sites"]) - set(there)
+        if time.monotonic() < due or (missing and not late) or len(set(found["sites"]) & set(there)) < limits["quorum"]:
+            return
+        self._due.pop(folder.name, None)
+        say(f"{folder.name}: {found['outcome']} ({found['said']}), begun again after round {found['round']}")
+        meta = manager.clone(job.job_id, {k: v for k, v in job.meta.items() if k not in _OF_ONE_JOB}, fl_ctx)
+        for old in found["old"]:  # not the last one, which FLARE may still be writing
+            manager.delete(old, fl_ctx)
+        new = {"job": meta[JobMetaKey.JOB_ID.value], "old": [job.job_id]}
+        progress.change(folder, **new, outcome=Outcome.RUNNING, tries=tries + 1)
+
+
+def _connected(engine: Any) -> members.Sites:
+    return {c.name: hashlib.sha256(c.token.encode()).hexdigest()[:12] for c in engine.get_clients()}

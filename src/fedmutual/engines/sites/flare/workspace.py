@@ -1,0 +1,153 @@
+"""The folder that FLARE works in, in the state folder: the kit's keys and hardened settings, made anew at each start."""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmutual.engines.sites.flare.kits import Kit
+from fedmutual.records.files import write_json
+
+POINTER = "fedmutual.json"  # what our classes, which run in FLARE's processes, are told of this host
+ALLOWED = ("fedmutual.engines.sites.flare.",)  # the only classes that a job may name
+HEARTBEAT, GONE = 5, 30  # seconds between signs of life, and without any until a participant counts as gone
+_IMPL = "nvflare.app_common"
+
+
+def made(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
+    """FLARE's workspace of a server's or a site's kit. told: what its processes read from `pointer`."""
+    work = state / "flare"
+    for part in ("startup", "local"):
+        shutil.rmtree(work / part, ignore_errors=True)
+    shutil.copytree(kit.startup, work / "startup")
+    local = work / "local"
+    local.mkdir(parents=True)
+    write_json(local / "resources.json", _server(work) if kit.kind == "server" else _site())
+    write_json(local / "authorization.json", _RIGHTS)
+    write_json(local / "log_config.json", _LOGS)
+    write_json(local / POINTER, {"format": 1, **told})
+    (work / "transfer").mkdir(exist_ok=True)
+    _harden(work / "startup")
+    for path in (work, *work.rglob("*")):
+        if path.is_dir() or path.parent.name in ("startup", "local"):
+            path.chmod(0o700 if path.is_dir() else 0o600)
+    return work
+
+
+def pointer(work: Path) -> dict[str, Any]:
+    """What was told."""
+    found: dict[str, Any] = json.loads((work / "local" / POINTER).read_text(encoding="utf-8"))
+    return found
+
+
+def _harden(startup: Path) -> None:
+    """Only signed jobs, whatever the kit says."""
+    for name in ("fed_server.json", "fed_client.json"):
+        if (startup / name).exists():
+            found = json.loads((startup / name).read_text(encoding="utf-8"))
+            (startup / name).write_text(json.dumps({**found, "require_signed_jobs": True}, indent=1))
+
+
+_RIGHTS: dict[str, Any] = {
+    "format": 1,  # ours
+    "format_version": "1.0",
+    "permissions": {
+        "lead": {
+            "submit_job": "any",
+            "clone_job": "none",
+            "manage_job": "any",
+            "download_job": "any",
+            "view": "any",
+            "operate": "none",
+            "shell_commands": "none",
+            "byoc": "none",
+            "server-predeployed-flwr": "none",
+        },
+        **{
+            role: dict.fromkeys(("submit_job", "clone_job", "operate", "shell_commands", "byoc"), "none")
+            for role in ("project_admin", "org_admin", "member")
+        },
+    },
+}
+
+_LOGS: dict[str, Any] = {
+    "format": 1,
+    "version": 1,
+    "disable_existing_loggers": False,
+    "formatters": {
+        "plain": {
+            "()": "nvflare.fuel.utils.log_utils.BaseFormatter",
+            "fmt": "%(asctime)s - %(name)s - %(levelname)s - %(fl_ctx)s - %(message)s",
+        }
+    },
+    "handlers": {
+        name: {
+            "class": "logging.handlers.RotatingFileHandler",
+            "level": level,
+            "formatter": "plain",
+            "filename": file,
+            "mode": "a",
+            "maxBytes": 20_971_520,
+            "backupCount": 3,
+        }
+        for name, level, file in (("file", "INFO", "log.txt"), ("errors", "ERROR", "error_log.txt"))
+    },
+    "loggers": {"root": {"level": "INFO", "handlers": ["file", "errors"]}},
+}
+
+
+def _common() -> dict[str, Any]:
+    return {
+        "format": 1,
+        "format_version": 2,
+        "class_list_enforcement_mode": "enforce",
+        "class_allow_list": list(ALLOWED),
+        "allow_log_streaming": False,
+    }
+
+
+def _site() -> dict[str, Any]:
+    """A site's resources: no log leaves it, and a job's process is the only thing that it starts."""
+    managers, consumers = f"{_IMPL}.resource_managers", f"{_IMPL}.resource_consumers"
+    none = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
+    return _common() | {
+        "client": {"retry_timeout": 30, "compression": "Gzip"},
+        "components": [
+            _component("resource_manager", f"{managers}.gpu_resource_manager.GPUResourceManager", none),
+            _component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),
+            _component("process_launcher", f"{_IMPL}.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
+            _component("lookout", "fedmutual.engines.sites.flare.console.Lookout"),
+        ],
+    }
+
+
+def _server(work: Path) -> dict[str, Any]:
+    """The server's: its jobs stay in the state folder, and a job that dies is begun again."""
+    storage = f"{_IMPL}.storages.filesystem_storage.FilesystemStorage"
+    kept = {"root_dir": str(work / "snapshots"), "uri_root": "/"}
+    scheduling = {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0, "max_schedule_count": 100_000}
+    return _common() | {
+        "servers": [
+            {"admin_storage": "transfer", "max_num_clients": 100, "heart_beat_timeout": GONE, "admin_timeout": 10.0}
+        ],
+        "snapshot_persistor": {
+            "path": f"{_IMPL}.state_persistors.storage_state_persistor.StorageStatePersistor",
+            "args": {"uri_root": "/", "storage": {"path": storage, "args": kept}},
+        },
+        "components": [
+            _component("job_scheduler", f"{_IMPL}.job_schedulers.job_scheduler.DefaultJobScheduler", scheduling),
+            _component(
+                "job_manager",
+                "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
+                {"uri_root": str(work / "jobs"), "job_store_id": "job_store"},
+            ),
+            _component("job_store", storage),
+            _component("process_launcher", f"{_IMPL}.job_launcher.server_process_launcher.ServerProcessJobLauncher"),
+            _component("watch", "fedmutual.engines.sites.flare.watch.Watch"),
+        ],
+    }
+
+
+def _component(id: str, path: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    return {"id": id, "path": path, "args": dict(args or {})}

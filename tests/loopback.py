@@ -1,0 +1,148 @@
+"""A federation of real processes on this machine: server, sites, a lead; to be watched, and to be hurt."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tomli_w
+
+from wards import site
+
+LEAD = "lead@example.org"
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+class Loopback:
+    """Its files in a folder; its processes, each in a session of its own."""
+
+    def __init__(self, folder: Path, common: dict[str, Any], sites: dict[str, Any], **given: Any) -> None:
+        self.folder, self.name, self.port = folder, common["name"], free_port()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.file = folder / "federation.toml"
+        table = {"names": list(sites), "input": [1, 8, 8], "wait": 30.0, **given}
+        self.file.write_text(tomli_w.dumps({**common, "server": {"port": self.port}, "sites": table}))
+        self.configs = {i: site(folder, i, own) for i, own in sites.items()}
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.cli("provision", self.file, "--out", folder / "kits")
+
+    def cli(self, *words: Any, wait: float = 120) -> str:
+        """A command, to its end -> what it said."""
+        done = subprocess.run(_command(*words), capture_output=True, text=True, timeout=wait, cwd=self.folder)
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def start(self, *names: str) -> None:
+        """The server ("server"), or sites."""
+        for name in names:
+            kit = ("--kit", self.folder / "kits" / name)
+            words = ("server", *kit) if name == "server" else ("site", *kit, "--config", self.configs[name])
+            self._begin(name, *words)
+
+    def submit(self) -> None:
+        """The lead's command, looking on."""
+        kit = self.folder / "kits" / LEAD
+        self._begin("submit", "submit", self.file, "--kit", kit, "--out", self.folder / "result")
+
+    def _begin(self, name: str, *words: Any) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                _command(*words), stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder, start_new_session=True
+            )
+
+    def log(self, name: str) -> str:
+        """What a process said so far."""
+        path = self.folder / f"{name}.log"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
+
+    def job(self, name: str) -> list[psutil.Process]:
+        """The process of the job, at the server or at a site."""
+        try:
+            return psutil.Process(self.processes[name].pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def kill(self, name: str) -> None:
+        """kill -9 of a process; what it started is left to itself."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+
+    def kill_job(self, name: str) -> None:
+        """kill -9 of the process of the job."""
+        for process in self.job(name):
+            process.kill()
+
+    def freeze(self, name: str, how: signal.Signals) -> None:
+        """SIGSTOP or SIGCONT to a process and its job."""
+        for process in [psutil.Process(self.processes[name].pid), *self.job(name)]:
+            process.send_signal(how)
+
+    def progress(self) -> dict[str, Any]:
+        """How far it is, as the server has it; empty before it began."""
+        path = self.folder / "server" / self.name / "progress.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+    def wait(self, what: Callable[[], Any], seconds: float, why: str) -> float:
+        """Until something is so -> seconds that it took."""
+        began = time.monotonic()
+        while not what():
+            if time.monotonic() - began > seconds:
+                logs = "\n".join(f"== {name}\n{self.log(name)[-2000:]}" for name in (*self.processes,))
+                raise AssertionError(f"not in {seconds:g} s: {why}\n{self.progress()}\n{logs}")
+            time.sleep(0.05)
+        return time.monotonic() - began
+
+    def round(self, number: int, seconds: float = 120) -> float:
+        """Until a round is saved."""
+        return self.wait(lambda: self.progress().get("round", 0) >= number, seconds, f"round {number}")
+
+    def done(self, seconds: float = 300) -> float:
+        """Until it is over, well."""
+        took = self.wait(lambda: self.progress().get("outcome") in ("done", "failed", "stopped"), seconds, "the end")
+        assert self.progress()["outcome"] == "done", self.progress()
+        return took
+
+    def close(self) -> None:
+        """Nothing of it goes on."""
+        left = [p for name in self.processes for p in self.job(name)]
+        for process in self.processes.values():
+            _kill_group(process.pid)
+            process.wait()
+        for child in left:
+            if child.is_running():
+                child.kill()
+        for process in psutil.process_iter(["cmdline"]):
+            if any(str(self.folder) in word for word in process.info["cmdline"] or ()) and process.pid != os.getpid():
+                process.kill()  # a job whose parent was killed before
+
+
+def _command(*words: Any) -> list[str]:
+    return [sys.executable, "-m", "fedmutual", *map(str, words)]
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+@contextmanager
+def loopback(folder: Path, common: dict[str, Any], sites: dict[str, Any], **given: Any) -> Iterator[Loopback]:
+    """A federation that is gone afterwards."""
+    found = Loopback(folder, common, sites, **given)
+    try:
+        yield found
+    finally:
+        found.close()
