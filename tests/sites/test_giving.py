@@ -54,6 +54,18 @@ def test_the_command(given, tmp_path, cli):
     assert [p.name for p in tmp_path.iterdir()] == ["north.npz"]
 
 
+def test_data_of_the_sites_own_code_are_found_beside_its_file(tmp_path, cli):
+    sites = with_data(tmp_path)
+    path = contract(tmp_path, SEEDED, sites, public="public")
+    mine = site(tmp_path, "north", sites["north"] | {"data": {"name": "north_rows:load"}})
+    code = f"import numpy\n\ndef load():\n    return dict(numpy.load({sites['north']['data']['root']!r}))\n"
+    mine.with_name("north_rows.py").write_text(code)
+    giving.give(path, mine, tmp_path / "one")
+    giving.give(path, site(tmp_path, "north", sites["north"]), tmp_path / "other")
+    one, other = (arrays(tmp_path / place / "north.npz") for place in ("one", "other"))
+    assert all(np.array_equal(one[k], other[k]) for k in one | other)
+
+
 NOTHING = {
     "no set": ({"algorithm": {"name": "fml"}}, {}, "federation.toml: algorithm 'fml' has no public seed set"),
     "no rows": ({"split": {"preset": "v1"}}, {}, "federation.toml: the key 'split.public' is not set"),

@@ -66,8 +66,6 @@ def built(contract: Contract, mine: Own) -> Experiment:
     Raises:
         UserError: what of its file, its data or its network does not go together with the contract.
     """
-    if str(mine.source.parent) not in sys.path:
-        sys.path.insert(0, str(mine.source.parent))  # where a network of the site's own may be
     made = experiments.build(configured(contract, mine), gathered=_collected(contract, mine))
     shape = list(made.data.space.shape)
     if shape != list(contract.sites.input) and (made.shares or made.algorithm.public):
@@ -89,6 +87,8 @@ def configured(contract: Contract, mine: Own) -> Config:
             f"{mine.source}: site {mine.file.site!r} is not of federation {contract.name!r}, whose sites are "
             f"{', '.join(contract.sites.names)}"
         )
+    if str(mine.source.parent) not in sys.path:
+        sys.path.insert(0, str(mine.source.parent))  # where a network, or data, of the site's own may be
     return contract.at(mine.file, str(mine.source))
 
 
