@@ -40,7 +40,7 @@ class Outbox:
             "tensors": [
                 {"name": k, "dtype": str(v.dtype).removeprefix("torch."), "shape": list(v.shape), "bytes": v.nbytes}
                 | {"sha256": hashlib.sha256(v.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()}
-                for k, v in message.items()
+                for k, v in sorted(message.items())
             ],
             "told": {k: v for k, v in told.items() if v} | ({"problem": answer.problem} if answer.problem else {}),
             "bytes": len(content),
