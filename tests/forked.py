@@ -23,7 +23,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-COSTLY = ("torch._dynamo", "sklearn.datasets", "fedmutual.cli", "fedmutual.runs", "fedmutual.predicting", "fedmutual.report")
+COSTLY = (
+    "torch._dynamo",
+    "sklearn.datasets",
+    "fedmutual.cli",
+    "fedmutual.runs",
+    "fedmutual.predicting",
+    "fedmutual.report.adaptation",
+)
 
 
 class Fork:
