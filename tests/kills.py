@@ -4,13 +4,16 @@ uv run python tests/kills.py --kills 20 [--seed 0]
 """
 
 import argparse
+import contextlib
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
+import fedmutual
+import forked
 from fedmutual.records.checkpoint import COMMIT
 
 CONFIG = """
@@ -26,30 +29,47 @@ engine = {{ threads = 1, device = "cpu", participation = 0.7 }}
 records = {{ checkpoint_every = 2, evaluate_every = 3, keep_best = true }}
 """
 DEADLINE = 120.0  # seconds for one attempt
+SAID = "said.txt"
 
 
-def start(folder: Path, out: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "fedmutual", "run", str(folder / "config.toml"), "--out", str(out), "--resume"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, cwd=folder)
+class Trial(NamedTuple):
+    """What came of one."""
+
+    kills: list[str]  # a line each
+    said: str  # by the command that ended the run
 
 
-def finish(folder: Path, out: Path) -> None:
-    _, said = start(folder, out).communicate(timeout=DEADLINE)
-    assert (out / "summary.json").exists(), said.decode()
+def start(folder: Path, out: Path) -> forked.Fork | subprocess.Popen[bytes]:
+    words = ("fedmutual", "run", "config.toml", "--out", out, "--resume")
+    return forked.start(words, folder, folder / SAID, folder / SAID)
+
+
+def finish(folder: Path, out: Path) -> str:
+    """Resume, to the end -> what it said."""
+    code = start(folder, out).wait(DEADLINE)
+    said = (folder / SAID).read_text()
+    assert code == 0, said
+    return said
+
+
+def whole_run(folder: Path) -> Path:
+    """The run that nobody touches, in this process: where what is hashed comes in another order than in those killed."""
+    with contextlib.chdir(folder):
+        return fedmutual.run(fedmutual.load_config("config.toml"), folder / "whole").folder
 
 
 def kill_once(folder: Path, out: Path, rng: random.Random) -> str:
     """Start or resume, and kill: one time in four while the folder is being opened, else at a random moment of training."""
-    process = start(folder, out)
     watched = ("config.toml", "log.txt", "metrics.jsonl", COMMIT) if rng.random() < 0.25 else (COMMIT,)
     before = stamp(out, watched)
     begun = time.monotonic()
+    process = start(folder, out)
     while stamp(out, watched) == before and process.poll() is None and time.monotonic() - begun < DEADLINE:
         time.sleep(0.001)
-    time.sleep(rng.uniform(0, 0.5))
+    time.sleep(rng.uniform(0, 0.3))
     assert process.poll() is None, "the run ended before it could be killed; give it more rounds"
     process.kill()  # SIGKILL: nothing can be tidied up
-    process.communicate()
+    process.wait()
     saved = sorted(p.name for p in (out / "server").glob("round-*.safetensors")) if out.exists() else []
     return f"killed {time.monotonic() - begun:.2f} s after the start; server files: {', '.join(saved) or 'none'}"
 
@@ -79,8 +99,8 @@ def trial(
     rounds: int = 40,
     config: str | None = None,
     whole: Path | None = None,
-) -> list[str]:
-    """Kill a run that often, let it finish, compare -> what happened, a line each; raises where a byte differs.
+) -> Trial:
+    """Kill a run that often, let it finish, compare; raises where a byte differs.
 
     whole: a run of the same that nobody touched, where there is one.
     """
@@ -88,13 +108,10 @@ def trial(
     (folder / "config.toml").write_text(config or CONFIG.format(rounds=rounds, algorithm=algorithm))
     rng = random.Random(seed)
     lines = [kill_once(folder, folder / "killed", rng) for _ in range(kills)]
-    finish(folder, folder / "killed")
-    if whole is None:
-        whole = folder / "whole"
-        finish(folder, whole)
-    different = same(folder / "killed", whole)
+    said = finish(folder, folder / "killed")
+    different = same(folder / "killed", whole or whole_run(folder))
     assert not different, different
-    return lines
+    return Trial(lines, said)
 
 
 if __name__ == "__main__":
@@ -104,5 +121,5 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=300)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        print(*trial(Path(place), args.kills, args.seed, rounds=args.rounds), sep="\n")
+        print(*trial(Path(place), args.kills, args.seed, rounds=args.rounds).kills, sep="\n")
     print(f"{args.kills} kills, then finished: models, scores and bytes equal those of the run that nobody touched")

@@ -314,7 +314,10 @@ def test_data_show_and_check(small, cli):
 
 
 def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):
+    """Shortened: CI runs the whole of it from the wheel."""
     monkeypatch.chdir(tmp_path)
+    real = fedmutual.load_config
+    monkeypatch.setattr(fedmutual, "load_config", lambda file: real(file, **{"rounds": 3, "training.local_epochs": 1}))
     code, out, _ = cli("demo", "--seeds", 1, "--out", "demo")
     assert code == 0
     assert "report: demo/report.html" in out

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 from contextlib import closing
 
@@ -180,15 +179,6 @@ def test_a_run_folder_that_a_worker_does_not_see_is_said(small, nodes, monkeypat
     monkeypatch.setattr(cluster.Path, "touch", lambda path: None)  # the driver's file is then on no node
     with pytest.raises(RunError, match=r"part: worker process \d+ on node [\d.:a-f]+ does not see this folder, and clients"):
         fedmutual.run(on_cluster(small, nodes.address), "part")
-
-
-def test_the_command_line_starts_a_cluster_of_its_own(small, whole):
-    pytest.importorskip("ray")
-    command = [sys.executable, "-m", "fedmutual", "run", small, "--set", "engine.name=cluster", "--out", "out"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=small.parent)
-    assert done.returncode == 0, done.stderr
-    assert same(small.parent / "out", whole) == []
-    assert "raylet" not in done.stdout + done.stderr, "quiet"
 
 
 def test_where_no_cluster_answers_is_said(small):

@@ -1,13 +1,13 @@
 """Starts, extensions, and several processes at one run folder."""
 
 import json
-import subprocess
-import sys
+import time
 
 import pytest
 import torch
 
 import fedmutual
+import forked
 from fedmutual.records.checkpoint import COMMIT, sweep
 
 WARM = """
@@ -72,15 +72,18 @@ def test_a_second_process_is_turned_away(small, cli):
     imports = "from fedmutual.records.folder import held\nfrom pathlib import Path\nimport time\n"
     hold = f"{imports}with held(Path({str(folder)!r})):\n"
     code = hold + " print('held', flush=True); time.sleep(60)"
-    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    out, err = small.parent / "out.txt", small.parent / "err.txt"
+    other = forked.start(["python", "-c", code], small.parent, out, err)
     try:
-        assert other.stdout.readline().strip() == b"held"
+        while not out.read_text() and other.poll() is None:
+            time.sleep(0.01)
+        assert out.read_text() == "held\n", err.read_text()
         code, _, err = cli("run", small)
         assert code == 2
         assert "another process is writing this run" in err
     finally:
         other.kill()
-        other.communicate()
+        other.wait()
     assert cli("run", small)[0] == 0, "a killed process lets go"
 
 

@@ -4,13 +4,13 @@ import importlib
 import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 
 import pytest
 import torch
 
 import fedmutual
+import forked
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
 from fedmutual.engines import processes
@@ -171,10 +171,11 @@ def test_a_script_without_a_guard_runs_once(small):
     script = small.parent / "script.py"
     script.write_text(
         "import fedmutual\nprint('here')\n"
-        "config = fedmutual.load_config('small.toml', rounds=1, **{'engine.name': 'processes'})\n"
+        "engine = {'engine.name': 'processes', 'engine.workers': 1}\n"
+        "config = fedmutual.load_config('small.toml', rounds=1, **engine)\n"
         "print(fedmutual.run(config, 'out').summary['rounds'])\n"
     )
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, cwd=small.parent)
+    done = forked.run(["python", script], small.parent, timeout=120)
     assert (done.returncode, done.stdout.split()) == (0, ["here", "1"]), done.stderr
 
 

@@ -2,11 +2,11 @@
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 
 import pytest
+
+import forked
 
 NEWCOMER = """
 title = "A newcomer"
@@ -124,8 +124,7 @@ def test_a_killed_command_goes_on_from_its_last_round(cli, papers, tmp_path):
     cell = papers / "table9/digits/iid.toml"
     cell.write_text(cell.read_text().replace("rounds = 2", "rounds = 25"))
     words = ["reproduce", "table9", "--only", "*/iid", "--seeds", "1", "--experiments", papers]
-    command = [sys.executable, "-m", "fedmutual", *map(str, words), "--out"]
-    killed = subprocess.Popen([*command, "killed"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    killed = forked.start(["fedmutual", *words, "--out", "killed"], tmp_path, tmp_path / "out.txt", tmp_path / "err.txt")
     deadline = time.monotonic() + 60
     while not (saved := list((tmp_path / "killed").glob("runs/*/checkpoint.json"))) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
@@ -179,6 +178,8 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _groups(base: Path, files: Sequence[Path], column: str) -> Names:
+    import pandas as pd  # a third of a second, which only who groups waits for
+
     path = base / METADATA
     try:
         table = pd.read_csv(path, dtype=str, keep_default_na=False)

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
 from fedmutual.config import DataConfig
 from fedmutual.data.draws import Index, Names
@@ -73,6 +72,8 @@ def numbers(source: Source, config: DataConfig) -> list[Targets]:
     for key in ("classes", "labels"):
         if getattr(config, key):
             raise ConfigError(f"key 'data.{key}' is for classes, and the task learns numbers; take it out")
+    import pandas as pd  # a third of a second, which only who learns numbers waits for
+
     found = []
     for part in (p for p in (source.train, source.test) if p is not None):
         values = part.labels

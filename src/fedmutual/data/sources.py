@@ -3,7 +3,7 @@
 from difflib import get_close_matches
 
 from fedmutual.config import Config, DataConfig
-from fedmutual.data import arrays, domains, factory, folder, published, table
+from fedmutual.data import arrays, domains, factory, folder, published
 from fedmutual.data.examples import Source
 from fedmutual.data.rotate import rotated
 from fedmutual.errors import ConfigError
@@ -82,6 +82,8 @@ def _read(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
         case "npz":
             return arrays.npz(config)
         case "csv":
+            from fedmutual.data import table  # pandas takes a third of a second to import
+
             return table.csv(config, numbers)
     near = get_close_matches(name.lower(), NAMES, 1)
     mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(NAMES)}"

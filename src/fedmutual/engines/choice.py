@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from fedmutual.config.schema import EngineConfig
 from fedmutual.engines.base import Engine
@@ -90,6 +89,8 @@ def opened(
 
 def flops(net: nn.Module, shape: tuple[int, ...]) -> float:
     """Floating-point operations of a forward of one example; 0 where they cannot be counted."""
+    from torch.utils.flop_counter import FlopCounterMode  # it takes Triton along, and workers do not count
+
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             net.eval()(torch.zeros(2, *shape))

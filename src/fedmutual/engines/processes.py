@@ -23,6 +23,9 @@ from fedmutual.engines.wire import Answer, Host, Job, Make, Place, answered, pac
 
 R = TypeVar("R")
 
+METHOD = "spawn"
+"""How worker processes start. They inherit nothing: with it all that they need is handed to them, on any system."""
+
 
 class Processes:
     """Worker processes with one thread each, or more. Results are bit for bit those of one process with as many threads.
@@ -94,7 +97,7 @@ class _Worker:
     """A process, seen from here."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context(METHOD)
         self.connection, theirs = context.Pipe()
         self.clients: tuple[str, ...] = ()
         self.process = context.Process(target=_serve, args=(theirs,), daemon=True)

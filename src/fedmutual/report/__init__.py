@@ -1,9 +1,25 @@
-"""A page, a table and a verdict from run folders. Reads them only; never trains."""
+"""A page, a table and a verdict from run folders. Reads them only; never trains.
 
-from fedmutual.report.adaptation import adapted, write_adaptation
-from fedmutual.report.html import write_report
+What makes pages is imported when first used, so that a run's own table does not wait for matplotlib.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from fedmutual.report.runs import find_runs, read_runs
 from fedmutual.report.terminal import headline
 from fedmutual.report.verdicts import verdict
 
+if TYPE_CHECKING:
+    from fedmutual.report.adaptation import adapted, write_adaptation
+    from fedmutual.report.html import write_report
+
 __all__ = ["adapted", "find_runs", "headline", "read_runs", "verdict", "write_adaptation", "write_report"]
+
+_HOMES = {"adapted": "adaptation", "write_adaptation": "adaptation", "write_report": "html"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedmutual.report' has no attribute {name!r}")
+    return getattr(import_module(f"fedmutual.report.{_HOMES[name]}"), name)

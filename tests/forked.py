@@ -1,0 +1,164 @@
+"""`fedmutual ...` and `python ...`, each in a process of its own that need not import for 5 s first.
+
+A server imports once what is costly, and never trains. A command is a fork of it that takes its folder, its environment, its
+arguments and its `__main__`. Elsewhere than on Linux, where forks are not safe, a command is a new process.
+"""
+
+import atexit
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+import numpy as np
+
+COSTLY = (
+    "torch._dynamo",
+    "sklearn.datasets",
+    "fedmutual.cli",
+    "fedmutual.runs",
+    "fedmutual.predicting",
+    "fedmutual.report.adaptation",
+)
+
+
+class Fork:
+    """A command that runs, as `subprocess.Popen` has it. One at a time: the server waits for it."""
+
+    last: "Fork | None" = None
+
+    def __init__(self, order: Mapping[str, object]) -> None:
+        if Fork.last is not None:  # of a test that failed
+            Fork.last.kill()
+            Fork.last.wait()
+        self._server = _server()
+        self.returncode: int | None = None
+        self._server.stdin.write(json.dumps(order).encode() + b"\n")
+        self.pid = int(self._server.stdout.readline())
+        Fork.last = self
+
+    def poll(self) -> int | None:
+        """Its exit code, where it has ended."""
+        return self._ended(0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended."""
+        if (code := self._ended(timeout)) is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
+        return code
+
+    def kill(self) -> None:
+        """End it by SIGKILL."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _ended(self, timeout: float | None) -> int | None:
+        if self.returncode is None and select.select([self._server.stdout], [], [], timeout)[0]:
+            self.returncode = int(self._server.stdout.readline())
+        return self.returncode
+
+
+def start(
+    words: Sequence[object], folder: Path, out: Path, err: Path, env: Mapping[str, str] | None = None
+) -> Fork | subprocess.Popen[bytes]:
+    """Start a command in that folder: `python`, or a script beside it, and arguments. What it says goes into two files."""
+    env = dict(os.environ if env is None else env)
+    python = Path(sys.executable)
+    program = python if words[0] == "python" else python.with_name(str(words[0]))
+    command = [str(word) for word in (program, *words[1:])]
+    if sys.platform == "linux":
+        arguments = command[program == python :]
+        return Fork({"arguments": arguments, "folder": str(folder), "out": str(out), "err": str(err), "env": env})
+    with open(out, "wb") as said, open(err, "wb") as complained:
+        return subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=complained)
+
+
+def run(
+    words: Sequence[object], folder: Path, env: Mapping[str, str] | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """As `start`, to its end; killed where that does not come in time."""
+    with TemporaryDirectory() as kept:
+        out, err = Path(kept, "out"), Path(kept, "err")
+        process = start(words, folder, out, err, env)
+        try:
+            code = process.wait(timeout)
+        except BaseException:
+            process.kill()
+            process.wait()
+            raise
+        return subprocess.CompletedProcess(words, code, out.read_text(), err.read_text())
+
+
+@cache
+def _server() -> subprocess.Popen[bytes]:
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    pipe = subprocess.PIPE  # without buffers: what was read and what is still in the pipe are never confused
+    return subprocess.Popen([sys.executable, __file__], bufsize=0, stdin=pipe, stdout=pipe, env=env)
+
+
+def _serve() -> None:
+    """Take orders, one a line, until there are no more: say the number of each fork, then its exit code."""
+    for name in COSTLY:
+        import_module(name)
+    for line in sys.stdin:
+        pid = os.fork()
+        if pid == 0:
+            _end(_become, json.loads(line))
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def _end(become: Callable[..., None], order: dict[str, Any]) -> NoReturn:
+    """Exit as Python does, but leave the second that it takes to free everything imported."""
+    code: object = 1
+    try:
+        become(**order)
+        code = 0
+    except SystemExit as stop:
+        code = stop.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _become(arguments: list[str], folder: str, out: str, err: str, env: dict[str, str]) -> None:
+    new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    for number, path, how in ((0, os.devnull, os.O_RDONLY), (1, out, new), (2, err, new)):
+        os.dup2(os.open(path, how), number)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(env)
+    np.random.seed()  # noqa: NPY002 - a new process has another
+    path = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
+    match arguments:
+        case ["-m", module, *_]:
+            sys.argv, sys.path[:1] = arguments[1:], [folder, *path]
+            runpy.run_module(module, run_name="__main__", alter_sys=True)
+        case ["-c", code, *_]:
+            sys.argv, sys.path[:1] = ["-c", *arguments[2:]], [folder, *path]
+            exec(code, {"__name__": "__main__"})
+        case [script, *_]:
+            sys.argv, sys.path[:1] = arguments, [str(Path(script).parent.resolve()), *path]
+            runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    _serve()

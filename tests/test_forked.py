@@ -1,0 +1,49 @@
+"""What docs and kills are tried with: a fork must be like a new process, and tell when it fails."""
+
+import os
+import subprocess
+
+import pytest
+
+import forked
+
+SCRIPT = """
+import os, sys
+print(__name__, sys.argv, os.getcwd(), os.environ["COLOUR"], sys.path[0], "pytest" in sys.modules)
+import beside, further
+print("to err", file=sys.stderr)
+raise SystemExit(beside.code)
+"""
+
+
+def test_a_script_has_a_folder_arguments_environment_and_an_exit_code_of_its_own(tmp_path):
+    inside, further = tmp_path / "inside", tmp_path / "further"
+    for folder in (inside, further):
+        folder.mkdir()
+    (inside / "script.py").write_text(SCRIPT)
+    (inside / "beside.py").write_text("code = 3")
+    (further / "further.py").write_text("")
+    env = os.environ | {"COLOUR": "red", "PYTHONPATH": str(further)}
+    done = forked.run(["python", "inside/script.py", "a b"], tmp_path, env)
+    assert done.stdout.split("\n")[0] == f"__main__ ['inside/script.py', 'a b'] {tmp_path} red {inside} False"
+    assert (done.returncode, done.stderr) == (3, "to err\n")
+
+
+def test_what_goes_wrong_is_told(tmp_path):
+    done = forked.run(["fedmutual", "run", "none.toml"], tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: none.toml")
+    done = forked.run(["python", "-c", "1 / 0"], tmp_path)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert forked.run(["python", "-m", "fedmutual", "--version"], tmp_path).returncode == 0
+
+
+def test_who_takes_too_long_or_was_forgotten_is_killed(tmp_path):
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked.run(["python", "-c", "import time; time.sleep(60)"], tmp_path, timeout=0.1)
+    forgotten = forked.start(["python", "-c", "import time; time.sleep(60)"], tmp_path, tmp_path / "out", tmp_path / "err")
+    assert forgotten.poll() is None
+    assert forked.run(["python", "-c", "print(1)"], tmp_path).stdout == "1\n"
+    forgotten.kill()
+    assert forgotten.wait() == -9
