@@ -124,7 +124,7 @@ def fault(kind: str, work: Path, rounds: int) -> dict[str, Any]:
     """One federation with one fault."""
     common = {**COMMON, "rounds": rounds}
     run = fedmutual.run(parse_config(together(common, MLPS)), work / "one")
-    with loopback(work / "fed", common, MLPS, deadline=DEADLINE) as fed:
+    with loopback(work / "fed", common, MLPS, deadline=DEADLINE, wait=120.0) as fed:
         pipe = Pipe(fed.port)
         kit = fed.folder / "kits" / "south" / "startup" / "fed_client.json"
         kit.write_text(kit.read_text().replace(f":{fed.port}", f":{pipe.port}"))

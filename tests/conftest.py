@@ -6,12 +6,14 @@ import shutil
 import sys
 
 import pytest
+import torch
 from hypothesis import settings
 
 from fedmutual.engines import processes
 
 # Tests run side by side, a core each (pytest-xdist), and so does what they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 # The same examples each time: a change is judged by what it changed. `--hypothesis-profile default` looks for new ones.
 settings.register_profile("fixed", derandomize=True)

@@ -1,0 +1,265 @@
+"""Sites that answer nonsense, late, twice or not at all; full disks; a server that lost its state. Without any network."""
+
+import json
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.config import parse_config
+from fedmutual.core import Message
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites import diary, outbox
+from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.engines.sites.engine import TooFew
+from fedmutual.engines.sites.half import Half
+from fedmutual.engines.sites.post import EXAM, Garbled, Order, answer, order, packed
+from fedmutual.errors import ConfigError, RunError, UserError
+from fedmutual.records.events import Noted
+from fedmutual.records.logs import LEDGER, read_lines
+from wards import COMMON, SITES, Desk, contract, halves, own, same, site, together
+
+MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+
+
+class Tampered(Desk):
+    """West's answer to one order of work is changed on its way."""
+
+    def __init__(self, sites, change, round=1):
+        super().__init__(sites)
+        self._change, self._round = change, round
+
+    def ask(self, orders, deadline):
+        for i, content in super().ask(orders, deadline):
+            said, _ = order(orders[i])
+            if i == "west" and said.round == self._round and said.kind != EXAM:
+                yield from ((i, c) for c in self._change(content))
+            else:
+                yield i, content
+
+
+def with_tensor(content, change) -> bytes:
+    said, message = answer(content)
+    name = "classifier.bias"
+    return packed(said, {**message, name: change(message[name])})
+
+
+def older(content) -> bytes:
+    said, message = answer(content)
+    return packed(type(said)(Order(said.order.kind, said.order.round - 1, said.order.phase), said.train), message)
+
+
+def without(message: Message, name: str) -> Message:
+    return {k: v for k, v in message.items() if k != name}
+
+
+ODD = {
+    "numbers in 'classifier.bias' that are not finite": lambda c: [with_tensor(c, lambda t: t * torch.nan)],
+    "'classifier.bias', declared as torch.float32 (10,), found torch.float32 (9,)": lambda c: [
+        with_tensor(c, lambda t: t[:9])
+    ],
+    "found torch.float64": lambda c: [with_tensor(c, lambda t: t.double())],
+    "it is declared and missing": lambda c: [packed(answer(c)[0], without(answer(c)[1], "classifier.bias"))],
+    "the phase declares only": lambda c: [packed(answer(c)[0], {**answer(c)[1], "x": torch.zeros(1)})],
+    "no message in safetensors form": lambda c: [c[:40]],
+    "answered to round 1 in round 2: ignored": lambda c: [older(c)],
+    "it did not answer in": lambda c: [],
+}
+
+
+def run(folder, desk, agreed, watch=lambda event: None):
+    notes = []
+
+    def seen(event):
+        watch(event)
+        if isinstance(event, Noted):
+            notes.append(event.text)
+
+    Coordinator(agreed, folder / "server").run(desk, [seen])
+    ledger = read_lines(folder / "server" / LEDGER)
+    return notes, [line["round"] for line in ledger if line["client"] == "west" and line["up"]]
+
+
+@pytest.mark.parametrize("why", ODD)
+def test_an_answer_that_makes_no_sense_is_left_out_of_its_round(tmp_path, why):
+    agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
+    notes, rounds = run(tmp_path, Tampered(sites, ODD[why]), agreed)
+    assert any("'west'" in note and why in note for note in notes), notes
+    assert rounds == [1, 3]
+    assert all(t.isfinite().all() for t in fedmutual.Run(tmp_path / "server").global_model().state_dict().values())
+
+
+def test_a_second_answer_is_ignored(tmp_path):
+    agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
+    twice = Tampered(sites, lambda content: [content, with_tensor(content, lambda t: t + 1)])
+    assert run(tmp_path, twice, agreed) == ([], [1, 2, 3])
+    one = fedmutual.run(parse_config(together(sites=MLPS)), tmp_path / "one")
+    assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), one.global_model().state_dict())
+
+
+def test_a_full_disk_costs_the_site_its_round_and_nothing_else(tmp_path, monkeypatch):
+    """What was not saved is undone: the site goes on from the round before."""
+    agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
+    real, full = diary.write_tensors, [False]
+
+    def write(path, *rest):
+        if full[0] and "west" in str(path):
+            raise RunError(f"{path}: cannot be written (No space left on device)")
+        real(path, *rest)
+
+    def watch(event):
+        if type(event).__name__ == "RoundDone":
+            full[0] = event.round == 1
+
+    monkeypatch.setattr(diary, "write_tensors", write)
+    notes, rounds = run(tmp_path, Desk(sites), agreed, watch)
+    assert rounds == [1, 3]
+    assert notes == ["site 'west' is left out of round 2: it could not do its part; its operator reads why"]
+    assert "/" not in notes[0]  # no path leaves
+    assert fedmutual.Run(sites["west"].folder).round == 3
+
+
+def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
+    _, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
+    north = sites["north"]
+
+    def full(*_):
+        raise RunError("ledger: cannot be written (No space left on device)")
+
+    monkeypatch.setattr(outbox, "append", full)
+    with pytest.raises(RunError, match="No space left"):
+        north.do(packed(Order("work", 0, 0), north.experiment.server()))
+
+
+def test_asked_again_answers_as_before_and_trains_nothing_twice(tmp_path):
+    agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
+    north, server = sites["north"], sites["north"].experiment.server()
+    asked = packed(Order("work", 0, 0), server)
+    first = north.do(asked)
+    again = Half(agreed, own(site(tmp_path, "north", MLPS["north"])))  # started anew
+    assert again.do(asked) == north.do(asked) == first
+    other = packed(Order("work", 0, 0), {k: v * 0.5 for k, v in server.items()})
+    redone = again.do(other)  # the server began the round anew, with another state: from where the round began
+    fresh = Half(agreed, own(site(tmp_path / "fresh", "north", MLPS["north"])))
+    assert same(answer(redone)[1], answer(fresh.do(other))[1])
+    assert len(outbox.left(north.folder)) == 4  # every answer that left is written down, the repeated ones too
+
+
+def test_a_server_that_lost_its_state_is_told_so(tmp_path):
+    agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
+    run(tmp_path, Desk(sites), agreed)
+    said = []
+    north = Half(agreed, own(site(tmp_path, "north", MLPS["north"])), said.append)
+    told, message = answer(north.do(packed(Order("work", 0, 0), north.experiment.server())))
+    assert (message, told.problem) == ({}, "it could not do its part; its operator reads why")
+    assert "this site is past it and no longer knows how it was before" in said[-1]
+    assert fedmutual.Run(north.folder).round == 3  # nothing of the site's was touched
+
+
+def test_too_few_sites_stop_the_rounds_and_what_is_saved_goes_on(tmp_path):
+    agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS, quorum=3), MLPS)
+    desk = Desk(sites)
+
+    def watch(event):
+        desk.away = {"west"} if type(event).__name__ == "RoundDone" and event.round == 2 else desk.away
+
+    with pytest.raises(TooFew, match="2 of 3 sites did their part, and 3 are wanted"):
+        run(tmp_path, desk, agreed, watch)
+    desk.away = set()
+    assert run(tmp_path, desk, agreed) == ([], [1, 2, 3])
+    one = fedmutual.run(parse_config(together(sites=MLPS)), tmp_path / "one")
+    assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), one.global_model().state_dict())
+
+
+def test_seven_of_ten_classes_and_a_network_of_its_own(tmp_path):
+    """A part is shared; a site has outputs of its own, an adaptor that stays home, and nobody is told."""
+    common = {**COMMON, "model": {"shared": "mlp", "part": "features"}}
+    seven = {**MLPS["west"], "data": {"name": "digits", "classes": list("0123456")}}
+    mine = {**MLPS, "west": seven}
+    path = contract(tmp_path, common, mine)
+    agreed = contracts.read(path)
+    with pytest.raises(UserError, match="its class '7' is none of the classes"):  # three classes have no name at the site
+        halves(tmp_path, path, mine)
+    labels = {"7": "6", "8": "6", "9": "6"}
+    mine["west"] = {**seven, "data": {**seven["data"], "labels": labels}}
+    found = {i: Half(agreed, own(site(tmp_path, i, mine[i]))) for i in mine}
+    run(tmp_path, Desk(found), agreed)
+    names = {t["name"] for line in outbox.left(found["west"].folder) for t in line["tensors"]}
+    assert names == {"features.fc1.weight", "features.fc1.bias", "features.fc2.weight", "features.fc2.bias"}
+    server = (tmp_path / "server" / "config.toml").read_text() + json.dumps(fedmutual.Run(tmp_path / "server").summary)
+    assert "0.02" not in server  # west's learning rate
+    assert fedmutual.Run(found["west"].folder).personal_model("west").state_dict()["classifier.weight"].shape[0] == 7
+
+
+def test_a_site_that_tells_nothing(tmp_path):
+    silent = {**MLPS, "west": {**MLPS["west"], "share": {"metrics": "none"}}}
+    agreed, sites = halves(tmp_path, contract(tmp_path, sites=silent), silent)
+    run(tmp_path, Desk(sites), agreed)
+    assert all(not line["told"] for line in outbox.left(sites["west"].folder))
+    told = {s["client"] for line in read_lines(tmp_path / "server" / "metrics.jsonl") for s in line["scores"]}
+    assert told == {"north", "south"}
+    kept = read_lines(sites["west"].folder / "metrics.jsonl")
+    assert [line["round"] for line in kept] == [1, 2, 3]
+    assert kept[-1]["scores"]
+
+
+def test_state_of_another_site_file_is_refused(tmp_path):
+    agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
+    run(tmp_path, Desk(sites), agreed)
+    changed = {**MLPS["north"], "optimizer": {"lr": 0.5}}
+    with pytest.raises(RunError, match=r"holds the state of this federation with another site\.toml"):
+        Half(agreed, own(site(tmp_path, "north", changed)))
+
+
+def test_an_order_that_is_none(tmp_path):
+    _, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
+    with pytest.raises(Garbled):
+        sites["north"].do(b"nonsense")
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"partition": {"clients": 3}}, "key 'partition' has no place in a federation's file"),
+        ({"clients": {"north": {}}}, "key 'clients' has no place in a federation's file"),
+        ({"engine": {"name": "auto"}}, "key 'engine' has no place in a federation's file"),
+        ({"data": {"name": "digits"}}, "key 'data.name' has no place in a federation's file"),
+        ({"data": {"classes": None}}, "the key 'data.classes' is missing"),
+        ({"sites": {"input": [1, 8, 8]}}, "the key 'sites.names' is missing"),
+        ({"sites": {"names": ["a", "a"], "input": [1]}}, "two sites have the same name"),
+        ({"sites": {"names": ["a b"], "input": [1]}}, "a site's name is of letters, digits and '-'"),
+        ({"sites": {"names": ["a"], "input": [1], "quorom": 2}}, "unknown key 'sites.quorom'; did you mean 'sites.quorum'?"),
+        ({"server": {"port": 70000}}, "key 'server.port'"),
+        ({"server": {"hosts": ["a_b"]}}, "a host is a name or an IPv4 address"),
+        ({"sites": {"names": ["a"], "input": [1], "leads": ["me"]}}, "who may submit is called by a mail address"),
+    ],
+)
+def test_a_federation_file_that_is_wrong_is_one_sentence(tables, said):
+    good = {**COMMON, "sites": {"names": ["a", "b"], "input": [1, 8, 8]}}
+    if tables.get("data", {}).get("classes", 0) is None:
+        tables = {"data": {}}
+    with pytest.raises(ConfigError) as caught:
+        contracts.made({**good, **tables}, "f.toml")
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("f.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("own_tables", "said"),
+    [
+        ({"data": {}}, "the key 'data.name' is missing"),
+        ({"data": {"name": "digits"}, "state": {}}, "the key 'state.folder' is missing"),
+        ({"data": {"name": "digits"}, "optimiser": {}}, "unknown key 'optimiser'; did you mean 'optimizer'?"),
+        ({"data": {"name": "digits"}, "optimizer": {"lr": "x"}}, "key 'optimizer.lr'"),
+        ({"data": {"name": "digits"}, "algorithm": {"alpha": 2}}, "key 'algorithm.alpha' must be between 0 and 1"),
+        ({"data": {"name": "digits", "size": [16, 16]}}, "the examples have the shape [1, 16, 16]"),
+        ({"data": {"name": "digits"}, "site": "east"}, "site 'east' is not of federation 'wards'"),
+    ],
+)
+def test_a_site_file_that_is_wrong_is_one_sentence(tmp_path, own_tables, said):
+    agreed = contracts.read(contract(tmp_path))
+    with pytest.raises((ConfigError, RunError)) as caught:
+        Half(agreed, own(site(tmp_path, "north", own_tables)))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
