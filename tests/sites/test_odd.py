@@ -55,7 +55,7 @@ def without(message: Message, name: str) -> Message:
 
 ODD = {
     "numbers in 'classifier.bias' that are not finite": lambda c: [with_tensor(c, lambda t: t * torch.nan)],
-    "'classifier.bias', declared as torch.float32 (10,), found torch.float32 (9,)": lambda c: [
+    "'classifier.bias': declared as torch.float32 (10,), found torch.float32 (9,)": lambda c: [
         with_tensor(c, lambda t: t[:9])
     ],
     "found torch.float64": lambda c: [with_tensor(c, lambda t: t.double())],
