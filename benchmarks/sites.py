@@ -68,6 +68,7 @@ class Pipe:
                 if not self._open:
                     raise OSError
                 far = socket.create_connection(("127.0.0.1", self._port), 5)
+                far.settimeout(None)
             except OSError:
                 near.close()
                 continue

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.engines.sites.contract import Contract
-from fedmutual.records.events import Evaluated, Event, Noted, PhaseDone, RoundDone, Started
+from fedmutual.records.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
 from fedmutual.records.files import write_json
 from fedmutual.records.text import TimeLeft, scores_line
 
@@ -32,6 +32,7 @@ class Progress:
 
     def __init__(self, folder: Path, contract: Contract, job: str) -> None:
         self._folder, self._left = folder, TimeLeft()
+        self._spoke = set[str]()  # who did its part of this phase
         before = read(folder) or {}
         again = before.get("job") == job  # the server began it anew; else somebody submitted it
         self._now: dict[str, Any] = {
@@ -79,7 +80,11 @@ class Progress:
             case Noted():
                 self._now["noted"] += 1
                 self._now["notes"] = [*self._now["notes"], f"round {event.round}: {event.text}"][-_NOTES:]
+            case Replied():
+                self._spoke = {event.client} | (self._spoke if event.answered > 1 else set())
+                return
             case PhaseDone():
+                self._now["in"] = sorted(self._spoke)
                 ways = {"up": event.up, "down": event.down}
                 self._now["bytes"] = {k: self._now["bytes"][k] + sum(ways[k].values()) for k in ways}
             case Evaluated():

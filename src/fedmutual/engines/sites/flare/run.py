@@ -32,12 +32,14 @@ def serve(kit: Kit, state: Path, told: Mapping[str, Any]) -> int:
     main = importlib.import_module(_MAINS[kit.kind])
     monitor = importlib.import_module("nvflare.fuel.f3.mpm").MainProcessMonitor
     uid = [f"uid={kit.name}"] if kit.kind == "site" else []
+    beat = f"heart_beat_interval={workspace.HEARTBEAT}"
+    settings = ["secure_train=true", "org=fedmutual", "config_folder=config", beat, *uid]
     arguments = argparse.Namespace(
         workspace=str(work),
         fed_server="fed_server.json",
         fed_client="fed_client.json",
         local_rank=0,
-        set=["secure_train=true", "org=fedmutual", "config_folder=config", *uid],
+        set=settings,
     )
     os.environ |= _SETTINGS
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the job's process finds what we do

@@ -11,7 +11,7 @@ from fedmutual.records.files import write_json
 
 POINTER = "fedmutual.json"  # what our classes, which run in FLARE's processes, are told of this host
 ALLOWED = ("fedmutual.engines.sites.flare.",)  # the only classes that a job may name
-HEARTBEAT, GONE = 5, 30  # seconds between signs of life, and without any until a participant counts as gone
+HEARTBEAT, GONE = 5, 60  # seconds between signs of life, and without any until a participant counts as gone
 _IMPL = "nvflare.app_common"
 
 
