@@ -22,8 +22,14 @@ settings.load_profile("fixed")
 # Worker processes of an engine in a test's own process are forks of a server that imported torch: 0.1 s each instead of 4 s.
 # Those of a command that a test runs (`forked`) start as a user's do.
 if sys.platform == "linux":
-    multiprocessing.set_forkserver_preload(["torch._dynamo", "fedmutual.experiment", "fedmutual.engines.processes"])
-    processes.METHOD = "forkserver"
+    processes.CONTEXT = multiprocessing.get_context("forkserver")
+    processes.CONTEXT.set_forkserver_preload(["torch._dynamo", "scipy.stats", "fedmutual.experiment"])
+
+
+def pytest_collection_modifyitems(items):
+    """A Ray cluster takes 15 s to start: what needs one comes first, hence to one worker of xdist; what kills it, then."""
+    items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid))
+
 
 SMALL = """
 name = "small"

@@ -27,10 +27,18 @@ CNN = 'model = { personal = "cnn1" }\n'
 QUICK = ("--examples", "20,40", "--seeds", 2)
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """A folder for what is trained once, and copied."""
+    return tmp_path_factory.mktemp("kept")
+
+
 @pytest.fixture
-def run(small, cli):
+def run(small, cli, kept):
     """The folder of a finished run of three clients, and NEWCOMER.toml beside it."""
-    cli("run", small, "--set", "rounds=2", "--out", "r")
+    if not (kept / "r").exists():
+        assert cli("run", small, "--set", "rounds=2", "--out", kept / "r")[0] == 0
+    shutil.copytree(kept / "r", "r")
     Path("n.toml").write_text(NEWCOMER)
     return Path("r")
 
@@ -200,15 +208,19 @@ def digits(file, wanted, name="{}"):
 
 
 @pytest.fixture
-def parts(tmp_path, monkeypatch, cli):
+def parts(tmp_path, monkeypatch, cli, kept):
     """The folders of two runs that share a part, `fml` and `fedavg`, and new.npz with other classes."""
     monkeypatch.chdir(tmp_path)
+    if (kept / "parts").exists():
+        shutil.copytree(kept / "parts", tmp_path, dirs_exist_ok=True)
+        return
     digits("low.npz", range(5))
     digits("high.npz", range(4, 10))
     digits("new.npz", (2, 5, 7), "kind {}")
     Path("part.toml").write_text(PART)
     for name in ("fml", "fedavg"):
         assert cli("run", "part.toml", "--set", f"algorithm.name={name}", "--out", name)[0] == 0
+    shutil.copytree(tmp_path, kept / "parts")
 
 
 TO_A_PART = NEWCOMER.replace('name = "digits"', 'name = "npz", root = "new.npz"')

@@ -106,7 +106,7 @@ def killable(folder, engine):
     return text.replace("threads = 1", f'name = "{engine}", workers = 2, threads = 1')
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def untouched(tmp_path_factory):
     """The run in one process that nobody touched: what other engines' must equal to the bit."""
     folder = tmp_path_factory.mktemp("untouched")

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,20 @@ _SETS = {
 
 def digits(config: DataConfig) -> Source:
     """1,797 handwritten digits, 8 x 8 pixels of 0 to 16 (Alpaydin and Kaynak 1998; in scikit-learn). No test set."""
+    images, labels = _digits()
+    x = rows_first(images.astype(np.uint8), "digits")
+    part = Part(Arrays(x.numpy()), labels.copy(), lambda i: f"example {i} of digits")
+    # over 16, the mean and standard deviation of all its pixels
+    return Source("digits", part, classes=tuple("0123456789"), published=Published(16.0, (0.3053,), (0.3760,)))
+
+
+@cache
+def _digits() -> tuple[Any, Any]:
+    """Images [1797, 8, 8] and labels [1797]: a table of text, which is read once for all runs of a process."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
-    x = rows_first(found.images.astype(np.uint8), "digits")
-    part = Part(Arrays(x.numpy()), found.target, lambda i: f"example {i} of digits")
-    # over 16, the mean and standard deviation of all its pixels
-    return Source("digits", part, classes=tuple("0123456789"), published=Published(16.0, (0.3053,), (0.3760,)))
+    return found.images, found.target
 
 
 def through_torchvision(config: DataConfig) -> Source:

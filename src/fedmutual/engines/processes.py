@@ -23,8 +23,8 @@ from fedmutual.engines.wire import Answer, Host, Job, Make, Place, answered, pac
 
 R = TypeVar("R")
 
-METHOD = "spawn"
-"""How worker processes start. They inherit nothing: with it all that they need is handed to them, on any system."""
+CONTEXT = multiprocessing.get_context("spawn")
+"""Worker processes start anew, on any system: they inherit nothing, and all that they need is handed to them."""
 
 
 class Processes:
@@ -97,10 +97,9 @@ class _Worker:
     """A process, seen from here."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context(METHOD)
-        self.connection, theirs = context.Pipe()
+        self.connection, theirs = CONTEXT.Pipe()
         self.clients: tuple[str, ...] = ()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self.process = CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
         self.due = 0  # answers that it owes
         with _without_main():
             self.process.start()
