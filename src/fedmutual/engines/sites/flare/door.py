@@ -1,0 +1,125 @@
+"""The door of a participant's processes: whose requests they take, and which.
+
+FLARE carries any request of any participant to any process, and a site does as it is asked: it holds its rights against
+what the server says of the asker. So whoever holds a kit could read a site's files. Here stands for each process who may
+ask what of it; all else is refused before it is unpacked. Under a FLARE without these methods no process starts.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.private.admin_defs import error_reply
+from nvflare.private.defs import RequestHeader, TrainingTopic
+from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.command_agent import CommandAgent
+
+LETTER = "fedmutual.letter"  # the topic of what sites send to each other
+_AUX, _REPLY, _STREAM, _DATA = "aux_communication", "return_only", "sm__STREAM", "sm__DATA"
+
+Rules = Mapping[str, tuple[str, ...] | None]
+"""Channel -> topics; None: all of them."""
+
+_ANYBODY: Rules = {"credential_manager": ("key_exchange",), "cellnet.channel": ("bye",), _STREAM: ("sm__ACK", "sm__ERROR")}
+_RULES: Mapping[tuple[str, str], Rules] = {  # (whose process, who asks)
+    ("site", "server"): {"admin": None},
+    ("site job", "server job"): {_AUX: None, _REPLY: None},
+    ("site job", "site job"): {_AUX: (LETTER,), _REPLY: (f"{_AUX}:{LETTER}",)},
+    ("server", "site"): {"task": None},
+    ("server", "site job"): {"task": None},
+    ("server", "lead"): {"task": None, "hci_channel": None, _AUX: None, _REPLY: None},
+    ("server job", "site job"): {"server_command": ("get_task", "submit_update"), _AUX: None, _REPLY: None},
+}
+_ORDERS = (  # what a server may order of a site: to begin a job that a lead signed, and to end it
+    *(TrainingTopic.CHECK_RESOURCE, TrainingTopic.CANCEL_RESOURCE, TrainingTopic.DEPLOY),
+    *(TrainingTopic.START_JOB, TrainingTopic.ABORT, TrainingTopic.ABORT_TASK, TrainingTopic.NOTIFY_JOB_STATUS),
+)
+_JOB = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_log = logging.getLogger(__name__)
+
+
+def lets_in(me: str, asker: str, channel: str, topic: str) -> bool:
+    """Whether a process takes a request. me, asker: as FLARE calls processes: ``north``, ``north.JOB``, ``server``."""
+    if asker.split(".")[0] == me.split(".")[0]:
+        return True  # a process of the same participant
+    rules = {**_ANYBODY, **_RULES.get((_kind(me), _kind(asker)), {})}
+    if channel not in rules:
+        return False
+    topics = rules[channel]
+    return topics is None or topic in topics
+
+
+def _kind(name: str) -> str:
+    """What sort of process has a name."""
+    first, *rest = name.split(".")
+    if first.startswith("_admin_"):
+        return "lead"
+    return ("server" if first == "server" else "site") + (" job" if rest else "")
+
+
+class Door(FLComponent):  # type: ignore[misc]
+    """Stands from its making on, in the process that makes it. Made before the process talks to anybody."""
+
+    def __init__(self, site: bool) -> None:
+        """site: whether what goes wrong here is told to others by its kind only: words may hold data or paths."""
+        super().__init__()
+        if site:
+            os.environ["NVFLARE_SECURE_LOGGING"] = "true"
+        _guard(CoreCell, "_process_request", _at_the_door)
+        _guard(FedAdminAgent, "_dispatch_request", _only_orders)
+        _guard(CommandAgent, "aux_communication", _true_sender)
+
+
+def _guard(kind: Any, name: str, by: Callable[..., Any]) -> None:
+    """Let `by` stand before a method, once: it gives what is answered instead, or None."""
+    method = getattr(kind, name)
+    if hasattr(method, "guarded"):
+        return
+
+    @wraps(method)
+    def guarded(self: Any, *given: Any, **named: Any) -> Any:
+        refused = by(self, *given, **named)
+        return method(self, *given, **named) if refused is None else refused
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    setattr(kind, name, guarded)
+
+
+def _at_the_door(cell: Any, origin: str, message: Any) -> Any:
+    """Whose request, and on what: of a stream what it will become."""
+    channel, topic = (message.get_header(key, "") for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
+    if (channel, topic) == (_STREAM, _DATA):
+        channel, topic = (message.get_header(key, "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC))
+    me = cell.my_info.fqcn
+    if lets_in(me, origin, channel, topic):
+        return None
+    _log.warning(f"{me}: refused a request of {origin!r}: {channel}/{topic}")
+    return make_reply(ReturnCode.UNAUTHENTICATED, error="not for you to ask")
+
+
+def _only_orders(agent: Any, request: Any) -> Any:
+    """What the server may order of a site, of a job by its number and no other folder."""
+    order = request.payload
+    job = order.get_header(RequestHeader.JOB_ID)
+    if order.topic in _ORDERS and (job is None or _JOB.fullmatch(str(job))):
+        return None
+    _log.warning(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}")
+    return new_cell_message({}, error_reply("not for you to ask"))
+
+
+def _true_sender(agent: Any, request: Any) -> Any:
+    """A letter says who wrote it; the server vouches for where it came from."""
+    origin, said = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
+    if _kind(origin).startswith("server") or said.get(ReservedKey.IDENTITY_NAME) == origin.split(".")[0]:
+        return None
+    _log.warning(f"refused a letter of {origin!r}, which calls itself {said.get(ReservedKey.IDENTITY_NAME)!r}")
+    return make_reply(ReturnCode.UNAUTHENTICATED, error="not by who it says")
