@@ -6,7 +6,6 @@ ask what of it; all else is refused before it is unpacked. Under a FLARE without
 """
 
 import logging
-import os
 import re
 from collections.abc import Callable, Mapping
 from functools import wraps
@@ -18,10 +17,15 @@ from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
-from nvflare.private.admin_defs import error_reply
+from nvflare.fuel.hci.server.authz import AuthzFilter
+from nvflare.fuel.hci.server.constants import ConnProps
+from nvflare.private.admin_defs import MsgHeader, error_reply
+from nvflare.private.admin_defs import ReturnCode as Code
 from nvflare.private.defs import RequestHeader, TrainingTopic
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.command_agent import CommandAgent
+
+from fedmutual.engines.sites.flare.console import say
 
 LETTER = "fedmutual.letter"  # the topic of what sites send to each other
 _AUX, _REPLY, _STREAM, _DATA = "aux_communication", "return_only", "sm__STREAM", "sm__DATA"
@@ -69,26 +73,24 @@ def _kind(name: str) -> str:
 class Door(FLComponent):  # type: ignore[misc]
     """Stands from its making on, in the process that makes it. Made before the process talks to anybody."""
 
-    def __init__(self, site: bool) -> None:
-        """site: whether what goes wrong here is told to others by its kind only: words may hold data or paths."""
+    def __init__(self) -> None:
         super().__init__()
-        if site:
-            os.environ["NVFLARE_SECURE_LOGGING"] = "true"
         _guard(CoreCell, "_process_request", _at_the_door)
-        _guard(FedAdminAgent, "_dispatch_request", _only_orders)
+        _guard(FedAdminAgent, "_dispatch_request", _only_orders, _no_words)
         _guard(CommandAgent, "aux_communication", _true_sender)
+        _guard(AuthzFilter, "pre_command", _only_leads)
 
 
-def _guard(kind: Any, name: str, by: Callable[..., Any]) -> None:
-    """Let `by` stand before a method, once: it gives what is answered instead, or None."""
+def _guard(kind: Any, name: str, before: Callable[..., Any], after: Callable[[Any], Any] = lambda answer: answer) -> None:
+    """Let `before` stand before a method, once: it gives what is answered instead, or None; and `after` behind it."""
     method = getattr(kind, name)
     if hasattr(method, "guarded"):
         return
 
     @wraps(method)
     def guarded(self: Any, *given: Any, **named: Any) -> Any:
-        refused = by(self, *given, **named)
-        return method(self, *given, **named) if refused is None else refused
+        refused = before(self, *given, **named)
+        return after(method(self, *given, **named)) if refused is None else refused
 
     guarded.guarded = True  # type: ignore[attr-defined]
     setattr(kind, name, guarded)
@@ -114,6 +116,23 @@ def _only_orders(agent: Any, request: Any) -> Any:
         return None
     _log.warning(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}")
     return new_cell_message({}, error_reply("not for you to ask"))
+
+
+def _only_leads(rights: Any, conn: Any, words: list[str]) -> bool | None:
+    """FLARE lets any certificate of the federation log in, and asks for no right before some commands."""
+    if words[0].startswith("_") or conn.get_prop(ConnProps.USER_ROLE) == "lead":
+        return None  # logging in and out
+    conn.append_error("only a lead may ask this")
+    return False
+
+
+def _no_words(reply: Any) -> Any:
+    """Why a site could not is for its operator to read: the words may hold data or paths."""
+    answer = reply.payload
+    if answer.get_header(MsgHeader.RETURN_CODE) == Code.ERROR:
+        say(f"refused, or could not: {answer.body}")
+        answer.body = "refused, or could not; its operator reads why"
+    return reply
 
 
 def _true_sender(agent: Any, request: Any) -> Any:

@@ -109,7 +109,7 @@ def _site() -> dict[str, Any]:
             _component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),
             _component("process_launcher", f"{_IMPL}.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
             _component("lookout", f"{_OURS}.console.Lookout"),
-            _component("door", f"{_OURS}.door.Door", {"site": True}),
+            _component("door", f"{_OURS}.door.Door"),
         ],
     }
 
@@ -137,7 +137,7 @@ def _server(work: Path) -> dict[str, Any]:
             _component("job_store", storage),
             _component("process_launcher", f"{_IMPL}.job_launcher.server_process_launcher.ServerProcessJobLauncher"),
             _component("watch", f"{_OURS}.watch.Watch"),
-            _component("door", f"{_OURS}.door.Door", {"site": False}),
+            _component("door", f"{_OURS}.door.Door"),
         ],
     }
 
