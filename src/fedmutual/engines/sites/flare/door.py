@@ -56,7 +56,7 @@ def lets_in(me: str, asker: str, channel: str, topic: str) -> bool:
     if asker.split(".")[0] == me.split(".")[0]:
         return True  # a process of the same participant
     rules = {**_ANYBODY, **_RULES.get((_kind(me), _kind(asker)), {})}
-    if channel not in rules:
+    if channel not in rules or (topic == LETTER and _kind(asker) != "site job"):
         return False
     topics = rules[channel]
     return topics is None or topic in topics
@@ -102,7 +102,8 @@ def _at_the_door(cell: Any, origin: str, message: Any) -> Any:
     if (channel, topic) == (_STREAM, _DATA):
         channel, topic = (message.get_header(key, "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC))
     me = cell.my_info.fqcn
-    if lets_in(me, origin, channel, topic):
+    sealed = topic != LETTER or message.get_header(MessageHeaderKey.ENCRYPTED)  # else the server could have written it
+    if sealed and lets_in(me, origin, channel, topic):
         return None
     _log.warning(f"{me}: refused a request of {origin!r}: {channel}/{topic}")
     return make_reply(ReturnCode.UNAUTHENTICATED, error="not for you to ask")
@@ -136,7 +137,7 @@ def _no_words(reply: Any) -> Any:
 
 
 def _true_sender(agent: Any, request: Any) -> Any:
-    """A letter says who wrote it; the server vouches for where it came from."""
+    """A letter says who wrote it; its seal, by which certificate."""
     origin, said = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
     if _kind(origin).startswith("server") or said.get(ReservedKey.IDENTITY_NAME) == origin.split(".")[0]:
         return None
