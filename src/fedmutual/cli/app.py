@@ -330,6 +330,8 @@ app.command(rich_help_panel=SITES)(sites.site)
 app.command(rich_help_panel=SITES)(sites.submit)
 app.command(rich_help_panel=SITES)(sites.status)
 app.command("stop", rich_help_panel=SITES)(sites.stop_federation)
+app.command(rich_help_panel=SITES)(sites.doctor)
+app.command(rich_help_panel=SITES)(sites.ledger)
 
 
 @app.command("list")

@@ -1,5 +1,6 @@
 """The commands of real sites. Each reads its arguments, calls the library, and says what came out."""
 
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -141,6 +142,51 @@ def stop_federation(file: File, kit: Kit) -> None:
     if found is None:
         stop(f"federation {name!r} was not begun on this server", Code.BAD_INPUT)
     say(f"federation {name!r} ends after the round that is under way; round {found['round']} is saved" if found else "")
+
+
+def ledger(
+    path: Annotated[
+        Path, typer.Argument(metavar="SITE.toml|FOLDER", help="A site's file, or its state folder.", show_default=False)
+    ],
+    full: Annotated[bool, typer.Option("--full", help="Every tensor of every message, with shape and digest.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="All lines of the ledger as JSON, for scripts.")] = False,
+) -> None:
+    """What left this site: how many bytes of what, to whom, in which round. Written down here, before each message left.
+
+    Rounds in which the same left are summed up in one line.
+    """
+    from fedmutual.cli import ledger as tables
+    from fedmutual.engines.sites import ledger
+
+    folder = ledger.found(path)
+    lines = ledger.read(folder)
+    if as_json:
+        typer.echo(json.dumps({"folder": str(folder), "totals": ledger.totals(lines), "left": lines}))
+        return
+    out.print(tables.full(lines) if full else tables.table(ledger.rows(lines)))
+    for line in tables.total(lines):
+        say(line)
+
+
+def doctor(
+    kit: Kit,
+    config: Annotated[Path | None, typer.Option(metavar="SITE.toml", help="Your site's file; checked, too.")] = None,
+    contract: Annotated[
+        Path | None, typer.Option(metavar="FEDERATION.toml", help="What you agree to; else the one in the kit.")
+    ] = None,
+) -> None:
+    """What is wrong between me and the server: kit, clock, name, port, TLS, versions; with --config my data and model, too.
+
+    Changes nothing. Exit code 0: nothing is wrong; 2: something is, and how to mend it is said.
+    """
+    from fedmutual.engines.sites.flare.doctor import examine
+
+    grades = []
+    for finding in examine(kit, config, contract):
+        say(f"{finding.grade:5} {finding.said}", soft_wrap=True)
+        grades.append(finding.grade)
+    if wrong := grades.count("wrong"):
+        stop(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
 
 
 def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:

@@ -11,7 +11,8 @@ import torch
 from fedmutual.boundary import Refused
 from fedmutual.core import Message
 from fedmutual.engines.sites.post import Answer
-from fedmutual.records.logs import append, read_lines
+from fedmutual.errors import RunError
+from fedmutual.records.logs import append
 
 LEFT = "left.jsonl"
 
@@ -50,5 +51,17 @@ class Outbox:
 
 
 def left(folder: Path) -> list[Mapping[str, Any]]:
-    """All that left a site, in the order in which it did."""
-    return list(read_lines(folder / LEFT))
+    """All that left a site, in the order in which it did. A last line that a kill cut short tells of nothing that left.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    path, lines = folder / LEFT, []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            raise RunError(
+                f"{path}: line {number} is damaged, so that it cannot be told what left; look for a copy"
+            ) from None
+    return lines

@@ -16,12 +16,13 @@ from nvflare.apis.signal import Signal
 from fedmutual.engines.sites.contract import read, restored
 from fedmutual.engines.sites.flare import workspace
 from fedmutual.engines.sites.flare.console import say
+from fedmutual.engines.sites.flare.door import LETTER
 from fedmutual.engines.sites.half import Half, own
 from fedmutual.engines.sites.post import Answer, Garbled, order, packed
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.records import folder as folders
 
-READY, BODY, LETTER = "ready", "body", "fedmutual.letter"
+READY, BODY = "ready", "body"
 _EVERY = 10.0  # seconds between lines on the console
 _PATIENCE = 20.0  # seconds for the process of the job before to let go of the state, and for a letter to be taken
 

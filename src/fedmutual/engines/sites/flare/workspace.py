@@ -10,7 +10,11 @@ from fedmutual.engines.sites.flare.kits import Kit
 from fedmutual.records.files import write_json
 
 POINTER = "fedmutual.json"  # what our classes, which run in FLARE's processes, are told of this host
-ALLOWED = ("fedmutual.engines.sites.flare.",)  # the only classes that a job may name
+_OURS = "fedmutual.engines.sites.flare"
+ALLOWED = {
+    "server": f"{_OURS}.controller.Rounds",
+    "site": f"{_OURS}.executor.Site",
+}  # the one class that a job may name there
 HEARTBEAT, GONE = 5, 60  # seconds between signs of life, and without any until a participant counts as gone
 _IMPL = "nvflare.app_common"
 
@@ -29,6 +33,7 @@ def made(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
     write_json(local / POINTER, {"format": 1, **told})
     (work / "transfer").mkdir(exist_ok=True)
     _harden(work / "startup")
+    state.chmod(0o700)  # models and ledgers are nobody else's on this host
     for path in (work, *work.rglob("*")):
         if path.is_dir() or path.parent.name in ("startup", "local"):
             path.chmod(0o700 if path.is_dir() else 0o600)
@@ -49,26 +54,12 @@ def _harden(startup: Path) -> None:
             (startup / name).write_text(json.dumps({**found, "require_signed_jobs": True}, indent=1))
 
 
-_RIGHTS: dict[str, Any] = {
+_RIGHTS: dict[
+    str, Any
+] = {  # what is not listed is refused: shells, code in jobs, FLARE's own commands; to all other roles, too
     "format": 1,  # ours
     "format_version": "1.0",
-    "permissions": {
-        "lead": {
-            "submit_job": "any",
-            "clone_job": "none",
-            "manage_job": "any",
-            "download_job": "any",
-            "view": "any",
-            "operate": "none",
-            "shell_commands": "none",
-            "byoc": "none",
-            "server-predeployed-flwr": "none",
-        },
-        **{
-            role: dict.fromkeys(("submit_job", "clone_job", "operate", "shell_commands", "byoc"), "none")
-            for role in ("project_admin", "org_admin", "member")
-        },
-    },
+    "permissions": {"lead": {"submit_job": "any", "get_job_meta": "any"}},
 }
 
 _LOGS: dict[str, Any] = {
@@ -97,12 +88,12 @@ _LOGS: dict[str, Any] = {
 }
 
 
-def _common() -> dict[str, Any]:
+def _common(kind: str) -> dict[str, Any]:
     return {
         "format": 1,
         "format_version": 2,
         "class_list_enforcement_mode": "enforce",
-        "class_allow_list": list(ALLOWED),
+        "class_allow_list": [ALLOWED[kind]],
         "allow_log_streaming": False,
     }
 
@@ -111,13 +102,14 @@ def _site() -> dict[str, Any]:
     """A site's resources: no log leaves it, and a job's process is the only thing that it starts."""
     managers, consumers = f"{_IMPL}.resource_managers", f"{_IMPL}.resource_consumers"
     none = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
-    return _common() | {
+    return _common("site") | {
         "client": {"retry_timeout": 30, "compression": "Gzip"},
         "components": [
             _component("resource_manager", f"{managers}.gpu_resource_manager.GPUResourceManager", none),
             _component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),
             _component("process_launcher", f"{_IMPL}.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
-            _component("lookout", "fedmutual.engines.sites.flare.console.Lookout"),
+            _component("lookout", f"{_OURS}.console.Lookout"),
+            _component("door", f"{_OURS}.door.Door"),
         ],
     }
 
@@ -127,7 +119,7 @@ def _server(work: Path) -> dict[str, Any]:
     storage = f"{_IMPL}.storages.filesystem_storage.FilesystemStorage"
     kept = {"root_dir": str(work / "snapshots"), "uri_root": "/"}
     scheduling = {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0, "max_schedule_count": 100_000}
-    return _common() | {
+    return _common("server") | {
         "servers": [
             {"admin_storage": "transfer", "max_num_clients": 100, "heart_beat_timeout": GONE, "admin_timeout": 10.0}
         ],
@@ -144,7 +136,8 @@ def _server(work: Path) -> dict[str, Any]:
             ),
             _component("job_store", storage),
             _component("process_launcher", f"{_IMPL}.job_launcher.server_process_launcher.ServerProcessJobLauncher"),
-            _component("watch", "fedmutual.engines.sites.flare.watch.Watch"),
+            _component("watch", f"{_OURS}.watch.Watch"),
+            _component("door", f"{_OURS}.door.Door"),
         ],
     }
 

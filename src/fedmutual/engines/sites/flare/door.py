@@ -1,0 +1,145 @@
+"""The door of a participant's processes: whose requests they take, and which.
+
+FLARE carries any request of any participant to any process, and a site does as it is asked: it holds its rights against
+what the server says of the asker. So whoever holds a kit could read a site's files. Here stands for each process who may
+ask what of it; all else is refused before it is unpacked. Under a FLARE without these methods no process starts.
+"""
+
+import logging
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.hci.server.authz import AuthzFilter
+from nvflare.fuel.hci.server.constants import ConnProps
+from nvflare.private.admin_defs import MsgHeader, error_reply
+from nvflare.private.admin_defs import ReturnCode as Code
+from nvflare.private.defs import RequestHeader, TrainingTopic
+from nvflare.private.fed.client.admin import FedAdminAgent
+from nvflare.private.fed.client.command_agent import CommandAgent
+
+from fedmutual.engines.sites.flare.console import say
+
+LETTER = "fedmutual.letter"  # the topic of what sites send to each other
+_AUX, _REPLY, _STREAM, _DATA = "aux_communication", "return_only", "sm__STREAM", "sm__DATA"
+
+Rules = Mapping[str, tuple[str, ...] | None]
+"""Channel -> topics; None: all of them."""
+
+_ANYBODY: Rules = {"credential_manager": ("key_exchange",), "cellnet.channel": ("bye",), _STREAM: ("sm__ACK", "sm__ERROR")}
+_RULES: Mapping[tuple[str, str], Rules] = {  # (whose process, who asks)
+    ("site", "server"): {"admin": None},
+    ("site job", "server job"): {_AUX: None, _REPLY: None},
+    ("site job", "site job"): {_AUX: (LETTER,), _REPLY: (f"{_AUX}:{LETTER}",)},
+    ("server", "site"): {"task": None},
+    ("server", "site job"): {"task": None},
+    ("server", "lead"): {"task": None, "hci_channel": None, _AUX: None, _REPLY: None},
+    ("server job", "site job"): {"server_command": ("get_task", "submit_update"), _AUX: None, _REPLY: None},
+}
+_ORDERS = (  # what a server may order of a site: to begin a job that a lead signed, and to end it
+    *(TrainingTopic.CHECK_RESOURCE, TrainingTopic.CANCEL_RESOURCE, TrainingTopic.DEPLOY),
+    *(TrainingTopic.START_JOB, TrainingTopic.ABORT, TrainingTopic.ABORT_TASK, TrainingTopic.NOTIFY_JOB_STATUS),
+)
+_JOB = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
+_log = logging.getLogger(__name__)
+
+
+def lets_in(me: str, asker: str, channel: str, topic: str) -> bool:
+    """Whether a process takes a request. me, asker: as FLARE calls processes: ``north``, ``north.JOB``, ``server``."""
+    if asker.split(".")[0] == me.split(".")[0]:
+        return True  # a process of the same participant
+    rules = {**_ANYBODY, **_RULES.get((_kind(me), _kind(asker)), {})}
+    if channel not in rules or (topic == LETTER and _kind(asker) != "site job"):
+        return False
+    topics = rules[channel]
+    return topics is None or topic in topics
+
+
+def _kind(name: str) -> str:
+    """What sort of process has a name."""
+    first, *rest = name.split(".")
+    if first.startswith("_admin_"):
+        return "lead"
+    return ("server" if first == "server" else "site") + (" job" if rest else "")
+
+
+class Door(FLComponent):  # type: ignore[misc]
+    """Stands from its making on, in the process that makes it. Made before the process talks to anybody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        _guard(CoreCell, "_process_request", _at_the_door)
+        _guard(FedAdminAgent, "_dispatch_request", _only_orders, _no_words)
+        _guard(CommandAgent, "aux_communication", _true_sender)
+        _guard(AuthzFilter, "pre_command", _only_leads)
+
+
+def _guard(kind: Any, name: str, before: Callable[..., Any], after: Callable[[Any], Any] = lambda answer: answer) -> None:
+    """Let `before` stand before a method, once: it gives what is answered instead, or None; and `after` behind it."""
+    method = getattr(kind, name)
+    if hasattr(method, "guarded"):
+        return
+
+    @wraps(method)
+    def guarded(self: Any, *given: Any, **named: Any) -> Any:
+        refused = before(self, *given, **named)
+        return after(method(self, *given, **named)) if refused is None else refused
+
+    guarded.guarded = True  # type: ignore[attr-defined]
+    setattr(kind, name, guarded)
+
+
+def _at_the_door(cell: Any, origin: str, message: Any) -> Any:
+    """Whose request, and on what: of a stream what it will become."""
+    channel, topic = (message.get_header(key, "") for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
+    if (channel, topic) == (_STREAM, _DATA):
+        channel, topic = (message.get_header(key, "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC))
+    me = cell.my_info.fqcn
+    sealed = topic != LETTER or message.get_header(MessageHeaderKey.ENCRYPTED)  # else the server could have written it
+    if sealed and lets_in(me, origin, channel, topic):
+        return None
+    _log.warning(f"{me}: refused a request of {origin!r}: {channel}/{topic}")
+    return make_reply(ReturnCode.UNAUTHENTICATED, error="not for you to ask")
+
+
+def _only_orders(agent: Any, request: Any) -> Any:
+    """What the server may order of a site, of a job by its number and no other folder."""
+    order = request.payload
+    job = order.get_header(RequestHeader.JOB_ID)
+    if order.topic in _ORDERS and (job is None or _JOB.fullmatch(str(job))):
+        return None
+    _log.warning(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}")
+    return new_cell_message({}, error_reply("not for you to ask"))
+
+
+def _only_leads(rights: Any, conn: Any, words: list[str]) -> bool | None:
+    """FLARE lets any certificate of the federation log in, and asks for no right before some commands."""
+    if words[0].startswith("_") or conn.get_prop(ConnProps.USER_ROLE) == "lead":
+        return None  # logging in and out
+    conn.append_error("only a lead may ask this")
+    return False
+
+
+def _no_words(reply: Any) -> Any:
+    """Why a site could not is for its operator to read: the words may hold data or paths."""
+    answer = reply.payload
+    if answer.get_header(MsgHeader.RETURN_CODE) == Code.ERROR:
+        say(f"refused, or could not: {answer.body}")
+        answer.body = "refused, or could not; its operator reads why"
+    return reply
+
+
+def _true_sender(agent: Any, request: Any) -> Any:
+    """A letter says who wrote it; its seal, by which certificate."""
+    origin, said = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
+    if _kind(origin).startswith("server") or said.get(ReservedKey.IDENTITY_NAME) == origin.split(".")[0]:
+        return None
+    _log.warning(f"refused a letter of {origin!r}, which calls itself {said.get(ReservedKey.IDENTITY_NAME)!r}")
+    return make_reply(ReturnCode.UNAUTHENTICATED, error="not by who it says")

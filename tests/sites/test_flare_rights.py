@@ -1,0 +1,135 @@
+"""What a participant's processes are told they may do, and who may ask it of them."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.sec.authz import AuthzContext, Person
+from nvflare.private.admin_defs import Message, error_reply, ok_reply
+from nvflare.private.defs import RequestHeader
+from nvflare.private.fed.utils.site_config import project_site_config
+from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
+
+from fedmutual.engines.sites.flare import workspace
+from fedmutual.engines.sites.flare.door import LETTER, _at_the_door, _no_words, _only_orders, _true_sender, lets_in
+from fedmutual.engines.sites.flare.kits import opened, provision
+from wards import contract
+
+JOB = "0a1b2c3d-0000-4000-8000-0123456789ab"
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """The folders that FLARE works in, of a server and of a site."""
+    folder = tmp_path_factory.mktemp("federation")
+    provision(contract(folder), folder / "kits")
+    (folder / "server").mkdir()
+    (folder / "north").mkdir()
+    return {name: workspace.made(opened(folder / "kits" / name), folder / name, {}) for name in ("server", "north")}
+
+
+@pytest.mark.parametrize("name", ["server", "north"])
+def test_what_is_not_listed_is_nobodys_right(work, name):
+    authorizer = FLAuthorizer("fedmutual", json.loads((work[name] / "local" / "authorization.json").read_text()))
+    asked = {*COMMAND_CATEGORIES, "byoc", "submit_job", "clone_job", "server-predeployed-flwr"}
+    for role in ("lead", "project_admin", "org_admin", "member", ""):
+        person = Person("somebody", "fedmutual", role)
+        held = {right for right in asked if authorizer.authorize(AuthzContext(right, person, person))[0]}
+        assert held == ({"submit_job", "get_job_meta"} if role == "lead" else set()), role
+
+
+def test_a_site_tells_nothing_of_itself_when_it_registers(work):
+    merged = {}
+    for file in ("startup/fed_client.json", "local/resources.json"):
+        merged |= json.loads((work["north"] / file).read_text())
+    assert project_site_config(merged) == {"format": 1, "require_signed_jobs": True, "allow_log_streaming": False}
+
+
+@pytest.mark.parametrize("name", ["server", "north"])
+def test_the_folders_are_their_owners_alone(work, name):
+    folders = [work[name].parent, work[name], *(path for path in work[name].rglob("*") if path.is_dir())]
+    assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+    assert {path.stat().st_mode & 0o777 for path in (work[name] / "startup").iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize(("sealed", "fine"), [(True, True), (False, False)])
+def test_a_letter_that_is_not_sealed_could_be_the_servers(sealed, fine):
+    headers = {
+        MessageHeaderKey.CHANNEL: "sm__STREAM",
+        MessageHeaderKey.TOPIC: "sm__DATA",
+        MessageHeaderKey.ENCRYPTED: sealed,
+    }
+    stream = {StreamHeaderKey.CHANNEL: "aux_communication", StreamHeaderKey.TOPIC: LETTER}
+    cell = SimpleNamespace(my_info=SimpleNamespace(fqcn=f"north.{JOB}"))
+    refused = _at_the_door(cell, f"south.{JOB}", new_cell_message({**headers, **stream}))
+    assert (refused is None) is fine
+
+
+@pytest.mark.parametrize(("said", "fine"), [("south", True), ("west", False), (None, False)])
+def test_a_letter_is_of_him_whose_seal_it_has(said, fine):
+    letter = Shareable()
+    letter.set_peer_props({ReservedKey.IDENTITY_NAME: said})
+    request = new_cell_message({MessageHeaderKey.ORIGIN: f"south.{JOB}"}, letter)
+    assert (_true_sender(None, request) is None) is fine
+
+
+@pytest.mark.parametrize(
+    ("order", "job", "fine"),
+    [
+        *(("train.deploy", JOB, True), ("train.deploy", "../wards", False), ("scheduler.check_resource", None, True)),
+        *(("train.start_job", JOB, True), ("train.delete_run", JOB, False), ("sys.shell", None, False)),
+        *(("train.restart", None, False), ("train.configure_job_log", JOB, False), ("info.show_errors", JOB, False)),
+    ],
+)
+def test_what_a_server_may_order_of_a_site(order, job, fine):
+    message = Message(topic=order, body="")
+    if job is not None:
+        message.set_header(RequestHeader.JOB_ID, job)
+    assert (_only_orders(None, new_cell_message({}, message)) is None) is fine
+
+
+def test_why_a_site_could_not_is_for_its_operator(capsys):
+    reply = _no_words(new_cell_message({}, error_reply("no such file: /srv/xray/smith.png")))
+    assert reply.payload.body == "refused, or could not; its operator reads why"
+    assert "smith.png" in capsys.readouterr().out
+    assert _no_words(new_cell_message({}, ok_reply(body="deployed"))).payload.body == "deployed"
+
+
+@pytest.mark.parametrize(
+    ("me", "asker", "channel", "topic", "fine"),
+    [
+        ("north", "server", "admin", "admin", True),
+        ("north", "south", "admin", "admin", False),
+        ("north", f"south.{JOB}", "admin", "admin", False),
+        ("north", f"north.{JOB}", "admin", "train.notify_job_status", True),
+        ("north", "server", "_net_manager", "stop", False),
+        ("north", "southserver", "admin", "admin", False),
+        ("north", "servers", "admin", "admin", False),
+        ("north", "_admin_1", "admin", "admin", False),
+        (f"north.{JOB}", "server", "client_command", "show_errors", False),
+        (f"north.{JOB}", "north", "client_command", "abort", True),
+        (f"north.{JOB}", f"server.{JOB}", "aux_communication", "__end_run__", True),
+        (f"north.{JOB}", f"south.{JOB}", "aux_communication", LETTER, True),
+        (f"north.{JOB}", f"south.{JOB}", "aux_communication", "__end_run__", False),
+        (f"north.{JOB}", f"server.{JOB}", "aux_communication", LETTER, False),
+        (f"north.{JOB}", f"south.{JOB}", "return_only", f"aux_communication:{LETTER}", True),
+        (f"north.{JOB}", f"south.{JOB}", "return_only", "server_command:get_task", False),
+        (f"north.{JOB}", f"south.{JOB}", "credential_manager", "key_exchange", True),
+        ("server", "north", "task", "heart_beat", True),
+        ("server", "north", "server_parent_listener", "update_run_status", False),
+        ("server", "north", "hci_channel", "command", False),
+        ("server", f"server.{JOB}", "server_parent_listener", "heartbeat", True),
+        ("server", "_admin_1", "hci_channel", "command", True),
+        ("server", "north", "_net_manager", "stop", False),
+        (f"server.{JOB}", f"north.{JOB}", "server_command", "submit_update", True),
+        (f"server.{JOB}", f"north.{JOB}", "server_command", "abort", False),
+        (f"server.{JOB}", "north", "server_command", "submit_update", False),
+    ],
+)
+def test_the_door(me, asker, channel, topic, fine):
+    assert lets_in(me, asker, channel, topic) is fine

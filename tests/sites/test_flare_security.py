@@ -1,0 +1,158 @@
+"""What a participant cannot do to the others, over a real network: one federation with a rogue in it, and no round."""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvflare.fuel.hci.client import file_transfer
+
+from fedmutual.engines.sites.contract import read
+from fedmutual.engines.sites.flare import job
+from fedmutual.engines.sites.flare.kits import opened
+from fedmutual.engines.sites.flare.session import Session
+from fedmutual.errors import RunError
+from loopback import LEAD, Loopback, loopback
+from wards import COMMON, SITES
+
+SECRET = "patient,age\nSmith,61\n"
+FLARES = (  # commands of FLARE that a lead of ours has no right to
+    *("ls server", "cat server log.txt", "grep server a log.txt", "tail server log.txt", "pwd server"),
+    *("sys_info server", "report_env north", "check_status server", "restart server", "shutdown server"),
+    *("remove_client north", "configure_site_log server DEBUG", "list_jobs", "show_scopes server"),
+)
+
+
+def test_nobody_gets_more_than_is_theirs(tmp_path, monkeypatch):
+    with federated(tmp_path) as federation:
+        federation.wait(lambda: "site 'eve' is there" in federation.log("server"), 60, "the rogue is there")
+        (tmp_path / "answers.go").touch()
+        with Session(opened(tmp_path / "kits" / LEAD)) as session:
+            a_lead_has_no_shell_and_no_command_of_flares(federation, session)
+            a_job_that_ships_code_is_refused(federation, session)
+            a_job_that_names_other_classes_is_refused_by_server_and_site(federation, session)
+            monkeypatch.setattr(file_transfer, "sign_folders", lambda *_, **__: None)
+            a_job_that_nobody_signed_is_refused(federation, session)
+        a_site_cannot_pass_as_a_lead(federation)
+        a_site_with_a_true_kit_gets_nothing_out_of_another_one(federation)
+
+
+@contextmanager
+def federated(folder: Path) -> Iterator[Loopback]:
+    """A server, a site, and another one that is a rogue."""
+    sites = {"north": SITES["north"], "eve": SITES["south"]}
+    with loopback(folder, COMMON, sites) as found:
+        (folder / "north" / "secret.csv").write_text(SECRET)
+        found.start("server", "north")
+        found.wait(lambda: "site 'north' is there" in found.log("server"), 60, "north is there")
+        told = {"config": str(found.configs["eve"]), "contract": str(found.file)}
+        kit, state = folder / "kits" / "eve", folder / "eve" / "state"
+        state.mkdir()
+        rogue = (Path(__file__).parents[1] / "rogue.py", kit, state, json.dumps(told))
+        words = [sys.executable, *map(str, (*rogue, folder / "answers.json", folder / "north" / "secret.csv"))]
+        with (folder / "eve.log").open("wb") as log:
+            found.processes["eve"] = subprocess.Popen(
+                words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        yield found
+
+
+def a_lead_has_no_shell_and_no_command_of_flares(federation: Loopback, session: Session) -> None:
+    ask = session._session.api.server_execute
+    for command in FLARES:
+        assert "is not authorized" in str(ask(command)), command
+    for command in ("ls north", "cat north local/fedmutual.json", "shutdown client north", "process_info north"):
+        assert "not for you to ask" in str(ask(command)), command  # FLARE leaves it to the site
+    assert federation.processes["north"].poll() is None
+
+
+def a_job_that_ships_code_is_refused(federation: Loopback, session: Session) -> None:
+    def change(made: Path) -> None:
+        (made / job.APP / "custom").mkdir()
+        (made / job.APP / "custom" / "evil.py").write_text("raise SystemExit\n")
+
+    assert ended(federation, session, change) == "FINISHED:FAILED_TO_RUN"
+    assert "BYOC not permitted" in written(federation, "server")
+
+
+def a_job_that_names_other_classes_is_refused_by_server_and_site(federation: Loopback, session: Session) -> None:
+    mark = federation.folder / "mark"
+    shell = {"id": "rounds", "path": "subprocess.Popen", "args": {"args": ["touch", str(mark)]}}
+    ours = {"path": "fedmutual.engines.sites.flare.kits.write_json", "args": {"path": str(mark), "content": {}}}
+
+    def change(made: Path) -> None:
+        config = made / job.APP / "config"
+        edit(config / "config_fed_server.json", lambda found: found | {"workflows": [shell]})
+        edit(config / "config_fed_client.json", lambda found: found | {"executors": [{"tasks": ["*"], "executor": ours}]})
+
+    assert ended(federation, session, change) in ("FINISHED:EXECUTION_EXCEPTION", "FINISHED:ABNORMAL")
+    assert "Component 'subprocess.Popen' at config path 'workflows.#1' is not in allow_list" in written(federation, "server")
+    named = f"Component {ours['path']!r} at config path 'executors.#1.executor' is not in allow_list"
+    federation.wait(lambda: named in written(federation, "north"), 20, "the site's refusal")
+    assert not mark.exists()
+
+
+def a_job_that_nobody_signed_is_refused(federation: Loopback, session: Session) -> None:
+    assert ended(federation, session, lambda made: None) == "FINISHED:FAILED_TO_RUN"
+    assert "unsigned job rejected" in written(federation, "server")
+
+
+def a_site_cannot_pass_as_a_lead(federation: Loopback) -> None:
+    """FLARE lets any certificate of the federation log in."""
+    kits, kit = federation.folder / "kits", federation.folder / "false"
+    shutil.copytree(kits / LEAD, kit)
+    for file in ("client.crt", "client.key"):
+        shutil.copy(kits / "eve" / "startup" / file, kit / "startup" / file)
+    edit(kit / "kit.json", lambda about: about | {"name": "eve"})
+    edit(kit / "startup" / "fed_admin.json", lambda about: about | {"admin": about["admin"] | {"username": "eve"}})
+    with Session(opened(kit)) as session:
+        for command in ("fedmutual_status wards", "cells", "list_jobs", "show_config_vars server", "get_job_meta 1"):
+            assert "only a lead may ask this" in str(session._session.api.server_execute(command)), command
+        with pytest.raises(RunError):
+            session.status("wards")
+
+
+def a_site_with_a_true_kit_gets_nothing_out_of_another_one(federation: Loopback) -> None:
+    answers = federation.folder / "answers.json"
+    federation.wait(answers.exists, 60, "the rogue's report")
+    found = json.loads(answers.read_text())
+    assert len(found) == 10
+    for what, answer in found.items():
+        refused = "unauthenticated: not for you to ask" in answer or answer.startswith("timeout")
+        assert refused, (what, answer)
+    assert "refused a request of 'eve': admin/admin" in written(federation, "north")
+    assert federation.processes["north"].poll() is None
+    assert (federation.folder / "north" / "state" / "wards").is_dir()
+
+
+def ended(federation: Loopback, session: Session, change: Callable[[Path], Any]) -> str:
+    """How a job ended that somebody changed before a lead signed it; of north alone."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = job.write(read(federation.file), Path(folder))
+        edit(made / "meta.json", lambda meta: meta | {"min_clients": 1, "deploy_map": {"app": ["server", "north"]}})
+        change(made)
+        number = session._session.submit_job(str(made))
+    said = [""]
+
+    def over() -> bool:
+        said[0] = str(session._session.get_job_meta(number).get("status"))
+        return said[0].startswith("FINISHED")
+
+    federation.wait(over, 60, "the end of the job")
+    return said[0]
+
+
+def written(federation: Loopback, name: str) -> str:
+    """All that FLARE logged at a participant, and its console."""
+    state = federation.folder / ("server" if name == "server" else f"{name}/state")
+    return federation.log(name) + "".join(file.read_text(errors="replace") for file in state.rglob("log.txt"))
+
+
+def edit(path: Path, change: Callable[[Any], Any]) -> None:
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))

@@ -1,0 +1,118 @@
+"""`fedmutual ledger`: what left a site, by hand and after a federation."""
+
+import json
+
+import pytest
+
+from fedmutual.engines.sites import ledger
+from fedmutual.engines.sites.outbox import LEFT
+from wards import site
+
+WEIGHT = {"name": "w", "dtype": "float32", "shape": [2, 3], "bytes": 24, "sha256": "ab" * 32}
+ONE = {"name": "n", "dtype": "int64", "shape": [], "bytes": 8, "sha256": "cd" * 32}
+
+
+def line(round, phase=1, what="work", to="server", tensors=(WEIGHT, ONE), told=None, bytes=100):
+    return {"round": round, "phase": phase, "what": what, "to": to, "tensors": list(tensors), "told": told or {}} | {
+        "bytes": bytes,
+        "sha256": "ef" * 32,
+    }
+
+
+def write(folder, lines):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / LEFT).write_text("".join(json.dumps(one) + "\n" for one in lines))
+    return folder
+
+
+def letters(round):
+    """A round of a site that sends to two others, and tells the server that it did."""
+    told = {"train": {"loss": 0.5 / round}}
+    work = [line(round, k, tensors=(), told=told, bytes=200 + round % 7) for k in (1, 2)]
+    return [
+        *work,
+        line(round, to="south"),
+        line(round, to="west"),
+        line(round, 1, "exam", tensors=(), told={"scores": [{}]}),
+    ]
+
+
+def test_equal_rounds_are_one_row_however_many(tmp_path):
+    lines = ledger.read(write(tmp_path, [one for round in range(1, 201) for one in letters(round)]))
+    rows = ledger.rows(lines)
+    assert [(row.first, row.last, row.messages) for row in rows] == [(1, 200, 200)] * 5
+    assert [(ledger.said(row.kind), row.kind.to, row.kind.bytes) for row in rows] == [
+        ("phase 1, done", "server", 0),
+        ("phase 2, done", "server", 0),
+        ("phase 1", "south", 32),
+        ("phase 1", "west", 32),
+        ("scores", "server", 0),
+    ]
+    assert rows[0].bytes == sum(200 + round % 7 for round in range(1, 201))
+    assert ledger.totals(lines)["south"] == {"messages": 200, "tensors": 6400, "bytes": 20000}
+
+
+def test_a_round_that_is_unlike_the_others_stands_alone(tmp_path):
+    odd = [line(3), line(3)]  # asked again, and answered as before
+    refused = [line(5, tensors=(), told={"problem": "it diverged"})]
+    lines = [line(0), line(1), line(2), *odd, line(4), *refused, line(7)]
+    rows = ledger.rows(ledger.read(write(tmp_path, lines)))
+    assert [(row.first, row.last, row.messages) for row in rows] == [(0, 2, 3), (3, 3, 2), (4, 4, 1), (5, 5, 1), (7, 7, 1)]
+    assert ledger.said(rows[3].kind) == "no message: it diverged"
+
+
+def test_the_tables(tmp_path, cli):
+    folder = write(tmp_path / "state" / "wards", [line(0, told={"train": {"loss": 1.0}}), line(1), line(2)])
+    code, out, _ = cli("ledger", tmp_path / "state")
+    rows = [text.split() for text in out.splitlines()]
+    assert code == 0
+    assert rows[2] == ["start", "phase", "1", "server", "1", "2", "32", "losses", "100"]
+    assert rows[3] == ["1-2", "phase", "1", "server", "2", "2", "32", "-", "200"]
+    assert out.splitlines()[-1] == "to server: 3 messages of 300 bytes, of which tensors 96"
+    code, out, _ = cli("ledger", folder, "--full")
+    assert [text.split() for text in out.splitlines()][2:4] == [
+        ["0", "1", "server", "w", "float32", "2x3", "24", "ab" * 32],
+        ["0", "1", "server", "n", "int64", "one", "8", "cd" * 32],
+    ]
+    code, out, _ = cli("ledger", folder, "--json")
+    found = json.loads(out)
+    assert (code, found["left"][2]["round"], found["totals"]["server"]["bytes"]) == (0, 2, 300)
+
+
+def test_a_site_names_its_ledger_by_its_own_file(tmp_path, cli):
+    path = site(tmp_path, "north")
+    write(path.parent / "state" / "wards", [line(1)])
+    assert cli("ledger", path)[0] == 0
+    write(path.parent / "state" / "others", [line(1)])
+    code, _, err = cli("ledger", path)
+    assert (code, "took part in 2 federations; name one" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{}\n", "line 1 is of another form"),
+        ('{"round": 1\n{}\n', "line 1 is damaged"),
+        (json.dumps(line(1)) + "\n" + json.dumps(line(2) | {"tensors": 5}) + "\n", "line 2 is of another form"),
+        (json.dumps(line(1)) + "\n\xff\n", "line 2 is damaged"),
+    ],
+)
+def test_a_damaged_ledger_is_said_with_its_line(tmp_path, cli, text, why):
+    (tmp_path / LEFT).write_bytes(text.encode("latin1"))
+    code, out, err = cli("ledger", tmp_path)
+    assert (code, out, why in err) == (2, "", True)
+
+
+def test_what_a_kill_cut_short_did_not_leave(tmp_path, cli):
+    write(tmp_path, [line(1)])
+    with (tmp_path / LEFT).open("a") as file:
+        file.write(json.dumps(line(2))[:40])
+    code, out, _ = cli("ledger", tmp_path)
+    assert (code, out.splitlines()[-1]) == (0, "to server: 1 message of 100 bytes, of which tensors 32")
+
+
+def test_no_ledger(tmp_path, cli):
+    code, _, err = cli("ledger", tmp_path)
+    assert (code, "nothing left this site, or it is not the state folder of a site" in err) == (2, True)
+    code, _, err = cli("ledger", tmp_path / "nowhere.toml")
+    assert (code, "nowhere.toml" in err) == (2, True)
