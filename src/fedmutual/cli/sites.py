@@ -11,6 +11,7 @@ from rich.table import Table
 
 from fedmutual.cli.terminal import Code, out, say, stop, terminable
 
+_AT_THE_SERVER = 2  # steps of dialling before the handshake: its name, its port
 _PATIENCE = 600.0  # seconds that a server may be away
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def site(
     half = Half(contracts.read(agreed), mine)  # looks at all that can be wrong before anything is opened
     _say_leaves(half.leaves(), half.tells, half.peers is not None)
     say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
+    _dial(found)
     _serve(found, mine.state, {"config": str(mine.source), "contract": str(agreed)})
 
 
@@ -187,6 +189,17 @@ def doctor(
         grades.append(finding.grade)
     if wrong := grades.count("wrong"):
         stop(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
+
+
+def _dial(kit: "Kit_") -> None:
+    """Stop where server and kit do not trust each other, which waiting does not mend; else say what is in the way."""
+    from fedmutual.engines.sites.flare.dial import WRONG, dial
+
+    *before, last = dial(kit)
+    if last.grade == WRONG and len(before) == _AT_THE_SERVER:
+        stop(last.said, Code.BAD_INPUT)
+    if last.grade == WRONG:
+        say(f"{last.said}. Tried again until it answers", soft_wrap=True)
 
 
 def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 import logging
+import os
 from types import ModuleType
 
 from fedmutual.errors import ConfigError
@@ -21,4 +22,5 @@ def load(name: str = "nvflare") -> ModuleType:
 
 def quiet() -> None:
     """FLARE's log lines go nowhere in this process: what a lead must know is said in our words."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.getLogger().addHandler(logging.NullHandler())

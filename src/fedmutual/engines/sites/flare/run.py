@@ -13,7 +13,10 @@ from fedmutual.engines.sites.flare.found import load
 from fedmutual.engines.sites.flare.kits import Kit, check_valid
 from fedmutual.errors import ConfigError
 
-_SETTINGS = {"NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "5"}  # not 15 minutes for the last word of a site that died
+_SETTINGS = {
+    "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "5",  # not 15 minutes for the last word of a site that died
+    "GRPC_VERBOSITY": "NONE",  # its lines are for its developers
+}
 _MAINS = {"server": "nvflare.private.fed.app.server.server_train", "site": "nvflare.private.fed.app.client.client_train"}
 
 

@@ -32,8 +32,8 @@ class Session:
 
     def __init__(self, kit: Kit, timeout: float = 15.0) -> None:
         """Raises RunError, in one sentence, where the server cannot be reached or does not take the kit."""
-        api = load("nvflare.fuel.flare_api.flare_api")
         quiet()
+        api = load("nvflare.fuel.flare_api.flare_api")
         check_valid(kit)
         self._folder = tempfile.TemporaryDirectory()  # FLARE wants a folder to write into; the kit is only read
         work = Path(self._folder.name)
