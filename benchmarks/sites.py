@@ -133,7 +133,7 @@ def fault(kind: str, work: Path, rounds: int) -> dict[str, Any]:
             small(fed.configs["south"].parent / "state")
         fed.start("server", *MLPS)
         fed.submit()
-        fed.round(2)
+        fed.round(2, 300)
         time.sleep(random.uniform(0, 3))
         before, began = fed.progress()["round"], time.monotonic()
         hurt(fed, kind, pipe)
