@@ -9,8 +9,6 @@ import pytest
 import torch
 from hypothesis import settings
 
-from fedmutual.engines import processes
-
 # Tests run side by side, a core each (pytest-xdist), and so does what they start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)
@@ -19,16 +17,23 @@ torch.set_num_threads(1)
 settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
 
-# Worker processes of an engine in a test's own process are forks of a server that imported torch: 0.1 s each instead of 4 s.
-# Those of a command that a test runs (`forked`) start as a user's do.
-if sys.platform == "linux":
-    processes.CONTEXT = multiprocessing.get_context("forkserver")
-    processes.CONTEXT.set_forkserver_preload(["torch._dynamo", "scipy.stats", "fedmutual.experiment"])
-
 
 def pytest_collection_modifyitems(items):
     """A Ray cluster takes 15 s to start: what needs one comes first, hence to one worker of xdist; what kills it, then."""
     items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def forked_workers():
+    """Worker processes of a test's own engines are forks of a server that imported torch: 0.1 s each instead of 4 s.
+
+    Those of the commands that tests run (`forked`) start as a user's do.
+    """
+    from fedmutual.engines import processes  # in processes that test, not in the one that hands tests out
+
+    if sys.platform == "linux":
+        processes.CONTEXT = multiprocessing.get_context("forkserver")
+        processes.CONTEXT.set_forkserver_preload(["torch._dynamo", "scipy.stats", "fedmutual.experiment"])
 
 
 SMALL = """
