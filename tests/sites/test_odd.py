@@ -263,3 +263,27 @@ def test_a_site_file_that_is_wrong_is_one_sentence(tmp_path, own_tables, said):
         Half(agreed, own(site(tmp_path, "north", own_tables)))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_newcomer_joins_and_a_site_leaves_for_good(tmp_path):
+    """Another contract, of other sites, goes on with the rounds: with what each of them knows."""
+    two = {i: MLPS[i] for i in ("north", "south")}
+    agreed, sites = halves(tmp_path, contract(tmp_path, sites=two), two)
+    run(tmp_path, Desk(sites), agreed)
+    shared = fedmutual.Run(tmp_path / "server").global_model().state_dict()
+
+    others = {i: MLPS[i] for i in ("north", "west")}
+    longer, later = halves(tmp_path, contract(tmp_path, {**COMMON, "rounds": 5}, others), others)
+    orders = []
+
+    class Seen(Desk):
+        def ask(self, asked, deadline):
+            orders.extend((i, *order(content)) for i, content in asked.items())
+            return super().ask(asked, deadline)
+
+    assert run(tmp_path, Seen(later), longer) == ([], [4, 5])
+    first = {i: message for i, said, message in reversed(orders) if said.kind != EXAM and said.round == 3}
+    assert first.keys() == {"north", "west"}
+    assert all(same(message, shared) for message in first.values())
+    assert fedmutual.Run(later["north"].folder).round == 5
+    assert "'sites.names'" in (agreed.differing(longer) or "")  # who did not agree to the new one refuses it
