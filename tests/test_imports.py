@@ -82,7 +82,9 @@ def of_carried(found: Import) -> bool:
 
 
 def _carried(file: str) -> bool:
-    return file in [f"engines/sites/flare/{name}.py" for name in ("console", "controller", "desk", "executor", "watch")]
+    return file in [
+        f"engines/sites/flare/{name}.py" for name in ("console", "controller", "desk", "door", "executor", "watch")
+    ]
 
 
 RULES = [of_algorithms, of_core, of_cli, of_report, of_extras, of_carried]

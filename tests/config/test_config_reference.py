@@ -1,10 +1,14 @@
 """What `list keys` and `list algorithms` say of a configuration, held against the schema."""
 
+from pathlib import Path
+
 import pytest
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import all_keys
 from fedmutual.config.reference import algorithms, keys, page
+from fedmutual.engines.sites import reference as of_sites
+from fedmutual.engines.sites.schema import SiteFile
 
 KEYS = {key.name: key for key in keys()}
 
@@ -68,3 +72,16 @@ def test_every_algorithm_has_a_line_of_its_own() -> None:
     assert len(set(said.values())) == len(said)
     assert said["centralised"].startswith("One model, trained on all participants' data")
     assert said["fml"].endswith("Settings: alpha, beta, temperature.")
+
+
+def test_the_files_of_real_sites_are_there_key_by_key() -> None:
+    found = {key.name: key for key in (*of_sites.federation(), *of_sites.site())}
+    assert found["server.port"][1:3] == ("whole number >= 1, <= 65535", "8002")
+    assert found["sites.names"][1:3] == ("list of text", "needed")
+    assert found["sites.quorum"][1:3] == ("whole number >= 1", "unset")
+    assert found["state.folder"][1:3] == ("path", "needed")
+    assert found["algorithm.KEY"].about == "alpha, beta, mu"
+    named = {name.partition(".")[0] for name in found}
+    assert named == {"server", "sites", *SiteFile.model_fields}
+    assert [name for name, key in found.items() if not key.about.strip() or "\n" in key.about] == []
+    assert of_sites.page() in (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")

@@ -343,7 +343,9 @@ def list_(
     from fedmutual.config import reference
 
     if what == "keys":
-        say(reference.page(), soft_wrap=True)
+        from fedmutual.engines.sites import reference as of_sites
+
+        say(f"{reference.page()}\n\n{of_sites.page()}", soft_wrap=True)
         return
     if what == "experiments":
         reproduce(list_them=True)

@@ -225,8 +225,8 @@ def _say_leaves(leaves: Mapping[str, "Spec"], tells: bool, by_hand: bool) -> Non
             size = count * dtype.itemsize
             table.add_row(phase, name, str(dtype).removeprefix("torch."), "x".join(map(str, shape)) or "one", f"{size:,}")
     out.print(table)
-    to = "to the other sites, through the server, which can" if by_hand else "to the server, which can"
-    say(f"These go {to} read them. Losses and scores {'are told, too' if tells else 'are not told'}.")
+    to = "to the other sites, through the server, sealed" if by_hand else "to the server, which can read them"
+    say(f"These go {to}. Losses and scores {'are told, too' if tells else 'are not told'}.")
 
 
 def _wait_for_all(contract: "Contract", there: Callable[[], Iterable[str]]) -> None:

@@ -6,6 +6,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
+from pydantic_core import PydanticUndefined
+
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import settings_of
 from fedmutual.config.schema import ClientData, Config, Section, ShareConfig
@@ -117,4 +119,6 @@ def _bounds(extras: tuple[Any, ...]) -> Iterator[str]:
 
 def _value(default: Any) -> str:
     """A default as TOML has it."""
+    if default is PydanticUndefined:
+        return "needed"
     return "unset" if default is None else json.dumps(default)

@@ -1,0 +1,58 @@
+"""The keys of the two files of real sites in words: part of what `fedmutual list keys` prints."""
+
+from collections.abc import Iterator
+
+from fedmutual.config.reference import Key, keys
+from fedmutual.config.schema import ClientData, ClientModel, ClientOptimizer, ClientTraining, Section, ShareConfig
+from fedmutual.engines.sites.schema import PublicTable, ServerTable, SiteEngine, SiteFile, SiteSplit, SitesTable, StateTable
+
+_HEAD = """## FEDERATION.toml
+
+What all participants of a [federation of real sites](sites.md) have: the keys above but for `partition`, `engine` and
+`clients`, and where data lie; and these two tables.
+"""
+_SITE = """
+## site.toml
+
+What a site does its own way; nothing of it crosses. A table named like one above has keys of that one, those which are each
+participant's own to set, and the federation's values where it has not. Paths count from the folder of the file.
+"""
+_ALIKE: dict[str, type[Section]] = {
+    "data": ClientData,
+    "split": SiteSplit,
+    "model": ClientModel,
+    "training": ClientTraining,
+    "optimizer": ClientOptimizer,
+    "share": ShareConfig,
+}
+_OWN: dict[str, type[Section]] = {"engine": SiteEngine, "state": StateTable, "public": PublicTable}
+
+
+def page() -> str:
+    """All of them as Markdown."""
+    return "\n".join([_HEAD, *map(_line, federation()), _SITE, *map(_line, site())])
+
+
+def federation() -> Iterator[Key]:
+    """The keys that FEDERATION.toml has beside a configuration's."""
+    yield from keys(ServerTable, "server.")
+    yield from keys(SitesTable, "sites.")
+
+
+def site() -> Iterator[Key]:
+    """The keys of site.toml."""
+    for name, spec in SiteFile.model_fields.items():
+        if name in _ALIKE:
+            listed = ", ".join(_ALIKE[name].model_fields)
+            yield Key(f"{name}.KEY", f"as `{name}.KEY` above", "the federation's", listed)
+        elif name in _OWN:
+            yield from keys(_OWN[name], f"{name}.")
+        elif name == "algorithm":
+            own = sorted({key.name.rpartition(".")[2] for key in keys() if key.name.startswith("clients.ID.algorithm.")})
+            yield Key("algorithm.KEY", "as `algorithm.KEY` above", "the federation's", ", ".join(own))
+        else:
+            yield Key(name, "text", "needed", spec.description or "")
+
+
+def _line(key: Key) -> str:
+    return f"- `{key.name}` ({key.type}; {key.default}): {key.about}"
