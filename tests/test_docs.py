@@ -3,14 +3,18 @@
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
+import psutil
 import pytest
 
 import forked
+from loopback import free_port
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -20,7 +24,8 @@ NEEDS_SETUP = ("pip install", "git clone")  # what is shown with a fresh machine
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_the_examples_of_a_page_run(page, tmp_path):
+def test_the_examples_of_a_page_run(page, tmp_path, background):
+    port = free_port()  # not the one that other tests have
     env = os.environ | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(tmp_path),
@@ -28,7 +33,7 @@ def test_the_examples_of_a_page_run(page, tmp_path):
     for language, title, text in BLOCK.findall(page.read_text(encoding="utf-8")):
         if title:
             (tmp_path / title).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / title).write_text(text)
+            (tmp_path / title).write_text(text.replace("port = 8002", f"port = {port}"))
         if language == "toml":
             tomllib.loads(text)
         elif language == "python" and not title:
@@ -36,8 +41,38 @@ def test_the_examples_of_a_page_run(page, tmp_path):
             execute("python example.py", tmp_path, env)
         elif language == "sh":
             for line in text.splitlines():
-                if line and not line.startswith("#") and not any(word in line for word in NEEDS_SETUP):
+                if line.endswith("&"):
+                    background(line.removesuffix("&"), tmp_path, env, port)
+                elif line and not line.startswith("#") and not any(word in line for word in NEEDS_SETUP):
                     execute(line, tmp_path, env)
+
+
+@pytest.fixture
+def background():
+    """Start what runs beside the other commands of a page; it, and all that it started, is gone in the end."""
+    started = []
+
+    def start(line, folder, env, port):
+        with (folder / "background.log").open("ab") as log:
+            process = subprocess.Popen(
+                ["bash", "-c", f"exec {line}"], cwd=folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL
+            )
+        started.append(psutil.Process(process.pid))
+        until = time.monotonic() + 120
+        while line.startswith("fedmutual server") and not listening(port):  # a person waits for it, too
+            assert time.monotonic() < until, (folder / "background.log").read_text()
+            time.sleep(0.2)
+
+    yield start
+    found = [one for process in started if process.is_running() for one in (*process.children(recursive=True), process)]
+    for process in found:
+        process.kill()
+    psutil.wait_procs(found, 10)
+
+
+def listening(port):
+    with socket.socket() as there:
+        return there.connect_ex(("localhost", port)) == 0
 
 
 def execute(line, folder, env):

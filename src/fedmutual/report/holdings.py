@@ -10,9 +10,10 @@ LARGE = 500  # cells
 def who_has_what(comparison: Comparison) -> list[Table]:
     """Clients by classes, shaded by the number of training examples: a table for each seed that has its own partition.
 
-    Of large ones only the first: each costs about 30 bytes a class and client.
+    Of large ones only the first: each costs about 30 bytes a class and client. None where sites keep it to themselves.
     """
-    runs = sorted(comparison.runs, key=lambda r: r.seed, reverse=True)
+    known = [r for r in comparison.runs if r.partition.clients]
+    runs = sorted(known, key=lambda r: r.seed, reverse=True)
     distinct = {str({i: c.counts.training for i, c in r.partition.clients.items()}): r for r in runs}
     found = sorted(distinct.values(), key=lambda r: r.seed)
     tables = [_holdings(r, "Training examples" + (f", seed {r.seed}" if len(found) > 1 else "")) for r in found]

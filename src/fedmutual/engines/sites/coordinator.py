@@ -132,7 +132,7 @@ class Coordinator:
         models = {"input": list(space.shape), "classes": len(space.classes), "shared": shared, "personal": {}}
         about |= {"engine": {"name": "sites"}, "pooled": False, "models": models}
         about |= {"clients": dict.fromkeys(self.contract.sites.names, space_of(space))}
-        record = {"format": 1, "kind": "sites", "fingerprint": self.contract.digest}
+        record = {"format": 1, "kind": "sites", "source": "sites", "fingerprint": self.contract.digest}
         folders.write_about(
             self.folder, self.contract.config, about, {**record, "classes": list(space.classes), "clients": {}}
         )

@@ -6,7 +6,6 @@ import re
 import shutil
 import socket
 import ssl
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -80,6 +79,10 @@ def _keys(kit: Kit) -> Iterator[Finding]:
         yield Finding(WRONG, f"{key}: is not the key of the certificate beside it; take the kit as it was handed over")
     except Exception:  # of cryptography's types, which are imported nowhere else here
         yield Finding(WRONG, f"{kit.certificate}: is not by the authority beside it; take the kit as it was handed over")
+    left = (root.not_valid_after_utc - datetime.now(UTC)).days
+    if left < min(days, _SOON):
+        new = "make all kits anew in an empty folder: fedmutual provision FEDERATION.toml --out OTHER"
+        yield Finding(WRONG if left < 0 else KNOW, f"the authority's certificate ends in {left} days; {new}")
     if key.stat().st_mode & 0o077:
         yield Finding(KNOW, f"{key}: others on this host can read it, and pass as {kit.name!r}: chmod 600 {key}")
 
@@ -114,7 +117,6 @@ def _site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Finding]:
         mine = own(config)
         if mine.file.site != kit.name:
             raise ConfigError(f"{config}: is of site {mine.file.site!r}, and {kit.folder} is the kit of {kit.name!r}")
-        sys.path.insert(0, str(mine.source.parent))  # where a network of the site's own may be
         made = built(agreed, mine)
         client = made.client(kit.name)
     except UserError as problem:
