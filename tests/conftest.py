@@ -77,7 +77,10 @@ def small(tmp_path, monkeypatch):
 @pytest.fixture
 def cli(capsys, monkeypatch):
     """Call the command line -> (exit code, standard output, standard error)."""
-    from fedmutual.cli import main
+    from fedmutual.cli import main, terminal
+
+    for console in (terminal.out, terminal.err):  # they may have been made where COLUMNS was set
+        monkeypatch.setattr(console, "_width", None)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["fedmutual", *map(str, arguments)])

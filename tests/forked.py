@@ -79,6 +79,8 @@ def start(
     command = [str(word) for word in (program, *words[1:])]
     if sys.platform == "linux":
         arguments = command[program == python :]
+        for file in (out, err):
+            file.touch()  # who watches it may look before the fork is there
         return Fork({"arguments": arguments, "folder": str(folder), "out": str(out), "err": str(err), "env": env})
     with open(out, "wb") as said, open(err, "wb") as complained:
         return subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=complained)

@@ -56,7 +56,11 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
             hosted = Hosted(experiment, recorded.get("engine", {}).get("name"))
             with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
-                    _describe(folder, experiment, hosted.engine, hosted.choice)
+                    try:
+                        _describe(folder, experiment, hosted.engine, hosted.choice)
+                    except Lost:  # a worker of the run before, which was dying
+                        hosted.again()
+                        _describe(folder, experiment, hosted.engine, hosted.choice)
                     _train_through(hosted, folder, observers)
     except Lost as problem:
         raise RunError(f"{folder}: {problem}; is there memory for all? {MEND}") from None

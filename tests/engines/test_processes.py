@@ -11,6 +11,7 @@ import torch
 
 import fedmutual
 import forked
+from fedmutual import runs
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
 from fedmutual.engines import processes
@@ -140,6 +141,22 @@ def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, 
     assert "all clients go on from the start" in log
     assert "all clients go on from round 2, the last saved" in log
     assert [e.done for e in events if isinstance(e, Started)] == [0, 0, 2]
+
+
+def test_a_worker_that_dies_before_the_first_round_is_replaced(small, monkeypatch):
+    """One that was used before, say, and was dying when it was taken."""
+    describe, killed = runs._describe, []
+
+    def described(*about):
+        if not killed:
+            killed.append(at_work()[-1])
+            killed[0].kill()
+            killed[0].join()
+        describe(*about)
+
+    monkeypatch.setattr(runs, "_describe", described)
+    config = fedmutual.load_config(small, rounds=1, **{"engine.name": "processes", "engine.workers": 2})
+    assert fedmutual.run(config, "one").summary["rounds"] == 1
 
 
 def test_a_worker_that_dies_again_and_again_stops_the_run_with_one_sentence(small):
