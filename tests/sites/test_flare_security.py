@@ -78,7 +78,7 @@ def a_job_that_ships_code_is_refused(federation: Loopback, session: Session) -> 
         (made / job.APP / "custom" / "evil.py").write_text("raise SystemExit\n")
 
     assert ended(federation, session, change) == "FINISHED:FAILED_TO_RUN"
-    assert "BYOC not permitted" in written(federation, "server")
+    reads(federation, "server", "BYOC not permitted")
 
 
 def a_job_that_names_other_classes_is_refused_by_server_and_site(federation: Loopback, session: Session) -> None:
@@ -92,15 +92,14 @@ def a_job_that_names_other_classes_is_refused_by_server_and_site(federation: Loo
         edit(config / "config_fed_client.json", lambda found: found | {"executors": [{"tasks": ["*"], "executor": ours}]})
 
     assert ended(federation, session, change) in ("FINISHED:EXECUTION_EXCEPTION", "FINISHED:ABNORMAL")
-    assert "Component 'subprocess.Popen' at config path 'workflows.#1' is not in allow_list" in written(federation, "server")
-    named = f"Component {ours['path']!r} at config path 'executors.#1.executor' is not in allow_list"
-    federation.wait(lambda: named in written(federation, "north"), 20, "the site's refusal")
+    reads(federation, "server", "Component 'subprocess.Popen' at config path 'workflows.#1' is not in allow_list")
+    reads(federation, "north", f"Component {ours['path']!r} at config path 'executors.#1.executor' is not in allow_list")
     assert not mark.exists()
 
 
 def a_job_that_nobody_signed_is_refused(federation: Loopback, session: Session) -> None:
     assert ended(federation, session, lambda made: None) == "FINISHED:FAILED_TO_RUN"
-    assert "unsigned job rejected" in written(federation, "server")
+    reads(federation, "server", "unsigned job rejected")
 
 
 def a_site_cannot_pass_as_a_lead(federation: Loopback) -> None:
@@ -126,7 +125,7 @@ def a_site_with_a_true_kit_gets_nothing_out_of_another_one(federation: Loopback)
     for what, answer in found.items():
         refused = "unauthenticated: not for you to ask" in answer or answer.startswith("timeout")
         assert refused, (what, answer)
-    assert "refused a request of 'eve': admin/admin" in written(federation, "north")
+    reads(federation, "north", "refused a request of 'eve': admin/admin")
     assert federation.processes["north"].poll() is None
     assert (federation.folder / "north" / "state" / "wards").is_dir()
 
@@ -148,10 +147,15 @@ def ended(federation: Loopback, session: Session, change: Callable[[Path], Any])
     return said[0]
 
 
-def written(federation: Loopback, name: str) -> str:
-    """All that FLARE logged at a participant, and its console."""
+def reads(federation: Loopback, name: str, text: str) -> None:
+    """What FLARE logs at a participant, or its console, says so, or will at once."""
     state = federation.folder / ("server" if name == "server" else f"{name}/state")
-    return federation.log(name) + "".join(file.read_text(errors="replace") for file in state.rglob("log.txt"))
+
+    def said() -> bool:
+        files = [federation.folder / f"{name}.log", *state.rglob("log.txt")]
+        return any(text in file.read_text(errors="replace") for file in files)
+
+    federation.wait(said, 30, f"{name} reads {text!r}")
 
 
 def edit(path: Path, change: Callable[[Any], Any]) -> None:
