@@ -3,9 +3,9 @@
     uv run python benchmarks/sites.py faults [--times 5] [--only site,server]
     uv run python benchmarks/sites.py rounds
 
-Faults come at a random moment of a federation of three sites (MLPs on the digits). Of each: rounds that a site missed,
-seconds from the fault to the next saved round, and whether all models are bit for bit those of a run in one process that
-nothing happened to.
+Faults come at a random moment of a federation of three sites (small networks on the digits). Of each: rounds that a
+site missed, seconds from the fault to the next saved round, and whether all models are bit for bit those of a run in one
+process that nothing happened to.
 """
 
 import argparse
@@ -38,6 +38,7 @@ from wards import COMMON, SEEDED, SITES, same, together, with_data  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "sites.json"
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+LIES = {"NaN": "a reply with NaN", "shape": "a reply with another shape", "old": "a reply for an old round"}
 DEADLINE = 20.0
 
 
@@ -110,22 +111,69 @@ def hurt(fed: Loopback, kind: str, pipe: Pipe) -> None:
                 file.flush()
         time.sleep(15)
         (state / "filler").unlink()
+    else:
+        (fed.configs["south"].parent / "lie").write_text(next(k for k, lie in LIES.items() if lie == kind))
 
 
 FAULTS = (
     *("site's job", "site", "server's job", "server"),
-    *("site stopped for a minute", "connection cut for 15 s", "disk full for 15 s"),
+    *("site stopped for a minute", "connection cut for 15 s", "disk full for 15 s", *LIES.values()),
 )
-
-
 ROUNDS = dict.fromkeys(FAULTS, 60) | {FAULTS[4]: 500, FAULTS[5]: 300, FAULTS[6]: 200}  # so that it can come back
+
+
+LIAR = """
+'''The network of a site whose next answer, once the file "lie" is there, is a lie.'''
+import dataclasses
+from pathlib import Path
+
+import torch
+from fedmutual.engines.sites import half, post
+
+HERE = Path(__file__).parent
+honest = half.Half.do
+
+
+def lied(content, how):
+    said, message = post.answer(content)
+    name = next(iter(message))
+    if how == "NaN":
+        message[name] = message[name] * torch.nan
+    elif how == "shape":
+        message[name] = message[name][:-1]
+    else:
+        said = dataclasses.replace(said, order=dataclasses.replace(said.order, round=said.order.round - 1))
+    return post.packed(said, message)
+
+
+def do(self, content):
+    answer, lie = honest(self, content), HERE / "lie"
+    if lie.exists() and post.order(content)[0].kind == post.WORK:
+        answer = lied(answer, lie.read_text())
+        lie.rename(HERE / "lied")
+    return answer
+
+
+half.Half.do = do
+
+
+def Own(shape, classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, classes))
+"""
 
 
 def fault(kind: str, work: Path, rounds: int) -> dict[str, Any]:
     """One federation with one fault."""
     common = {**COMMON, "rounds": rounds}
-    run = fedmutual.run(parse_config(together(common, MLPS)), work / "one")
-    with loopback(work / "fed", common, MLPS, deadline=DEADLINE, wait=120.0) as fed:
+    sites = MLPS
+    if kind in LIES.values():
+        sites = {**MLPS, "south": {**MLPS["south"], "model": {"personal": "liar:Own"}}}
+        south = work / "fed" / "south"
+        south.mkdir(parents=True)
+        (south / "liar.py").write_text(LIAR)
+        sys.path.insert(0, str(south))
+    run = fedmutual.run(parse_config(together(common, sites)), work / "one")
+    with loopback(work / "fed", common, sites, deadline=DEADLINE, wait=120.0) as fed:
         pipe = Pipe(fed.port)
         kit = fed.folder / "kits" / "south" / "startup" / "fed_client.json"
         kit.write_text(kit.read_text().replace(f":{fed.port}", f":{pipe.port}"))
@@ -237,15 +285,34 @@ def main() -> None:
             shutil.rmtree(work, ignore_errors=True)
 
 
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of all times that a fault was tried."""
+    ended = [f for f in found if "failed" not in f]
+    seconds = [f["seconds to a saved round"] for f in ended]
+    missed = [len(f["rounds the site missed"]) for f in ended]
+    if not ended:
+        return {"times": len(found), "ended": 0}
+    return {
+        "times": len(found),
+        "ended": len(ended),
+        "seconds to a saved round": {"median": statistics.median(seconds), "least": min(seconds), "most": max(seconds)},
+        "rounds that the site missed": {"median": statistics.median(missed), "least": min(missed), "most": max(missed)},
+        "times it came back": sum(f["back in"] for f in ended),
+        "times another site missed a round": sum(bool(f["rounds others missed"]) for f in ended),
+        "times bit for bit an untouched run, of those where no round was missed": [
+            sum(f["bits of an untouched run"] for f in ended if not f["rounds the site missed"]),
+            sum(not f["rounds the site missed"] for f in ended),
+        ],
+    }
+
+
 def record(what: str, done: list[dict[str, Any]]) -> None:
     """Add to the results."""
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     kept["machine"] = f"{platform.machine()}, {torch.multiprocessing.cpu_count()} cores, other work on them"
     kept["versions"] = {n: __import__("importlib.metadata").metadata.version(n) for n in ("fedmutual", "nvflare", "torch")}
     kept[what] = (kept.get(what, []) if what == "faults" else []) + done
-    if what == "faults":
-        seconds = [f["seconds to a saved round"] for f in kept[what] if "failed" not in f]
-        kept["median seconds to a saved round"] = statistics.median(seconds) if seconds else None
+    kept["summary"] = {kind: summary([f for f in kept.get("faults", []) if f["fault"] == kind]) for kind in FAULTS}
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
