@@ -86,7 +86,7 @@ def _pause(folder: Path, post: "TaskPost") -> None:
     post.check()
     if members.stopped(folder):
         raise Paused("stopped by hand")
-    now = members.there(folder.parent)
+    now = members.heard(folder.parent)
     new = sorted(i for i in now if now[i] != post.began.get(i))
     if new:
         raise Paused(f"{', '.join(new)} came, or came back")

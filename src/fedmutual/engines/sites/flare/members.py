@@ -1,7 +1,7 @@
 """Who is connected, and whether somebody said stop: files in the state folder, from the server's process to the job's."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fedmutual.records.files import write_json
@@ -13,18 +13,28 @@ Sites = Mapping[str, str]
 """Who is connected: site -> what tells this connection from an earlier one, before the site was started anew."""
 
 
-def note(folder: Path, sites: Sites) -> None:
-    """Write down who is connected."""
-    write_json(folder / THERE, {"format": 1, "sites": dict(sites)})
+def note(folder: Path, sites: Sites, silent: Collection[str] = ()) -> None:
+    """Write down who is connected, and whose sign of life is overdue."""
+    write_json(folder / THERE, {"format": 1, "sites": dict(sites), "silent": sorted(silent)})
 
 
 def there(folder: Path) -> Sites:
-    """Who is connected."""
+    """Who is connected, as far as the server knows: a connection that was cut is one of these for a while."""
+    return _read(folder)[0]
+
+
+def heard(folder: Path) -> Sites:
+    """Who is connected and gave a sign of life just now: whom it is worth to begin a job anew for."""
+    sites, silent = _read(folder)
+    return {i: seen for i, seen in sites.items() if i not in silent}
+
+
+def _read(folder: Path) -> tuple[dict[str, str], list[str]]:
     try:
-        found: dict[str, str] = json.loads((folder / THERE).read_text(encoding="utf-8"))["sites"]
-        return found
+        found = json.loads((folder / THERE).read_text(encoding="utf-8"))
+        return found["sites"], found["silent"]
     except FileNotFoundError:
-        return {}
+        return {}, []
 
 
 def stop(folder: Path) -> None:

@@ -49,12 +49,12 @@ class Watch(FLComponent):  # type: ignore[misc]
         self._open(engine)
         while not self._over.wait(_TICK):
             try:
-                there = _connected(engine)
-                if members.there(self._state) != there:
-                    members.note(self._state, there)
+                there, heard = _connected(engine), _heard(engine)
+                if (members.there(self._state), members.heard(self._state)) != (there, heard):
+                    members.note(self._state, there, there.keys() - heard.keys())
                 self._tell(there)
                 for file in self._state.glob(f"*/{progress.FILE}"):
-                    self._look(engine, file.parent, there)
+                    self._look(engine, file.parent, heard)
             except Exception as problem:  # the watch must not die of what one look met
                 self.logger.error(f"watch: {type(problem).__name__}: {problem}")
 
@@ -76,7 +76,7 @@ class Watch(FLComponent):  # type: ignore[misc]
                 say(f"site {site!r} is {f'there{again}' if site in there else 'gone'}")
         self._there = there
 
-    def _look(self, engine: Any, folder: Path, there: members.Sites) -> None:
+    def _look(self, engine: Any, folder: Path, heard: members.Sites) -> None:
         found = progress.read(folder)
         if found is None or found["outcome"] in (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED):
             self._due.pop(folder.name, None)
@@ -87,10 +87,10 @@ class Watch(FLComponent):  # type: ignore[misc]
             busy = found["job"] in engine.run_processes or found["job"] in engine.job_runner.running_jobs
             if job is None or busy or job.meta.get(JobMetaKey.STATUS.value) in _TO_START:
                 return
-            self._again(manager, job, folder, found, there, fl_ctx)
+            self._again(manager, job, folder, found, heard, fl_ctx)
 
     def _again(
-        self, manager: Any, job: Any, folder: Path, found: dict[str, Any], there: members.Sites, fl_ctx: FLContext
+        self, manager: Any, job: Any, folder: Path, found: dict[str, Any], heard: members.Sites, fl_ctx: FLContext
     ) -> None:
         """Begin a job again, when it is time."""
         if members.stopped(folder):
@@ -105,8 +105,8 @@ class Watch(FLComponent):  # type: ignore[misc]
         pause = 0.0 if found["outcome"] == Outcome.AGAIN else min(_FIRST * 2**tries, _LONGEST)
         due = self._due.setdefault(folder.name, time.monotonic() + pause)
         late = time.monotonic() > due + limits["wait"]
-        missing = set(found["sites"]) - set(there)
-        if time.monotonic() < due or (missing and not late) or len(set(found["sites"]) & set(there)) < limits["quorum"]:
+        missing = set(found["sites"]) - set(heard)
+        if time.monotonic() < due or (missing and not late) or len(set(found["sites"]) & set(heard)) < limits["quorum"]:
             return
         self._due.pop(folder.name, None)
         say(f"{folder.name}: {found['outcome']} ({found['said']}), begun again after round {found['round']}")
@@ -117,5 +117,12 @@ class Watch(FLComponent):  # type: ignore[misc]
         progress.change(folder, **new, outcome=Outcome.RUNNING, tries=tries + 1)
 
 
-def _connected(engine: Any) -> members.Sites:
-    return {c.name: hashlib.sha256(c.token.encode()).hexdigest()[:12] for c in engine.get_clients()}
+def _connected(engine: Any, since: float = 0.0) -> members.Sites:
+    """Of whom there was a sign of life since a time."""
+    found = [c for c in engine.get_clients() if c.last_connect_time >= since]
+    return {c.name: hashlib.sha256(c.token.encode()).hexdigest()[:12] for c in found}
+
+
+def _heard(engine: Any) -> members.Sites:
+    """Without those whose sign of life is overdue: a job would begin without them."""
+    return _connected(engine, time.time() - 2.5 * workspace.HEARTBEAT)
