@@ -1,0 +1,317 @@
+"""What dies, hangs or lies in a federation of real sites, and what that costs. Writes benchmarks/results/faults.json.
+
+    uv run python benchmarks/faults.py kills [--times 5]
+    uv run python benchmarks/faults.py losses [--times 5]     # as root: a disk is filled, which is a tmpfs
+
+Each is one federation of three sites (small networks on the digits, FML) on this machine, to which faults happen at random
+moments and in random order. `kills`: processes that die and cost nobody a round; in the end all models must be bit for bit
+those of one process to which nothing happened. `losses`: faults that may cost a site some rounds. Of each fault: rounds
+that the site and others missed, seconds from the fault to the next saved round, seconds from its mend to a round with the
+site, and whether the site answered one round with two different messages.
+"""
+
+import argparse
+import json
+import platform
+import random
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+import fedmutual  # noqa: E402
+from fedmutual.config import parse_config  # noqa: E402
+from fedmutual.records.logs import read_lines  # noqa: E402
+from loopback import LEAD, Loopback, loopback  # noqa: E402
+from wards import COMMON, SITES, same, together  # noqa: E402
+
+RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
+LIES = {"NaN": "a reply with NaN", "shape": "a reply with another shape", "old": "a reply for an old round"}
+KILLS = ("site's job", "server's job", "server")
+LOSSES = ("site", "site stopped for a minute", "connection cut for 15 s", "disk full for 15 s", *LIES.values())
+OPEN = {**COMMON, "rounds": 100_000}  # it is stopped by hand
+COSTS = (
+    *("rounds the site missed", "rounds others missed"),
+    *("seconds to a saved round", "seconds from the mend to a round with the site"),
+)
+DEADLINE, STEADY, PATIENCE = 20.0, 6.0, 240.0
+OWN = {"north": {"personal": "mlp"}, "south": {"personal": "liar:Own"}, "west": {"personal": "mlp"}}
+SMALL = {i: {**own, "model": OWN[i]} for i, own in SITES.items()}
+LIAR = """
+'''The network of a site whose next answer, once the file "lie" is there, is a lie.'''
+import dataclasses
+from pathlib import Path
+
+import torch
+from fedmutual.engines.sites import half, post
+
+HERE = Path(__file__).parent
+honest = half.Half.do
+
+
+def lied(content, how):
+    said, message = post.answer(content)
+    name = next(iter(message))
+    if how == "NaN":
+        message[name] = message[name] * torch.nan
+    elif how == "shape":
+        message[name] = message[name][:-1]
+    else:
+        said = dataclasses.replace(said, order=dataclasses.replace(said.order, round=said.order.round - 1))
+    return post.packed(said, message)
+
+
+def do(self, content):
+    answer, lie = honest(self, content), HERE / "lie"
+    if lie.exists() and post.order(content)[0].kind == post.WORK:
+        answer = lied(answer, lie.read_text())
+        lie.rename(HERE / "lied")
+    return answer
+
+
+half.Half.do = do
+
+
+def Own(shape, classes):
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, classes))
+"""
+
+
+class Pipe:
+    """A connection to the server that can be cut, and joined again."""
+
+    def __init__(self, port: int) -> None:
+        self._port, self._open, self._pairs = port, True, list[socket.socket]()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Close what is open, and take nothing new."""
+        self._open = False
+        for end in self._pairs:
+            end.close()
+        self._pairs.clear()
+
+    def join(self) -> None:
+        """Take connections again."""
+        self._open = True
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._listener.accept()
+            try:
+                if not self._open:
+                    raise OSError
+                far = socket.create_connection(("127.0.0.1", self._port), 5)
+                far.settimeout(None)
+            except OSError:
+                near.close()
+                continue
+            self._pairs += [near, far]
+            for a, b in ((near, far), (far, near)):
+                threading.Thread(target=_carry, args=(a, b), daemon=True).start()
+
+
+def _carry(source: socket.socket, sink: socket.socket) -> None:
+    with suppress(OSError):
+        while content := source.recv(65536):
+            sink.sendall(content)
+    for end in (source, sink):
+        end.close()
+
+
+class Seen:
+    """When each round was saved, and whether south was in it: looked at all the time, in a thread."""
+
+    def __init__(self, fed: Loopback) -> None:
+        self._fed, self.rounds = fed, list[tuple[float, int, bool]]()
+        threading.Thread(target=self._look, daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            with suppress(OSError, ValueError, KeyError):
+                found = self._fed.progress()
+                if found and (not self.rounds or found["round"] != self.rounds[-1][1]):
+                    self.rounds.append((time.monotonic(), found["round"], "south" in found["in"]))
+            time.sleep(0.02)
+
+    def steady(self, since: float) -> bool:
+        """Whether a while has gone by in which rounds were saved, all with south in them."""
+        if time.monotonic() < since + STEADY:
+            return False
+        late = [there for at, _, there in self.rounds if at > time.monotonic() - STEADY]
+        return len(late) >= 3 and all(late)
+
+    def next(self, before: float) -> float:
+        """Seconds from a time to the next saved round."""
+        return next(at for at, _, _ in self.rounds if at > before) - before
+
+    def back(self, before: float) -> float:
+        """Seconds from a time to the first of the rounds that south is in without a gap since; 0: it was in all."""
+        after = [(at, there) for at, _, there in self.rounds if at > before]
+        gap = max((k for k, (_, there) in enumerate(after) if not there), default=None)
+        return 0.0 if gap is None else after[gap + 1][0] - before
+
+
+def hurt(fed: Loopback, kind: str, pipe: Pipe) -> None:
+    """Do it, and mend it where a person or systemd would."""
+    south = fed.configs["south"].parent
+    if kind in ("site's job", "server's job"):
+        fed.kill_job("south" if kind == "site's job" else "server")
+    elif kind in ("site", "server"):
+        name = "south" if kind == "site" else "server"
+        fed.kill(name)
+        time.sleep(1)  # as a unit with Restart=always would
+        fed.start(name)
+    elif kind == "site stopped for a minute":
+        fed.freeze("south", signal.SIGSTOP)
+        time.sleep(60)
+        fed.freeze("south", signal.SIGCONT)
+    elif kind == "connection cut for 15 s":
+        pipe.cut()
+        time.sleep(15)
+        pipe.join()
+    elif kind == "disk full for 15 s":
+        with suppress(OSError), (south / "state" / "filler").open("wb") as file:
+            while True:
+                file.write(b"\0" * 65536)
+                file.flush()
+        time.sleep(15)
+        (south / "state" / "filler").unlink()
+    else:
+        (south / "lie").write_text(next(k for k, lie in LIES.items() if lie == kind))
+        fed.wait((south / "lied").exists, 60, "a lie")
+        (south / "lied").unlink()
+
+
+def one(fed: Loopback, seen: Seen, kind: str, pipe: Pipe) -> dict[str, Any]:
+    """A fault, and what it cost."""
+    time.sleep(random.uniform(0, 3))
+    before, again = fed.progress()["round"], fed.log("server").count("begun again")
+    began = time.monotonic()
+    hurt(fed, kind, pipe)
+    mended = time.monotonic()
+    fed.wait(lambda: seen.steady(mended), PATIENCE, f"steady rounds after: {kind}")
+    out = [(line["round"], line["client"]) for line in ledger(fed) if line["round"] > before and not line["up"]]
+    return {
+        "fault": kind,
+        "in round": before + 1,
+        "rounds the site missed": sum(i == "south" for _, i in out),
+        "rounds others missed": sum(i != "south" for _, i in out),
+        "seconds to a saved round": round(seen.next(began), 1),
+        "seconds from the mend to a round with the site": round(seen.back(mended), 1),
+        "jobs begun": fed.log("server").count("begun again") - again,
+    }
+
+
+def ledger(fed: Loopback) -> list[dict[str, Any]]:
+    """What went up and down, as the server wrote it down."""
+    return list(read_lines(fed.folder / "server" / "wards" / "ledger.jsonl"))
+
+
+def federation(what: str, times: int, work: Path) -> None:
+    """All faults of a kind, in one federation; each is written down when it is over."""
+    kinds, south = (KILLS if what == "kills" else LOSSES), work / "fed" / "south"
+    (south / "state").mkdir(parents=True)
+    (south / "liar.py").write_text(LIAR)
+    if what == "losses":  # a small disk, which can be filled
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", south / "state"], check=True)
+    try:
+        with loopback(work / "fed", OPEN, SMALL, deadline=DEADLINE, wait=120.0) as fed:
+            pipe = Pipe(fed.port)
+            kit = fed.folder / "kits" / "south" / "startup" / "fed_client.json"
+            kit.write_text(kit.read_text().replace(f":{fed.port}", f":{pipe.port}"))
+            fed.start("server", *SMALL)
+            fed.submit()
+            fed.round(3, 300)
+            seen = Seen(fed)
+            for _ in range(times):
+                for kind in random.sample(kinds, len(kinds)):
+                    record("faults", one(fed, seen, kind, pipe))
+            fed.cli("stop", fed.file, "--kit", fed.folder / "kits" / LEAD)
+            fed.wait(lambda: fed.progress()["outcome"] == "stopped", PATIENCE, "the end")
+            record("ends", {"what": what, **ended(fed, work)})
+    finally:
+        if what == "losses":
+            subprocess.run(["umount", "-l", south / "state"], check=False)
+
+
+def ended(fed: Loopback, work: Path) -> dict[str, Any]:
+    """What became of the models, after all of it."""
+    last = fed.progress()["round"]
+    missed = sum(not line["up"] for line in ledger(fed))
+    found = {"rounds": last, "missed, by all sites": missed}
+    for i in SMALL:
+        mine = fedmutual.Run(fed.configs[i].parent / "state" / "wards")
+        found[f"rounds answered in two ways by {i}"] = twice(mine.folder)
+        found[f"{i}'s own model is of round"] = mine.round
+    if not missed:
+        sys.path.insert(0, str(fed.configs["south"].parent))
+        run = fedmutual.run(parse_config(together({**OPEN, "rounds": last}, SMALL)), work / "one")
+        server = fedmutual.Run(fed.folder / "server" / "wards")
+        equal = same(server.global_model().state_dict(), run.global_model().state_dict())
+        for i in SMALL:
+            mine = fedmutual.Run(fed.configs[i].parent / "state" / "wards").personal_model(i)
+            equal &= same(mine.state_dict(), run.personal_model(i).state_dict())
+        found["all models bit for bit those of one process"] = equal
+    return found
+
+
+def twice(folder: Path) -> int:
+    """Of how many rounds a site sent two different messages: it would have trained on them twice."""
+    sent: dict[tuple[int, int], set[str]] = {}
+    for line in read_lines(folder / "left.jsonl"):
+        if line["what"] == "work" and line["tensors"]:
+            sent.setdefault((line["round"], line["phase"]), set()).add(json.dumps(line["tensors"]))
+    return sum(len(found) > 1 for found in sent.values())
+
+
+def record(what: str, found: dict[str, Any]) -> None:
+    """Add to the results."""
+    print(found, flush=True)
+    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    kept["machine"] = f"{platform.machine()}, {torch.multiprocessing.cpu_count()} cores, other work on them"
+    kept["versions"] = {name: version(name) for name in ("fedmutual", "nvflare", "torch")}
+    kept[what] = [*kept.get(what, []), found]
+    faults = kept.get("faults", [])
+    kept["summary"] = {k: summary(of) for k in (*KILLS, *LOSSES) if (of := [f for f in faults if f["fault"] == k])}
+    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of all times that one fault happened: how often, and of each figure least, median and most."""
+    told: dict[str, Any] = {"times": len(found)}
+    for key in COSTS:
+        told[key] = [f(x[key] for x in found) for f in (min, statistics.median, max)]
+    return told
+
+
+def main() -> None:
+    """Run what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=["kills", "losses"])
+    parser.add_argument("--times", type=int, default=5)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    work = Path(tempfile.mkdtemp())
+    federation(given.what, given.times, work)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
