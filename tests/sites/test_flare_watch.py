@@ -1,4 +1,4 @@
-"""For whom a job is begun anew: a site that is heard, and no connection that is dead and not yet known to be."""
+"""For whom a job is begun anew: a site that is heard, and not a dead connection; what a lead reads of a refusal."""
 
 import time
 from types import SimpleNamespace
@@ -10,6 +10,7 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 from fedmutual.engines.loop import Paused
 from fedmutual.engines.sites.flare import members, workspace
 from fedmutual.engines.sites.flare.controller import _pause
+from fedmutual.engines.sites.flare.session import Lost, _answer
 from fedmutual.engines.sites.flare.watch import _connected, _heard
 
 
@@ -38,3 +39,13 @@ def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
 
 def test_nobody_is_there_before_the_server_looked(tmp_path):
     assert members.there(tmp_path) == members.heard(tmp_path) == {}
+
+
+def test_a_lead_reads_why_the_server_does_not_do_it():
+    """FLARE gives the status of the transfer, and says why in the data."""
+    refused = {"status": "SUCCESS", "details": "", "data": [{"type": "error", "data": "not authorized"}]}
+    with pytest.raises(Lost, match=r"did not answer \(not authorized\)"):
+        _answer(refused)
+    with pytest.raises(Lost, match="TIMEOUT"):
+        _answer({"status": "TIMEOUT"})
+    assert _answer({"data": [{"type": "string", "data": "x"}, {"type": "dict", "data": {"there": []}}]}) == {"there": []}

@@ -3,7 +3,6 @@
 import base64
 import contextlib
 import io
-import json
 import os
 import tempfile
 import time
@@ -122,13 +121,15 @@ class Session:
 
     def _ask(self, command: str, *words: str) -> dict[str, Any]:
         reply = self._session.api.server_execute(" ".join((command, *words)))
-        try:
-            return next(json.loads(json.dumps(d)) for d in _dicts(reply))
-        except StopIteration:
-            raise Lost(f"the server did not answer ({reply.get('details') or reply.get('status')})") from None
+        return _answer(reply)
 
 
-def _dicts(reply: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    for item in reply.get("data", []):
+def _answer(reply: dict[str, Any]) -> dict[str, Any]:
+    """What the server says to a command of ours. Raises Lost where it says something else, with its words."""
+    items = reply.get("data", [])
+    for item in items:
         if item.get("type") == "dict":
-            yield item["data"]
+            found: dict[str, Any] = item["data"]
+            return found
+    words = "; ".join(str(item["data"]) for item in items if item.get("type") in ("error", "string"))
+    raise Lost(f"the server did not answer ({words or reply.get('details') or reply.get('status')})")
