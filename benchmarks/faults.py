@@ -42,7 +42,10 @@ from wards import COMMON, SITES, same, together  # noqa: E402
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
 LIES = {"NaN": "a reply with NaN", "shape": "a reply with another shape", "old": "a reply for an old round"}
 KILLS = ("site's job", "server's job", "server")
-LOSSES = ("site", "site stopped for a minute", "connection cut for 15 s", "disk full for 15 s", *LIES.values())
+LOSSES = (
+    *("site", "site stopped for a minute", "site's job stopped for a minute", "disk full for 15 s"),
+    *("connection cut for 15 s", "connection dead, unnoticed, and none for 15 s", *LIES.values()),
+)
 OPEN = {**COMMON, "rounds": 100_000}  # it is stopped by hand
 COSTS = (
     *("rounds the site missed", "rounds others missed"),
@@ -95,7 +98,7 @@ class Pipe:
     """A connection to the server that can be cut, and joined again."""
 
     def __init__(self, port: int) -> None:
-        self._port, self._open, self._pairs = port, True, list[socket.socket]()
+        self._port, self._open, self._pairs, self._lost = port, True, list[socket.socket](), set[socket.socket]()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
@@ -104,7 +107,14 @@ class Pipe:
         """Close what is open, and take nothing new."""
         self._open = False
         for end in self._pairs:
-            end.close()
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self._pairs.clear()
+
+    def swallow(self) -> None:
+        """What is sent over what is open is lost from now on, and no end is told; take nothing new."""
+        self._open = False
+        self._lost |= set(self._pairs)
         self._pairs.clear()
 
     def join(self) -> None:
@@ -124,15 +134,16 @@ class Pipe:
                 continue
             self._pairs += [near, far]
             for a, b in ((near, far), (far, near)):
-                threading.Thread(target=_carry, args=(a, b), daemon=True).start()
+                threading.Thread(target=self._carry, args=(a, b), daemon=True).start()
 
-
-def _carry(source: socket.socket, sink: socket.socket) -> None:
-    with suppress(OSError):
-        while content := source.recv(65536):
-            sink.sendall(content)
-    for end in (source, sink):
-        end.close()
+    def _carry(self, source: socket.socket, sink: socket.socket) -> None:
+        with suppress(OSError):
+            while content := source.recv(65536):
+                if source not in self._lost:
+                    sink.sendall(content)
+        if source not in self._lost:
+            for end in (source, sink):
+                end.close()
 
 
 class Seen:
@@ -182,8 +193,15 @@ def hurt(fed: Loopback, kind: str, pipe: Pipe) -> None:
         fed.freeze("south", signal.SIGSTOP)
         time.sleep(60)
         fed.freeze("south", signal.SIGCONT)
-    elif kind == "connection cut for 15 s":
-        pipe.cut()
+    elif kind == "site's job stopped for a minute":
+        jobs = fed.job("south")
+        for process in jobs:
+            process.suspend()
+        time.sleep(60)
+        for process in jobs:
+            process.resume()
+    elif kind.startswith("connection"):
+        pipe.cut() if kind == "connection cut for 15 s" else pipe.swallow()
         time.sleep(15)
         pipe.join()
     elif kind == "disk full for 15 s":
@@ -224,12 +242,12 @@ def ledger(fed: Loopback) -> list[dict[str, Any]]:
     return list(read_lines(fed.folder / "server" / "wards" / "ledger.jsonl"))
 
 
-def federation(what: str, times: int, work: Path) -> None:
-    """All faults of a kind, in one federation; each is written down when it is over."""
-    kinds, south = (KILLS if what == "kills" else LOSSES), work / "fed" / "south"
+def federation(kinds: tuple[str, ...], fills: bool, times: int, work: Path) -> None:
+    """All faults of some kinds, in one federation; each is written down when it is over."""
+    south = work / "fed" / "south"
     (south / "state").mkdir(parents=True)
     (south / "liar.py").write_text(LIAR)
-    if what == "losses":  # a small disk, which can be filled
+    if fills:  # a small disk, which can be filled
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", south / "state"], check=True)
     try:
         with loopback(work / "fed", OPEN, SMALL, deadline=DEADLINE, wait=120.0) as fed:
@@ -245,9 +263,9 @@ def federation(what: str, times: int, work: Path) -> None:
                     record("faults", one(fed, seen, kind, pipe))
             fed.cli("stop", fed.file, "--kit", fed.folder / "kits" / LEAD)
             fed.wait(lambda: fed.progress()["outcome"] == "stopped", PATIENCE, "the end")
-            record("ends", {"what": what, **ended(fed, work)})
+            record("ends", {"faults": list(kinds), "times": times, **ended(fed, work)})
     finally:
-        if what == "losses":
+        if fills:
             subprocess.run(["umount", "-l", south / "state"], check=False)
 
 
@@ -306,10 +324,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["kills", "losses"])
     parser.add_argument("--times", type=int, default=5)
+    parser.add_argument("--only", help="faults of these, with commas between")
     given = parser.parse_args()
     torch.set_num_threads(1)
     work = Path(tempfile.mkdtemp())
-    federation(given.what, given.times, work)
+    kinds = KILLS if given.what == "kills" else LOSSES
+    federation(tuple(given.only.split(",")) if given.only else kinds, given.what == "losses", given.times, work)
     shutil.rmtree(work, ignore_errors=True)
 
 

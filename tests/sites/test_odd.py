@@ -63,7 +63,7 @@ ODD = {
     "the phase declares only": lambda c: [packed(answer(c)[0], {**answer(c)[1], "x": torch.zeros(1)})],
     "no message in safetensors form": lambda c: [c[:40]],
     "answered to round 1 in round 2: ignored": lambda c: [older(c)],
-    "it did not answer in": lambda c: [],
+    "it did not answer in time": lambda c: [],
 }
 
 

@@ -107,7 +107,7 @@ class Sites:
             left.discard(i)
             yield i, (said, message)
         for i in sorted(left):
-            self._leave_out(i, orders[i][0], f"it did not answer in {self._deadline:g} s")
+            self._leave_out(i, orders[i][0], "it did not answer in time")
 
     def _leave_out(self, site: str, order: Order, why: str) -> None:
         self._remarks.append(f"site {site!r} is left out of {order.said}: {why}")

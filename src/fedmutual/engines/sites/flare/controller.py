@@ -62,7 +62,7 @@ class Rounds(Controller):  # type: ignore[misc]
         folder = Path(workspace.pointer(work)["state"]) / contract.name
         progress = Progress(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)
-        post = TaskPost(self, fl_ctx, abort_signal, folder)
+        post = TaskPost(self, fl_ctx, abort_signal, folder, contract.quorum)
         progress.begin(post.ready(contract.sites.wait))
         pause = partial(_pause, folder, post)
         try:
@@ -93,10 +93,12 @@ def _pause(folder: Path, post: "TaskPost") -> None:
 
 
 class TaskPost:
-    """A post over tasks."""
+    """A post over tasks. Who missed a deadline is asked further, and not waited for until it takes an order again."""
 
-    def __init__(self, controller: Rounds, fl_ctx: FLContext, abort: Signal, folder: Path) -> None:
+    def __init__(self, controller: Rounds, fl_ctx: FLContext, abort: Signal, folder: Path, quorum: int) -> None:
+        """quorum: so many answers are waited for at least."""
         self._controller, self._context, self._abort, self._folder = controller, fl_ctx, abort, folder
+        self._quorum, self._late = quorum, set[str]()
         inside = {c.name for c in controller._engine.get_clients()}
         self._parent = os.getppid()
         self.began = {i: seen for i, seen in members.there(folder.parent).items() if i in inside}  # as the job began
@@ -122,10 +124,13 @@ class TaskPost:
     def _asked(self, name: str, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         found: queue.Queue[tuple[str, bytes | None]] = queue.Queue()
         tasks = {i: self._task(name, i, order, deadline, found.put) for i, order in orders.items()}
-        waiting, until = set(tasks), time.monotonic() + deadline
+        waiting, until, answers = set(tasks), time.monotonic() + deadline, 0
         try:
-            while waiting and time.monotonic() < until:
+            while waiting - self._late or (waiting and answers < self._quorum):
                 self.check()
+                if time.monotonic() > until:
+                    self._late |= waiting
+                    return
                 try:
                     site, body = found.get(timeout=_TICK)
                 except queue.Empty:
@@ -133,6 +138,7 @@ class TaskPost:
                     continue
                 waiting.discard(site)
                 if body is not None:
+                    answers += 1
                     yield site, body
         finally:
             for task in tasks.values():
@@ -145,6 +151,9 @@ class TaskPost:
         data = Shareable()
         data[BODY] = order
 
+        def taken(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            self._late.discard(site)
+
         def received(client_task: ClientTask, fl_ctx: FLContext) -> None:
             result = client_task.result
             fine = isinstance(result, Shareable) and result.get_return_code() == ReturnCode.OK
@@ -152,6 +161,6 @@ class TaskPost:
             put((site, body if isinstance(body, bytes) else None))
             client_task.result = None
 
-        task = Task(name, data, timeout=math.ceil(deadline), result_received_cb=received)
+        task = Task(name, data, timeout=math.ceil(deadline), before_task_sent_cb=taken, result_received_cb=received)
         self._controller.broadcast(task, self._context, targets=[site], min_responses=1)
         return task

@@ -16,6 +16,7 @@ ALLOWED = {
     "site": f"{_OURS}.executor.Site",
 }  # the one class that a job may name there
 HEARTBEAT, GONE = 5, 60  # seconds between signs of life, and without any until a participant counts as gone
+LOST = 20  # seconds without a byte until a site takes a request for lost, and asks again; FLARE's own is 5 minutes
 _IMPL = "nvflare.app_common"
 
 
@@ -103,7 +104,7 @@ def _site() -> dict[str, Any]:
     managers, consumers = f"{_IMPL}.resource_managers", f"{_IMPL}.resource_consumers"
     none = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
     return _common("site") | {
-        "client": {"retry_timeout": 30, "compression": "Gzip"},
+        "client": {"retry_timeout": 30, "communication_timeout": LOST, "compression": "Gzip"},
         "components": [
             _component("resource_manager", f"{managers}.gpu_resource_manager.GPUResourceManager", none),
             _component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),

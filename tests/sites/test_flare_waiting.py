@@ -1,0 +1,76 @@
+"""How long the server waits for a site that took an order and is silent. With a FLARE of a few lines."""
+
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
+
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable
+
+from fedmutual.engines.sites.flare import members
+from fedmutual.engines.sites.flare.controller import BODY, TASK, TaskPost
+
+SITES = ("north", "south", "west")
+DEADLINE = 0.6
+
+
+class Flare:
+    """Hands tasks to sites: who is well answers at once, who is deaf takes none, who is dumb takes it and is silent."""
+
+    def __init__(self):
+        self._engine = SimpleNamespace(get_clients=lambda: [SimpleNamespace(name=i) for i in SITES])
+        self.communicator = SimpleNamespace(get_client_disconnect_time=lambda i: None)
+        self.deaf, self.dumb = set(), set()
+
+    def broadcast(self, task, context, targets, min_responses):
+        (site,) = targets
+        if site in self.deaf:
+            return
+        task.before_task_sent_cb(client_task=None, fl_ctx=None)
+        if site not in self.dumb:
+            reply = Shareable()
+            reply[BODY] = site.encode()
+            reply.set_return_code(ReturnCode.OK)
+            threading.Timer(0.05, lambda: task.result_received_cb(SimpleNamespace(result=reply), None)).start()
+
+    def cancel_task(self, task, fl_ctx):
+        pass
+
+
+def post(folder, flare, quorum=2):
+    members.note(folder, dict.fromkeys(SITES, "1"))
+    return TaskPost(flare, None, SimpleNamespace(triggered=False), folder / "wards", quorum)
+
+
+def round_(desk):
+    """Who answered, and in how many seconds."""
+    began = time.monotonic()
+    found = {i for i, _ in desk._asked(TASK, dict.fromkeys(SITES, b""), DEADLINE)}
+    return found, time.monotonic() - began
+
+
+def test_a_site_that_hangs_costs_one_deadline_and_not_every_round(tmp_path):
+    flare = Flare()
+    desk = post(tmp_path, flare)
+    assert round_(desk)[0] == set(SITES)
+    flare.dumb = {"south"}  # it takes the order, and hangs
+    found, took = round_(desk)
+    assert (found, took >= DEADLINE) == ({"north", "west"}, True)
+    flare.deaf = {"south"}  # it hangs, and takes no other
+    found, took = round_(desk)
+    assert (found, took < DEADLINE) == ({"north", "west"}, True)
+    flare.deaf, flare.dumb = set(), set()
+    assert round_(desk)[0] == set(SITES)  # it takes orders again, and is waited for
+
+
+def test_who_is_late_is_waited_for_where_the_quorum_wants_it(tmp_path):
+    flare = Flare()
+    desk = post(tmp_path, flare, quorum=3)
+    flare.dumb = flare.deaf = {"south"}
+    for _ in range(2):
+        found, took = round_(desk)
+        assert (found, took >= DEADLINE) == ({"north", "west"}, True)
