@@ -80,3 +80,17 @@ def test_too_few_examples_are_seen_before_anything_is_sent(ward):
     changed(ward / "federation.toml", algorithm={"name": "fedh2l", "public_batch": 85})
     with pytest.raises(ConfigError, match=r"client 'north' has 84 public examples, and algorithm.public_batch is 85"):
         contracts.whole(ward / "federation.toml")
+
+
+@pytest.mark.parametrize(("version", "fine"), [("0.1.7", True), ("0.2.0", False), ("1.1.0", False)])
+def test_a_job_of_another_version_is_refused_before_its_keys_are_read(given, version, fine):
+    """With keys that this version does not know, as another one may have."""
+    record = contracts.whole(given[0] / "federation.toml").record() | {"version": version}
+    if fine:
+        assert contracts.restored(record).version == version
+        return
+    with pytest.raises(ConfigError) as caught:
+        contracts.restored(record | {"tables": record["tables"] | {"new": 1}})
+    assert str(caught.value) == (
+        f"the contract is of fedmutual {version}, and here is 0.1.0; install the same version everywhere"
+    )

@@ -81,6 +81,7 @@ def site(
     found, mine = run.of_kind(kits.opened(kit), "site"), own(config)
     if mine.file.site != found.name:
         stop(f"{config}: is of site {mine.file.site!r}, and {kit} is the kit of {found.name!r}", Code.BAD_INPUT)
+    kits.check_valid(found)
     agreed = (contract or found.folder / kits.FEDERATION).resolve()
     half = Half(contracts.read(agreed), mine)  # looks at all that can be wrong before anything is opened
     _say_leaves(half.leaves(), half.tells, half.peers is not None)

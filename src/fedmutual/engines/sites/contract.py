@@ -88,8 +88,6 @@ class Contract:
 
     def differing(self, other: "Contract") -> str | None:
         """What of another contract this one's site did not consent to, in one clause; None: nothing."""
-        if _release(self.version) != _release(other.version):
-            return f"fedmutual {other.version} made it, and here is {self.version}; install the same version"
         ours, theirs = (dict(_flat(c.record()["tables"])) for c in (self, other))
         for key in sorted(ours.keys() | theirs.keys()):
             if ours.get(key) != theirs.get(key) and not key.startswith(_OPEN):
@@ -156,6 +154,7 @@ def restored(record: Mapping[str, Any]) -> Contract:
     """
     if record.get("format") != 1:
         raise ConfigError("the contract is of another format than this version of fedmutual reads; install the same one")
+    check_release(record["version"], "the contract")
     seeds = record["public"]
     if seeds is not None:
         seeds = parsed(SeedsTable, seeds, "the contract", "public").model_dump()
@@ -180,9 +179,12 @@ def _fits(contract: Contract, seeds: Table) -> bool:
     return counts is None or (tuple(counts) == names and all(len(own) == classes for own in counts.values()))
 
 
-def _release(version: str) -> list[str]:
-    """The part of a version that changes with what crosses."""
-    return version.split(".")[:2]
+def check_release(version: str, whose: str) -> None:
+    """Raise ConfigError where somebody runs a version that speaks otherwise: its first two numbers are others."""
+    if version.split(".")[:2] != fedmutual.__version__.split(".")[:2]:
+        raise ConfigError(
+            f"{whose} is of fedmutual {version}, and here is {fedmutual.__version__}; install the same version everywhere"
+        )
 
 
 def _flat(tables: Any, path: str = "") -> Iterator[tuple[str, Any]]:

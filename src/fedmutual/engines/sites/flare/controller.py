@@ -25,7 +25,8 @@ from fedmutual.engines.sites.contract import restored
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.engines.sites.engine import TooFew
 from fedmutual.engines.sites.flare import members, workspace
-from fedmutual.engines.sites.flare.progress import Outcome, Progress
+from fedmutual.engines.sites.flare.console import say
+from fedmutual.engines.sites.flare.progress import Outcome, Progress, change
 from fedmutual.errors import UserError
 
 TASK, READY, BODY = "do", "ready", "body"
@@ -57,9 +58,15 @@ class Rounds(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """All rounds that are left, or until somebody joins, too few answer, or FLARE ends the job."""
-        contract = restored(json.loads(self._contract))
+        record = json.loads(self._contract)
         work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        folder = Path(workspace.pointer(work)["state"]) / contract.name
+        folder = Path(workspace.pointer(work)["state"]) / record["tables"]["name"]
+        try:
+            contract = restored(record)
+        except UserError as problem:  # the server was upgraded while the federation was under way
+            say(str(problem))
+            change(folder, outcome=Outcome.FAILED, said=str(problem))
+            return
         progress = Progress(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)
         post = TaskPost(self, fl_ctx, abort_signal, folder, contract.quorum)

@@ -10,6 +10,7 @@ from nvflare.fuel.hci.reg import CommandModule, CommandModuleSpec, CommandSpec
 from nvflare.fuel.hci.server.authz import PreAuthzReturnCode
 from nvflare.fuel.hci.server.constants import ConnProps
 
+import fedmutual
 from fedmutual.engines.sites.flare import members, progress
 from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP
 from fedmutual.engines.sites.flare.progress import Outcome
@@ -47,10 +48,10 @@ class Desk(CommandModule):  # type: ignore[misc]
         conn.append_dict({"progress": found})
 
     def _again(self, conn: Connection, args: list[str]) -> None:
-        """A federation is submitted: it is not stopped any more, and what went wrong before counts no more."""
+        """A federation is about to be submitted: it is not stopped any more. Says which version is here."""
         if _named(args) and (self._state / args[1]).is_dir():
             members.forget_stop(self._state / args[1])
-        conn.append_dict({})
+        conn.append_dict({"version": fedmutual.__version__})
 
     def _result(self, conn: Connection, args: list[str]) -> None:
         """A file of what came of it; without a name, which files there are."""

@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedmutual.engines.sites.contract import Contract
+from fedmutual.engines.sites.contract import Contract, check_release
 from fedmutual.engines.sites.flare import job
 from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP
+from fedmutual.engines.sites.flare.dial import WRONG, dial
 from fedmutual.engines.sites.flare.found import load, quiet
 from fedmutual.engines.sites.flare.kits import Kit, check_valid
 from fedmutual.engines.sites.flare.progress import Outcome
@@ -34,6 +35,9 @@ class Session:
         quiet()
         api = load("nvflare.fuel.flare_api.flare_api")
         check_valid(kit)
+        for found in dial(kit):
+            if found.grade == WRONG:
+                raise Lost(found.said)
         self._folder = tempfile.TemporaryDirectory()  # FLARE wants a folder to write into; the kit is only read
         work = Path(self._folder.name)
         (work / "startup").symlink_to(kit.startup)
@@ -46,10 +50,7 @@ class Session:
                 self._session = api.new_secure_session(kit.name, str(work), timeout=timeout)
         except Exception as problem:  # of many types
             self._folder.cleanup()
-            raise Lost(
-                f"the server at {where} cannot be reached, or does not take this kit ({problem}); `fedmutual doctor --kit "
-                f"{kit.folder}` says which"
-            ) from None
+            raise Lost(f"the server at {where} does not let {kit.name!r} in ({problem})") from None
         finally:
             os.chdir(here)
 
@@ -69,9 +70,10 @@ class Session:
         """Submit a federation, or let one go on that was stopped -> the job's id.
 
         Raises:
+            ConfigError: the server is of another version.
             RunError: the server refuses it.
         """
-        self._ask(AGAIN, contract.name)
+        check_release(self._ask(AGAIN, contract.name)["version"], "the server")
         with tempfile.TemporaryDirectory() as folder:
             made = job.write(contract, Path(folder))
             try:
