@@ -28,9 +28,9 @@ from fedmutual.records import folder as folders
 from fedmutual.records import pretrained, tensorboard
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, load_client, read_state, sweep
 from fedmutual.records.events import Observer
-from fedmutual.records.files import read_json, write_json
-from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, read_lines, rewind
-from fedmutual.records.summary import summarise
+from fedmutual.records.files import read_json
+from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind
+from fedmutual.records.summary import write_summary
 from fedmutual.records.text import TextLog
 from fedmutual.trained import Run
 
@@ -243,20 +243,14 @@ def _train(
     homes = {i: folder / "clients" / i for i in experiment.clients}
     plan = replace(experiment.plan(homes, notes), keep=keep)
     federate(plan, engine, server, saved.round if saved else None, records, experiment.judge())
-    write_json(
-        folder / folders.SUMMARY,
-        {
-            "format": 1,
-            "name": config.name,
-            "algorithm": config.algorithm["name"],
-            "rounds": config.rounds,
-            "seed": config.seed,
-            "seconds": round(checkpoints.seconds, 3),
-            **summarise(config, read_lines(folder / METRICS), read_lines(folder / LEDGER)),
-            "leaves": experiment.leaves(),
-            "data": {"name": config.data.name, "classes": experiment.data.partition["classes"]},
-            "fingerprint": experiment.data.partition["fingerprint"],
-        },
+    partition = experiment.data.partition
+    write_summary(
+        folder,
+        config,
+        seconds=round(checkpoints.seconds, 3),
+        leaves=experiment.leaves(),
+        data={"name": config.data.name, "classes": partition["classes"]},
+        fingerprint=partition["fingerprint"],
     )
 
 

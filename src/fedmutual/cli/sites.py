@@ -11,7 +11,6 @@ from rich.table import Table
 
 from fedmutual.cli.terminal import Code, out, say, stop, terminable
 
-_AT_THE_SERVER = 2  # steps of dialling before the handshake: its name, its port
 _PATIENCE = 600.0  # seconds that a server may be away
 
 if TYPE_CHECKING:
@@ -194,13 +193,13 @@ def doctor(
 
 def _dial(kit: "Kit_") -> None:
     """Stop where server and kit do not trust each other, which waiting does not mend; else say what is in the way."""
-    from fedmutual.engines.sites.flare.dial import WRONG, dial
+    from fedmutual.engines.sites.flare.dial import in_the_way
 
-    *before, last = dial(kit)
-    if last.grade == WRONG and len(before) == _AT_THE_SERVER:
-        stop(last.said, Code.BAD_INPUT)
-    if last.grade == WRONG:
-        say(f"{last.said}. Tried again until it answers", soft_wrap=True)
+    said, may_pass = in_the_way(kit) or ("", True)
+    if not may_pass:
+        stop(said, Code.BAD_INPUT)
+    if said:
+        say(f"{said}. Tried again until it answers", soft_wrap=True)
 
 
 def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:

@@ -1,13 +1,24 @@
 """A run in one page of JSON, made from its own lines: last and best scores, each best with the data that chose it."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedmutual.config import Config
+from fedmutual.records.files import write_json
+from fedmutual.records.folder import SUMMARY
+from fedmutual.records.logs import LEDGER, METRICS, read_lines
 from fedmutual.records.transfer import per_client, projected, transfer
 
 SEED = "seed"  # the phase of round 0 in which nodes give out their public data: counted once, and apart
 Lines = Sequence[Mapping[str, Any]]
+
+
+def write_summary(folder: Path, config: Config, **more: Any) -> None:
+    """summary.json of a run, from its lines; a folder without a ledger tells of no bytes. more: what else it says."""
+    head = {"format": 1, "name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds}
+    scores = summarise(config, read_lines(folder / METRICS), read_lines(folder / LEDGER))
+    write_json(folder / SUMMARY, {**head, "seed": config.seed, **scores, **more})
 
 
 def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:

@@ -107,6 +107,11 @@ class Comparison:
         return self.runs[0]
 
     @property
+    def at_sites(self) -> bool:
+        """Whether they are federations of real sites, as their server or lead knows them."""
+        return self.first.partition.kind == "sites"
+
+    @property
     def federated(self) -> tuple[Method, ...]:
         """The methods that federate."""
         return tuple(m for m in self.methods if m.federated)

@@ -92,6 +92,8 @@ def no_local(comparison: Comparison) -> str:
     """What is amiss where there is no local-only training, and how to get it."""
     ours = next((m.algorithm for m in comparison.federated), "fml")
     mend = f"`fedmutual compare FILE.toml --methods {ours},independent` makes it"
+    if comparison.at_sites:
+        mend = "submit the federation once more with the algorithm independent and another name, and report on both results"
     return f"local-only training (independent) is not among these runs; {mend}"
 
 

@@ -24,11 +24,14 @@ def subtitle(comparison: Comparison) -> str:
     """What was run, in a line."""
     run = comparison.first
     rounds = sorted({r.settings.rounds for r in comparison.runs})
+    who = count(len(run.partition.clients), "client")
+    if comparison.at_sites:
+        who = count(len(run.environment.get("clients", {})), "site")
     return " · ".join(
         (
-            f"{run.partition.source}, {len(comparison.classes)} classes",
+            f"{'real sites' if comparison.at_sites else run.partition.source}, {len(comparison.classes)} classes",
             partition(run),
-            count(len(run.partition.clients), "client"),
+            who,
             f"{listed([str(r) for r in rounds], 'or')} rounds",
             count(len({r.seed for r in comparison.runs}), "seed"),
         )
@@ -54,6 +57,7 @@ def partition(run: Run) -> str:
         "dirichlet": f"class mix drawn from Dirichlet({given.get('alpha')})",
         "domains": "a client for each domain",
         "file": "partition given by a file",
+        "sites": "each with data of its own, which nobody else knows",
     }
     return words.get(kind, kind)
 

@@ -106,7 +106,8 @@ def _who(found: Gains, decimals: int) -> str:
     if gained == n:
         return f"{of}, {'all gain' if n > 1 else 'it gains'}."
     if len(harmed) == n:
-        return f"{of}, {'all are' if n > 1 else 'it is'} harmed, the most {_harm(harmed[0], seeds > 1, decimals)}."
+        worst = _harm(harmed[0], seeds > 1, decimals)
+        return f"{of}, all are harmed, the most {worst}." if n > 1 else f"The only client is harmed: {worst}."
     parts = [f"{gained or 'none'} {'gain' if gained > 1 else 'gains'}"]
     if found.equal:
         parts.append(f"{found.equal} {'stays' if found.equal == 1 else 'stay'} equal")

@@ -87,9 +87,16 @@ def doubts(comparison: Comparison, found: Sequence[Estimate]) -> Iterator[str]:
     """What few seeds leave open, and what would tell more."""
     if any(e.sign == 0 and e.unit == "seeds" and e.n < 5 for e in found):
         few = min(e.n for e in found)
-        yield f"An interval over {few} seeds is wide; more seeds may tell: `fedmutual compare FILE.toml --seeds 5`."
+        yield f"An interval over {few} seeds is wide; more seeds may tell: {_more(comparison, 5)}."
     if comparison.federated and all(len(m.counted) == 1 for m in comparison.methods if m.counted):
         yield (
             "There is one seed only: intervals over clients tell how clients differ, not what another seed would give; "
-            "`fedmutual compare FILE.toml --seeds 3` makes more."
+            f"{_more(comparison, 3)} makes more."
         )
+
+
+def _more(comparison: Comparison, seeds: int) -> str:
+    """How to get more seeds."""
+    if comparison.at_sites:
+        return "submitting the federation with another seed and another name"
+    return f"`fedmutual compare FILE.toml --seeds {seeds}`"

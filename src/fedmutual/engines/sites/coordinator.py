@@ -24,9 +24,8 @@ from fedmutual.experiment import Experiment, leaves
 from fedmutual.records import folder as folders
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
 from fedmutual.records.events import Event, Observer, RoundDone
-from fedmutual.records.files import write_json
-from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, read_lines, rewind
-from fedmutual.records.summary import summarise
+from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind
+from fedmutual.records.summary import write_summary
 from fedmutual.records.text import TextLog
 
 
@@ -138,20 +137,8 @@ class Coordinator:
         )
 
     def _sum_up(self, seconds: float) -> None:
-        config, log = self.contract.config, self.folder
-        write_json(
-            self.folder / folders.SUMMARY,
-            {
-                "format": 1,
-                "name": config.name,
-                "algorithm": config.algorithm["name"],
-                "rounds": config.rounds,
-                "seed": config.seed,
-                "seconds": round(seconds, 3),
-                **summarise(config, read_lines(log / METRICS), read_lines(log / LEDGER)),
-                "leaves": leaves(self.contract.algorithm, first_state(self.contract, unmanned(self.contract))),
-            },
-        )
+        what = leaves(self.contract.algorithm, first_state(self.contract, unmanned(self.contract)))
+        write_summary(self.folder, self.contract.config, seconds=round(seconds, 3), leaves=what)
 
 
 class _Pause:

@@ -21,10 +21,11 @@ from fedmutual.engines.sites.post import order as ordered
 from fedmutual.engines.sites.public import Collected
 from fedmutual.engines.sites.schema import SiteFile
 from fedmutual.errors import ConfigError, RunError, UserError
-from fedmutual.experiment import Experiment
+from fedmutual.experiment import Experiment, leaves
 from fedmutual.records import folder as folders
 from fedmutual.records.events import Evaluated, Score
 from fedmutual.records.logs import METRICS, Metrics, rewind
+from fedmutual.records.summary import write_summary
 
 Say = Callable[[str], None]
 SERVER = "server"
@@ -203,7 +204,16 @@ class Half:
             self._diary.shared(inbox, order.round)
         rewind(self.folder / METRICS, lambda round: round <= order.round)
         Metrics(self.folder)(Evaluated(order.round + 1, {}, scores))
+        self._sum_up(order.round + 1)
         return Answer(order, scores=tuple(asdict(s) for s in scores) if tells else ()), {}
+
+    def _sum_up(self, round: int) -> None:
+        """After the last round, as at the end of any run."""
+        config, path = self.experiment.config, self.folder / folders.SUMMARY
+        if round < config.rounds:
+            path.unlink(missing_ok=True)  # of fewer rounds, which were over
+            return
+        write_summary(self.folder, config, leaves=leaves(self.experiment.algorithm, self._public))
 
     def _write(self, order: Order, content: bytes, reply: bytes) -> None:
         """Save, before the answer leaves."""

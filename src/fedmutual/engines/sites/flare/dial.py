@@ -10,6 +10,7 @@ from fedmutual.engines.sites.flare.kits import Kit
 
 OK, KNOW, WRONG = "ok", "note", "wrong"
 _PATIENCE = 5.0  # seconds for each step
+_BEFORE_TRUST = 2  # steps before the handshake: the name, the port
 _EXPIRED, _TOO_EARLY, _STRANGERS, _NAMES = 10, 9, (18, 19, 20, 21, 7), (62, 64)  # X509_V_ERR_* of OpenSSL
 
 
@@ -51,6 +52,12 @@ def dial(kit: Kit, patience: float = _PATIENCE) -> Iterator[Finding]:
     yield Finding(OK, f"{host}:{port} takes connections")
     with plain:
         yield _handshake(kit, plain, patience)
+
+
+def in_the_way(kit: Kit) -> tuple[str, bool] | None:
+    """Why the server cannot be reached now, in one sentence, and whether waiting may mend it: trust it does not; or None."""
+    *before, last = dial(kit)
+    return (last.said, len(before) < _BEFORE_TRUST) if last.grade == WRONG else None
 
 
 def _handshake(kit: Kit, plain: socket.socket, patience: float) -> Finding:

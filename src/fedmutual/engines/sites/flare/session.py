@@ -13,7 +13,7 @@ from typing import Any
 from fedmutual.engines.sites.contract import Contract, check_release
 from fedmutual.engines.sites.flare import job
 from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP
-from fedmutual.engines.sites.flare.dial import WRONG, dial
+from fedmutual.engines.sites.flare.dial import in_the_way
 from fedmutual.engines.sites.flare.found import load, quiet
 from fedmutual.engines.sites.flare.kits import Kit, check_valid
 from fedmutual.engines.sites.flare.progress import Outcome
@@ -35,9 +35,7 @@ class Session:
         quiet()
         api = load("nvflare.fuel.flare_api.flare_api")
         check_valid(kit)
-        for found in dial(kit):
-            if found.grade == WRONG:
-                raise Lost(found.said)
+        _reach(kit, timeout)
         self._folder = tempfile.TemporaryDirectory()  # FLARE wants a folder to write into; the kit is only read
         work = Path(self._folder.name)
         (work / "startup").symlink_to(kit.startup)
@@ -124,6 +122,16 @@ class Session:
     def _ask(self, command: str, *words: str) -> dict[str, Any]:
         reply = self._session.api.server_execute(" ".join((command, *words)))
         return _answer(reply)
+
+
+def _reach(kit: Kit, timeout: float) -> None:
+    """Wait until the server is up, so long. Raises Lost with what is in the way."""
+    until = time.monotonic() + timeout
+    while found := in_the_way(kit):
+        said, may_pass = found
+        if not may_pass or time.monotonic() > until:
+            raise Lost(said)
+        time.sleep(0.5)
 
 
 def _answer(reply: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,7 @@ def made(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
     write_json(local / "resources.json", _server(work) if kit.kind == "server" else _site())
     write_json(local / "authorization.json", _RIGHTS)
     write_json(local / "log_config.json", _LOGS)
+    write_json(local / "comm_config.json", _COMM)
     write_json(local / POINTER, {"format": 1, **told})
     (work / "transfer").mkdir(exist_ok=True)
     _harden(work / "startup")
@@ -61,6 +62,24 @@ _RIGHTS: dict[
     "format": 1,  # ours
     "format_version": "1.0",
     "permissions": {"lead": {"submit_job": "any", "get_job_meta": "any"}},
+}
+
+_PING = 10_000  # ms without a byte until an end of a connection asks whether the other is there, and until it is not
+_LONGEST = 2**31 - 2**21  # bytes of a message of gRPC: FLARE cuts its own into such pieces
+_COMM: dict[str, Any] = {  # a connection that died without a word is found dead in 20 s, and opened anew
+    "format": 1,
+    "grpc": {
+        "max_workers": 100,
+        "options": [
+            ["grpc.max_send_message_length", _LONGEST],
+            ["grpc.max_receive_message_length", _LONGEST],
+            ["grpc.keepalive_time_ms", _PING],
+            ["grpc.keepalive_timeout_ms", _PING],
+            ["grpc.keepalive_permit_without_calls", 1],
+            ["grpc.http2.max_pings_without_data", 0],
+            ["grpc.http2.min_ping_interval_without_data_ms", _PING // 2],  # the server would take more for an attack
+        ],
+    },
 }
 
 _LOGS: dict[str, Any] = {

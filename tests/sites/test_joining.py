@@ -1,0 +1,41 @@
+"""Whether joining a federation of real sites pays: the same federation once more, with every site on its own."""
+
+from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.report import verdict
+from fedmutual.report.comparison import comparisons
+from fedmutual.report.provenance import subtitle
+from fedmutual.report.runs import read_runs
+from wards import COMMON, SITES, Desk, contract, halves
+
+PLAIN = {i: {"model": {"personal": "mlp"}, "data": own["data"]} for i, own in SITES.items()}
+
+
+def submitted(folder, algorithm):
+    """The server's folder of a federation that came to its end."""
+    folder.mkdir()
+    common = {**COMMON, "name": folder.name, "algorithm": {"name": algorithm}}
+    agreed, sites = halves(folder, contract(folder, common, PLAIN), PLAIN)
+    assert bool(sites["north"].leaves()[algorithm]) == (algorithm == "fml")  # on its own, nothing leaves a site
+    Coordinator(agreed, folder / "server").run(Desk(sites))
+    return folder / "server"
+
+
+def test_two_federations_tell_whether_joining_pays(tmp_path):
+    joined, alone = submitted(tmp_path / "wards", "fml"), submitted(tmp_path / "wards-alone", "independent")
+    (found,) = comparisons(read_runs([joined]))
+    assert subtitle(found).startswith(
+        "real sites, 10 classes · each with data of its own, which nobody else knows · 3 sites · 3 rounds"
+    )
+    said = verdict([joined])
+    mend = "submit the federation once more with the algorithm independent and another name, and report on both results."
+    assert said[0].endswith(mend)
+    assert "submitting the federation with another seed and another name makes more" in said[-1]
+
+    said = " ".join(verdict([joined, alone]))
+    assert "local-only (95 % interval" in said
+    assert "Of 3 clients" in said
+
+    at_home = [tmp_path / name / "north" / "state" / name for name in ("wards", "wards-alone")]
+    said = " ".join(verdict(at_home))  # a site finds out for itself
+    assert "unfinished" not in said
+    assert "one client, so no interval" in said
