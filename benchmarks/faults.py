@@ -44,7 +44,7 @@ LIES = {"NaN": "a reply with NaN", "shape": "a reply with another shape", "old":
 KILLS = ("site's job", "server's job", "server")
 LOSSES = (
     *("site", "site stopped for a minute", "site's job stopped for a minute", "disk full for 15 s"),
-    *("connection cut for 15 s", "connection dead, unnoticed, and none for 15 s", *LIES.values()),
+    *("connection cut for 15 s", "connection dead without a word for 15 s", *LIES.values()),
 )
 OPEN = {**COMMON, "rounds": 100_000}  # it is stopped by hand
 COSTS = (
