@@ -75,6 +75,7 @@ _COMM: dict[str, Any] = {  # a connection that died without a word is found dead
             ["grpc.max_receive_message_length", _LONGEST],
             ["grpc.keepalive_time_ms", _PING],
             ["grpc.keepalive_timeout_ms", _PING],
+            ["grpc.http2.ping_timeout_ms", _PING],
             ["grpc.keepalive_permit_without_calls", 1],
             ["grpc.http2.max_pings_without_data", 0],
             ["grpc.http2.min_ping_interval_without_data_ms", _PING // 2],  # the server would take more for an attack
