@@ -16,6 +16,7 @@ from fedmutual.data.rows import finite
 from fedmutual.data.sources import FILES
 from fedmutual.errors import DataError, RunError
 from fedmutual.experiment import POOLED
+from fedmutual.records.best import BEST
 from fedmutual.records.checkpoint import committed, file_name
 from fedmutual.records.files import read_json
 from fedmutual.records.folder import CONFIG, ENVIRONMENT
@@ -55,16 +56,19 @@ class Answering(NamedTuple):
 
 
 @torch.no_grad()
-def predict(run_or_model: str | Path, files: Sequence[str | Path], client: str | None = None) -> list[Prediction]:
+def predict(
+    run_or_model: str | Path, files: Sequence[str | Path], client: str | None = None, best: bool = False
+) -> list[Prediction]:
     """Classify images, the rows of CSV files or the `x` of npz files, scaled as in training -> a prediction an example.
 
     run_or_model: a run's folder, or a model file in it. client: whose personal model is to answer; unset, the shared model
-    does, as it does for a client that has none.
+    does, as it does for a client that has none. best: as it was after its best round, if the run has `records.keep_best`;
+    unset, after the last saved one.
 
     Raises:
         UserError: there is no such model, or a file cannot be read or is not of the kind that the model learned from.
     """
-    answering = choose(Path(run_or_model), client)
+    answering = choose(Path(run_or_model), client, best)
     takes, found = answering.takes, list[Prediction]()
     scaled = scaling.recorded(takes.scaling)
     for names, raw in _read([Path(f) for f in files], answering):
@@ -78,14 +82,14 @@ def predict(run_or_model: str | Path, files: Sequence[str | Path], client: str |
     return found
 
 
-def choose(path: Path, client: str | None = None) -> Answering:
+def choose(path: Path, client: str | None = None, best: bool = False) -> Answering:
     """The model that answers.
 
     Raises:
-        RunError: the path is no run and no model of one, or the run has no such model.
+        RunError: the path is no run and no model of one, or the run has no such model, or keeps none of its best round.
     """
     place, client = _place(path, client)
-    run = Run(place)
+    best, run = best or path.name == BEST, Run(place)
     about = read_json(place / ENVIRONMENT)
     if client is not None and client not in about["clients"]:
         raise RunError(
@@ -94,15 +98,25 @@ def choose(path: Path, client: str | None = None) -> Answering:
         )
     shared, own = run.config.model.shared, about["models"]["personal"].get(client)
     if client is not None and own:
-        return _answering(run, run.personal_model(client), f"personal model of client {client!r} ({own['name']})", client)
+        said = f"personal model of client {client!r} ({own['name']})"
+        when = run.best_round(client) if best else None
+        return _answering(run, run.personal_model(client, best), said, client, when)
     if client is not None and not about["pooled"] and not run.complete:
+        if best:
+            raise RunError(
+                f"{place}: of client {client!r}'s fork no best is kept; without --best the last saved one answers"
+            )
         return _answering(run, run.meme(client), f"client {client!r}'s fork of the shared model ({shared})", client)
     kind = "model of all data in one place" if about["pooled"] else "shared model"
     served = f", for client {client!r}, who has none of its own" if client is not None else ""
-    return _answering(run, run.global_model(), f"{kind} ({shared})", client, served)
+    when = run.best_round() if best else None
+    return _answering(run, run.global_model(best), f"{kind} ({shared})", client, when, served)
 
 
-def _answering(run: Run, net: nn.Module, said: str, client: str | None, served: str = "") -> Answering:
+def _answering(
+    run: Run, net: nn.Module, said: str, client: str | None, best: int | None = None, served: str = ""
+) -> Answering:
+    """best: the best round, if it is that one's model."""
     takes = interface(run.folder, client)
     if takes.task != "classification":
         who = "its clients learn" if client is None else f"client {client!r} learns"
@@ -113,7 +127,8 @@ def _answering(run: Run, net: nn.Module, said: str, client: str | None, served: 
             "these files came; name a client with --client"
         )
     config = alone(run.config, client or next(iter(run.config.clients))) if brings_data(run.config) else run.config
-    return Answering(net, f"{said}, round {run.round}{served}", takes, config.data.name in FILES)
+    when = f"round {run.round}" if best is None else f"its best round, {best}"
+    return Answering(net, f"{said}, {when}{served}", takes, config.data.name in FILES)
 
 
 def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
@@ -129,7 +144,7 @@ def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
     if not path.is_file() or not (folder / CONFIG).is_file() or (owner is not None and home.parent.name != "clients"):
         raise RunError(f"{path}: is no model file in a run's folder, as RUN/server/round-7.safetensors is")
     saved = committed(folder)
-    if saved is None or path.name != file_name(saved.round):
+    if saved is None or path.name not in (file_name(saved.round), BEST):
         raise RunError(f"{path}: is not the saved round of {folder}; name the run's folder, and its saved model answers")
     return folder, None if owner == POOLED else owner
 

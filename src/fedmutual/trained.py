@@ -44,6 +44,16 @@ class Run:
         """
         return self._saved().round
 
+    def best_round(self, client: str | None = None) -> int:
+        """The best round up to the last saved one, of which weights are kept: a client's own, or the shared model's.
+
+        Raises:
+            RunError: nothing was saved, or no best was kept.
+        """
+        pooled = self._about()["pooled"]
+        half = f"clients/{POOLED if pooled else client}" if pooled or client is not None else "server"
+        return bests.chosen(self.folder / half, self._saved().round)[0]
+
     @property
     def complete(self) -> bool:
         """Whether what the server saved is a whole model."""

@@ -52,7 +52,7 @@ def test_an_image_of_the_training_folder_becomes_the_training_tensor(pictures, m
     seen = []
     answering = predicting.choose(pictures.folder)
     net = type("Spy", (torch.nn.Module,), {"forward": lambda self, x: (seen.append(x), answering.net(x))[1]})()
-    monkeypatch.setattr(predicting, "choose", lambda *_: answering._replace(net=net))
+    monkeypatch.setattr(predicting, "choose", lambda *_, **__: answering._replace(net=net))
     rows = data.load(pictures.config).clients["1"].private
     x, _ = everything(rows)
     files = [rows.where(k) for k in range(len(rows))]
@@ -272,3 +272,22 @@ def test_who_learns_numbers_predicts_no_classes(own, cli):
         code, _, err = cli("predict", "o", "new.npz", *client)
         assert code == 2
         assert f"o: {who} 'regression', and classes alone can be predicted" in err
+
+
+def test_the_best_round_answers_where_it_is_asked_for(small, cli, digits):
+    """Steps that become far too large: the last round's weights are not the best."""
+    steps = ("--set", "optimizer.lr.start=0.05", "--set", "optimizer.lr.end=30.0", "--set", "optimizer.lr.shape=linear")
+    code, _, said = cli("run", small, "--set", "rounds=3", *steps, "--set", "records.keep_best=true", "--out", "b")
+    assert code == 0, said
+    run = fedmutual.Run("b")
+    for client, kind in (("1", "personal model of client '1' (mlp)"), (None, "shared model (mlp)")):
+        who = ("--client", client) if client else ()
+        (best,) = fedmutual.predict("b", ["three.png"], client, best=True)
+        assert best.model == f"{kind}, its best round, {run.best_round(client)}"
+        assert best.ranked != fedmutual.predict("b", ["three.png"], client)[0].ranked
+        file = Path("b", f"clients/{client}" if client else "server", "best.safetensors")
+        assert fedmutual.predict(file, ["three.png"]) == [best]
+        assert f"answered by: {best.model}\n" in cli("predict", "b", "three.png", "--best", *who)[1]
+    code, _, said = cli("predict", digits, "three.png", "--best")
+    assert code == 2
+    assert "no best weights are kept here; a run keeps them with records.keep_best = true" in said

@@ -270,6 +270,9 @@ def predict(
         list[Path], typer.Argument(metavar="FILE...", help="Images; or CSV or npz files, for runs on such data.")
     ],
     client: Annotated[str | None, typer.Option(help="Whose personal model answers; else the shared model does.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="As it was after its best round (records.keep_best); else after the last.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON an example, for scripts.")] = False,
 ) -> None:
     """Classify new examples, scaled as in training, and say which model answered.
@@ -278,7 +281,7 @@ def predict(
     """
     from fedmutual.cli import answers
 
-    found = fedmutual.predict(run_or_model, files, client)
+    found = fedmutual.predict(run_or_model, files, client, best)
     if as_json:
         for prediction in found:
             typer.echo(answers.line(prediction))

@@ -111,13 +111,23 @@ def load(half: Path, saved: int, run: str) -> Message:
     Raises:
         RunError: there is none, or it is damaged or another run's.
     """
+    _, file = chosen(half, saved)
+    tensors, about = read_tensors(file)
+    if about.get("run") != run:
+        raise RunError(f"{file}: belongs to another run")
+    return tensors
+
+
+def chosen(half: Path, saved: int) -> tuple[int, Path]:
+    """The best round up to the saved one in a half of the folder of a run, and the file of its weights.
+
+    Raises:
+        RunError: there is none.
+    """
     there = {round: file for round, file in _generations(half).items() if round <= saved}
     if not there:
         raise RunError(f"{half}: no best weights are kept here; a run keeps them with records.keep_best = true")
-    tensors, about = read_tensors(there[max(there)])
-    if about.get("run") != run:
-        raise RunError(f"{there[max(there)]}: belongs to another run")
-    return tensors
+    return max(there), there[max(there)]
 
 
 def _name(round: int) -> str:
