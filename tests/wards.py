@@ -149,6 +149,9 @@ class Desk:
     def there(self) -> tuple[str, ...]:
         return tuple(i for i in self.halves if i not in self.away)
 
+    def late(self) -> tuple[str, ...]:
+        return ()
+
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         for i, order in orders.items():
             answer = self.halves[i].do(order)

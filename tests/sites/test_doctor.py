@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from fedmutual.engines.sites.flare.dial import dial
 from fedmutual.engines.sites.flare.doctor import FLARE, examine
 from fedmutual.engines.sites.flare.kits import opened, provision
+from fedmutual.records.folder import held
 from wards import contract, site
 
 LEAD, SETTINGS = "lead@example.org", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # what an HTTP/2 server says first
@@ -253,3 +254,18 @@ def test_the_versions_are_those_of_the_package():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     first, end = (".".join(map(str, limit)) for limit in FLARE)
     assert tomllib.loads(text)["project"]["optional-dependencies"]["sites"] == [f"nvflare>={first},<{end}"]
+
+
+def test_a_state_folder_is_of_one_process(kits, tmp_path, cli):
+    """A second server, or site, by mistake would take away what the first one works with."""
+    with held(tmp_path / "state"):
+        code, _, said = cli("server", "--kit", kits / "server", "--state", tmp_path / "state")
+    assert code == 2
+    assert said.startswith(
+        f"error: {tmp_path / 'state'}: another process runs a server with this state folder; end it, or give"
+    )
+    mine = site(tmp_path, "north")
+    with held(mine.parent / "state"):
+        code, _, said = cli("site", "--kit", kits / "north", "--config", mine)
+    assert code == 2
+    assert "another process runs a site with this state folder; end it, or give this one its own by state.folder" in said

@@ -49,6 +49,8 @@ def federated(folder: Path) -> Iterator[Loopback]:
     sites = {"north": SITES["north"], "eve": SITES["south"]}
     with loopback(folder, COMMON, sites) as found:
         (folder / "north" / "secret.csv").write_text(SECRET)
+        (folder / "north" / "state" / "wards").mkdir(parents=True)
+        (folder / "north" / "state" / "wards" / "kept").write_text("as of a run")
         found.start("server", "north")
         found.wait(lambda: "site 'north' is there" in found.log("server"), 60, "north is there")
         told = {"config": str(found.configs["eve"]), "contract": str(found.file)}
@@ -127,7 +129,7 @@ def a_site_with_a_true_kit_gets_nothing_out_of_another_one(federation: Loopback)
         assert refused, (what, answer)
     reads(federation, "north", "refused a request of 'eve': admin/admin")
     assert federation.processes["north"].poll() is None
-    assert (federation.folder / "north" / "state" / "wards").is_dir()
+    assert (federation.folder / "north" / "state" / "wards" / "kept").is_file()
 
 
 def ended(federation: Loopback, session: Session, change: Callable[[Path], Any]) -> str:

@@ -63,8 +63,10 @@ def test_a_site_that_hangs_costs_one_deadline_and_not_every_round(tmp_path):
     flare.deaf = {"south"}  # it hangs, and takes no other
     found, took = round_(desk)
     assert (found, took < DEADLINE) == ({"north", "west"}, True)
+    assert desk.late() == ("south",)
     flare.deaf, flare.dumb = set(), set()
     assert round_(desk)[0] == set(SITES)  # it takes orders again, and is waited for
+    assert desk.late() == ()
 
 
 def test_who_is_late_is_waited_for_where_the_quorum_wants_it(tmp_path):

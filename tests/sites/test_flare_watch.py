@@ -1,6 +1,7 @@
 """For whom a job is begun anew: a site that is heard, and not a dead connection; what a lead reads of a refusal."""
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,7 @@ import pytest
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
 from fedmutual.engines.loop import Paused
-from fedmutual.engines.sites.flare import members, workspace
+from fedmutual.engines.sites.flare import comers, members, workspace
 from fedmutual.engines.sites.flare.controller import _pause
 from fedmutual.engines.sites.flare.session import Lost, _answer
 from fedmutual.engines.sites.flare.watch import _connected, _heard
@@ -26,15 +27,51 @@ def test_who_is_overdue_is_connected_and_not_heard():
     assert set(_heard(found)) == {"north"}
 
 
+def job(*inside):
+    """A job in which these sites take part."""
+    return SimpleNamespace(there=lambda: inside, check=lambda: None)
+
+
+NAMES = ("north", "south", "west")
+
+
 def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
     """South's connection was cut while the job began: it is not in it, and the server has not noticed."""
     folder = tmp_path / "wards"
-    post = SimpleNamespace(began={"north": "1"}, check=lambda: None)
+    folder.mkdir()
     members.note(tmp_path, {"north": "1", "south": "1"}, ["south"])
-    _pause(folder, post)
+    _pause(folder, job("north"), NAMES)
     members.note(tmp_path, {"north": "1", "south": "1"})
     with pytest.raises(Paused, match="south came, or came back"):
-        _pause(folder, post)
+        _pause(folder, job("north"), NAMES)
+    _pause(folder, job("north"), NAMES)  # it was in vain: not at once again
+    members.note(tmp_path, {"north": "1", "south": "2"})
+    with pytest.raises(Paused, match="south came, or came back"):  # it was started anew
+        _pause(folder, job("north"), NAMES)
+
+
+def test_no_job_is_begun_anew_for_who_is_not_of_the_federation(tmp_path):
+    """East was taken out of the names, and its process still runs."""
+    (tmp_path / "wards").mkdir()
+    members.note(tmp_path, {"north": "1", "east": "1"})
+    _pause(tmp_path / "wards", job("north"), NAMES)
+
+
+def test_in_vain_for_one_waits_longer_each_time(tmp_path):
+    out, begun = {"south": "1"}, []
+    for now in range(0, 20_000, 10):
+        begun += [now] * bool(comers.due(tmp_path, out, ("north",), now))
+    assert begun[:6] == [0, 60, 180, 420, 900, 1860]
+    assert begun[6:8] == [3780, 7380]  # never more than an hour
+    assert comers.due(tmp_path, {}, ("north", "south"), 20_000) == []  # it takes part, and what was in vain is over
+    assert comers.due(tmp_path, out, ("north",), 20_001) == ["south"]
+
+
+def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
+    """FLARE takes 2 to the power of the tries times the first interval: with a float that overflows."""
+    (found,) = (c for c in workspace._server(Path("x"))["components"] if c["id"] == "job_scheduler")
+    assert all(isinstance(value, int) for value in found["args"].values())
+    assert min(found["args"]["max_schedule_interval"], 2**100_000 * found["args"]["min_schedule_interval"]) == 5
 
 
 def test_nobody_is_there_before_the_server_looked(tmp_path):

@@ -123,7 +123,7 @@ def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
     _, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
     north = sites["north"]
 
-    def full(*_):
+    def full(*_, **__):
         raise RunError("ledger: cannot be written (No space left on device)")
 
     monkeypatch.setattr(outbox, "append", full)
@@ -287,3 +287,26 @@ def test_a_newcomer_joins_and_a_site_leaves_for_good(tmp_path):
     assert all(same(message, shared) for message in first.values())
     assert fedmutual.Run(later["north"].folder).round == 5
     assert "'sites.names'" in (agreed.differing(longer) or "")  # who did not agree to the new one refuses it
+
+
+def test_a_site_that_starts_again_after_the_end_is_still_at_the_end(tmp_path):
+    """Its summary is there for a report, whatever was started since; of a longer federation it is gone."""
+    path = contract(tmp_path, sites=MLPS)
+    agreed, sites = halves(tmp_path, path, MLPS)
+    run(tmp_path, Desk(sites), agreed)
+    folder = sites["north"].folder
+    summary = (folder / "summary.json").read_bytes()
+    (folder / "summary.json").unlink()
+    mine = own(tmp_path / "north" / "site.toml")
+    Half(agreed, mine, looks=True)  # a look writes nothing
+    assert not (folder / "summary.json").exists()
+    Half(agreed, mine)
+    assert (folder / "summary.json").read_bytes() == summary
+    Half(contracts.read(contract(tmp_path, {**COMMON, "rounds": 5}, MLPS)), mine)
+    assert not (folder / "summary.json").exists()
+
+
+def test_a_contract_without_a_name_has_one_that_crosses():
+    plain = {k: v for k, v in COMMON.items() if k != "name"}
+    found = contracts.made({**plain, "sites": {"names": ["a"], "input": [1, 8, 8]}}, "f.toml")
+    assert found.record()["name"] == found.name == contracts.restored(found.record()).name

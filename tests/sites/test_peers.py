@@ -318,3 +318,12 @@ def test_another_public_seed_set_is_blamed_on_who_has_it(name, tmp_path):
     assert said.startswith("client 'south' has another public seed set than the others: as many examples of each class, but")
     assert said.count("give all the same one") == 1
     assert {order(asked)[0].round for _, asked, _ in found.desk.answers} == {-1}  # nothing was trained
+
+
+def test_nobody_writes_to_a_site_that_hangs(tmp_path):
+    """Who sent it a letter would wait for it, in each phase. It is asked further, and takes part as soon as it answers."""
+    found = Ward(tmp_path)
+    found.desk.late = lambda: ("west",)
+    found.run()
+    assert {to for _, to, letter in found.desk.letters if place(letter)[0] >= 0} == {"north", "south"}
+    assert {site for site, _, _ in found.desk.answers} == {"north", "south", "west"}

@@ -56,10 +56,13 @@ def server(
     It has no data. A federation that was under way goes on by itself after a restart.
     """
     from fedmutual.engines.sites.flare import kits, run
+    from fedmutual.records.folder import held
 
     found = run.of_kind(kits.opened(kit), "server")
-    say(f"server {found.hosts[0]}:{found.port}, certificate valid until {found.expires:%Y-%m-%d}; Ctrl-C ends it")
-    _serve(found, state.resolve(), {"state": str(state.resolve())})
+    with held(state.resolve(), "runs a server with this state folder; end it, or give this one its own by --state"):
+        until = f"{found.expires:%Y-%m-%d}{_soon(found)}"
+        say(f"server {found.hosts[0]}:{found.port}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
+        _serve(found, state.resolve(), {"state": str(state.resolve())})
 
 
 def site(
@@ -76,17 +79,20 @@ def site(
     from fedmutual.engines.sites import contract as contracts
     from fedmutual.engines.sites.flare import kits, run
     from fedmutual.engines.sites.half import Half, own
+    from fedmutual.records.folder import held
 
     found, mine = run.of_kind(kits.opened(kit), "site"), own(config)
     if mine.file.site != found.name:
         stop(f"{config}: is of site {mine.file.site!r}, and {kit} is the kit of {found.name!r}", Code.BAD_INPUT)
     kits.check_valid(found)
     agreed = (contract or found.folder / kits.FEDERATION).resolve()
-    half = Half(contracts.read(agreed), mine)  # looks at all that can be wrong before anything is opened
-    _say_leaves(half.leaves(), half.tells, half.peers is not None)
-    say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
-    _dial(found)
-    _serve(found, mine.state, {"config": str(mine.source), "contract": str(agreed)})
+    half = Half(contracts.read(agreed), mine, looks=True)  # at all that can be wrong before anything is opened
+    with held(mine.state, "runs a site with this state folder; end it, or give this one its own by state.folder"):
+        _say_leaves(half.leaves(), half.tells, half.peers is not None)
+        say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
+        say(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
+        _dial(found)
+        _serve(found, mine.state, {"config": str(mine.source), "contract": str(agreed)})
 
 
 def submit(
@@ -107,8 +113,12 @@ def submit(
     folder = out_folder or Path("runs") / contract.name
     found = of_kind(opened(kit), "lead")
     with Session(found) as session:
-        _wait_for_all(contract, lambda: session.status(contract.name)["there"])
-        job = session.submit(contract)
+        job = session.under_way(contract.name)
+        if job is None:
+            _wait_for_all(contract, lambda: session.status(contract.name)["there"])
+            job = session.submit(contract)
+        else:
+            say(f"federation {contract.name!r} is under way, as it was submitted before; looking on")
     last = _follow(_looked_on(found, contract.name, job))
     with Session(found) as session:
         fetched = session.fetch(contract.name, folder)
@@ -143,7 +153,7 @@ def stop_federation(file: File, kit: Kit) -> None:
         found = session.stop(name)
     if found is None:
         stop(f"federation {name!r} was not begun on this server", Code.BAD_INPUT)
-    say(f"federation {name!r} ends after the round that is under way; round {found['round']} is saved" if found else "")
+    say(f"federation {name!r} ends after the round that is under way; round {found['round']} is saved")
 
 
 def ledger(
@@ -189,6 +199,11 @@ def doctor(
         grades.append(finding.grade)
     if wrong := grades.count("wrong"):
         stop(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
+
+
+def _soon(kit: "Kit_") -> str:
+    """A reminder where a certificate ends soon."""
+    return f", in {kit.days} days; {kit.reminder}" if kit.reminder else ""
 
 
 def _dial(kit: "Kit_") -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
@@ -39,7 +39,7 @@ def say(text: str, soft_wrap: bool = False) -> None:
     out.print(text, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
-def stop(problem: object, code: Code) -> None:
+def stop(problem: object, code: Code) -> NoReturn:
     """End with one sentence."""
     err.print("[bold red]error:[/bold red] ", end="")
     err.print(str(problem), highlight=False, markup=False, soft_wrap=True)

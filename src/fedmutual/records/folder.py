@@ -25,8 +25,10 @@ _ANYWHERE = ("engine.name", "engine.workers", "engine.address", "engine.gpus")  
 
 
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, other: str = "is writing this run; wait for it, or choose another --out") -> Iterator[None]:
     """Hold a run's folder, made if missing, against other processes. A killed process lets go of it by dying.
+
+    other: what another process does there, and the mend.
 
     Raises:
         RunError: another process writes there, or the folder cannot be written.
@@ -36,7 +38,7 @@ def held(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise RunError(f"{folder}: another process is writing this run; wait for it, or choose another --out") from None
+        raise RunError(f"{folder}: another process {other}") from None
     except OSError as problem:
         raise RunError(f"{folder}: cannot be written ({problem.strerror}); choose another folder with --out") from None
     try:

@@ -1,6 +1,7 @@
 """Lines that a run appends: its scores and its bytes. Without wall times, so that a resumed run's are the same bytes."""
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,8 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     write_bytes(path, "".join(kept).encode())
 
 
-def append(path: Path, lines: Iterable[str]) -> None:
-    """Append lines to a log.
+def append(path: Path, lines: Iterable[str], sync: bool = False) -> None:
+    """Append lines to a log. sync: until the disk has them.
 
     Raises:
         RunError: it cannot be written.
@@ -85,6 +86,9 @@ def append(path: Path, lines: Iterable[str]) -> None:
     try:
         with path.open("a", encoding="utf-8") as file:
             file.write("".join(f"{line}\n" for line in lines))
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
     except OSError as problem:
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem})") from None
 

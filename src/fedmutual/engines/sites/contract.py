@@ -79,7 +79,8 @@ class Contract:
         """As it crosses, in JSON. Where the public seed set lies is for everybody to know alone."""
         sites = self.sites.model_dump(mode="json", exclude={"public"})
         tables = {"server": self.server.model_dump(mode="json"), "sites": sites}
-        return {"format": 1, "version": self.version, "public": self.public, "tables": {**self.tables, **tables}}
+        about = {"format": 1, "version": self.version, "name": self.name}
+        return {**about, "public": self.public, "tables": {**self.tables, **tables}}
 
     @property
     def digest(self) -> str:
@@ -93,8 +94,6 @@ class Contract:
             if ours.get(key) != theirs.get(key) and not key.startswith(_OPEN):
                 now, then = (json.dumps(t[key]) if key in t else "unset" for t in (theirs, ours))
                 return f"its {key!r} is {now}, and this site agreed to {then}"
-        if other.public != self.public and self.public is not None:
-            return "its public seed set is another one than this site agreed to"
         return None
 
 

@@ -49,8 +49,9 @@ class Sites:
 
     def _work(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Reply]]:
         spoke = list[str]()
-        there = self._post.there()
-        asked = tuple(sorted(i for i in arguments if i in there)) if self._by_hand else None
+        asked = None
+        if self._by_hand:  # a letter to who hangs would keep its sender waiting
+            asked = tuple(sorted(arguments.keys() & set(self._post.there()) - set(self._post.late())))
         for i, (said, message) in self._asked({i: self._order(given, asked) for i, given in arguments.items()}):
             _, _, declared, _ = arguments[i]
             why = _wrong(said, message, declared if not self._by_hand else {}, i)

@@ -24,7 +24,7 @@ from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.experiment import Experiment, leaves
 from fedmutual.records import folder as folders
 from fedmutual.records.events import Evaluated, Score
-from fedmutual.records.logs import METRICS, Metrics, rewind
+from fedmutual.records.logs import METRICS, Metrics, read_lines, rewind
 from fedmutual.records.summary import write_summary
 
 Say = Callable[[str], None]
@@ -110,8 +110,12 @@ def _collected(contract: Contract, mine: Own) -> Collected | None:
 class Half:
     """One site's part. Does what an order says, once, and answers."""
 
-    def __init__(self, contract: Contract, mine: Own, say: Say = lambda line: None) -> None:
-        """Raises UserError, in one sentence, where the site cannot take part."""
+    def __init__(self, contract: Contract, mine: Own, say: Say = lambda line: None, looks: bool = False) -> None:
+        """looks: only look whether the site can take part, and write nothing; else the state folder is this object's alone.
+
+        Raises:
+            UserError: the site cannot take part, in one sentence.
+        """
         self.experiment, self.site, self._say = built(contract, mine), mine.file.site, say
         self.folder = mine.state / contract.name
         made, algorithm = self.experiment, self.experiment.algorithm
@@ -124,7 +128,9 @@ class Half:
             self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder)
         self._client: Client | None = None
         self._at: tuple[int, int] | None = None  # where the client in memory is; None: before all
-        _prepare(self.folder, made, self.site)
+        if not looks:
+            _prepare(self.folder, made, self.site)
+            self._sum_up(max((line["round"] for line in read_lines(self.folder / METRICS)), default=0))
 
     @property
     def tells(self) -> bool:
@@ -209,11 +215,9 @@ class Half:
 
     def _sum_up(self, round: int) -> None:
         """After the last round, as at the end of any run."""
-        config, path = self.experiment.config, self.folder / folders.SUMMARY
-        if round < config.rounds:
-            path.unlink(missing_ok=True)  # of fewer rounds, which were over
-            return
-        write_summary(self.folder, config, leaves=leaves(self.experiment.algorithm, self._public))
+        config = self.experiment.config
+        if round == config.rounds:
+            write_summary(self.folder, config, leaves=leaves(self.experiment.algorithm, self._public))
 
     def _write(self, order: Order, content: bytes, reply: bytes) -> None:
         """Save, before the answer leaves."""

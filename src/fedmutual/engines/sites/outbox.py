@@ -47,7 +47,7 @@ class Outbox:
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }
-        append(self._path, [json.dumps(line)])
+        append(self._path, [json.dumps(line)], sync=True)
 
 
 def left(folder: Path) -> list[Mapping[str, Any]]:

@@ -52,6 +52,10 @@ class Post(Protocol):
         """The sites that can be asked now."""
         ...
 
+    def late(self) -> tuple[str, ...]:
+        """Those of them that did not answer in time and have not been heard of since: asked, and not waited for."""
+        ...
+
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         """Send each site its order -> (site, answer) as they come; those that have not answered in time are left out."""
         ...

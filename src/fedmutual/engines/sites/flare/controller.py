@@ -5,7 +5,7 @@ import math
 import os
 import queue
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fedmutual.engines.loop import Paused
 from fedmutual.engines.sites.contract import restored
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.engines.sites.engine import TooFew
-from fedmutual.engines.sites.flare import members, workspace
+from fedmutual.engines.sites.flare import comers, members, workspace
 from fedmutual.engines.sites.flare.console import say
 from fedmutual.engines.sites.flare.progress import Outcome, Progress, change
 from fedmutual.errors import UserError
@@ -60,19 +60,23 @@ class Rounds(Controller):  # type: ignore[misc]
         """All rounds that are left, or until somebody joins, too few answer, or FLARE ends the job."""
         record = json.loads(self._contract)
         work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        folder = Path(workspace.pointer(work)["state"]) / record["tables"]["name"]
+        state = Path(workspace.pointer(work)["state"])
         try:
             contract = restored(record)
         except UserError as problem:  # the server was upgraded while the federation was under way
             say(str(problem))
-            change(folder, outcome=Outcome.FAILED, said=str(problem))
+            name = str(record.get("name", ""))
+            if name == Path(name).name and name:
+                change(state / name, outcome=Outcome.FAILED, said=str(problem))
             return
+        folder = state / contract.name
         progress = Progress(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)
         post = TaskPost(self, fl_ctx, abort_signal, folder, contract.quorum)
-        progress.begin(post.ready(contract.sites.wait))
-        pause = partial(_pause, folder, post)
+        progress.begin(())  # from now on the server knows of it, and begins it anew where it breaks off
+        pause = partial(_pause, folder, post, contract.sites.names)
         try:
+            progress.begin(post.ready(contract.sites.wait))
             Coordinator(contract, folder).run(post, [progress], pause)
             progress.end(Outcome.DONE, "all rounds are done")
         except Paused as why:
@@ -88,13 +92,13 @@ class Rounds(Controller):  # type: ignore[misc]
             raise
 
 
-def _pause(folder: Path, post: "TaskPost") -> None:
-    """After a saved round: begin again if a site is there that was not; stop if somebody said so."""
+def _pause(folder: Path, post: "TaskPost", names: Collection[str]) -> None:
+    """After a saved round: begin again if a site of the federation is there and not in the job; stop if somebody said so."""
     post.check()
     if members.stopped(folder):
         raise Paused("stopped by hand")
-    now = members.heard(folder.parent)
-    new = sorted(i for i in now if now[i] != post.began.get(i))
+    there, heard = post.there(), members.heard(folder.parent)
+    new = comers.due(folder, {i: heard[i] for i in names if i in heard and i not in there}, there)
     if new:
         raise Paused(f"{', '.join(new)} came, or came back")
 
@@ -114,6 +118,10 @@ class TaskPost:
         """The sites of this job that are connected as they were when it began: who was started anew is not in it."""
         now, gone = members.there(self._folder.parent), self._controller.communicator.get_client_disconnect_time
         return tuple(sorted(i for i, seen in self.began.items() if now.get(i) == seen and not gone(i)))
+
+    def late(self) -> tuple[str, ...]:
+        """Who missed a deadline and has taken no order since."""
+        return tuple(sorted(self._late))
 
     def check(self) -> None:
         """Raise Aborted where the job is over: an orphan must not take its sites' silence for theirs."""

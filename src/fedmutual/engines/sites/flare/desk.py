@@ -36,7 +36,7 @@ class Desk(CommandModule):  # type: ignore[misc]
 
     def _status(self, conn: Connection, args: list[str]) -> None:
         found = progress.read(self._state / args[1]) if _named(args) else None
-        conn.append_dict({"there": self._there(), "progress": found})
+        conn.append_dict({"there": self._there(), "progress": found, "version": fedmutual.__version__})
 
     def _stop(self, conn: Connection, args: list[str]) -> None:
         folder = self._state / args[1] if _named(args) else None
@@ -48,10 +48,10 @@ class Desk(CommandModule):  # type: ignore[misc]
         conn.append_dict({"progress": found})
 
     def _again(self, conn: Connection, args: list[str]) -> None:
-        """A federation is about to be submitted: it is not stopped any more. Says which version is here."""
+        """A federation is about to be submitted: it is not stopped any more."""
         if _named(args) and (self._state / args[1]).is_dir():
             members.forget_stop(self._state / args[1])
-        conn.append_dict({"version": fedmutual.__version__})
+        conn.append_dict({})
 
     def _result(self, conn: Connection, args: list[str]) -> None:
         """A file of what came of it; without a name, which files there are."""

@@ -10,7 +10,6 @@ from fedmutual.engines.sites.flare.kits import Kit
 
 OK, KNOW, WRONG = "ok", "note", "wrong"
 _PATIENCE = 5.0  # seconds for each step
-_BEFORE_TRUST = 2  # steps before the handshake: the name, the port
 _EXPIRED, _TOO_EARLY, _STRANGERS, _NAMES = 10, 9, (18, 19, 20, 21, 7), (62, 64)  # X509_V_ERR_* of OpenSSL
 
 
@@ -19,6 +18,7 @@ class Finding(NamedTuple):
 
     grade: str  # OK, KNOW: worth knowing, or WRONG
     said: str
+    passes: bool = False  # what is wrong may pass by itself: a server that is down or busy, a clock before it is set
 
 
 def dial(kit: Kit, patience: float = _PATIENCE) -> Iterator[Finding]:
@@ -31,23 +31,26 @@ def dial(kit: Kit, patience: float = _PATIENCE) -> Iterator[Finding]:
             WRONG,
             f"the server's name {host!r} has no address here: a wrong name in server.hosts, or no name service; an entry in "
             "/etc/hosts would do",
+            passes=True,
         )
         return
     yield Finding(OK, f"the server's name {host!r} is {', '.join(found)}")
     try:
         plain = socket.create_connection((host, port), patience)
     except ConnectionRefusedError:
-        yield Finding(WRONG, f"{host}:{port} refuses connections: the server is not running, or listens on another port")
+        said = f"{host}:{port} refuses connections: the server is not running, or listens on another port"
+        yield Finding(WRONG, said, passes=True)
         return
     except TimeoutError:
         yield Finding(
             WRONG,
             f"{host}:{port} does not answer in {patience:g} s: a firewall between, or the host is down; open TCP port "
             f"{port} to the server",
+            passes=True,
         )
         return
     except OSError as problem:
-        yield Finding(WRONG, f"{host}:{port} cannot be reached: {problem.strerror or problem}")
+        yield Finding(WRONG, f"{host}:{port} cannot be reached: {problem.strerror or problem}", passes=True)
         return
     yield Finding(OK, f"{host}:{port} takes connections")
     with plain:
@@ -56,8 +59,8 @@ def dial(kit: Kit, patience: float = _PATIENCE) -> Iterator[Finding]:
 
 def in_the_way(kit: Kit) -> tuple[str, bool] | None:
     """Why the server cannot be reached now, in one sentence, and whether waiting may mend it: trust it does not; or None."""
-    *before, last = dial(kit)
-    return (last.said, len(before) < _BEFORE_TRUST) if last.grade == WRONG else None
+    *_, last = dial(kit)
+    return (last.said, last.passes) if last.grade == WRONG else None
 
 
 def _handshake(kit: Kit, plain: socket.socket, patience: float) -> Finding:
@@ -71,13 +74,18 @@ def _handshake(kit: Kit, plain: socket.socket, patience: float) -> Finding:
                 tls.recv(1),
             )  # what the server thinks of our certificate comes with the first bytes
     except ssl.SSLCertVerificationError as problem:
-        return Finding(WRONG, _distrust(kit, problem, patience))
+        return Finding(WRONG, _distrust(kit, problem, patience), passes=problem.verify_code == _TOO_EARLY)
     except TimeoutError:
-        return Finding(WRONG, f"{host}:{port} takes connections and says nothing: another program, or a proxy between")
+        why = f"{host}:{port} takes connections and says nothing: a busy server, another program, or a proxy between"
+        return Finding(WRONG, why, passes=True)
+    except ssl.SSLEOFError:
+        why = f"{host}:{port} hangs up in the TLS handshake: another program, or a proxy before a server that is down"
+        return Finding(WRONG, why, passes=True)
     except ssl.SSLError as problem:
         return Finding(WRONG, _refusal(kit, problem.reason or str(problem)))
     except OSError as problem:
-        return Finding(WRONG, f"{host}:{port} breaks off in the TLS handshake ({problem.strerror or problem})")
+        why = f"{host}:{port} breaks off in the TLS handshake ({problem.strerror or problem})"
+        return Finding(WRONG, why, passes=True)
     if not said:
         return Finding(
             WRONG,
@@ -90,7 +98,7 @@ def _handshake(kit: Kit, plain: socket.socket, patience: float) -> Finding:
 def _refusal(kit: Kit, reason: str) -> str:
     """What the server's refusal means."""
     words = reason.lower().replace("_", " ")
-    if "wrong version" in words or "record layer" in words or "http request" in words or "unexpected eof" in words:
+    if "wrong version" in words or "record layer" in words or "http request" in words:
         return f"what answers at {kit.hosts[0]}:{kit.port} speaks no TLS: another program has that port ({words})"
     why = f"the server does not take the certificate of {kit.name!r} ({words})"
     if "expired" in words:

@@ -13,12 +13,12 @@ from pathlib import Path
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.contract import Contract
 from fedmutual.engines.sites.flare.dial import KNOW, OK, WRONG, Finding, dial
-from fedmutual.engines.sites.flare.kits import FEDERATION, KINDS, Kit, certificate, check_valid, opened
+from fedmutual.engines.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, certificate, check_valid, opened
 from fedmutual.engines.sites.half import built, own
 from fedmutual.errors import ConfigError, UserError
 
 FLARE = ((2, 8, 3), (2, 10))  # from, and before, as the extra `sites` has it
-_SOON = 30  # days
+
 _TIMES = 8  # a site's state takes so many times its networks: two rounds of them, optimisers too, and what was answered
 
 
@@ -65,12 +65,11 @@ def _versions() -> Iterator[Finding]:
 def _keys(kit: Kit) -> Iterator[Finding]:
     """The kit's certificate and key."""
     check_valid(kit)
-    days = (kit.expires - datetime.now(UTC)).days
-    if days < _SOON:
-        mend = f"have it renewed: fedmutual provision FEDERATION.toml --renew {kit.name}"
-        yield Finding(KNOW, f"the certificate of {kit.name!r} expires in {days} days, on {kit.expires:%Y-%m-%d}; {mend}")
+    if kit.reminder:
+        said = f"the certificate of {kit.name!r} expires in {kit.days} days, on {kit.expires:%Y-%m-%d}; {kit.reminder}"
+        yield Finding(KNOW, said)
     else:
-        yield Finding(OK, f"its certificate is valid until {kit.expires:%Y-%m-%d}, {days} days")
+        yield Finding(OK, f"its certificate is valid until {kit.expires:%Y-%m-%d}, {kit.days} days")
     key, root = kit.certificate.with_suffix(".key"), certificate(kit.startup / "rootCA.pem")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(kit.certificate, key)
@@ -80,7 +79,7 @@ def _keys(kit: Kit) -> Iterator[Finding]:
     except Exception:  # of cryptography's types, which are imported nowhere else here
         yield Finding(WRONG, f"{kit.certificate}: is not by the authority beside it; take the kit as it was handed over")
     left = (root.not_valid_after_utc - datetime.now(UTC)).days
-    if left < min(days, _SOON):
+    if left < min(kit.days, SOON):
         new = "make all kits anew in an empty folder: fedmutual provision FEDERATION.toml --out OTHER"
         yield Finding(WRONG if left < 0 else KNOW, f"the authority's certificate ends in {left} days; {new}")
     if key.stat().st_mode & 0o077:

@@ -24,6 +24,7 @@ from fedmutual.records import folder as folders
 
 READY, BODY = "ready", "body"
 _EVERY = 10.0  # seconds between lines on the console
+_AGAIN = 30.0  # seconds until who could not take part tries again
 _PATIENCE = 20.0  # seconds for the process of the job before to let go of the state, and for a letter to be taken
 
 
@@ -35,16 +36,12 @@ class Site(Executor):  # type: ignore[misc]
         super().__init__()
         self._contract = contract
         self._half: Half | None = None
-        self._held, self._told = ExitStack(), 0.0
+        self._held, self._told, self._tried = ExitStack(), 0.0, 0.0
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Begin with the job, end with it."""
         if event_type == EventType.START_RUN:
-            try:
-                self._begin(fl_ctx)
-                say("takes part")
-            except UserError as problem:
-                say(f"this site does not take part: {problem}")
+            self._try(fl_ctx)
         elif event_type == EventType.END_RUN:
             self._held.close()
             say("the job is over; waiting for the next")
@@ -55,6 +52,8 @@ class Site(Executor):  # type: ignore[misc]
         if task_name == READY:
             return _reply(b"")
         try:
+            if self._half is None and time.monotonic() > self._tried + _AGAIN:
+                self._try(fl_ctx)  # another process may have had its state, or its disk was full
             if self._half is None:
                 return _reply(packed(Answer(order(content)[0], problem="it does not take part; its operator reads why"), {}))
             answer = self._half.do(content)
@@ -64,6 +63,16 @@ class Site(Executor):  # type: ignore[misc]
         except (Garbled, UserError, OSError) as problem:  # what leaves could not be written down, so nothing does
             say(str(problem))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+
+    def _try(self, fl_ctx: FLContext) -> None:
+        """Begin, or say why not."""
+        try:
+            self._begin(fl_ctx)
+            say("takes part")
+        except UserError as problem:
+            self._held.close()
+            say(f"this site does not take part: {problem}")
+        self._tried = time.monotonic()
 
     def _tell(self, content: bytes) -> None:
         """Now and then how far it is."""

@@ -30,6 +30,9 @@ _KEPT = {  # of FLARE's startup folder: no script of its own, which would start 
 }
 
 
+SOON = 30  # days before a certificate ends
+
+
 @dataclass(frozen=True)
 class Kit:
     """One participant's."""
@@ -45,6 +48,16 @@ class Kit:
     def startup(self) -> Path:
         """What FLARE reads."""
         return self.folder / "startup"
+
+    @property
+    def days(self) -> int:
+        """How long its certificate is valid."""
+        return (self.expires - datetime.now(UTC)).days
+
+    @property
+    def reminder(self) -> str | None:
+        """To have it renewed, where its certificate ends soon."""
+        return f"have it renewed: fedmutual provision FEDERATION.toml --renew {self.name}" if self.days < SOON else None
 
     @property
     def certificate(self) -> Path:

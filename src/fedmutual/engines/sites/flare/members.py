@@ -32,7 +32,7 @@ def heard(folder: Path) -> Sites:
 def _read(folder: Path) -> tuple[dict[str, str], list[str]]:
     try:
         found = json.loads((folder / THERE).read_text(encoding="utf-8"))
-        return found["sites"], found["silent"]
+        return found["sites"], found.get("silent", [])
     except FileNotFoundError:
         return {}, []
 

@@ -71,13 +71,19 @@ class Session:
             ConfigError: the server is of another version.
             RunError: the server refuses it.
         """
-        check_release(self._ask(AGAIN, contract.name)["version"], "the server")
+        check_release(self.status(contract.name).get("version", "of before 0.1.0"), "the server")
+        self._ask(AGAIN, contract.name)
         with tempfile.TemporaryDirectory() as folder:
             made = job.write(contract, Path(folder))
             try:
                 return str(self._session.submit_job(str(made)))
             except Exception as problem:  # of many types
                 raise RunError(f"the server refuses the job: {problem}") from None
+
+    def under_way(self, name: str) -> str | None:
+        """The job by which a federation was submitted that is not over; None where there is none."""
+        found = self.status(name)["progress"]
+        return str(found["submitted"]) if found and found["outcome"] not in OVER else None
 
     def status(self, name: str) -> dict[str, Any]:
         """Who is connected ("there"), and how far the federation is ("progress", None where there is none)."""
@@ -115,6 +121,8 @@ class Session:
     def _check_started(self, job_id: str) -> None:
         """Raise RunError where a job ended before it began: a site or the server refused it."""
         meta = self._session.get_job_meta(job_id) or {}
+        if meta.get("status") == "FINISHED:ABANDONED":
+            raise RunError("the server was started anew before the job began; submit it once more")
         if str(meta.get("status", "")).startswith("FINISHED"):
             why = "; ".join(str(line) for line in meta.get("job_deploy_detail", ()))
             raise RunError(f"the job did not start ({meta['status']}){': ' if why else ''}{why}")

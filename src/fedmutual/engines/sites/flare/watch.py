@@ -47,6 +47,7 @@ class Watch(FLComponent):  # type: ignore[misc]
 
     def _run(self, engine: Any) -> None:
         self._open(engine)
+        self._bury(engine)
         while not self._over.wait(_TICK):
             try:
                 there, heard = _connected(engine), _heard(engine)
@@ -67,6 +68,14 @@ class Watch(FLComponent):  # type: ignore[misc]
                 server.cmd_reg.cmd_map.clear()  # it was made of those before
                 server.cmd_reg.finalize()
                 return
+
+    def _bury(self, engine: Any) -> None:
+        """Jobs that a server which is no more was running: FLARE would take them for running, or about to, for ever."""
+        try:
+            with engine.new_context() as fl_ctx:
+                engine.job_runner.update_unfinished_jobs(fl_ctx)
+        except Exception as problem:
+            self.logger.error(f"watch: {type(problem).__name__}: {problem}")
 
     def _tell(self, there: members.Sites) -> None:
         """Who came and who went, on the server's console."""
@@ -102,7 +111,7 @@ class Watch(FLComponent):  # type: ignore[misc]
             say(f"{folder.name}: begun {tries} times in vain, given up")
             progress.change(folder, outcome=Outcome.FAILED, said=f"begun {tries} times in vain: {found['said']}")
             return
-        pause = 0.0 if found["outcome"] == Outcome.AGAIN else min(_FIRST * 2**tries, _LONGEST)
+        pause = 0.0 if found["outcome"] == Outcome.AGAIN else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
         due = self._due.setdefault(folder.name, time.monotonic() + pause)
         late = time.monotonic() > due + limits["wait"]
         missing = set(found["sites"]) - set(heard)

@@ -139,7 +139,8 @@ def _server(work: Path) -> dict[str, Any]:
     """The server's: its jobs stay in the state folder, and a job that dies is begun again."""
     storage = f"{_IMPL}.storages.filesystem_storage.FilesystemStorage"
     kept = {"root_dir": str(work / "snapshots"), "uri_root": "/"}
-    scheduling = {"max_jobs": 1, "min_schedule_interval": 1.0, "max_schedule_interval": 5.0, "max_schedule_count": 100_000}
+    # whole numbers: FLARE takes 2 to the power of the tries times the first, and a float would overflow after 1,024
+    scheduling = {"max_jobs": 1, "min_schedule_interval": 1, "max_schedule_interval": 5, "max_schedule_count": 10**6}
     return _common("server") | {
         "servers": [
             {"admin_storage": "transfer", "max_num_clients": 100, "heart_beat_timeout": GONE, "admin_timeout": 10.0}
