@@ -52,10 +52,10 @@ class Loopback:
             words = ("server", *kit) if name == "server" else ("site", *kit, "--config", self.configs[name])
             self._begin(name, *words)
 
-    def submit(self) -> None:
+    def submit(self, name: str = "submit", out: str = "result") -> None:
         """The lead's command, looking on."""
         kit = self.folder / "kits" / LEAD
-        self._begin("submit", "submit", self.file, "--kit", kit, "--out", self.folder / "result")
+        self._begin(name, "submit", self.file, "--kit", kit, "--out", self.folder / out)
 
     def _begin(self, name: str, *words: Any) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:

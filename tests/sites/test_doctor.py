@@ -261,11 +261,9 @@ def test_a_state_folder_is_of_one_process(kits, tmp_path, cli):
     with held(tmp_path / "state"):
         code, _, said = cli("server", "--kit", kits / "server", "--state", tmp_path / "state")
     assert code == 2
-    assert said.startswith(
-        f"error: {tmp_path / 'state'}: another process runs a server with this state folder; end it, or give"
-    )
+    assert said.startswith(f"error: {tmp_path / 'state'}: another process runs a server with this state folder; wait for it")
     mine = site(tmp_path, "north")
     with held(mine.parent / "state"):
         code, _, said = cli("site", "--kit", kits / "north", "--config", mine)
     assert code == 2
-    assert "another process runs a site with this state folder; end it, or give this one its own by state.folder" in said
+    assert "another process runs a site with this state folder; wait for it, or choose another one by 'state.folder'" in said

@@ -9,10 +9,13 @@ import pytest
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
 from fedmutual.engines.loop import Paused
-from fedmutual.engines.sites.flare import comers, members, workspace
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.flare import comers, members, progress, workspace
 from fedmutual.engines.sites.flare.controller import _pause
-from fedmutual.engines.sites.flare.session import Lost, _answer
-from fedmutual.engines.sites.flare.watch import _connected, _heard
+from fedmutual.engines.sites.flare.session import Lost, Session, _answer
+from fedmutual.engines.sites.flare.watch import Watch, _connected, _heard
+from fedmutual.errors import ConfigError, RunError
+from wards import contract
 
 
 def engine(**seen):
@@ -86,3 +89,46 @@ def test_a_lead_reads_why_the_server_does_not_do_it():
     with pytest.raises(Lost, match="TIMEOUT"):
         _answer({"status": "TIMEOUT"})
     assert _answer({"data": [{"type": "string", "data": "x"}, {"type": "dict", "data": {"there": []}}]}) == {"there": []}
+
+
+class Lead(Session):
+    """A session with a server of a few lines: it says one status after the other."""
+
+    def __init__(self, *statuses):
+        self._statuses = list(statuses)
+
+    def _ask(self, command, *words):
+        return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
+
+
+def says(outcome=None, stops=False, job=None, contract="", version="0.1.0"):
+    found = outcome and {"outcome": outcome, "submitted": "J1", "contract": contract}
+    return {"there": [], "progress": found, "stops": stops, "job": job, "version": version}
+
+
+def test_a_federation_that_is_under_way_is_looked_on_and_not_submitted_again(tmp_path):
+    agreed = contracts.read(contract(tmp_path))
+    running = says("running", contract=agreed.imprint)
+    assert Lead(running).under_way(agreed) == "J1"
+    assert Lead(says()).under_way(agreed) is None
+    assert Lead(says("done")).under_way(agreed) is None
+    assert Lead(says("done", job="J2")).under_way(agreed) == "J2"  # it was submitted, and has not begun
+    assert Lead(running | {"stops": True}, says("stopped")).under_way(agreed) is None  # once it has stopped
+    with pytest.raises(RunError, match="is under way as another file has it; `fedmutual stop` it first"):
+        Lead(says("running", contract="another")).under_way(agreed)
+    with pytest.raises(ConfigError, match=r"the server is of fedmutual 0\.2\.0, and here is 0\.1\.0"):
+        Lead(says(version="0.2.0")).status("wards")
+
+
+def test_a_job_that_the_server_does_not_have_is_not_waited_for(tmp_path, monkeypatch, capsys):
+    """Its state was brought from another host, without FLARE's part of it."""
+    folder = tmp_path / "wards"
+    progress.Progress(folder, contracts.read(contract(tmp_path)), "J1").begin(())
+    watch, clock = Watch(), [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    watch._missing(folder)
+    assert progress.read(folder)["outcome"] == "running"
+    clock[0] = 6.0
+    watch._missing(folder)
+    assert progress.read(folder)["outcome"] == "stopped"
+    assert "submit it once more" in capsys.readouterr().out

@@ -31,10 +31,16 @@ def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
         fed.start("server", "north", "south")
         fed.submit()
         fed.round(2)
+        fed.submit("another", "looked-on")  # looks on, and begins nothing
         fed.kill_job("south")
         fed.done()
-        fed.wait(lambda: fed.processes["submit"].poll() is not None, 30, "the lead's command ends")
-        assert fed.processes["submit"].returncode == 0, fed.log("submit")
+        for name in ("submit", "another"):
+            fed.wait(lambda name=name: fed.processes[name].poll() is not None, 30, "the lead's command ends")
+            assert fed.processes[name].returncode == 0, fed.log(name)
+        assert "federation 'wards' is under way, as it was submitted before; looking on" in fed.log("another")
+        assert (
+            len(list((fed.folder / "server" / "flare" / "jobs").iterdir())) <= 2
+        )  # the one submitted, and the one begun anew
     result = fedmutual.Run(fed.folder / "result")
     assert same(result.global_model().state_dict(), run.global_model().state_dict())
     for i in TWO:

@@ -300,7 +300,10 @@ def test_a_site_that_starts_again_after_the_end_is_still_at_the_end(tmp_path):
     mine = own(tmp_path / "north" / "site.toml")
     Half(agreed, mine, looks=True)  # a look writes nothing
     assert not (folder / "summary.json").exists()
+    whole = (folder / "metrics.jsonl").read_bytes()
+    (folder / "metrics.jsonl").write_bytes(whole + b'{"round": 4, "sco')  # a full disk cut it short
     Half(agreed, mine)
+    assert (folder / "metrics.jsonl").read_bytes() == whole
     assert (folder / "summary.json").read_bytes() == summary
     Half(contracts.read(contract(tmp_path, {**COMMON, "rounds": 5}, MLPS)), mine)
     assert not (folder / "summary.json").exists()

@@ -59,7 +59,7 @@ def server(
     from fedmutual.records.folder import held
 
     found = run.of_kind(kits.opened(kit), "server")
-    with held(state.resolve(), "runs a server with this state folder; end it, or give this one its own by --state"):
+    with held(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
         until = f"{found.expires:%Y-%m-%d}{_soon(found)}"
         say(f"server {found.hosts[0]}:{found.port}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
         _serve(found, state.resolve(), {"state": str(state.resolve())})
@@ -87,7 +87,7 @@ def site(
     kits.check_valid(found)
     agreed = (contract or found.folder / kits.FEDERATION).resolve()
     half = Half(contracts.read(agreed), mine, looks=True)  # at all that can be wrong before anything is opened
-    with held(mine.state, "runs a site with this state folder; end it, or give this one its own by state.folder"):
+    with held(mine.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
         _say_leaves(half.leaves(), half.tells, half.peers is not None)
         say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
         say(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
@@ -113,7 +113,7 @@ def submit(
     folder = out_folder or Path("runs") / contract.name
     found = of_kind(opened(kit), "lead")
     with Session(found) as session:
-        job = session.under_way(contract.name)
+        job = session.under_way(contract)
         if job is None:
             _wait_for_all(contract, lambda: session.status(contract.name)["there"])
             job = session.submit(contract)

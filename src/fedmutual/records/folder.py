@@ -25,10 +25,10 @@ _ANYWHERE = ("engine.name", "engine.workers", "engine.address", "engine.gpus")  
 
 
 @contextmanager
-def held(folder: Path, other: str = "is writing this run; wait for it, or choose another --out") -> Iterator[None]:
+def held(folder: Path, other: str = "is writing this run", mend: str = "choose another folder with --out") -> Iterator[None]:
     """Hold a run's folder, made if missing, against other processes. A killed process lets go of it by dying.
 
-    other: what another process does there, and the mend.
+    other: what another process does there. mend: what to do, where it does or nothing can be written.
 
     Raises:
         RunError: another process writes there, or the folder cannot be written.
@@ -38,9 +38,9 @@ def held(folder: Path, other: str = "is writing this run; wait for it, or choose
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise RunError(f"{folder}: another process {other}") from None
+        raise RunError(f"{folder}: another process {other}; wait for it, or {mend}") from None
     except OSError as problem:
-        raise RunError(f"{folder}: cannot be written ({problem.strerror}); choose another folder with --out") from None
+        raise RunError(f"{folder}: cannot be written ({problem.strerror}); {mend}") from None
     try:
         yield
     finally:

@@ -83,6 +83,11 @@ class Contract:
         return {**about, "public": self.public, "tables": {**self.tables, **tables}}
 
     @property
+    def imprint(self) -> str:
+        """Of all that is submitted. Hex."""
+        return hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
+
+    @property
     def digest(self) -> str:
         """Of what may not change while a federation goes on, beside its settings: sites may come and go. Hex."""
         return hashlib.sha256(json.dumps(list(self.sites.input)).encode()).hexdigest()

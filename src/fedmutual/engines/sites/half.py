@@ -266,7 +266,8 @@ def _prepare(folder: Path, made: Experiment, site: str) -> None:
     about |= {"engine": {"name": "sites"}, "scaling": made.data.space.scaling}
     sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in made.client(site).nets.items()}
     folders.write_about(folder, made.config, about | describing.networks(made, {site: sizes}), made.data.partition)
-    rewind(folder / LEFT, lambda round: True)  # drops a line that a kill cut short
+    for log in (LEFT, METRICS):
+        rewind(folder / log, lambda round: True)  # drops a line that a kill, or a full disk, cut short
 
 
 def _said(problem: BaseException) -> str:

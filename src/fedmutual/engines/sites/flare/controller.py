@@ -73,7 +73,7 @@ class Rounds(Controller):  # type: ignore[misc]
         progress = Progress(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)
         post = TaskPost(self, fl_ctx, abort_signal, folder, contract.quorum)
-        progress.begin(())  # from now on the server knows of it, and begins it anew where it breaks off
+        progress.begin(post.there())  # from now on the server knows of it, and begins it anew where it breaks off
         pause = partial(_pause, folder, post, contract.sites.names)
         try:
             progress.begin(post.ready(contract.sites.wait))

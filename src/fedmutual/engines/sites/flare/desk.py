@@ -24,9 +24,9 @@ _FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, COMMIT, METRICS, LEDGER, "log
 class Desk(CommandModule):  # type: ignore[misc]
     """Commands beside FLARE's own, for leads only."""
 
-    def __init__(self, state: Path, there: Callable[[], list[str]]) -> None:
-        """state: the server's folder. there: who is connected."""
-        self._state, self._there = state, there
+    def __init__(self, state: Path, there: Callable[[], list[str]], queued: Callable[[str], str | None]) -> None:
+        """state: the server's folder. there: who is connected. queued: the job of a federation that is not over, if any."""
+        self._state, self._there, self._queued = state, there, queued
 
     def get_spec(self) -> CommandModuleSpec:
         """The commands; each takes the federation's name."""
@@ -36,7 +36,9 @@ class Desk(CommandModule):  # type: ignore[misc]
 
     def _status(self, conn: Connection, args: list[str]) -> None:
         found = progress.read(self._state / args[1]) if _named(args) else None
-        conn.append_dict({"there": self._there(), "progress": found, "version": fedmutual.__version__})
+        stops = found is not None and members.stopped(self._state / args[1])
+        about = {"stops": stops, "job": self._queued(args[1]) if _named(args) else None, "version": fedmutual.__version__}
+        conn.append_dict({"there": self._there(), "progress": found, **about})
 
     def _stop(self, conn: Connection, args: list[str]) -> None:
         folder = self._state / args[1] if _named(args) else None

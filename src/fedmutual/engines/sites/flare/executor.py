@@ -24,7 +24,7 @@ from fedmutual.records import folder as folders
 
 READY, BODY = "ready", "body"
 _EVERY = 10.0  # seconds between lines on the console
-_AGAIN = 30.0  # seconds until who could not take part tries again
+_AGAIN = 30.0  # seconds until who could not take part tries again; doubled each time
 _PATIENCE = 20.0  # seconds for the process of the job before to let go of the state, and for a letter to be taken
 
 
@@ -36,7 +36,8 @@ class Site(Executor):  # type: ignore[misc]
         super().__init__()
         self._contract = contract
         self._half: Half | None = None
-        self._held, self._told, self._tried = ExitStack(), 0.0, 0.0
+        self._held, self._told = ExitStack(), 0.0
+        self._next, self._pause = 0.0, _AGAIN
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Begin with the job, end with it."""
@@ -52,8 +53,10 @@ class Site(Executor):  # type: ignore[misc]
         if task_name == READY:
             return _reply(b"")
         try:
-            if self._half is None and time.monotonic() > self._tried + _AGAIN:
-                self._try(fl_ctx)  # another process may have had its state, or its disk was full
+            if self._half is None and time.monotonic() > self._next:
+                self._try(
+                    fl_ctx, patience=0.0
+                )  # others wait for this answer; another process may have had its state, or its disk was full
             if self._half is None:
                 return _reply(packed(Answer(order(content)[0], problem="it does not take part; its operator reads why"), {}))
             answer = self._half.do(content)
@@ -64,15 +67,15 @@ class Site(Executor):  # type: ignore[misc]
             say(str(problem))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
-    def _try(self, fl_ctx: FLContext) -> None:
-        """Begin, or say why not."""
+    def _try(self, fl_ctx: FLContext, patience: float = _PATIENCE) -> None:
+        """Begin, or say why not; and then not at once again."""
         try:
-            self._begin(fl_ctx)
+            self._begin(fl_ctx, patience)
             say("takes part")
         except UserError as problem:
             self._held.close()
             say(f"this site does not take part: {problem}")
-        self._tried = time.monotonic()
+            self._next, self._pause = time.monotonic() + self._pause, 2 * self._pause
 
     def _tell(self, content: bytes) -> None:
         """Now and then how far it is."""
@@ -80,7 +83,7 @@ class Site(Executor):  # type: ignore[misc]
             say(f"{order(content)[0].said} done")
             self._told = time.monotonic()
 
-    def _begin(self, fl_ctx: FLContext) -> None:
+    def _begin(self, fl_ctx: FLContext, patience: float) -> None:
         """Read what is this site's own, and hold the job's contract against what was agreed to."""
         told = workspace.pointer(Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
         mine, agreed = own(Path(told["config"])), read(Path(told["contract"]))
@@ -88,7 +91,7 @@ class Site(Executor):  # type: ignore[misc]
         odd = agreed.differing(contract)
         if odd is not None:
             raise ConfigError(f"the job is not of the federation that was agreed to: {odd}")
-        _alone(self._held, mine.state / contract.name)
+        _alone(self._held, mine.state / contract.name, patience)
         torch.set_num_threads(mine.file.engine.threads)
         half = Half(contract, mine, say)
         if half.peers is not None:
@@ -119,12 +122,12 @@ class Site(Executor):  # type: ignore[misc]
                 say(f"site {', '.join(lost)} did not take the letter")
 
 
-def _alone(held: ExitStack, folder: Path) -> None:
+def _alone(held: ExitStack, folder: Path, patience: float) -> None:
     """Hold the state against other processes; that of the job before may still be ending."""
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + patience
     while True:
         try:
-            held.enter_context(folders.held(folder))
+            held.enter_context(folders.held(folder, "still works with this state", "look what is in its way"))
             return
         except UserError:
             if time.monotonic() > until:

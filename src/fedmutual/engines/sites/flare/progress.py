@@ -45,6 +45,7 @@ class Progress:
             "said": "",
             "round": before.get("round", 0),
             "rounds": contract.config.rounds,
+            "contract": contract.imprint,
             "sites": list(contract.sites.names),
             "in": [],
             "scores": before.get("scores", ""),

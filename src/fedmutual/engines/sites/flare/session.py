@@ -68,10 +68,8 @@ class Session:
         """Submit a federation, or let one go on that was stopped -> the job's id.
 
         Raises:
-            ConfigError: the server is of another version.
             RunError: the server refuses it.
         """
-        check_release(self.status(contract.name).get("version", "of before 0.1.0"), "the server")
         self._ask(AGAIN, contract.name)
         with tempfile.TemporaryDirectory() as folder:
             made = job.write(contract, Path(folder))
@@ -80,14 +78,37 @@ class Session:
             except Exception as problem:  # of many types
                 raise RunError(f"the server refuses the job: {problem}") from None
 
-    def under_way(self, name: str) -> str | None:
-        """The job by which a federation was submitted that is not over; None where there is none."""
-        found = self.status(name)["progress"]
-        return str(found["submitted"]) if found and found["outcome"] not in OVER else None
+    def under_way(self, contract: Contract) -> str | None:
+        """The job by which a federation was submitted that is not over; None where there is none. Waits for one that stops.
+
+        Raises:
+            RunError: it is under way with another contract.
+        """
+        while True:
+            status = self.status(contract.name)
+            found = status["progress"]
+            if found is None or found["outcome"] in OVER:
+                return None if status["job"] is None else str(status["job"])  # that has not begun yet
+            if not status["stops"]:
+                break
+            time.sleep(0.5)
+        if found["contract"] != contract.imprint:
+            raise RunError(
+                f"federation {contract.name!r} is under way as another file has it; `fedmutual stop` it first, and submit "
+                "this one, which goes on from what is saved"
+            )
+        return str(found["submitted"])
 
     def status(self, name: str) -> dict[str, Any]:
-        """Who is connected ("there"), and how far the federation is ("progress", None where there is none)."""
-        return self._ask(STATUS, name)
+        """Who is connected ("there"), how far the federation is ("progress", None where there is none), whether it was told
+        to stop ("stops"), and its job in FLARE, if one is to start or runs ("job").
+
+        Raises:
+            ConfigError: the server is of another version.
+        """
+        found = self._ask(STATUS, name)
+        check_release(found.get("version", "0.0"), "the server")
+        return found
 
     def stop(self, name: str) -> dict[str, Any] | None:
         """Let it end after the round that is under way -> how far it is."""

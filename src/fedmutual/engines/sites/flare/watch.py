@@ -3,6 +3,7 @@
 import hashlib
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _OF_ONE_JOB = (  # keys of a job's meta that the next one does not inherit
     *("job_id", "status", "schedule_count", "last_schedule_time"),
     *("schedule_history", "job_clients", "result_location"),
 )
+_LONGEST_READ = 5.0  # seconds in which a job's files may be half-written
 _FIRST, _LONGEST = 2.0, 60.0  # seconds before a job is begun again: doubled while no round succeeds
 
 
@@ -33,6 +35,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         super().__init__()
         self._over = threading.Event()
         self._due: dict[str, float] = {}
+        self._gone: dict[str, float] = {}
         self._there: members.Sites = {}
         self._state = Path()
 
@@ -64,7 +67,8 @@ class Watch(FLComponent):  # type: ignore[misc]
         while not self._over.wait(_TICK):
             server = getattr(engine.server, "admin_server", None)
             if server is not None:
-                server.cmd_reg.register_module(Desk(self._state, lambda: sorted(_connected(engine))))
+                there, queued = (lambda: sorted(_connected(engine))), partial(_queued, engine)
+                server.cmd_reg.register_module(Desk(self._state, there, queued))
                 server.cmd_reg.cmd_map.clear()  # it was made of those before
                 server.cmd_reg.finalize()
                 return
@@ -94,9 +98,20 @@ class Watch(FLComponent):  # type: ignore[misc]
             manager = engine.get_component(SystemComponents.JOB_MANAGER)
             job = manager.get_job(found["job"], fl_ctx)
             busy = found["job"] in engine.run_processes or found["job"] in engine.job_runner.running_jobs
-            if job is None or busy or job.meta.get(JobMetaKey.STATUS.value) in _TO_START:
+            if job is None and not busy:
+                self._missing(folder)
+                return
+            self._gone.pop(folder.name, None)
+            if busy or job.meta.get(JobMetaKey.STATUS.value) in _TO_START:
                 return
             self._again(manager, job, folder, found, heard, fl_ctx)
+
+    def _missing(self, folder: Path) -> None:
+        """The server's state came from another host, or FLARE's part of it is lost: there is no job to begin anew."""
+        if time.monotonic() > self._gone.setdefault(folder.name, time.monotonic()) + _LONGEST_READ:
+            said = "this server has no job of it, only what was saved; submit it once more"
+            say(f"{folder.name}: {said}")
+            progress.change(folder, outcome=Outcome.STOPPED, said=said)
 
     def _again(
         self, manager: Any, job: Any, folder: Path, found: dict[str, Any], heard: members.Sites, fl_ctx: FLContext
@@ -124,6 +139,14 @@ class Watch(FLComponent):  # type: ignore[misc]
             manager.delete(old, fl_ctx)
         new = {"job": meta[JobMetaKey.JOB_ID.value], "old": [job.job_id]}
         progress.change(folder, **new, outcome=Outcome.RUNNING, tries=tries + 1)
+
+
+def _queued(engine: Any, name: str) -> str | None:
+    """The job of a federation that is to start, or runs."""
+    with engine.new_context() as fl_ctx:
+        manager = engine.get_component(SystemComponents.JOB_MANAGER)
+        jobs = manager.get_jobs_by_status([RunStatus(s) for s in (*_TO_START, RunStatus.RUNNING.value)], fl_ctx)
+    return next((str(job.job_id) for job in jobs if job.meta.get(JobMetaKey.JOB_NAME.value) == name), None)
 
 
 def _connected(engine: Any, since: float = 0.0) -> members.Sites:
