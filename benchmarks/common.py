@@ -121,8 +121,8 @@ def _ticks(process: int | None) -> int:
     return int(words[11]) + int(words[12])
 
 
-def versions() -> dict[str, str]:
-    found = {name: version(name) for name in ("fedmutual", "torch", "numpy")}
+def versions(*more: str) -> dict[str, str]:
+    found = {name: version(name) for name in ("fedmutual", "torch", "numpy", *more)}
     return {"python": platform.python_version(), **found, "commit": _commit()}
 
 

@@ -12,7 +12,6 @@ site, and whether the site answered one round with two different messages.
 
 import argparse
 import json
-import platform
 import random
 import shutil
 import signal
@@ -24,11 +23,11 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import command, machine, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -37,7 +36,7 @@ import fedmutual  # noqa: E402
 from fedmutual.config import parse_config  # noqa: E402
 from fedmutual.records.logs import read_lines  # noqa: E402
 from loopback import LEAD, Loopback, loopback  # noqa: E402
-from wards import COMMON, SITES, same, together  # noqa: E402
+from wards import COMMON, SITES, together  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "faults.json"
 LIES = {"NaN": "a reply with NaN", "shape": "a reply with another shape", "old": "a reply for an old round"}
@@ -281,12 +280,7 @@ def ended(fed: Loopback, work: Path) -> dict[str, Any]:
     if not missed:
         sys.path.insert(0, str(fed.configs["south"].parent))
         run = fedmutual.run(parse_config(together({**OPEN, "rounds": last}, SMALL)), work / "one")
-        server = fedmutual.Run(fed.folder / "server" / "wards")
-        equal = same(server.global_model().state_dict(), run.global_model().state_dict())
-        for i in SMALL:
-            mine = fedmutual.Run(fed.configs[i].parent / "state" / "wards").personal_model(i)
-            equal &= same(mine.state_dict(), run.personal_model(i).state_dict())
-        found["all models bit for bit those of one process"] = equal
+        found["all models bit for bit those of one process"] = fed.alike(run)
     return found
 
 
@@ -303,8 +297,8 @@ def record(what: str, found: dict[str, Any]) -> None:
     """Add to the results."""
     print(found, flush=True)
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    kept["machine"] = f"{platform.machine()}, {torch.multiprocessing.cpu_count()} cores, other work on them"
-    kept["versions"] = {name: version(name) for name in ("fedmutual", "nvflare", "torch")}
+    kept["commands"] = list(dict.fromkeys([*kept.get("commands", []), command("faults.py")]))
+    kept["machine"], kept["versions"] = machine(), versions("nvflare")
     kept[what] = [*kept.get(what, []), found]
     faults = kept.get("faults", [])
     kept["summary"] = {k: summary(of) for k in (*KILLS, *LOSSES) if (of := [f for f in faults if f["fault"] == k])}

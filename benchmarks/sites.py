@@ -9,24 +9,23 @@ round to the last, and in one process. Writes benchmarks/results/sites.json.
 
 import json
 import os
-import platform
 import shutil
 import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from common import command, machine, versions
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 import fedmutual  # noqa: E402
 from fedmutual.config import parse_config  # noqa: E402
-from loopback import Loopback, loopback  # noqa: E402
-from wards import COMMON, SEEDED, SITES, same, together, with_data  # noqa: E402
+from loopback import loopback  # noqa: E402
+from wards import COMMON, SEEDED, SITES, together, with_data  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "sites.json"
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
@@ -59,22 +58,10 @@ def a_round(name: str, work: Path, common: dict[str, Any], sites: dict[str, Any]
         fed.round(rounds, 3600)
         took = time.monotonic() - began
         fed.done()
-        notes, equal = fed.progress()["notes"], alike(fed, run, list(sites))
+        notes, equal = fed.progress()["notes"], fed.alike(run)
     each, here = took / (rounds - first), run.summary["seconds"] / rounds
     about = {"what": name, "rounds": rounds, "notes": notes, "all models bit for bit those of one process": equal}
     return about | {"seconds a round": round(each, 3), "in one process": round(here, 3)}
-
-
-def alike(fed: Loopback, run: fedmutual.Run, sites: list[str]) -> bool:
-    """Whether all models, the shared one too where there is one, are those of the run in one process."""
-    server = fedmutual.Run(fed.folder / "server" / "wards")
-    equal = run.config.algorithm["name"] == "fedh2l" or same(
-        server.global_model().state_dict(), run.global_model().state_dict()
-    )
-    for i in sites:
-        mine = fedmutual.Run(fed.configs[i].parent / "state" / "wards").personal_model(i)
-        equal &= same(mine.state_dict(), run.personal_model(i).state_dict())
-    return equal
 
 
 def rounds(work: Path) -> list[dict[str, Any]]:
@@ -98,8 +85,9 @@ def main() -> None:
     torch.set_num_threads(1)
     work = Path(tempfile.mkdtemp())
     kept = {
-        "machine": f"{platform.machine()}, {torch.multiprocessing.cpu_count()} cores, other work on them",
-        "versions": {name: version(name) for name in ("fedmutual", "nvflare", "torch")},
+        "command": command("sites.py"),
+        "machine": machine(),
+        "versions": versions("nvflare"),
         "rounds": rounds(work),
     }
     print(*kept["rounds"], sep="\n")

@@ -15,7 +15,8 @@ from typing import Any
 import psutil
 import tomli_w
 
-from wards import site
+import fedmutual
+from wards import same, site
 
 LEAD = "lead@example.org"
 
@@ -114,6 +115,16 @@ class Loopback:
         took = self.wait(lambda: self.progress().get("outcome") in ("done", "failed", "stopped"), seconds, "the end")
         assert self.progress()["outcome"] == "done", self.progress()
         return took
+
+    def alike(self, run: fedmutual.Run) -> bool:
+        """Whether all models, the shared one too where there is one, are bit for bit those of a run in one process."""
+        pairs = []
+        for i, config in self.configs.items():
+            mine = fedmutual.Run(config.parent / "state" / self.name)
+            pairs.append((mine.personal_model(i), run.personal_model(i)))
+        if run.config.algorithm["name"] != "fedh2l":
+            pairs.append((fedmutual.Run(self.folder / "server" / self.name).global_model(), run.global_model()))
+        return all(same(here.state_dict(), there.state_dict()) for here, there in pairs)
 
     def close(self) -> None:
         """Nothing of it goes on."""

@@ -15,7 +15,7 @@ Lines = Sequence[Mapping[str, Any]]
 
 
 def write_summary(folder: Path, config: Config, **more: Any) -> None:
-    """summary.json of a run, from its lines; a folder without a ledger tells of no bytes. more: what else it says."""
+    """summary.json of a run, from its lines. more: what else it says, or says otherwise."""
     head = {"format": 1, "name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds}
     scores = summarise(config, read_lines(folder / METRICS), read_lines(folder / LEDGER))
     write_json(folder / SUMMARY, {**head, "seed": config.seed, **scores, **more})

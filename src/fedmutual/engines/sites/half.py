@@ -21,7 +21,7 @@ from fedmutual.engines.sites.post import order as ordered
 from fedmutual.engines.sites.public import Collected
 from fedmutual.engines.sites.schema import SiteFile
 from fedmutual.errors import ConfigError, RunError, UserError
-from fedmutual.experiment import Experiment, leaves
+from fedmutual.experiment import Experiment
 from fedmutual.records import folder as folders
 from fedmutual.records.events import Evaluated, Score
 from fedmutual.records.logs import METRICS, Metrics, read_lines, rewind
@@ -217,7 +217,7 @@ class Half:
         """After the last round, as at the end of any run."""
         config = self.experiment.config
         if round == config.rounds:
-            write_summary(self.folder, config, leaves=leaves(self.experiment.algorithm, self._public))
+            write_summary(self.folder, config, leaves=self.experiment.leaves(), bytes=None)  # they are in the ledger
 
     def _write(self, order: Order, content: bytes, reply: bytes) -> None:
         """Save, before the answer leaves."""

@@ -54,9 +54,8 @@ class Site(Executor):  # type: ignore[misc]
             return _reply(b"")
         try:
             if self._half is None and time.monotonic() > self._next:
-                self._try(
-                    fl_ctx, patience=0.0
-                )  # others wait for this answer; another process may have had its state, or its disk was full
+                # another process may have had its state, or its disk was full; the others wait for this answer
+                self._try(fl_ctx, patience=0.0)
             if self._half is None:
                 return _reply(packed(Answer(order(content)[0], problem="it does not take part; its operator reads why"), {}))
             answer = self._half.do(content)

@@ -24,7 +24,7 @@ _OF_ONE_JOB = (  # keys of a job's meta that the next one does not inherit
     *("job_id", "status", "schedule_count", "last_schedule_time"),
     *("schedule_history", "job_clients", "result_location"),
 )
-_LONGEST_READ = 5.0  # seconds in which a job's files may be half-written
+_HALF_WRITTEN = 5.0  # seconds that a job's files may be so
 _FIRST, _LONGEST = 2.0, 60.0  # seconds before a job is begun again: doubled while no round succeeds
 
 
@@ -108,7 +108,7 @@ class Watch(FLComponent):  # type: ignore[misc]
 
     def _missing(self, folder: Path) -> None:
         """The server's state came from another host, or FLARE's part of it is lost: there is no job to begin anew."""
-        if time.monotonic() > self._gone.setdefault(folder.name, time.monotonic()) + _LONGEST_READ:
+        if time.monotonic() > self._gone.setdefault(folder.name, time.monotonic()) + _HALF_WRITTEN:
             said = "this server has no job of it, only what was saved; submit it once more"
             say(f"{folder.name}: {said}")
             progress.change(folder, outcome=Outcome.STOPPED, said=said)
