@@ -3,16 +3,16 @@
 import shlex
 import sys
 import warnings
-from enum import StrEnum
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 import fedmutual
-from fedmutual.cli import sites
+from fedmutual.cli import conclude, sites
+from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, configured
+from fedmutual.cli.data import app as data_app
 from fedmutual.cli.terminal import Code, again, note, out, say, stop, watched
 from fedmutual.errors import ConfigError, UserError
 
@@ -32,36 +32,9 @@ app = typer.Typer(
     "Exit codes: 0 done, 2 bad input, 3 a client diverged, 4 a reply was refused at the privacy boundary, "
     "130 stopped by hand, 143 told to stop (SIGTERM).",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them; give some to all.")
 app.add_typer(data_app, name="data")
 
-
 SITES = "Real sites (pip install 'fedmutual\\[sites]')"
-
-
-class By(StrEnum):
-    """Whose score chooses."""
-
-    PERSONAL = "personal"
-    GLOBAL = "global"
-
-
-File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.", show_default=False)]
-Set = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. `--set algorithm.alpha=0.3`; may be repeated."),
-]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last saved round; finished runs are left alone.")]
-Methods = Annotated[str, typer.Option(help="Algorithms, separated by commas; `centralised` is the ceiling.")]
-Grid = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=V1,V2,...",
-        help="Values to try, e.g. `--set optimizer.lr=0.003,0.01,0.03`; one value is fixed. May be repeated: a grid.",
-    ),
-]
-Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]
 
 
 @app.command()
@@ -75,7 +48,7 @@ def run(
 
     Example: `fedmutual run mnist.toml --set rounds=50 --set algorithm.name=fedavg`
     """
-    config = _config(file, set or [])
+    config = configured(file, set or [])
     folder = out_folder or Path("runs") / config.name
     with watched(again("run", set, folder, str(file))) as watch:
         done = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
@@ -106,7 +79,7 @@ def compare(
     command = again("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
     with watched(command) as watch:
         folders = _compare(config, names, seeds, folder, resume, watch, own)
-    _conclude([(config.name, folders)], folder / "report.html")
+    conclude.comparison([(config.name, folders)], folder / "report.html")
 
 
 @app.command()
@@ -163,7 +136,7 @@ def demo(
             with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
                 config = fedmutual.load_config(file)
             groups.append((name, _compare(config, _names(methods), seeds, folder / name, resume, watch)))
-    _conclude(groups, folder / "report.html")
+    conclude.comparison(groups, folder / "report.html")
 
 
 DEMO = {"different-digits": "fml,fedavg,fedprox,independent", "different-networks": "fml,fedavg,independent"}
@@ -181,7 +154,7 @@ def report(
 
     named = list({path.resolve(): path for path in runs}.values())
     if len(named) == 1 and (named[0] / "adapt.json").is_file():
-        _conclude_adaptation(named[0], output)
+        conclude.adaptation(named[0], output)
         return
     found = read_runs(folder for path in named for folder in find_runs(path))
     write_report(found, output)
@@ -260,7 +233,7 @@ def adapt(
     folder, sizes = out_folder or Path("runs") / f"{newcomer.name(data, overrides)}-adapt", adapting.sizes(examples)
     with watched(again("adapt", set, folder, str(run), *words)) as watch:
         adapting.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
-    _conclude_adaptation(folder, folder / "report.html")
+    conclude.adaptation(folder, folder / "report.html")
 
 
 @app.command()
@@ -288,43 +261,6 @@ def predict(
         return
     say(f"answered by: {found[0].model}")
     out.print(answers.table(found))
-
-
-@data_app.command("show")
-def data_show(file: File, set: Set = None) -> None:
-    """Draw who has what: clients by classes."""
-    from fedmutual import data
-
-    federation = data.load(_config(file, set or []))
-    out.print(data.draw(federation))
-    for remark in federation.notes:
-        say(f"note: {remark}")
-
-
-@data_app.command("check")
-def data_check(file: File, set: Set = None) -> None:
-    """Say in plain sentences what is wrong, or worth knowing, about the data."""
-    from fedmutual import data
-
-    findings = data.findings(_config(file, set or []))
-    for finding in findings or ["nothing stands out"]:
-        say(finding)
-
-
-@data_app.command("give")
-def data_give(
-    file: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation.", show_default=False)],
-    site: Annotated[Path, typer.Option("--site", metavar="SITE.toml", help="The site's own file.", show_default=False)],
-    folder: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Its part becomes SITE.npz there.")] = Path(),
-) -> None:
-    """Write a real site's part of the public seed set into a file, which it then sends to all others.
-
-    It holds the rows that `split.public` sets apart in the site's own data, and no others. Trains nothing, sends nothing.
-    """
-    from fedmutual.engines.sites import giving
-
-    for line in giving.told(giving.give(file, site, folder), folder):
-        say(line, soft_wrap=True)
 
 
 app.command(rich_help_panel=SITES)(sites.provision)
@@ -381,13 +317,6 @@ def main() -> None:
         stop(problem, Code.BAD_INPUT)
 
 
-def _config(file: Path, settings: list[str]) -> "Config":
-    """The file with --set applied."""
-    from fedmutual.config import override
-
-    return fedmutual.load_config(file, **dict(override(text) for text in settings))
-
-
 def _names(methods: str) -> list[str]:
     return [name.strip() for name in methods.split(",") if name.strip()]
 
@@ -404,29 +333,3 @@ def _compare(
     from fedmutual.compare import compare as compare_all
 
     return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own)]
-
-
-def _conclude(groups: list[tuple[str, list[Path]]], page: Path) -> None:
-    """The table in the terminal, the verdict, and the page's path."""
-    from fedmutual.report import headline, read_runs, verdict, write_report
-
-    found = [(name, read_runs(folders)) for name, folders in groups]
-    for name, runs in found:
-        out.print(f"\n[bold]{escape(name)}[/bold]")
-        out.print(headline(runs))
-        for line in verdict(runs):
-            say(line)
-    write_report([run for _, runs in found for run in runs], page)
-    say(f"\nreport: {page}", soft_wrap=True)
-
-
-def _conclude_adaptation(folder: Path, page: Path) -> None:
-    """The table, whether adapting pays, and the page's path."""
-    from fedmutual.report import adapted, write_adaptation
-
-    table, sentences = adapted(folder)
-    out.print(table)
-    for line in sentences:
-        say(line)
-    write_adaptation(folder, page)
-    say(f"report: {page}", soft_wrap=True)

@@ -1,0 +1,44 @@
+"""Arguments that several commands take, and the configuration that they make."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import fedmutual
+
+if TYPE_CHECKING:
+    from fedmutual import Config
+
+
+class By(StrEnum):
+    """Whose score chooses."""
+
+    PERSONAL = "personal"
+    GLOBAL = "global"
+
+
+File = Annotated[Path, typer.Argument(metavar="FILE.toml", help="The experiment.", show_default=False)]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. `--set algorithm.alpha=0.3`; may be repeated."),
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last saved round; finished runs are left alone.")]
+Methods = Annotated[str, typer.Option(help="Algorithms, separated by commas; `centralised` is the ceiling.")]
+Grid = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=V1,V2,...",
+        help="Values to try, e.g. `--set optimizer.lr=0.003,0.01,0.03`; one value is fixed. May be repeated: a grid.",
+    ),
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]
+
+
+def configured(file: Path, settings: list[str]) -> "Config":
+    """The file with --set applied."""
+    from fedmutual.config import override
+
+    return fedmutual.load_config(file, **dict(override(text) for text in settings))

@@ -1,0 +1,33 @@
+"""What a command that trained says at its end: the table, the verdict, and the page's path."""
+
+from pathlib import Path
+
+from rich.markup import escape
+
+from fedmutual.cli.terminal import out, say
+
+
+def comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
+    """The table in the terminal, the verdict, and the page's path."""
+    from fedmutual.report import headline, read_runs, verdict, write_report
+
+    found = [(name, read_runs(folders)) for name, folders in groups]
+    for name, runs in found:
+        out.print(f"\n[bold]{escape(name)}[/bold]")
+        out.print(headline(runs))
+        for line in verdict(runs):
+            say(line)
+    write_report([run for _, runs in found for run in runs], page)
+    say(f"\nreport: {page}", soft_wrap=True)
+
+
+def adaptation(folder: Path, page: Path) -> None:
+    """The table, whether adapting pays, and the page's path."""
+    from fedmutual.report import adapted, write_adaptation
+
+    table, sentences = adapted(folder)
+    out.print(table)
+    for line in sentences:
+        say(line)
+    write_adaptation(folder, page)
+    say(f"report: {page}", soft_wrap=True)

@@ -1,0 +1,48 @@
+"""The commands of `fedmutual data`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmutual.cli.arguments import File, Set, configured
+from fedmutual.cli.terminal import out, say
+
+app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them; give some to all.")
+
+
+@app.command()
+def show(file: File, set: Set = None) -> None:
+    """Draw who has what: clients by classes."""
+    from fedmutual import data
+
+    federation = data.load(configured(file, set or []))
+    out.print(data.draw(federation))
+    for remark in federation.notes:
+        say(f"note: {remark}")
+
+
+@app.command()
+def check(file: File, set: Set = None) -> None:
+    """Say in plain sentences what is wrong, or worth knowing, about the data."""
+    from fedmutual import data
+
+    findings = data.findings(configured(file, set or []))
+    for finding in findings or ["nothing stands out"]:
+        say(finding)
+
+
+@app.command()
+def give(
+    file: Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation.", show_default=False)],
+    site: Annotated[Path, typer.Option("--site", metavar="SITE.toml", help="The site's own file.", show_default=False)],
+    folder: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Its part becomes SITE.npz there.")] = Path(),
+) -> None:
+    """Write a real site's part of the public seed set into a file, which it then sends to all others.
+
+    It holds the rows that `split.public` sets apart in the site's own data, and no others. Trains nothing, sends nothing.
+    """
+    from fedmutual.engines.sites import giving
+
+    for line in giving.told(giving.give(file, site, folder), folder):
+        say(line, soft_wrap=True)
