@@ -135,7 +135,7 @@ class Experiment:
             data=rows,
             rate=rate,
             shared=shared,
-            twins=twins(nets, shared),
+            twins=twins(nets, shared, self._space(id).shape),
             own=client_settings(self.config, id) | {"task": self.task(id)},
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
             seeds=self.seeds,

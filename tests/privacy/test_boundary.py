@@ -202,10 +202,10 @@ def normed(seed):
     return mlp(seed, hidden=16, norm=True)
 
 
-def built(algorithm, net, **changes):
+def built(algorithm, net, features=FEATURES, **changes):
     """A client whose twins are found as an experiment finds them."""
     one = client("0", algorithm, personal=net, shared=net, **changes)
-    one.twins = twins(one.nets, one.shared)
+    one.twins = twins(one.nets, one.shared, (features,))
     return one
 
 
@@ -226,10 +226,42 @@ def test_statistics_of_the_input_are_the_same_in_both_nets_by_right():
 
     algorithm = FML(**E).algorithm()
     x = torch.randn(20, 20, generator=torch.Generator().manual_seed(3))
-    one = built(algorithm, first, data={"private": Rows(x, torch.arange(20) % 3)})
+    one = built(algorithm, first, 20, data={"private": Rows(x, torch.arange(20) % 3)})
     assert one.twins == {"0.running_mean", "0.running_var"}
     got = federation(algorithm, [one], start=server(first), rounds=2)
     assert torch.equal(got["0.running_mean"], one.nets["personal"][0].running_mean)
+
+
+class Late(torch.nn.Module):
+    """Declares the norm of its input last."""
+
+    def __init__(self, seed):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.head = torch.nn.Linear(20, 3)
+        self.norm = torch.nn.BatchNorm1d(20)
+
+    def forward(self, x):
+        return self.head(self.norm(x))
+
+
+def test_statistics_of_the_input_are_found_by_what_comes_in_not_by_where_they_are_declared():
+    algorithm = FML(**E).algorithm()
+    x = torch.randn(20, 20, generator=torch.Generator().manual_seed(3))
+    one = built(algorithm, Late, 20, data={"private": Rows(x, torch.arange(20) % 3)})
+    assert one.twins == {"norm.running_mean", "norm.running_var"}
+    assert federation(algorithm, [one], start=server(Late), rounds=2)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0])
+def test_nets_that_begin_equal_may_go_on_so_in_what_begins_constant_too(weight):
+    algorithm = FML(alpha=weight, beta=weight, **E).algorithm()
+    one = client("0", algorithm, personal=lambda seed: normed(0), shared=normed)
+    one.twins = twins(one.nets, one.shared, (FEATURES,))
+    assert one.twins == set(one.shared)
+    got = federation(algorithm, [one], start=server(normed), rounds=1)
+    assert torch.equal(got["1.weight"], one.nets["personal"].state_dict()["1.weight"])  # what was refused
 
 
 @dataclass(frozen=True, kw_only=True)
