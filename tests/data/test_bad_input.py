@@ -79,6 +79,12 @@ class Malicious:
             {},
             "training examples have the shape [2] and test examples [1]",
         ),
+        (
+            {"x": X.astype(np.uint8), "y": Y, "x_test": X, "y_test": Y},
+            {},
+            "training examples are uint8 of shape [2] and test examples float32 of shape [2]; make them equal",
+        ),
+        ({"x": X, "y": np.full(12, 2**64 - 1, np.uint64)}, {}, "its label 18446744073709551615 is out of range"),
         ({"x": X, "y": Y}, {"group_by": "patient"}, "data.group_by needs an array 'patient'; it has 'x', 'y'"),
         (
             {"x": X, "y": Y, "patient": Y[:3]},
@@ -236,7 +242,7 @@ FACTORIES = [
             def __len__(self): return 10
             def __getitem__(self, i):
                 if i == 7: raise OSError("disk on fire")
-                return torch.ones(3 if i == 4 else 2), 0
+                return torch.ones(3 if i == 4 else 2), i % 2
         """,
         "example 4 of NAME is float32 of shape [3], and the first is float32 of shape [2]; let the dataset return one",
     ),
@@ -247,9 +253,18 @@ FACTORIES = [
             def __len__(self): return 10
             def __getitem__(self, i):
                 if i == 7: raise OSError("disk on fire")
-                return torch.ones(2), 0
+                return torch.ones(2), i % 2
         """,
         "example 7 of NAME cannot be read (OSError: disk on fire)",
+    ),
+    (
+        """
+        class make(Dataset):
+            targets = torch.arange(10)
+            def __len__(self): return 10
+            def __getitem__(self, i): return torch.ones(2), i % 5
+        """,
+        "NAME: example 5 has the label 0, and the dataset's attribute 'targets' says 5; make them agree",
     ),
 ]
 

@@ -170,7 +170,7 @@ def test_a_dataset_of_pictures_with_groups(module: Callable[[str], str], tmp_pat
             def __len__(self): return 8
             def __getitem__(self, i):
                 from PIL import Image
-                return Image.open(f"images/{i}.png").convert("RGB"), -1
+                return Image.open(f"images/{i}.png").convert("RGB"), i % 2
         """)
     federation = data.load(
         config(data={"name": f"{name}:make", "group_by": "patient"}, split=HALF, partition={"clients": 1})
@@ -178,3 +178,36 @@ def test_a_dataset_of_pictures_with_groups(module: Callable[[str], str], tmp_pat
     assert federation.space.shape == (3, 6, 5)
     x, y = everything(federation.test)
     assert torch.equal((x[:, 0, 1, 1] * 255).round().long() % 2, y)
+
+
+CHANGING = """
+    class make(Dataset):
+        targets = [0, 1] * 6
+        def __len__(self): return 12
+        def __getitem__(self, i): return torch.rand(3), i % 2
+    """
+
+
+@pytest.mark.parametrize(("source", "told"), [(CHANGING, True), (SOURCES["items"], False)])
+def test_items_that_change_are_told(source: str, told: bool, module: Callable[[str], str]) -> None:
+    name = f"{module(source)}:make"
+    federation = data.load(config(data={"name": name, "root": "x"}, split=HALF, partition={"clients": 1}))
+    note = f"{name}: its items change from one reading to the next, so that no run of it can be had again; return them"
+    assert any(n.startswith(note) for n in federation.notes) == told
+
+
+@pytest.mark.parametrize(
+    ("labels", "classes"),
+    [
+        ("01 02", ("01", "02")),
+        ("01 1", ("01", "1")),
+        ("1_0 2_0", ("1_0", "2_0")),
+        ("0 +1", ("0", "1")),
+        ("7 10000000000000000000", ("7", "10000000000000000000")),
+    ],
+)
+def test_labels_of_a_table_that_are_codes_are_names(tmp_path: Path, labels: str, classes: tuple[str, ...]) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("a,label\n" + "".join(f"{i},{labels.split()[i % 2]}\n" for i in range(12)))
+    federation = data.load(config(data={"name": "csv", "root": str(path)}, split=HALF, partition={"clients": 1}))
+    assert federation.space.classes == classes

@@ -101,7 +101,7 @@ class FromDataset:
     """The x of a torch Dataset's items, read as they are needed; tensors, arrays or PIL images of one shape."""
 
     def __init__(self, dataset: "Dataset[Any]", place: str) -> None:
-        self._dataset, self._place = dataset, place
+        self._dataset, self.place = dataset, place
         self._like: Tensor | None = None
 
     def __len__(self) -> int:
@@ -116,12 +116,12 @@ class FromDataset:
             try:
                 x = self._read(row)
             except Exception as problem:  # a user's dataset may fail in any way
-                bad.append(f"example {row} of {self._place} cannot be read ({type(problem).__name__}: {problem})")
+                bad.append(f"example {row} of {self.place} cannot be read ({type(problem).__name__}: {problem})")
                 continue
             found.append(x)
             if (x.shape, x.dtype) != (self._like.shape, self._like.dtype):
                 bad.append(
-                    f"example {row} of {self._place} is {said(x)}, and the first is {said(self._like)}; "
+                    f"example {row} of {self.place} is {said(x)}, and the first is {said(self._like)}; "
                     "let the dataset return one shape and type"
                 )
         if bad:
@@ -130,14 +130,18 @@ class FromDataset:
 
     def digest(self) -> bytes:
         """Over the number of examples and up to 64 of them, evenly spaced: to read all may take hours."""
-        rows = sorted({round(i) for i in np.linspace(0, len(self) - 1, 64)})
-        return hashlib.sha256(repr(len(self)).encode() + Arrays(self.take(rows).numpy()).digest()).digest()
+        return hashlib.sha256(repr(len(self)).encode() + Arrays(self.take(spaced(len(self), 64)).numpy()).digest()).digest()
+
+    def steady(self) -> bool:
+        """Whether items are the same at a second reading; up to 16 of them are read."""
+        rows = spaced(len(self), 16)
+        return torch.equal(self.take(rows), self.take(rows))
 
     def _read(self, row: int) -> Tensor:
         item = self._dataset[row]
         if not isinstance(item, tuple | list) or len(item) < 2:
-            raise DataError(f"{self._place}: its items must be (x, y), and one is {type(item).__name__}")
-        return rows_first(np.asarray(item[0])[None], f"{self._place}: x")[0]
+            raise DataError(f"{self.place}: its items must be (x, y), and one is {type(item).__name__}")
+        return rows_first(np.asarray(item[0])[None], f"{self.place}: x")[0]
 
 
 class Joined:
@@ -186,6 +190,11 @@ def rows_first(x: npt.NDArray[Any], what: str) -> Tensor:
         x = np.moveaxis(x, 3, 1)
     kept = x if x.dtype == np.uint8 else x.astype(np.float32)
     return torch.from_numpy(np.ascontiguousarray(kept))
+
+
+def spaced(size: int, most: int) -> list[int]:
+    """Up to so many of the numbers below a size, evenly spaced."""
+    return sorted({round(i) for i in np.linspace(0, size - 1, most)})
 
 
 def said(x: Tensor) -> str:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from fedmutual import plugins
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import from_arrays
-from fedmutual.data.examples import FromDataset, Part, Source
+from fedmutual.data.examples import FromDataset, Part, Source, spaced
 from fedmutual.errors import ConfigError, DataError
 
 _WANTED = (
@@ -54,7 +54,13 @@ def _source(made: Any, config: DataConfig) -> Source:
     parts = [_part(d, config, name) for d, name in zip(items, (place, f"{place}'s test set"), strict=False)]
     names = _attribute(items[0], "classes")
     classes = None if names is None else tuple(str(c) for c in names)
-    return Source(place, parts[0], parts[1] if len(parts) > 1 else None, classes)
+    notes = tuple(
+        f"{part.x.place}: its items change from one reading to the next, so that no run of it can be had again; return "
+        "them without random changes, and set data.augment for those"
+        for part in parts
+        if isinstance(part.x, FromDataset) and not part.x.steady()
+    )
+    return Source(place, parts[0], parts[1] if len(parts) > 1 else None, classes, notes=notes)
 
 
 def _arrays(made: Any, place: str) -> dict[str, npt.NDArray[Any]] | None:
@@ -97,6 +103,7 @@ def _labels(dataset: Any, place: str) -> npt.NDArray[Any]:
     for name in ("targets", "labels", "y"):
         found = _attribute(dataset, name)
         if found is not None and len(found) == len(dataset):
+            _check_items(dataset, np.asarray(found), name, place)
             return np.asarray(found)
     try:
         return np.asarray([np.asarray(dataset[i][1]) for i in range(len(dataset))])
@@ -105,6 +112,21 @@ def _labels(dataset: Any, place: str) -> npt.NDArray[Any]:
             f"{place}: the labels cannot be read from its items ({type(problem).__name__}: {problem}); items must be "
             "(x, y), or give the dataset an attribute 'targets'"
         ) from None
+
+
+def _check_items(dataset: Any, told: npt.NDArray[Any], name: str, place: str) -> None:
+    """Raise DataError where one of up to 16 items has another label than the dataset tells: which is meant?"""
+    for i in spaced(len(dataset), 16):
+        try:
+            label = np.asarray(dataset[i][1])
+        except Exception:  # a user's dataset may fail in any way; who reads the item for its x says so
+            continue
+        alike = all(v.dtype.kind in "biuf" for v in (label, told)) or label.dtype.kind == told.dtype.kind
+        if alike and label.shape == told.shape[1:] and (label != told[i]).any():
+            raise DataError(
+                f"{place}: example {i} has the label {label.tolist()!r}, and the dataset's attribute {name!r} says "
+                f"{told[i].tolist()!r}; make them agree, in a class of your own where a target_transform changes them"
+            )
 
 
 def _attribute(dataset: Any, name: str) -> Any:

@@ -13,7 +13,7 @@ from fedmutual.data import labels, record, rows, scaling, sources
 from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import Division, Table, check_name, divide
 from fedmutual.data.draws import Index, Names, generator, many
-from fedmutual.data.examples import Examples, Joined, Part, Source, listed
+from fedmutual.data.examples import Examples, Joined, Part, Source, listed, said
 from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
 from fedmutual.data.labels import Targets
 from fedmutual.data.notes import NOBODY, of_split, remarks, training
@@ -209,8 +209,8 @@ def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
         try:
             found[client] = _divided(alone(config, client), own)
         except DataError as problem:
-            said = str(problem).removeprefix(f"client {ALONE!r} ")
-            raise DataError(f"client {client!r}: {said}") from None
+            why = str(problem).removeprefix(f"client {ALONE!r} ")
+            raise DataError(f"client {client!r}: {why}") from None
     partition = record.joined(config, {i: one.partition for i, one in found.items()})
     spaces = {i: one.space for i, one in found.items()}
     alike = all(space.like(next(iter(spaces.values()))) for space in spaces.values())
@@ -287,11 +287,15 @@ def _column(parts: list[Part], name: str) -> Names | None:
 def _examples(source: Source) -> Examples:
     if source.test is None:
         return source.train.x
-    first, second = (tuple(p.x.take([0]).shape[1:]) for p in (source.train, source.test))
-    if first != second:
+    first, second = (p.x.take([0])[0] for p in (source.train, source.test))
+    if first.shape != second.shape:
         raise DataError(
-            f"{source.place}: training examples have the shape {list(first)} and test examples {list(second)}; make them "
-            "equal"
+            f"{source.place}: training examples have the shape {list(first.shape)} and test examples "
+            f"{list(second.shape)}; make them equal"
+        )
+    if first.dtype != second.dtype:  # bytes are divided by 255, and other numbers are not
+        raise DataError(
+            f"{source.place}: training examples are {said(first)} and test examples {said(second)}; make them equal"
         )
     return Joined(source.train.x, source.test.x)
 

@@ -123,17 +123,23 @@ def _kind(part: Part, source: Source) -> str:
 
 def _counted(parts: Sequence[Part], source: Source) -> tuple[str, ...]:
     """The names "0" up to the greatest label. Refused where most of them would stand for nothing."""
-    labels = np.concatenate([p.labels for p in parts]).astype(np.int64)
-    there = np.unique(labels)
+    coded = [_int64(p.labels) for p in parts]
+    there = np.unique(np.concatenate(coded))
     most = int(there[-1])
     if there[0] < 0 or most + 1 > 2 * len(there):
         odd = there[0] if there[0] < 0 else most
-        part = next(p for p in parts if (p.labels == odd).any())
+        part, row = next((p, int(np.argmax(c == odd))) for p, c in zip(parts, coded, strict=True) if (c == odd).any())
         raise DataError(
-            f"{part.where(int(np.argmax(part.labels == odd)))}: its label {odd} is out of range, for whole numbers count "
-            f"classes from 0 and the labels are {listed(there.tolist())}; mend it, or name all classes in data.classes"
+            f"{part.where(row)}: its label {part.labels[row]} is out of range, for whole numbers count classes from 0 and "
+            f"the labels are {listed(there.tolist())}; mend it, or name all classes in data.classes"
         )
     return tuple(str(i) for i in range(most + 1))
+
+
+def _int64(labels: npt.NDArray[Any]) -> Index:
+    """Whole numbers; of greater ones the greatest, where a cast would turn them negative."""
+    whole = labels.astype(np.uint64) if labels.dtype.kind == "u" else labels
+    return np.minimum(whole, np.iinfo(np.int64).max).astype(np.int64)
 
 
 def _named(part: Part, declared: tuple[str, ...] | None, source: Source) -> tuple[Names, Index]:

@@ -1,6 +1,7 @@
 """A CSV file: a row an example, a column for the label, the others its features."""
 
 import csv as records
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
@@ -18,6 +19,8 @@ from fedmutual.data.examples import Arrays, Part, Source, listed, rows_first
 from fedmutual.errors import DataError
 
 DOMAIN = "domain"
+_DIGITS = re.compile(r"[+-]?[0-9]+")
+_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # no code like 01, and nothing that an int64 cannot hold
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # of a feature; a class may well be called NA
 
 
@@ -157,16 +160,16 @@ def _numbers(features: pd.DataFrame, path: Path, at: Callable[[int], str]) -> np
 
 
 def _whole_or_names(labels: Names, path: Path, at: Callable[[int], str]) -> npt.NDArray[Any]:
-    """Labels read as text: whole numbers if all are, else names. Numbers that are not whole are no labels."""
+    """Labels read as text: whole numbers if all are, else names, as 01 is. Numbers that are not whole are no labels."""
+    different = set(labels.tolist())
+    if all(_DIGITS.fullmatch(v) for v in different):
+        return labels.astype(np.int64) if all(_WHOLE.fullmatch(v) for v in different) else labels
     try:
-        numbers = labels.astype(float)
+        numbers = [float(v.replace("_", "no number")) for v in labels]  # which Python would read over
     except ValueError:
         return labels
-    try:
-        return labels.astype(np.int64)
-    except ValueError:
-        odd = next(i for i, v in enumerate(numbers) if not v.is_integer() or not labels[i].lstrip("+-").isdecimal())
-        raise DataError(
-            f"{path}: the label in {at(odd)} is {labels[odd]}, and labels must be whole numbers or names; mend the "
-            "column, name another in data.label, or set training.task = 'regression' to learn numbers"
-        ) from None
+    odd = next(i for i, v in enumerate(numbers) if not v.is_integer() or not _DIGITS.fullmatch(labels[i]))
+    raise DataError(
+        f"{path}: the label in {at(odd)} is {labels[odd]}, and labels must be whole numbers or names; mend the "
+        "column, name another in data.label, or set training.task = 'regression' to learn numbers"
+    )
