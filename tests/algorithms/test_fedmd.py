@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from fedmutual.algorithms import FedMD
+from fedmutual.algorithms.fedmd import Revisit, Transfer
 from fedmutual.algorithms.peers import agreed
+from fedmutual.core import At, own
 from peers import LR, node, seeds
 from toy import Rows, federation
 
@@ -52,3 +54,13 @@ def test_transfer_and_a_round_of_two_linear_nodes():
             assert np.abs(client.nets["personal"].weight.detach().numpy() - w[client.id]).max() < 1e-7  # logits are float32
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_a_client_with_steps_of_its_own_transfers_as_all_do():
+    """Its settings are of rounds; the start has epochs of its own."""
+    rows = Rows(torch.randn(12, 2), torch.arange(12) % 2)
+    one = node("0", {"0": range(12)}, rows, None, nn.Linear(2, 2), trains_on=rows)
+    one.own = {"local_steps": 2, "batch_size": 4}
+    for kind, at, batches in ((Transfer, -1, 9), (Revisit, -1, 9), (Revisit, 0, 2)):
+        phase = own(kind(transfer_epochs=3, local_steps=7), one)
+        assert len(list(phase.batches(one, {}, At(0, at, 5)))) == batches

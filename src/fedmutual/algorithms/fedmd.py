@@ -33,8 +33,7 @@ class FedMD(Independent):
     def algorithm(self) -> Algorithm:
         """Transfer; then announce, digest and revisit in every round."""
         given = dict(vars(self))
-        once = given | {"local_epochs": self.transfer_epochs, "local_steps": None}
-        start = (Agree(), Compare(), Transfer(**once), Revisit(**once))
+        start = (Agree(), Compare(), Transfer(**given), Revisit(**given))
         rounds = (Announce(**given), Digest(**given), Revisit(**given))
         return Algorithm("fedmd", rounds, start=start, public=Public(batch=self.public_batch), trains_on=("private",))
 
@@ -44,11 +43,15 @@ class Transfer(FedMD):
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
         """Epochs of public data."""
-        return self.over("public", client, at)
+        return self.over("public", client, at, self.transfer_epochs)
 
 
 class Revisit(FedMD):
-    """One's own data: those of a round, or of the start."""
+    """One's own data: after the transfer as often as the public ones, in a round as the settings say."""
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """Epochs, or steps, of private data."""
+        return self.over("private", client, at, self.transfer_epochs if at.round < 0 else None)
 
 
 class Announce(FedMD):

@@ -21,12 +21,12 @@ class LocalEpochs(Phase):
         """E epochs, or the steps, of private data."""
         return self.over("private", client, at)
 
-    def over(self, rows: str, client: Client, at: At) -> Iterable[Batch]:
-        """The same of the rows that `Client.data` has by this name."""
+    def over(self, rows: str, client: Client, at: At, passes: int | None = None) -> Iterable[Batch]:
+        """The same of the rows that `Client.data` has by this name; or so many passes over them."""
         data, rng = client.data[rows], at.rng(client.id, "batches")
         plan = (
-            epochs(len(data), self.local_epochs, self.batch_size, rng)
-            if self.local_steps is None
-            else draws(len(data), self.local_steps, self.batch_size, rng)
+            draws(len(data), self.local_steps, self.batch_size, rng)
+            if self.local_steps is not None and passes is None
+            else epochs(len(data), passes or self.local_epochs, self.batch_size, rng)
         )
         return data.rows(plan, at.rng(client.id, "augment"))

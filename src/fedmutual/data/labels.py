@@ -139,7 +139,7 @@ def _counted(parts: Sequence[Part], source: Source) -> tuple[str, ...]:
 def _int64(labels: npt.NDArray[Any]) -> Index:
     """Whole numbers; of greater ones the greatest, where a cast would turn them negative."""
     whole = labels.astype(np.uint64) if labels.dtype.kind == "u" else labels
-    return np.minimum(whole, np.iinfo(np.int64).max).astype(np.int64)
+    return np.asarray(np.minimum(whole, np.iinfo(np.int64).max), dtype=np.int64)
 
 
 def _named(part: Part, declared: tuple[str, ...] | None, source: Source) -> tuple[Names, Index]:
