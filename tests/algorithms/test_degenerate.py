@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedmutual.algorithms import FML, FedAvg, FedProx, Independent
+from fedmutual.core import At
 from toy import ENGINES, client, difference, federation, mlp, server, weights
 
 E = {"local_epochs": 2, "batch_size": 8}
@@ -59,6 +60,16 @@ def test_fedprox_without_pull_is_fedavg(engine):
     assert (
         difference(federation(prox, clients(prox), engine=engine), federation(fedavg, clients(fedavg), engine=engine)) > 1e-3
     )
+
+
+def test_fedprox_pulls_towards_what_was_received_and_nothing_else():
+    """Of a model whose last layer stays home the first layer has an anchor."""
+    home = ("2.weight", "2.bias")
+    prox = FedProx(mu=1.0, **E).algorithm()
+    one = client("0", prox, home=home)
+    const = prox.phases[0].begin(one, server(home=home), At(0, 0, 1))
+    assert set(const) == {"w.0.weight", "w.0.bias", "mu"}
+    federation(prox, [one], start=server(home=home))
 
 
 @pytest.mark.parametrize("kind", [FML, FedAvg, FedProx, Independent])

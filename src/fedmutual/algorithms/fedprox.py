@@ -16,7 +16,10 @@ from fedmutual.core import At, Batch, Client, Message, Net, Setting, setting, wi
 
 @dataclass(frozen=True, kw_only=True)
 class FedProx(FedAvg):
-    """FedAvg whose local loss has mu / 2 ||w - w_t||^2 added, over the trainable weights w; w_t as received."""
+    """FedAvg whose local loss has mu / 2 ||w - w_t||^2 added, over the trainable weights w; w_t as received.
+
+    What stays home of the model, as an adaptor does, was not received and is not pulled.
+    """
 
     mu: Setting = setting(0.01, "the pull towards the model that the server sent, at least 0")
     terms: ClassVar[tuple[str, ...]] = ("meme", "proximal")
@@ -27,10 +30,12 @@ class FedProx(FedAvg):
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Fork; w_t and mu."""
         super().begin(client, inbox, at)
-        anchor = {f"w.{k}": p.detach().clone() for k, p in client.nets["meme"].named_parameters() if p.requires_grad}
+        received = ((k, p) for k, p in client.nets["meme"].named_parameters() if p.requires_grad and k in client.shared)
+        anchor = {f"w.{k}": p.detach().clone() for k, p in received}
         return anchor | {"mu": at.value(self.mu)}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
         """FedAvg's, and the proximal term."""
-        drift = torch.stack([(p - const[f"w.{k}"]).square().sum() for k, p in nets["meme"].params.items()]).sum()
+        pairs = [(p, const[f"w.{k}"]) for k, p in nets["meme"].params.items() if f"w.{k}" in const]
+        drift = torch.stack([torch.zeros_like(const["mu"]), *((p - w).square().sum() for p, w in pairs)]).sum()
         return super().loss(nets, batch, const) | {"proximal": const["mu"] / 2 * drift}

@@ -276,7 +276,7 @@ class ClientTraining(Section):
     batch_size: BatchSize | None = key(None, "examples in its own minibatches")
     task: str | None = key(None, "its own task")
     shuffled: Annotated[float, Field(ge=0, le=1)] = key(
-        0.0, "this fraction of its training labels is shuffled among its examples (a bad participant, for experiments)"
+        0.0, "this fraction of its private labels is shuffled among its examples (a bad participant, for experiments)"
     )
 
 

@@ -43,11 +43,13 @@ class Group:
 
     def begin(self, parts: Sequence[Part]) -> "Steps | None":
         """These clients take their inboxes in. None where what they need for their losses differs in shape."""
-        consts = []
+        consts, before = [], [{k: v.clone() for k, v in part.client.memory.items()} for part in parts]
         for part in parts:
             ready(part.phase, part.client, part.at)
             consts.append(part.phase.begin(part.client, part.inbox, part.at))
         if len({shapes(const) for const in consts}) > 1:
+            for part, memory in zip(parts, before, strict=True):  # they begin again, each alone
+                part.client.memory = memory
             return None
         numbers = [self._number[id(part.client)] for part in parts]
         for number in numbers:

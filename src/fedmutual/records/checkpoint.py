@@ -18,6 +18,7 @@ from fedmutual.errors import RunError
 from fedmutual.records import best
 from fedmutual.records.events import Event, RoundDone, Started
 from fedmutual.records.files import read_json, read_tensors, write_json, write_tensors
+from fedmutual.records.logs import settle
 from fedmutual.records.pretrained import FOLDER as PRETRAINED
 
 COMMIT = "checkpoint.json"
@@ -49,6 +50,7 @@ class Checkpoints:
         places = {i: (self._folder / "clients" / i / name, about) for i in self._clients}
         for _ in event.visit(save_client, places):
             pass
+        settle(self._folder)
         write_json(
             self._folder / COMMIT,
             {

@@ -93,6 +93,14 @@ def append(path: Path, lines: Iterable[str], sync: bool = False) -> None:
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem})") from None
 
 
+def settle(folder: Path) -> None:
+    """Until the disk has all lines of a run's logs: after a power failure nothing tells that a saved round lacks them."""
+    for path in (folder / METRICS, folder / LEDGER, *(folder / "clients").glob(f"*/{METRICS}")):
+        if path.is_file():
+            with path.open("ab") as file:
+                os.fsync(file.fileno())
+
+
 def _read(path: Path) -> str | None:
     """The text of a log; None where there is none."""
     try:
