@@ -1,6 +1,7 @@
 """What of a configuration does not go together with its data: told before anything is trained or written."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from fedmutual.models.splice import differing
 
 if TYPE_CHECKING:
     from fedmutual.experiment import Experiment
+
+LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
 
 
 def check_clients(experiment: "Experiment") -> None:
@@ -81,10 +84,17 @@ def _check_shared(experiment: "Experiment") -> None:
     if "global" not in experiment.algorithm.scores or experiment.pooled:
         return
     first = experiment.data.space
+    one = next(iter(spaces))
     for client, space in spaces.items():
+        columns = space.unlike(first)
+        if columns is not None and _takes_input(experiment):
+            raise ConfigError(
+                f"client {client!r} has {columns}, and client {one!r} {listed(first.columns or (), 3)}; what is shared "
+                "takes the input, by position: give all files the same columns in one order, or share a part that comes "
+                f"later ({LATER})"
+            )
         if space.like(first):
             continue
-        one = next(iter(spaces))
         if config.model.part is None and not (space.numbers or first.numbers) and space.classes != first.classes:
             raise ConfigError(
                 f"client {client!r} has {len(space.classes)} classes ({listed(space.classes, 3)}) and client {one!r} "
@@ -96,8 +106,16 @@ def _check_shared(experiment: "Experiment") -> None:
             raise ConfigError(
                 f"what is shared differs in shape between clients {one!r} and {client!r}, whose examples have the shapes "
                 f"{list(first.shape)} and {list(space.shape)}: {odd!r} of network {config.model.shared!r}; share another "
-                "part ('model.part'), or resize images ('data.size')"
+                + (f"part ({LATER})" if len(first.shape) == 1 else "part ('model.part'), or resize images ('data.size')")
             )
+
+
+def _takes_input(experiment: "Experiment") -> bool:
+    """Whether what is shared takes a table's columns: all does, and so does a part that one more would change."""
+    space = experiment.data.space
+    wider = replace(space, shape=(space.shape[0] + 1,))
+    part = experiment.config.model.part
+    return part is None or differing(experiment.shared_net, experiment.whole(wider), experiment.shared) is not None
 
 
 def begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:

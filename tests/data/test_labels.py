@@ -71,6 +71,33 @@ def test_an_unknown_name_is_named_with_its_file(tmp_path: Path) -> None:
     refused("its class 'dgo', which data.labels calls 'hound', is none of the classes", data=mapped)
 
 
+def test_no_class_is_proposed_but_one_that_is_like_it_or_that_it_begins(tmp_path: Path) -> None:
+    about = npz(tmp_path / "a.npz", x=X, y=np.array(["B", "M", "unclear"] * 4)) | {"classes": ["malignant", "benign"]}
+    said = refused("row 0 of 'x' in", data=about)
+    assert "its class 'B' is none of the classes 'malignant', 'benign' (nor are 'M', 'unclear'); did you mean" in said
+    assert 'write data.labels = { B = "benign", M = "malignant", unclear = "..." }' in said
+
+
+OWN = {"label": "label", "name": "csv"}
+
+
+def test_clients_with_data_of_their_own_are_named_with_their_key(tmp_path: Path) -> None:
+    tables = {"town": "benign malignant", "rural 1": "B M"}
+    clients = {}
+    for name, labels in tables.items():
+        path = tmp_path / f"{name}.csv"
+        path.write_text("a,label\n" + "".join(f"{i},{labels.split()[i % 2]}\n" for i in range(12)))
+        clients[name] = {"data": {"root": str(path)}}
+    common = {"data": OWN | {"classes": ["benign", "malignant"]}, "clients": clients, "partition": {}}
+    said = refused("client 'rural 1': line 2 of", **common)
+    mend = 'clients."rural 1".data.labels = { B = "benign", M = "malignant" }'
+    assert mend in said
+    renamed = common["data"] | {"labels": {"B": "benign", "M": "malignant"}}
+    assert data.load(config(**common | {"data": renamed})).space.classes == ("benign", "malignant")
+    clients["town"]["data"]["labels"] = {"X": "benign"}
+    refused("client 'town': key 'data.labels' renames 'X', and no label is called so", **common)
+
+
 def test_a_name_in_data_labels_that_no_label_has(tmp_path: Path) -> None:
     about = npz(tmp_path / "a.npz", x=X, y=np.array(["norm", "Pneu", "norm"] * 4))
     said = "key 'data.labels' renames 'pneu', and no label is called so; did you mean 'Pneu'?"

@@ -24,12 +24,16 @@ def show(file: File, set: Set = None) -> None:
 
 @app.command()
 def check(file: File, set: Set = None) -> None:
-    """Say in plain sentences what is wrong, or worth knowing, about the data."""
-    from fedmutual import data
+    """Say in plain sentences what is wrong, or worth knowing, about the data; and whether the networks go with them."""
+    from fedmutual import data, experiment
 
-    findings = data.findings(configured(file, set or []))
-    for finding in findings or ["nothing stands out"]:
+    config = configured(file, set or [])
+    findings = data.findings(config)
+    for finding in findings:
         say(finding)
+    experiment.build(config, device="cpu")
+    if not findings:
+        say("nothing stands out")
 
 
 @app.command()

@@ -124,12 +124,16 @@ class DataConfig(Section):
     classes: Names | None = key(None, "the federation's classes, in the order of the outputs; unset, those that are found")
     labels: dict[str, str] = key({}, "own label = the federation's name for it, a table of such")
     label: str = key("label", "csv: the column of the label")
+    drop: Names | None = key(None, "csv: columns that are no features, an identifier say")
     group_by: str | None = key(None, "the column of groups (patient, account); none is both trained on and scored on")
     angles: Angles | None = key(None, "domains of the same images, rotated clockwise by so many degrees each")
     per_class: Count | None = key(None, "`data.angles`: so many training images a class, drawn at random; unset, all images")
     size: Sides | None = key(None, "resize images to [height, width], in pixels")
-    mean: Floats | None = key(None, "taken off inputs (of images: x / 255), a value a channel; published sets have theirs")
-    std: Spreads | None = key(None, "what they are divided by then, a value a channel; goes with `data.mean`")
+    mean: Floats | None = key(
+        None,
+        "taken off inputs (of images: x / 255), a value a channel, or a column in its order; published sets have theirs",
+    )
+    std: Spreads | None = key(None, "what they are divided by then, a value a channel or column; goes with `data.mean`")
     augment: Literal["none", "crop-flip"] = key("none", "what is done to training images at random")
     resident: bool | None = key(None, "keep all rows in memory; unset, if they take less than 4 GiB")
     workers: Annotated[int, Field(ge=0)] = key(0, "processes that read rows which are not kept in memory")

@@ -49,7 +49,7 @@ def from_arrays(found: Named, config: DataConfig, place: str, test: Part | None 
 
 def only(path: Path, name: str) -> npt.NDArray[Any]:
     """One array of a file. Raises DataError where there is none, or the file is no npz of plain arrays."""
-    found = read(path)
+    found = read(path, missing="name another")
     if name not in found:
         raise DataError(f"{path}: there is no array {name!r}; it has {listed(list(found)) or 'none'}")
     return found[name]

@@ -21,9 +21,9 @@ from fedmutual.data.rows import Rows
 
 _UNEVEN = 10  # the ratio of sizes from which on one speaks of imbalance
 _FEW = 30  # examples, of which one is more than 3 % of a score
+_VALUES = 200  # more means and standard deviations are not for a line
 _CLIENTS = 10  # so many are described one by one
 _SHARES = {"training": "private", "public": "public", "validation": "validation", "hold-out": "holdout", "test": "test"}
-_VALUES = 16  # so many means and standard deviations are worth a line
 _CHUNK = 1024
 
 

@@ -1,6 +1,6 @@
 """A federation's data: every client's shares and the common test set, over one store of examples."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -54,6 +54,18 @@ class Space:
         """Whether one network can serve both: what is scaled otherwise still fits, and numbers of any name do."""
         ours, theirs = ((s.shape, s.outputs, s.numbers, () if s.numbers else s.classes) for s in (self, other))
         return ours == theirs
+
+    def unlike(self, other: "Space") -> str | None:
+        """How the named columns of two tables of one shape differ, in words; None where they do not, or have no names."""
+        return None if self.shape != other.shape else other_columns(self.columns, other.columns)
+
+
+def other_columns(ours: Sequence[str] | None, theirs: Sequence[str] | None) -> str | None:
+    """How columns differ from others', in words."""
+    if ours is None or theirs is None or tuple(ours) == tuple(theirs):
+        return None
+    odd = [c for c in ours if c not in theirs] or [c for c in theirs if c not in ours]
+    return f"other columns ({listed(odd, 3)})" if odd else f"the same columns in another order ({listed(ours, 3)})"
 
 
 @dataclass(frozen=True)
@@ -111,7 +123,15 @@ def prepare(config: Config) -> dict[str, Prepared]:
         return {"": _prepared(config)}
     for client in config.clients:
         check_name(client, f"client {client!r}")
-    return {client: _prepared(alone(config, client)) for client in config.clients}
+    found = {}
+    for client, own in config.clients.items():
+        try:
+            found[client] = _prepared(alone(config, client), common=not own.data.labels)
+        except labels.UnknownClass as problem:
+            raise problem.of(client) from None
+        except ConfigError as problem:
+            raise ConfigError(f"client {client!r}: {problem}") from None
+    return found
 
 
 def load(config: Config, prepared: Mapping[str, Prepared] | None = None, gathered: Gather | None = None) -> Federation:
@@ -129,10 +149,11 @@ def load(config: Config, prepared: Mapping[str, Prepared] | None = None, gathere
     return replace(found, notes=(*found.notes, *few), public=(gathered or _public)(found, read))
 
 
-def _prepared(config: Config) -> Prepared:
+def _prepared(config: Config, common: bool = False) -> Prepared:
+    """common: the keys of `data.labels` are of all clients, not of these data alone."""
     task = tasks.make(config.training.task)
     source = sources.read(config, task.outputs is not None)
-    table, targets = _table(source, config, task.outputs)
+    table, targets = _table(source, config, task.outputs, common)
     scaled, notes = scaling.of_source(config.data, source)
     examples = _examples(source)
     store, shape = rows.make_store(examples, targets, scaled, _where(source), config.data.resident, config.data.workers)
@@ -248,6 +269,12 @@ def _check_alike(spaces: Mapping[str, Space]) -> None:
     """Raise ConfigError unless clients that bring their own data can learn from one public set."""
     one, first = next(iter(spaces.items()))
     for client, space in spaces.items():
+        columns = space.unlike(first)
+        if columns is not None:
+            raise ConfigError(
+                f"the public set (split.public) is for all, but client {client!r} has {columns}, and client {one!r} "
+                f"{listed(first.columns or (), 3)}; give all files the same columns in one order"
+            )
         if space.like(first):
             continue
         if space.numbers or first.numbers or space.classes == first.classes:
@@ -260,11 +287,11 @@ def _check_alike(spaces: Mapping[str, Space]) -> None:
         raise ConfigError(f"the public set (split.public) is for all, but client {client!r} has {odd}")
 
 
-def _table(source: Source, config: Config, outputs: int | None) -> tuple[Table, Index | Targets]:
+def _table(source: Source, config: Config, outputs: int | None, common: bool) -> tuple[Table, Index | Targets]:
     """All rows, and what is learned of each. Numbers are of one class, for what deals and splits by classes."""
     parts = [p for p in (source.train, source.test) if p is not None]
     if outputs is None:
-        classes, coded = labels.match(source, config.data)
+        classes, coded = labels.match(source, config.data, common)
         targets: Index | Targets = np.concatenate(coded)
         numbers = np.asarray(targets, dtype=np.int64)
     else:

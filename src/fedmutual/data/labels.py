@@ -1,5 +1,6 @@
 """Labels are matched by class name: a site that lacks a class keeps the numbers of the others."""
 
+import json
 from collections.abc import Mapping, Sequence, Set
 from difflib import get_close_matches
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmutual.config import DataConfig
+from fedmutual.config.grid import toml_key
 from fedmutual.data.draws import Index, Names
 from fedmutual.data.examples import Part, Source, listed
 from fedmutual.errors import ConfigError, DataError
@@ -16,22 +18,38 @@ Targets = npt.NDArray[np.float32]
 
 
 class UnknownClass(DataError):
-    """A label that is none of the federation's classes; `what` says so without a mend."""
+    """Labels that are none of the federation's classes; `what` says so of the first of them, without a mend."""
 
-    def __init__(self, where: str, own: str, name: str, classes: Sequence[str]) -> None:
+    def __init__(self, where: str, odd: Mapping[str, str], classes: Sequence[str], key: str = "data.labels") -> None:
+        """odd: the owner's name -> what data.labels makes of it. key: where this owner's names are mended."""
+        self.where, self.odd, self.classes = where, odd, classes
+        own, name = next(iter(odd.items()))
         called = f"{own!r}, which data.labels calls {name!r}," if own != name else f"{own!r}"
-        self.what = f"{where}: its class {called} is none of the classes {listed(classes)}"
-        near = get_close_matches(name, classes, 1)
-        mend = f"did you mean {near[0]!r}? If so," if near else "to keep it"
-        renamed = f'{{ {own} = "{near[0] if near else classes[0]}" }}'
-        super().__init__(f"{self.what}; {mend} write data.labels = {renamed}, or add it to data.classes")
+        more = f" (nor are {listed(list(odd)[1:], 3)})" if len(odd) > 1 else ""
+        self.what = f"{where}: its class {called} is none of the classes {listed(classes)}{more}"
+        near = {n: _near(new, classes) for n, new in odd.items()}
+        mend = f"did you mean {near[own]!r}? If so," if near[own] else "if it is one of them under another name,"
+        renamed = ", ".join(f"{toml_key(n)} = {json.dumps(to or '...', ensure_ascii=False)}" for n, to in near.items())
+        super().__init__(f"{self.what}; {mend} write {key} = {{ {renamed} }}, or add it to data.classes")
+
+    def of(self, client: str) -> "UnknownClass":
+        """The same, where a client brings data of its own."""
+        key = f"clients.{toml_key(client)}.data.labels"
+        return UnknownClass(f"client {client!r}: {self.where}", self.odd, self.classes, key)
 
 
-def match(source: Source, config: DataConfig) -> tuple[tuple[str, ...], list[Index]]:
+def _near(name: str, classes: Sequence[str]) -> str | None:
+    """The class that a name most likely stands for: one like it, or the only one that it begins."""
+    begun = [c for c in classes if c.casefold().startswith(name.casefold())]
+    return next(iter(get_close_matches(name, classes, 1)), begun[0] if len(begun) == 1 else None)
+
+
+def match(source: Source, config: DataConfig, common: bool = False) -> tuple[tuple[str, ...], list[Index]]:
     """-> (the federation's classes, for each part the class numbers [n] of its rows).
 
     The classes are data.classes; else those the data declare; else, of labels that are whole numbers, 0 up to the
-    greatest; else the names found, sorted. data.labels renames before anything is matched.
+    greatest; else the names found, sorted. data.labels renames before anything is matched; where it is common to clients
+    with data of their own, it may rename what is called so at others only.
 
     Raises:
         DataError: a label that is neither whole number nor name, out of range, or none of the classes.
@@ -45,7 +63,8 @@ def match(source: Source, config: DataConfig) -> tuple[tuple[str, ...], list[Ind
         declared = _counted(parts, source)
     own = [_named(p, declared, source) for p in parts]
     found = [names for names, _ in own]
-    _check_renamed(config.labels, {*(declared or ()), *(str(n) for names in found for n in names)})
+    if not common:
+        _check_renamed(config.labels, {*(declared or ()), *(str(n) for names in found for n in names)})
     renamed = [np.array([config.labels.get(n, n) for n in names]) for names in found]
     classes = config.classes or _classes(declared, renamed, config.labels)
     if len(classes) < 2:
@@ -55,9 +74,10 @@ def match(source: Source, config: DataConfig) -> tuple[tuple[str, ...], list[Ind
     numbers = {name: i for i, name in enumerate(classes)}
     coded = []
     for part, (names, codes), new in zip(parts, own, renamed, strict=True):
-        for i, name in enumerate(new):
-            if name not in numbers:
-                raise UnknownClass(part.where(int(np.argmax(codes == i))), str(names[i]), str(name), classes)
+        odd = [i for i, name in enumerate(new) if name not in numbers]
+        if odd:
+            where = part.where(int(np.argmax(codes == odd[0])))
+            raise UnknownClass(where, {str(names[i]): str(new[i]) for i in odd}, classes)
         coded.append(np.array([numbers[n] for n in new], dtype=np.int64)[codes])
     return classes, coded
 

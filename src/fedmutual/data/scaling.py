@@ -13,6 +13,8 @@ from fedmutual.data.examples import Source
 from fedmutual.errors import ConfigError
 
 BYTE = 255.0
+_LARGE = 30.0  # the root mean square of a feature from which on a first layer is driven far from where it begins
+_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,22 @@ def of_source(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str, .
     if mean or config.mean is not None:
         return scaling, ()
     done = "only divided by 255" if divisor == BYTE else "taken as they are"
-    return scaling, (f"data.mean and data.std are not given, so the {'pixels' if image else 'features'} are {done}",)
+    large = "" if image else _large(source)
+    return scaling, (f"data.mean and data.std are not given, so the {'pixels' if image else 'features'} are {done}{large}",)
+
+
+def _large(source: Source) -> str:
+    """Of a table, what training on its features as they are may come to grief by; told from the first rows."""
+    x = source.train.x.take(range(min(_ROWS, len(source.train.x)))).double()
+    size = x.square().mean(0).sqrt()
+    worst = int(size.argmax())
+    if not size[worst] > _LARGE:
+        return ""
+    name = repr(source.columns[worst]) if source.columns else str(worst)
+    return (
+        f", some of them large (column {name} is about {size[worst]:.3g}), which networks learn badly from; `fedmutual data "
+        "check` tells the data.mean and data.std that they ask for"
+    )
 
 
 def _size(config: DataConfig, image: bool) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from torch import Tensor
 
 from fedmutual.config import DataConfig
 from fedmutual.data.arrays import given
@@ -20,6 +21,7 @@ from fedmutual.errors import DataError
 
 DOMAIN = "domain"
 _DIGITS = re.compile(r"[+-]?[0-9]+")
+_ROWS = 50  # of fewer, whole numbers may all differ by chance
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # no code like 01, and nothing that an int64 cannot hold
 _MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # of a feature; a class may well be called NA
 
@@ -35,18 +37,22 @@ def csv(config: DataConfig, numbers: bool = False) -> Source:
     path = given(config)
     train, columns = _part(path, config, None, numbers)
     test = _part(config.test, config, columns, numbers)[0] if config.test is not None else None
-    return Source(str(path), train, test, columns=columns)
+    return Source(
+        str(path), train, test, columns=columns, notes=_identifiers(train.x.take(range(len(train.x))), columns, path)
+    )
 
 
 def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None, numbers: bool) -> tuple[Part, tuple[str, ...]]:
     table = _read(path, [c for c in (config.label, config.group_by, DOMAIN) if c is not None])
-    for key, column in (("data.label", config.label), ("data.group_by", config.group_by)):
+    wanted = [("data.label", config.label), ("data.group_by", config.group_by)]
+    for key, column in (*wanted, *(("data.drop", c) for c in config.drop or ())):
         if column is not None and column not in table:
             raise DataError(
                 f"{path}: there is no column {column!r}, which {key} names; it has {listed(list(table.columns))}"
+                + _parted(list(table.columns))
             )
-    kept = {config.label, config.group_by, DOMAIN}
-    own = tuple(c for c in table.columns if c not in kept)
+    apart = {config.label, config.group_by, DOMAIN, *(config.drop or ())}
+    own = tuple(c for c in table.columns if c not in apart)
     if columns is not None and set(own) != set(columns):
         odd = sorted(set(own) ^ set(columns))
         raise DataError(f"{path}: its features are not those of the training file; they differ in {listed(odd)}")
@@ -63,13 +69,34 @@ def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None, numbe
     return Part(Arrays(x), targets, lambda i: f"{at(i)} of {path}", groups, domains), columns
 
 
+def _parted(columns: list[str]) -> str:
+    """What a single column tells of a file whose cells are parted by something else than commas."""
+    other = next((mark for mark in (";", "\t", "|") if len(columns) == 1 and mark in columns[0]), None)
+    return f"; its cells seem to be parted by {other!r}, and commas are wanted" if other else ""
+
+
+def _identifiers(x: Tensor, columns: Sequence[str], path: Path) -> tuple[str, ...]:
+    """What is worth saying about columns [n] that hold another whole number in every row, as no measurement does."""
+    odd = [
+        c
+        for c, v in zip(columns, x.T, strict=True)
+        if len(v) >= _ROWS and (v == v.round()).all() and len(v.unique()) == len(v)
+    ]
+    if not odd:
+        return ()
+    return (
+        f"{path}: {listed(odd)} holds another whole number in every row, as identifiers do; if it is one, take it out by "
+        "data.drop",
+    )
+
+
 def features(path: Path, columns: Sequence[str]) -> tuple[npt.NDArray[np.float32], Callable[[int], str]]:
     """These columns of a CSV file, by their names -> (x [n, F], what messages call a row). Others are not looked at.
 
     Raises:
         DataError: as `csv`, but for labels, of which there need be none.
     """
-    table = _read(path, [])
+    table = _read(path, [], missing="name another")
     lacking = [c for c in columns if c not in table]
     if lacking:
         raise DataError(
@@ -108,8 +135,8 @@ class _Lines:
                 line = reader.line_num + 1
 
 
-def _read(path: Path, names: Sequence[str]) -> pd.DataFrame:
-    """The whole file; columns of `names` hold text, whatever it looks like."""
+def _read(path: Path, names: Sequence[str], missing: str = "key 'data.root' or 'data.test' names it") -> pd.DataFrame:
+    """The whole file; columns of `names` hold text, whatever it looks like. missing: as `arrays.read`."""
     try:
         numbers = [c for c in pd.read_csv(path, nrows=0).columns if c not in names]
         with warnings.catch_warnings():
@@ -122,7 +149,7 @@ def _read(path: Path, names: Sequence[str]) -> pd.DataFrame:
                 na_values=dict.fromkeys(numbers, _MISSING),
             )
     except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file; key 'data.root' or 'data.test' names it") from None
+        raise DataError(f"{path}: there is no such file; {missing}") from None
     except pd.errors.ParserWarning:
         raise DataError(
             f"{path}: a row has more fields than the header; is there a decimal comma, or another delimiter than the comma?"

@@ -10,6 +10,8 @@ from fedmutual import experiment as experiments
 from fedmutual.boundary import Refused
 from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
+from fedmutual.data.examples import listed
+from fedmutual.data.federation import other_columns
 from fedmutual.engines.base import examine, participate
 from fedmutual.engines.sites.contract import Contract, parsed
 from fedmutual.engines.sites.diary import Diary, Entry, digest
@@ -73,6 +75,12 @@ def built(contract: Contract, mine: Own) -> Experiment:
         raise ConfigError(
             f"{mine.source}: the examples have the shape {shape}, and the federation agreed on "
             f"{list(contract.sites.input)} (sites.input); resize images by 'data.size', or bring the columns into that form"
+        )
+    columns = other_columns(made.data.space.columns, contract.sites.columns)
+    if columns is not None:
+        raise ConfigError(
+            f"{mine.source}: the examples have {columns}, and the federation agreed on "
+            f"{listed(contract.sites.columns or ())} (sites.columns); bring the file into that form"
         )
     return made
 

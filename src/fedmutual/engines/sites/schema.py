@@ -66,6 +66,9 @@ class SitesTable(Section):
         ("lead@example.org",), "who may submit and stop, by mail address; each gets a kit"
     )
     input: Annotated[Sides, Field(min_length=1)] = Field(description="the shape of one example: [C, H, W], or [F]")
+    columns: Names | None = key(
+        None, "of tables: the names of the F columns in their order, which every site's file is held to"
+    )
     quorum: Count | None = key(None, "so many sites must answer for a round to count; unset, more than half of them")
     deadline: Seconds = key(600.0, "seconds that a site has for its part of a round; who takes longer is left out of it")
     wait: Seconds = key(60.0, "seconds that the start waits for all sites; then it begins with those that are there")
