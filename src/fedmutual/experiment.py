@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedmutual import data, models, tasks, views
+from fedmutual import data, idle, models, tasks, views
 from fedmutual.algorithms.peers import agreed
 from fedmutual.checks import begin, check, check_clients
 from fedmutual.config import Config, client_settings, make_algorithm
@@ -180,6 +180,7 @@ class Experiment:
             clients=self.clients,
             notes=(
                 *self.algorithm.remarks,
+                *idle.remarks(config, self.algorithm.scores, self.pooled),
                 *self.data.notes,
                 *views.notes(self.data),
                 *(w.said for w in self.pretrained.values()),

@@ -1,0 +1,55 @@
+"""Keys that a run's algorithm does not look at: said, not refused, for several methods may be given one configuration."""
+
+from collections.abc import Iterator, Sequence
+
+from fedmutual.config import Config
+from fedmutual.config.schema import ClientConfig, ModelConfig, TrainingConfig
+from fedmutual.data.draws import many
+
+_OWN = ("model", "training", "optimizer")
+
+
+def remarks(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str]:
+    """A sentence for each reason why keys that are set do nothing.
+
+    scores: what of the algorithm is scored, as `Algorithm.scores`. pooled: whether one network learns from all data.
+    """
+    name = config.algorithm["name"]
+    for why, keys in _idle(config, scores, pooled):
+        shown = ", ".join(repr(k) for k in keys[:3]) + (f" and {many(len(keys) - 3, 'more key')}" if len(keys) > 3 else "")
+        if keys:
+            yield f"{why.format(name=name)}, so {shown} {'has' if len(keys) == 1 else 'have'} no effect"
+
+
+def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple[str, list[str]]]:
+    """(why, the keys)."""
+    model = config.model
+    if pooled:
+        one = ["model.personal"] if model.personal is not None else []
+        part = ["engine.participation"] if config.engine.participation < 1 else []
+        yield "algorithm {name!r} trains one network on all data", [*one, *part, *_of_clients(config, _OWN)]
+        return
+    if "personal" not in scores:
+        own = ["model.personal"] if model.personal is not None else []
+        yield "algorithm {name!r} trains no personal networks", [*own, *_of_clients(config, ("model",))]
+    if "global" not in scores:
+        given = {
+            "model.part": model.part is not None,
+            "model.batchnorm": model.batchnorm != ModelConfig().batchnorm,
+            "records.copies": config.records.copies,
+        }
+        yield "algorithm {name!r} shares no model", [k for k, is_set in given.items() if is_set]
+    if config.training.local_steps is not None and config.training.local_epochs != TrainingConfig().local_epochs:
+        yield "a round of algorithm {name!r} is told in training.local_steps", ["training.local_epochs"]
+
+
+def _of_clients(config: Config, tables: Sequence[str]) -> list[str]:
+    """The keys of these tables that clients have set."""
+    plain = ClientConfig()
+    return [
+        f"clients.{i}.{table}.{key}"
+        for i, own in config.clients.items()
+        for table in tables
+        for key, value in getattr(own, table)
+        if value != getattr(getattr(plain, table), key)
+    ]

@@ -1,0 +1,47 @@
+"""Keys that an algorithm does not look at are said."""
+
+import pytest
+
+from fedmutual import experiment
+from fedmutual.config import parse_config
+
+
+def noted(**tables):
+    config = {"rounds": 2, "data": {"name": "digits"}, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables}
+    return [n for n in experiment.build(parse_config(config)).plan({}).notes if "no effect" in n]
+
+
+OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 0.1}}}
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({}, []),
+        ({"algorithm": {"name": "fml"}, "clients": OWN, "model": {"personal": "cnn1"}}, []),
+        (
+            {"algorithm": {"name": "fedavg"}, "clients": OWN, "model": {"personal": "cnn1"}},
+            [
+                "algorithm 'fedavg' trains no personal networks, so 'model.personal', 'clients.0.model.personal', "
+                "'clients.0.model.frozen' have no effect"
+            ],
+        ),
+        (
+            {"algorithm": {"name": "independent"}, "model": {"part": "features"}, "records": {"copies": True}},
+            ["algorithm 'independent' shares no model, so 'model.part', 'records.copies' have no effect"],
+        ),
+        (
+            {"training": {"local_steps": 3, "local_epochs": 7}},
+            ["a round of algorithm 'fml' is told in training.local_steps, so 'training.local_epochs' has no effect"],
+        ),
+        (
+            {"algorithm": {"name": "centralised"}, "clients": OWN, "engine": {"participation": 0.5}},
+            [
+                "algorithm 'centralised' trains one network on all data, so 'engine.participation', "
+                "'clients.0.model.personal', 'clients.0.model.frozen' and 1 more key have no effect"
+            ],
+        ),
+    ],
+)
+def test_keys_without_effect_are_said(tables, said):
+    assert noted(**tables) == said
