@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fedmutual import data
 from fedmutual.errors import DataError
-from own_data import config, folder, image, npz
+from own_data import config, everything, folder, image, npz
 
 SHARDS = {"kind": "shards", "clients": 5, "classes_per_client": 2}
 
@@ -171,3 +171,18 @@ def test_data_that_cannot_be_used(tmp_path: Path, resident: bool) -> None:
     given = config(data=npz(tmp_path / "a.npz", x=x, y=[0, 1] * 6) | {"resident": resident})
     with pytest.raises(DataError, match=r"^row 4 of 'x' in .*a\.npz holds NaN or infinite values; mend it or leave it out$"):
         data.findings(given)
+
+
+def test_examples_that_stand_at_two_clients_are_told(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).normal(size=(40, 3)).astype(np.float32)
+    y = np.arange(40) % 2
+    of = {"a": npz(tmp_path / "a.npz", x=x, y=y), "b": npz(tmp_path / "b.npz", x=x[:20] + 9, y=y[:20], x_test=x, y_test=y)}
+    clients = {i: {"data": {"root": about["root"]}} for i, about in of.items()}
+    own = {"data": {"name": "npz"}, "partition": {}, "clients": clients, "split": {"preset": "v1"}}
+    said = found(**own)
+    shares = data.load(config(**own)).clients
+    both = np.isin(x[:, 0], everything(shares["a"].private)[0][:, 0].numpy()).sum()
+    line = next(s for s in said.splitlines() if "that client 'b' is scored on" in s)
+    assert line.startswith(f"{both} of the ")
+    assert "equal a training example of client 'a', row " in line
+    assert "that client 'a' is scored on" not in said

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,19 +33,23 @@ def findings(config: Config) -> list[str]:
     Raises:
         UserError: the data cannot be used; in one sentence, why.
     """
-    if brings_data(config):
-        found = {i: [s for s in _of_one(alone(config, i)) if not s.startswith((_ALONE, NOBODY))] for i in config.clients}
-        return [f"client {i!r}: {said.replace(f'client {ALONE!r} ', 'it ')}" for i, own in found.items() for said in own]
-    return _of_one(config)
+    if not brings_data(config):
+        federation = load(config)
+        return _of_one(config, federation, _look(federation))
+    seen, found = {}, []
+    for i in config.clients:
+        federation = load(alone(config, i))
+        seen[i] = _look(federation)
+        own = [s for s in _of_one(alone(config, i), federation, seen[i]) if not s.startswith((_ALONE, NOBODY))]
+        found += [f"client {i!r}: {said.replace(f'client {ALONE!r} ', 'it ')}" for said in own]
+    return [*found, *_across(seen)]
 
 
 _ALONE = "there is one client only"
 
 
-def _of_one(config: Config) -> list[str]:
+def _of_one(config: Config, federation: Federation, seen: "_Seen") -> list[str]:
     """About one data set."""
-    federation = load(config)
-    seen = _look(federation)
     alike = () if config.data.classes else _alike(federation)  # the classes that a user lists are meant
     found = [*federation.notes, *_sizes(federation), *_classes(federation), *alike, *_twins(federation, seen)]
     return [*found, *_values(federation, seen)]
@@ -126,6 +130,8 @@ class _Seen:
     """What one pass over all N rows gathers."""
 
     rows: Rows
+    trained: Index  # positions of the training rows
+    scored: Index  # of those that are scored on
     digests: np.ndarray[tuple[int], np.dtype[np.uint64]]  # [N], of each row's bytes
     blank: Index  # positions of images that are one value all over
     mean: Tensor  # of the training rows, as scaled: a value a channel or feature
@@ -154,14 +160,31 @@ def _look(federation: Federation) -> _Seen:
     least, most = torch.stack(extremes).amin(0)
     mean = total / n
     std = (squares / n - mean.square()).clamp(min=0).sqrt()
-    return _Seen(rows, np.array(digests, dtype=np.uint64), torch.cat(blank).numpy(), mean, std, least == -most)
+    digested = np.array(digests, dtype=np.uint64)
+    scored = np.flatnonzero(np.isin(rows.index, np.concatenate([pooled.validation.index, test.index])))
+    return _Seen(
+        rows, np.flatnonzero(trained.numpy()), scored, digested, torch.cat(blank).numpy(), mean, std, least == -most
+    )
+
+
+def _across(seen: Mapping[str, _Seen]) -> Iterator[str]:
+    """Examples that one client trains on and another is scored on."""
+    for b, theirs in seen.items():
+        for a, ours in seen.items():
+            trained = ours.digests[ours.trained]
+            both = theirs.scored[np.isin(theirs.digests[theirs.scored], trained)]
+            if a != b and len(both):
+                twin = ours.trained[trained == theirs.digests[both[0]]][0]
+                yield (
+                    f"{len(both)} of the {len(theirs.scored)} examples that client {b!r} is scored on equal a training "
+                    f"example of client {a!r}, {theirs.rows.where(both[0])} for instance {ours.rows.where(twin)}"
+                )
 
 
 def _twins(federation: Federation, seen: _Seen) -> Iterator[str]:
     """Examples that are there twice: in training and in evaluation, or under two labels."""
     pooled = federation.pooled()
-    trained = np.flatnonzero(np.isin(seen.rows.index, pooled.private.index))
-    test = _test(federation)
+    trained, test = seen.trained, _test(federation)
     for what, share in (("test", test), ("validation", pooled.validation), ("hold-out", pooled.holdout)):
         if share is None or (what == "validation" and np.isin(share.index, test.index).all()):
             continue
