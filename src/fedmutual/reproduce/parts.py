@@ -13,7 +13,8 @@ from fedmutual.data.draws import generator, sample
 from fedmutual.data.kinds import PRIVATE
 from fedmutual.errors import ConfigError
 from fedmutual.records.files import write_json
-from fedmutual.reproduce.plan import Job, folder
+from fedmutual.reproduce.places import folder
+from fedmutual.reproduce.plan import Job
 
 
 def placed(job: Job, out: Path) -> Config:

@@ -2,15 +2,12 @@
 
 import hashlib
 import json
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import fedmutual
 from fedmutual.config import Config, all_keys, parse_config, settings_of
 from fedmutual.config.methods import foreign
 from fedmutual.errors import ConfigError
@@ -151,19 +148,6 @@ def tells(key: str) -> bool:
     table, _, last = key.partition(".")
     kept = {"engine": last in _ENGINE_TELLS, "records": last in _RECORDS_TELL, "data": last not in _DATA_ANYWHERE}
     return kept.get(table, key != "name") if last else key != "name"
-
-
-def folder(out: Path, job: Job) -> Path:
-    """Where a run is trained: one place, whichever experiments look at it. Another version trains anew."""
-    return out / "runs" / f"{job.fingerprint}-{fedmutual.__version__}"
-
-
-def shorter(out: Path, job: Job) -> list[Path]:
-    """Folders of the same run with fewer rounds, the longest first."""
-    digest, _, rounds = job.fingerprint.partition("-")
-    pattern = re.compile(rf"{digest}-(\d+)-{re.escape(fedmutual.__version__)}")
-    found = {int(match[1]): path for path in (out / "runs").glob(f"{digest}-*") if (match := pattern.fullmatch(path.name))}
-    return [found[n] for n in sorted(found, reverse=True) if n < int(rounds)]
 
 
 def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:

@@ -1,6 +1,5 @@
 """Trains what is not known yet, a cell at a time, and keeps what came out: a killed command goes on where it was."""
 
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -11,11 +10,11 @@ from typing import Any
 
 import fedmutual
 from fedmutual import data, runs
-from fedmutual.config import Config, read_tables
+from fedmutual.config import Config
 from fedmutual.core import Diverged
-from fedmutual.errors import DataError, RunError
+from fedmutual.errors import DataError
 from fedmutual.records.events import Observer
-from fedmutual.records.folder import CONFIG, reopen
+from fedmutual.records.folder import SUMMARY
 from fedmutual.records.text import duration
 from fedmutual.report.text import count
 from fedmutual.reproduce.cells import Cell
@@ -23,7 +22,8 @@ from fedmutual.reproduce.closeup import close_up
 from fedmutual.reproduce.collect import collect, failure
 from fedmutual.reproduce.noise import under_noise
 from fedmutual.reproduce.parts import placed
-from fedmutual.reproduce.plan import Job, Scale, folder, jobs, shorter
+from fedmutual.reproduce.places import as_begun, folder, lengthen, otherwise
+from fedmutual.reproduce.plan import Job, Scale, jobs
 from fedmutual.reproduce.results import Store
 
 Say = Callable[[str], None]
@@ -120,10 +120,13 @@ def _train(
     say: Say,
 ) -> None:
     """Train some jobs, keep their results, say how much is left."""
-    configs, folders = [placed(job, out) for job in batch], [folder(out, job) for job in batch]
-    for job, config, place in zip(batch, configs, folders, strict=True):
-        _lengthened(job, config, place, out)
-    configs = [_called(config, place) for config, place in zip(configs, folders, strict=True)]
+    folders, configs = [folder(out, job) for job in batch], list[Config]()
+    for job, place in zip(batch, folders, strict=True):
+        asked = placed(job, out)
+        lengthen(job, asked, place, out)
+        configs.append(as_begun(asked, place))
+        if (changed := otherwise(asked, configs[-1])) and not (place / SUMMARY).exists():
+            say(f"{job.label} goes on as it was begun, with {', '.join(changed)}")
     observers: list[list[Observer]] = [[watch(job.label)] if watch else [] for job in batch]
     begun = time.monotonic()
     if len(batch) > 1:
@@ -143,26 +146,6 @@ def _train(
             store.add(job, result)
     told.trained += len(batch)
     say(pace.after(batch, time.monotonic() - begun))
-
-
-def _lengthened(job: Job, config: Config, place: Path, out: Path) -> None:
-    """Begin with a copy of the same run of fewer rounds, where there is one that may be gone on with."""
-    for begun in shorter(out, job) if not place.exists() else []:
-        try:
-            reopen(begun, _called(config, begun))
-        except RunError:  # a schedule moves by the number of rounds, or it was never finished being made
-            continue
-        part = place.with_name(f".{place.name}.part")
-        shutil.rmtree(part, ignore_errors=True)
-        shutil.copytree(begun, part)
-        part.rename(place)
-        return
-
-
-def _called(config: Config, place: Path) -> Config:
-    """Under the name of the run that is there already, if one is: that of the cell that asked for it first."""
-    there = place / CONFIG
-    return config.model_copy(update={"name": read_tables(there)["name"]}) if there.exists() else config
 
 
 def _shares(place: Path) -> bool:

@@ -1,0 +1,114 @@
+"""Where a run is trained, and with what it goes on there: one folder a run, whichever experiments look at it."""
+
+import re
+import shutil
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import fedmutual
+from fedmutual.config import Config, load_config
+from fedmutual.errors import RunError
+from fedmutual.records.checkpoint import committed, file_name
+from fedmutual.records.folder import CONFIG, LOCK, held, reopen
+from fedmutual.reproduce.plan import Job, tells
+
+BEST = "-best"  # a second folder, with the best weights that the first has not
+_WORKERS = {"engine.name", "engine.workers", "engine.address", "engine.gpus"}  # a run may go on with others
+
+
+def folder(out: Path, job: Job) -> Path:
+    """The folder of a run. Another version trains anew; so does who needs best weights of a run that kept none."""
+    plain = out / "runs" / f"{job.fingerprint}-{fedmutual.__version__}"
+    best = plain.with_name(plain.name + BEST)
+    lacking = job.cell.about.node is not None and (plain / CONFIG).exists() and not _keeps(plain)
+    return best if lacking or best.exists() else plain
+
+
+def as_begun(config: Config, place: Path) -> Config:
+    """With all that tells in no result as the run that is there was begun with, if one is: it goes on with that alone.
+
+    So another cell's run, and one whose command is given again with other threads, are gone on with.
+    """
+    if not (place / CONFIG).exists():
+        return config
+    before = load_config(place / CONFIG)
+    kept = {}
+    for table in ("data", "engine", "records"):
+        ours, theirs = getattr(config, table), getattr(before, table)
+        kept[table] = ours.model_copy(update={key: getattr(theirs, key) for key in _silent(table, type(ours).model_fields)})
+    return config.model_copy(update={"name": before.name, **kept})
+
+
+def otherwise(asked: Config, begun: Config) -> list[str]:
+    """What a run goes on with that was asked for otherwise: "engine.threads = 1"."""
+    tables = [(table, getattr(asked, table), getattr(begun, table)) for table in ("data", "engine", "records")]
+    return [
+        f"{table}.{key} = {str(now).lower() if isinstance(now, bool) else now}"
+        for table, before, after in tables
+        for key in type(before).model_fields
+        if getattr(before, key) != (now := getattr(after, key))
+    ]
+
+
+def _silent(table: str, keys: Collection[str]) -> Iterator[str]:
+    return (key for key in keys if not tells(f"{table}.{key}") and f"{table}.{key}" not in _WORKERS)
+
+
+def _keeps(place: Path) -> bool:
+    """Whether a run keeps the weights of its best round."""
+    return load_config(place / CONFIG).records.keep_best
+
+
+def lengthen(job: Job, config: Config, place: Path, out: Path) -> None:
+    """Begin with a copy of the same run of fewer rounds, where there is one that may be gone on with.
+
+    Raises:
+        RunError: it cannot be copied.
+    """
+    for begun in _shorter(out, job) if not place.exists() else []:
+        with ExitStack() as holding:
+            try:
+                holding.enter_context(held(begun))
+                reopen(begun, as_begun(config, begun))
+                saved = committed(begun)
+                if saved is None or (job.cell.about.node is not None and not _keeps(begun)):
+                    continue
+            except RunError:  # another process trains it, a schedule moves by the number of rounds, or it is damaged
+                continue
+            _copy(begun, place, saved.round)
+            return
+
+
+def _shorter(out: Path, job: Job) -> list[Path]:
+    """Folders of the same run with fewer rounds, the longest first."""
+    digest, _, rounds = job.fingerprint.partition("-")
+    pattern = re.compile(rf"{digest}-(\d+)-{re.escape(fedmutual.__version__)}(?:{BEST})?")
+    names = {p: pattern.fullmatch(p.name) for p in (out / "runs").glob(f"{digest}-*")}
+    found = {p: int(match[1]) for p, match in names.items() if match and (p / CONFIG).exists()}
+    return sorted((p for p, n in found.items() if n < int(rounds)), key=lambda p: (-found[p], p.name))
+
+
+def _copy(begun: Path, place: Path, round: int) -> None:
+    """Copy a run as it was saved. Who holds it is alone with the part that is being made."""
+    part = place.with_name(f".{place.name}.{begun.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        shutil.copytree(begun, part, ignore=_not_of(round))
+        part.rename(place)
+    except OSError as problem:  # shutil's own has no words
+        shutil.rmtree(part, ignore_errors=True)
+        why = problem.strerror or "not every file of it can be read"
+        raise RunError(
+            f"{place}: cannot be begun with a copy of {begun} ({why}); mend that, or choose another folder with --out"
+        ) from None
+
+
+def _not_of(round: int) -> Callable[[str, list[str]], list[str]]:
+    """Names that are not copied: locks, what is being written, and weights of other rounds than the saved one."""
+
+    def others(_: str, names: list[str]) -> list[str]:
+        kept = file_name(round)
+        return [n for n in names if n == LOCK or n.endswith(".part") or (n.startswith("round-") and n != kept)]
+
+    return others

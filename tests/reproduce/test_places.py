@@ -1,0 +1,137 @@
+"""Where runs are trained: cells that ask for the same run otherwise, a command given again otherwise, runs that grow."""
+
+import shutil
+
+import pytest
+
+from fedmutual.errors import RunError
+from fedmutual.records.folder import held
+from fedmutual.reproduce import Scale, Store, read_experiment, reproduce
+
+INDEX = """
+title = "Table 7: turned digits"
+paper = "a made-up paper"
+about = "Two nodes."
+measures = ["acc"]
+differences = ["None."]
+"""
+CELL = """
+rounds = 3
+data = { name = "digits", angles = [0, 90], per_class = 20 }
+partition = { kind = "domains" }
+split = { private = 0.65, public = 0.10, validation = 0.10, test = 0.15 }
+algorithm = { name = "independent" }
+model = { personal = ["mlp"] }
+training = { local_steps = 1, batch_size = 8 }
+records = { best_by = "validation" }
+engine = { device = "cpu", name = "inprocess", threads = 1 }
+
+[cell]
+row = "a"
+column = "digits"
+
+[cell.arms.independent]
+"""
+CLOSER = CELL.replace('"validation" }', '"validation", keep_best = true }').replace('row = "a"', 'row = "b"\nnode = "0"')
+
+
+class Stopped(Exception):
+    """As by a key that was pressed."""
+
+
+@pytest.fixture
+def turned(tmp_path):
+    """Reproduce a cell "turned/a" or "turned/b", the first closely looked at or not -> (what was done, what was said)."""
+    folder = tmp_path / "papers/turned"
+    folder.mkdir(parents=True)
+    (folder / "index.toml").write_text(INDEX)
+    (folder / "a.toml").write_text(CELL)
+    (folder / "b.toml").write_text(CLOSER)
+
+    def call(name, rounds=None, stop=None, **here):
+        cells = read_experiment(tmp_path / "papers", "turned").chosen([name])
+        said, out = [], tmp_path / "out"
+
+        def watch(label):
+            def observer(event):
+                if stop is not None and type(event).__name__ == "RoundDone" and event.round == stop:
+                    raise Stopped
+
+            return observer
+
+        given = {k.replace("_", ".", 1): v for k, v in here.items()}
+        return reproduce(cells, 1, Scale(rounds), out, Store(out / "results"), given, watch, said.append), said
+
+    return call
+
+
+def runs(tmp_path):
+    return sorted(p for p in (tmp_path / "out/runs").iterdir() if not p.name.startswith("."))
+
+
+def test_a_cell_that_needs_the_best_weights_of_a_run_that_kept_none_has_it_trained_again(turned, tmp_path):
+    turned("a")
+    assert turned("b")[0].trained == 1
+    assert [p.name.endswith("-best") for p in runs(tmp_path)] == [False, True]
+    assert [turned(name)[0].trained for name in "ab"] == [0, 0]
+    (found,) = {r.closeup.client for r in Store(tmp_path / "out/results").of("turned/b")}
+    assert found == "0"
+
+
+def test_what_is_kept_for_one_cell_serves_another(turned, tmp_path):
+    turned("b")
+    shutil.rmtree(tmp_path / "out/results")
+    assert turned("a")[0].trained == 1  # its folder was looked into
+    assert turned("b")[0].trained == 1
+    assert len(runs(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(("key", "value"), [
+    ("engine_threads", 2), ("records_checkpoint_every", 2), ("records_keep_best", True), ("data_workers", 1),
+])  # fmt: skip
+def test_a_stopped_command_given_again_otherwise_goes_on(turned, tmp_path, key, value):
+    with pytest.raises(Stopped):
+        turned("a", stop=3)
+    told, said = turned("a", **{key: value})
+    assert told.trained == 1
+    (run,) = runs(tmp_path)
+    assert "resumed" in (run / "log.txt").read_text()
+    assert any(f"goes on as it was begun, with {key.replace('_', '.', 1)} = " in line for line in said), said
+
+
+def test_a_longer_run_is_not_begun_with_one_that_kept_too_little(turned, tmp_path):
+    turned("a", rounds=1)
+    turned("b", rounds=2)
+    (run,) = (tmp_path / "out/runs").glob("*-2-*")
+    assert "resumed" not in (run / "log.txt").read_text()
+    turned("b")
+    (run,) = (tmp_path / "out/runs").glob("*-3-*")
+    assert "resumed, going on with round 3" in (run / "log.txt").read_text()
+
+
+def test_a_run_that_another_process_trains_is_not_copied(turned, tmp_path):
+    turned("a", rounds=1)
+    (short,) = runs(tmp_path)
+    with held(short):
+        assert turned("a")[0].trained == 1
+    (run,) = (tmp_path / "out/runs").glob("*-3-*")
+    assert "resumed" not in (run / "log.txt").read_text()
+
+
+def test_what_was_saved_is_copied_and_nothing_else(turned, tmp_path):
+    turned("a", rounds=1)
+    (short,) = runs(tmp_path)
+    for name in ("server/round-7.safetensors", "clients/0/.round-1.safetensors.9.part"):
+        (short / name).symlink_to("nowhere")  # no file that could be copied
+    turned("a", rounds=2)
+    (run,) = (tmp_path / "out/runs").glob("*-2-*")
+    assert "resumed, going on with round 2" in (run / "log.txt").read_text()
+
+
+def test_a_copy_that_fails_is_one_sentence_and_leaves_nothing(turned, tmp_path):
+    turned("a", rounds=1)
+    (short,) = runs(tmp_path)
+    (short / "server/notes").symlink_to("nowhere")
+    with pytest.raises(RunError, match=r"-3-.*: cannot be begun with a copy of .*-1-.* \(not every file of it"):
+        turned("a")
+    assert [*(tmp_path / "out/runs").iterdir()] == [short]
