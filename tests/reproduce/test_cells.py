@@ -67,6 +67,12 @@ def test_the_nearest_name_is_named(papers, id, only, said):
         ("index.toml", 'than = "fedavg"', 'than = "fedavg"\nper = "client"', "'global_test' is no measure of each client"),
         (
             "index.toml",
+            'measure = "global_test"\n',
+            'measure = "own_validation"\nper = "client"\nof = "most"\n',
+            "is of every client; take 'of' out",
+        ),
+        (
+            "index.toml",
             'figures = ["global_test"]',
             'figures = ["swing_own"]',
             "'swing_own' has no curve that could be drawn",

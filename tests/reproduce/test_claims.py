@@ -147,6 +147,47 @@ def test_a_claim_of_each_client_is_not_one_of_their_mean(look, gains, said):
     assert asked(judged) == "fml less fedavg; confirmed if each client's interval lies above 0"
 
 
+UP, DOWN, LEVEL, NONE = (0.8, 0.82, 0.81), (0.69, 0.71, 0.7), (0.7, 0.75, 0.7), ()  # against 0.7, 0.72, 0.71
+
+
+def cells_of(look, *ours):
+    return [look(values, (0.7, 0.72, 0.71) if values else ()) for values in ours]
+
+
+@pytest.mark.parametrize(("of", "cells", "said"), [
+    ("mean", (UP, DOWN, DOWN), "confirmed"),  # the case that "every" and "most" are for: ten points up, one down, one down
+    ("every", (UP, DOWN, DOWN), "not confirmed"),
+    ("every", (UP, UP, UP), "confirmed"),
+    ("every", (UP, UP, LEVEL), "undecided"),
+    ("every", (UP, UP, NONE), "undecided"),  # not all were run
+    ("every", (UP, DOWN, NONE), "not confirmed"),  # one is enough
+    ("every", (NONE, NONE), "not run"),
+    ("most", (UP, DOWN, DOWN), "not confirmed"),
+    ("most", (UP, UP, DOWN), "confirmed"),
+    ("most", (UP, UP, NONE), "confirmed"),
+    ("most", (UP, UP, NONE, NONE), "undecided"),  # half is not most
+    ("most", (DOWN, DOWN, UP, UP), "undecided"),
+    ("most", (DOWN, DOWN, LEVEL), "not confirmed"),
+])  # fmt: skip
+def test_a_claim_of_every_cell_or_of_most_is_not_one_of_their_mean(look, of, cells, said):
+    judged = judge(claim(of=of), cells_of(look, *cells))
+    assert judged.verdict == said
+    assert (judged.overall is None) == (said == "not run")  # the mean is told beside it
+
+
+def test_what_every_and_most_ask_for_is_said(look):
+    cells = cells_of(look, UP, DOWN, DOWN)
+    assert asked(judge(claim(of="every"), cells)) == "fml less fedavg; confirmed if in every cell the interval lies above 0"
+    most = judge(claim(of="most"), cells)
+    assert asked(most) == "fml less fedavg; confirmed if in more than half of all cells the interval lies above 0"
+    assert verdict(most, 1).endswith("mean over 3 of 3 cells: 2 not confirmed and 1 confirmed")
+
+
+def test_of_a_cell_that_was_not_run_no_client_is_known(look):
+    judged = judge(claim(measure="own_validation", per="client"), [of_clients(look, (0.1, 0.05)), look((), ())])
+    assert judged.verdict == "undecided"
+
+
 def test_what_was_not_reached_took_one_round_more_at_least(look):
     rounds = claim(measure="rounds_to:1", sign="less")
     reached = look((0.9, 0.9), (0.2, 0.3), target=0.5)  # round 2 of 2, against none: 3

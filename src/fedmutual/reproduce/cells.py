@@ -210,6 +210,8 @@ def _check_names(index: Index, path: Path) -> None:
             raise ConfigError(
                 f'{path}: {claim.measure!r} is no measure of each client; take per = "client" out of its claim'
             )
+        if claim.per == "client" and claim.whose != "every":
+            raise ConfigError(f"{path}: the claim {claim.text!r} is of every client; take 'of' out, or per = \"client\"")
         if not (claim.than or claim.less) or (claim.times and (claim.less or not claim.than)):
             what = "'than' alone" if claim.times else "'than' or 'less'"
             raise ConfigError(f"{path}: the claim {claim.text!r} has nothing to be held against; give it {what}")

@@ -1,5 +1,6 @@
 """What a paper claims, and what our runs say to it: confirmed, not confirmed, or undecided, with the interval."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -41,7 +42,7 @@ class Judged:
     lines: tuple[Line, ...]
     overall: Estimate | None  # over seeds, of the mean over the lines that were run, but those apart
     apart: tuple[str, ...]  # titles of lines left out of the mean, because they lack the seeds of the others
-    verdict: str  # of that mean; of a claim per client, that of the clients one by one
+    verdict: str  # of that mean; or of the lines one by one, where the claim is of every or of most
     diverged: Lost
 
     @property
@@ -93,13 +94,15 @@ def _lost(found: Iterable[Side]) -> Lost:
 
 
 def _of_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, diverged: Lost) -> str:
-    """The verdict over those lines that were run: of their mean; of clients one by one, for one's gain is not another's."""
-    run = {line.verdict for line in lines} - {NOT_RUN}
-    if run <= {DIVERGED}:
-        return DIVERGED if run else NOT_RUN
-    if claim.per == "cell":
+    """The verdict over all lines: of the mean of those that were run; or of every line, or of most, one by one."""
+    counted = Counter(line.verdict for line in lines)
+    if counted.keys() <= {DIVERGED, NOT_RUN}:
+        return DIVERGED if counted[DIVERGED] else NOT_RUN
+    if claim.whose == "mean":
         return _verdict(claim, overall, diverged)
-    return DENIED if DENIED in run else CONFIRMED if run == {CONFIRMED} else UNDECIDED
+    needed = {"every": (len(lines), 1), "most": (len(lines) // 2 + 1,) * 2}[claim.whose]
+    found = [verdict for verdict, n in zip((CONFIRMED, DENIED), needed, strict=True) if counted[verdict] >= n]
+    return found[0] if found else UNDECIDED
 
 
 def _verdict(claim: Claim, difference: Estimate | None, diverged: Lost) -> str:

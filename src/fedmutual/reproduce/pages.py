@@ -190,7 +190,12 @@ def _claim(judged: Judged) -> dict[str, Any]:
         }
         for line in judged.lines
     ]
-    about: dict[str, Any] = {"claim": judged.claim.text, "verdict": judged.verdict, "unit": unit(judged)}
+    about: dict[str, Any] = {
+        "claim": judged.claim.text,
+        "verdict": judged.verdict,
+        "of": judged.claim.whose,
+        "unit": unit(judged),
+    }
     diverged = {arm: n for arm, (n, _) in judged.diverged.items()}
-    about |= {"apart": list(judged.apart), "diverged": diverged}
+    about |= {"of": judged.claim.whose, "apart": list(judged.apart), "diverged": diverged}
     return {**about, "difference": asdict(judged.overall) if judged.overall else None, "where": lines}

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from fedmutual.config.schema import Table
 
 End = Literal["last", "best"]
+Of = Literal["mean", "every", "most"]
 AVERAGE = "average"  # beside the nodes' own, the paper's mean over them
 
 Printed = Annotated[dict[str, dict[str, float]], Field(min_length=1)]
@@ -68,7 +69,13 @@ class Claim(_Section):
     at: End | None = None  # unset, the best round where other data than those it is told of chose it, else the last
     than_at: End | None = None
     per: Literal["cell", "client"] = "cell"
+    of: Of | None = None  # of which cells it is; unset, of their mean, and of every client where it is of clients
     cells: str = "*"
+
+    @property
+    def whose(self) -> Of:
+        """Of the mean over cells, of every cell or client, or of most cells."""
+        return self.of or ("every" if self.per == "client" else "mean")
 
     @property
     def other(self) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
 
 NAMED = 4  # so many cells left out of a mean are counted, fewer are named
+_WHERE = {"mean": "", "every": "in every cell ", "most": "in more than half of all cells "}
 _SIGNS = {"more": "above 0", "less": "below 0"}
 
 
@@ -63,10 +64,11 @@ def _over(judged: Judged) -> str:
 def asked(judged: Judged) -> str:
     """What of two arms is compared, and when that confirms the claim."""
     claim, (than, elsewhere) = judged.claim, judged.claim.other
-    whose = "each client's" if claim.per == "client" else "the"
+    where = "" if claim.per == "client" else _WHERE[claim.whose]
+    whose = "each client's" if claim.per == "client" else f"{where}the"
     if claim.times is not None:
         side = {"more": "above", "less": "below"}[claim.sign]
-        return f"{claim.arm} over {than}; confirmed if the ratio's interval lies {side} {claim.times:,.0f}"
+        return f"{claim.arm} over {than}; confirmed if {where}the ratio's interval lies {side} {claim.times:,.0f}"
     held = f"{claim.arm} less {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
     held += f", less the same in {claim.less}" if claim.less else ""
     if claim.sign == "same":
