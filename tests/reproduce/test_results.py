@@ -6,8 +6,11 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.reproduce import Scale, Store, read_experiment
+from fedmutual.reproduce.entries import entry
 from fedmutual.reproduce.looks import looks
+from fedmutual.reproduce.pages import page
 from fedmutual.reproduce.plan import jobs
+from fedmutual.reproduce.words import made, state, verdict
 from made_results import result
 
 
@@ -97,3 +100,76 @@ def test_results_of_another_configuration_are_not_shown(store, planned, papers):
     path = papers / "table9/digits/iid.toml"
     path.write_text(path.read_text().replace("alpha = 0.4", "alpha = 0.5"))
     assert not looks(read_experiment(papers, "table9"), store)[0].run
+
+
+def lend(papers, **changes):
+    """Another experiment, whose one cell is that of table9 but for some text of it."""
+    (papers / "other").mkdir()
+    text = (papers / "table9/digits/iid.toml").read_text()
+    for before, after in changes.values():
+        assert before in text
+        text = text.replace(before, after)
+    (papers / "other/index.toml").write_text((papers / "table9/index.toml").read_text())
+    (papers / "other/same.toml").write_text(text)
+    return read_experiment(papers, "other")
+
+
+def test_what_another_cell_knows_is_shown(store, planned, papers):
+    for seed in (0, 1):
+        keep(store, planned(seeds=(seed,))["fml", seed])
+    (look,) = looks(lend(papers), store)
+    assert ({arm: sorted(found) for arm, found in look.results.items()}, look.words) == ({"fml": [0, 1], "fedavg": []}, "")
+
+
+def test_what_another_cell_knows_whole_is_shown_as_the_beginning_of_a_longer_one(store, planned, papers):
+    keep(store, planned()["fml", 0])
+    (look,) = looks(lend(papers, longer=("rounds = 2", "rounds = 4")), store)
+    assert (look.words, look.seeds) == ("shortened: 2 of 4 rounds", [0])
+
+
+def test_results_that_another_cell_cannot_have_are_no_error(store, planned, papers):
+    changed = Scale(None, (("partition.classes_per_client", 3),))
+    cell = read_experiment(papers, "table9").cells[1]
+    (job,) = (j for j in jobs(cell, [0], changed) if j.arm == "fml")
+    keep(store, job)
+    shown = looks(read_experiment(papers, "table9"), store)
+    assert [look.run for look in shown] == [False, True]
+
+
+def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers):
+    cell = read_experiment(papers, "table9").cells[0]
+    same, other = ("training.batch_size", 16), ("optimizer.lr", 0.3)
+    assert Scale(None, (same,)).of(cell) == Scale()
+    assert Scale(None, (same, other)).of(cell) == Scale(None, (other,))
+    assert Scale(None, (("algorithm.alpha", 0.4),)).of(cell) == Scale()
+    keep(store, planned()["fml", 0], changed={"training.batch_size": 16})  # as an earlier version kept it
+    (look, _) = looks(read_experiment(papers, "table9"), store)
+    assert (look.run, look.words) == (True, "")
+
+
+def test_results_of_several_versions_say_so(store, planned, papers):
+    experiment = read_experiment(papers, "table9")
+    for seed, version in ((0, "0.0.9"), (1, "0.1.0")):
+        for arm in ("fml", "fedavg"):
+            keep(store, planned(seeds=(seed,))[arm, seed], version=version)
+    told = page(experiment, looks(experiment, store))
+    assert verdict(told.judged[0], 1).endswith("; made by versions 0.0.9 and 0.1.0")
+    assert "2 seeds; made by versions 0.0.9 and 0.1.0" in told.tables[0].notes
+
+
+def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):
+    keep(store, planned()["fml", 0])
+    (look,) = looks(lend(papers, closer=("noise = [0.1]", 'node = "0"\nnoise = [0.1]')), store)
+    shown = [entry(look, "fml", look.value(m, "fml"), None, "%", 1) for m in ("global_test", "separation", "noise:0.1")]
+    assert [cell.text for cell in shown] == ["70.0", "not run", "not run"]
+    assert "known, and what is read off its weights here is not" in shown[1].note
+
+
+def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers):
+    keep(store, planned()["fml", 0])
+    (papers / "table9/digits/twin.toml").write_text((papers / "table9/digits/iid.toml").read_text())
+    shown = looks(read_experiment(papers, "table9"), store)
+    assert sum(look.run for look in shown) == 2
+    (line,) = made(shown)
+    assert ": 1 run;" in line
+    assert state(shown).startswith("2 of 3 cells run, in 2 of them not every arm, with 1 seed.")

@@ -26,6 +26,7 @@ class Line:
     difference: Estimate | None  # arm minus than, over seeds; None where it was not run, or has no such number
     verdict: str
     scale: str  # "shortened: ...", or ""
+    versions: frozenset[str]  # of fedmutual, that made its runs
     diverged: Lost
 
     @property
@@ -56,6 +57,11 @@ class Judged:
         return tuple(line for line in self.lines if line.told)
 
     @property
+    def versions(self) -> frozenset[str]:
+        """The versions of fedmutual that made what it rests on."""
+        return frozenset[str]().union(*(line.versions for line in self.lines))
+
+    @property
     def shortened(self) -> bool:
         """Whether some of what it rests on is."""
         return any(line.scale for line in self.told)
@@ -70,11 +76,12 @@ def judge(claim: Claim, looks: Sequence[Look]) -> Judged:
         alike = all(side.look.scale == look.scale for side in found)  # a number of fewer rounds is not held against another
         seeds = [s for s in look.seeds if alike and all(side.look.good(side.arm, s) for side in found)]
         diverged = _lost(found)
+        versions = frozenset[str]().union(*(side.look.versions(side.arm, seeds) for side in found))
         scale = "; ".join(dict.fromkeys(side.look.words for side in found if side.look.words))
         for title, values in (of_clients if claim.per == "client" else of_cell)(claim, look, found, seeds):
             e = estimate(list(values.values()), "seeds") if values else None
             none = DIVERGED if diverged else NOT_RUN
-            lines.append(Line(title, e, _verdict(claim, e, diverged) if seeds else none, scale, diverged))
+            lines.append(Line(title, e, _verdict(claim, e, diverged) if seeds else none, scale, versions, diverged))
             pooled += [(title, values)] if values else []
     chosen, common = pool([values.keys() for _, values in pooled])
     overall = estimate([fmean(pooled[n][1][seed] for n in chosen) for seed in common], "seeds") if common else None

@@ -1,12 +1,14 @@
 """An entry of a table: a number with its interval, beside the paper's, and its footnote."""
 
+from collections.abc import Iterable
+
 from fedmutual.report.cells import Cell
 from fedmutual.report.comparison import NAMES
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
-from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.looks import Look, lacks
 from fedmutual.reproduce.schema import Arm
 
 
@@ -30,8 +32,10 @@ def entry(look: Look, arm: str, value: Estimate | None, paper: float | None, uni
     beside = f"paper {paper:.2f}" if paper is not None else ""
     failed = [f"seed {s}: {r.failed}" for s, r in look.results[arm].items() if r.failed]
     if value is None:
-        text = DIVERGED if failed else NOT_RUN if not look.results[arm] else _none(unit)
+        unasked = any(lacks(look.cell, r) for r in look.results[arm].values())
+        text = DIVERGED if failed else NOT_RUN if unasked or not look.results[arm] else _none(unit)
         why = {
+            NOT_RUN: "the run is known, and what is read off its weights here is not" if unasked else "",
             "n/a": "n/a: this method has no such number",
             "not reached": "; ".join(filter(None, ("not reached", look.words))),
         }
@@ -40,11 +44,17 @@ def entry(look: Look, arm: str, value: Estimate | None, paper: float | None, uni
     missing = len(look.results[arm]) - value.n
     notes = [look.words, f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += [f"{missing} more had no such number" + (", it was not reached" if unit == "rounds" else "")] if missing else []
-    return Cell(mean, spread, beside, "; ".join(filter(None, (*notes, *failed))))
+    return Cell(mean, spread, beside, "; ".join(filter(None, (*notes, mixed(look.versions(arm)), *failed))))
 
 
 def _none(unit: str) -> str:
     return "not reached" if unit == "rounds" else "n/a"
+
+
+def mixed(versions: Iterable[str]) -> str:
+    """ "made by versions 0.0.9 and 0.1.0"; "" where one version made all."""
+    several = sorted(set(versions))
+    return f"made by versions {listed(several)}" if len(several) > 1 else ""
 
 
 def lost(diverged: Lost) -> str:

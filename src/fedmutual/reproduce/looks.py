@@ -1,8 +1,10 @@
 """A cell as it is shown: one scale of it, with the results that there are."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
+from fedmutual.errors import ConfigError
 from fedmutual.report.statistics import Estimate, estimate
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cells import Cell, Experiment
@@ -50,6 +52,10 @@ class Look:
         found = self.results.get(arm, {}).values()
         return sum(bool(r.failed) for r in found), len(found)
 
+    def versions(self, arm: str, seeds: Collection[int] | None = None) -> set[str]:
+        """The versions of fedmutual that made the runs of an arm, of all seeds or of some."""
+        return {r.version for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
+
     def number(self, measure: str, arm: str, seed: int, at: End = "last") -> float | None:
         """A measure of a run after its last or its best round."""
         if not self.good(arm, seed):
@@ -72,6 +78,15 @@ class Look:
         return {i: estimate([run[i] for run in runs if i in run], "seeds") for i in clients}
 
 
+def lacks(cell: Cell, result: Result) -> bool:
+    """Whether a cell asks for more than is known of a finished run: of the weights that it ended with, or of its clients."""
+    about = cell.about
+    shaken = not about.noise or "global_test" not in result.curves or {f"{d:g}" for d in about.noise} <= result.noise.keys()
+    each = not about.each or all(client.curve for client in result.clients.values())
+    close = about.node is None or (result.closeup is not None and result.closeup.client == about.node)
+    return not ((shaken and each and close) or result.failed)
+
+
 def looks(
     experiment: Experiment, store: Store, wanted: Scale | None = None, seeds: Iterable[int] | None = None
 ) -> list[Look]:
@@ -83,20 +98,25 @@ def looks(
 
 
 def _look(cell: Cell, store: Store, wanted: Scale | None, seeds: Iterable[int] | None) -> Look:
-    kept = store.of(cell.id)
-    scales = [] if wanted is None else [wanted]
-    for result in kept:
-        scale = Scale(result.limit, tuple(result.changed.items())).of(cell)
-        if scale not in scales:
-            scales.append(scale)
-    known, found = {r.seed for r in kept}, []
+    scales, found = [] if wanted is None else [wanted], []
+    for way in store.ways(cell.id):
+        with suppress(ConfigError):  # a key of another cell's, that this one cannot have
+            if (scale := way.of(cell)) not in scales:
+                scales.append(scale)
     for scale in scales:
+        known = _known(cell, store, scale)
         chosen = known & set(seeds) if scale == wanted and seeds is not None else known
         look = Look(cell, scale, _results(cell, store, scale, chosen))
         if look.run and scale == wanted:
             return look
         found.append(look)
     return max(found, key=_fullness, default=Look(cell, Scale(), {arm: {} for arm in cell.shown}))
+
+
+def _known(cell: Cell, store: Store, scale: Scale) -> set[int]:
+    """The seeds of runs, of whichever cell, that are as long as one of this cell's."""
+    rounds = {cell.rounds(arm) if scale.rounds is None else cell.within(arm, scale.rounds) for arm in cell.arms}
+    return {result.seed for result in store.all() if result.rounds in rounds}
 
 
 def _results(cell: Cell, store: Store, scale: Scale, seeds: Iterable[int]) -> dict[str, dict[int, Result]]:

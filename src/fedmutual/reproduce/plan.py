@@ -4,6 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +21,7 @@ _ENGINE_TELLS = {"participation", "precision"}
 _RECORDS_TELL = {"evaluate_every", "best_by", "copies"}
 
 Here = Mapping[str, Any]
+Changed = tuple[tuple[str, Any], ...]
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,21 @@ class Scale:
     """How much of a cell is trained: at most so many rounds, with these keys changed. Whatever is less than all is said."""
 
     rounds: int | None = None
-    changed: tuple[tuple[str, Any], ...] = ()
+    changed: Changed = ()
 
     def of(self, cell: Cell) -> "Scale":
-        """The same for one cell: rounds that none of its arms exceeds are no limit, a key that none takes is no change."""
+        """The same for one cell: rounds that none of its arms exceeds are no limit, a key is no change where none takes it.
+
+        Nor is it where each has that value already.
+
+        Raises:
+            ConfigError: an arm cannot have such a value.
+        """
         most = max(map(cell.rounds, cell.arms))
         rounds = self.rounds if self.rounds is not None and self.rounds < most else None
         algorithms = _algorithms(cell)
         changed = tuple((k, v) for k, v in self.changed if tells(k) and any(_has(a, k) for a in algorithms))
-        return Scale(rounds, changed)
+        return Scale(rounds, _telling(cell, changed))
 
     def words(self, cell: Cell) -> str:
         """ "shortened: 50 of 200 rounds, partition.examples = 200"; "" for a cell that is whole."""
@@ -44,6 +52,20 @@ class Scale:
         parts = [f"{self.rounds or most} of {paper} rounds"] if (self.rounds or most) < paper else []
         parts += [f"{k} = {json.dumps(v)}" for k, v in self.changed]
         return f"shortened: {', '.join(parts)}" if parts else ""
+
+
+def _telling(cell: Cell, changed: Changed) -> Changed:
+    """Those of some keys that make other runs."""
+
+    def prints(changed: Changed) -> list[str]:
+        return [fingerprint(_config(cell, arm, 0, Scale(None, changed), {}), {}) for arm in cell.arms]
+
+    kept, whole = changed, prints(changed) if changed else []
+    for pair in changed:
+        fewer = tuple(p for p in kept if p != pair)
+        with suppress(ConfigError):  # without this key another cannot be
+            kept = fewer if prints(fewer) == whole else kept
+    return kept
 
 
 @dataclass(frozen=True)
@@ -77,10 +99,11 @@ def jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingPro
     Raises:
         ConfigError: an arm's configuration is not valid; file, arm and key are named.
     """
+    of_cell = scale.of(cell)
     for seed in seeds:
         made: dict[str, Job] = {}
         for arm in cell.arms:
-            yield from _with_needs(cell, arm, seed, scale.of(cell), here, made)
+            yield from _with_needs(cell, arm, seed, of_cell, here, made)
 
 
 def _with_needs(cell: Cell, arm: str, seed: int, scale: Scale, here: Here, made: dict[str, Job]) -> Iterator[Job]:

@@ -1,7 +1,7 @@
 """What is kept of finished runs: one small JSON file a cell, committed, and read again instead of training anew."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from fedmutual.errors import RunError
 from fedmutual.records.files import read_json, write_bytes
 from fedmutual.reproduce.kept import Result
-from fedmutual.reproduce.plan import Job
+from fedmutual.reproduce.plan import Job, Scale
 
 
 class Store:
@@ -25,6 +25,18 @@ class Store:
     def of(self, cell: str) -> Sequence[Result]:
         """All results of a cell."""
         return self._found.get(cell, ())
+
+    def all(self) -> Iterator[Result]:
+        """All results there are."""
+        return (result for found in self._found.values() for result in found)
+
+    def ways(self, cell: str) -> list[Scale]:
+        """How long, and with which keys changed, runs were made: those of a cell first, for any may be another's too."""
+        ways: list[Scale] = []
+        for result in (*self.of(cell), *self.all()):
+            changed = tuple(result.changed.items())
+            ways += [w for limit in (result.limit, result.rounds) if (w := Scale(limit, changed)) not in ways]
+        return ways
 
     def find(self, job: Job, version: str | None = None) -> Result | None:
         """The result of a run, whichever experiment asked for it; of one version of fedmutual, or of the newest."""

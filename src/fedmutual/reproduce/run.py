@@ -20,6 +20,7 @@ from fedmutual.report.text import count
 from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.closeup import close_up
 from fedmutual.reproduce.collect import collect, failure
+from fedmutual.reproduce.looks import lacks
 from fedmutual.reproduce.noise import under_noise
 from fedmutual.reproduce.parts import placed
 from fedmutual.reproduce.places import as_begun, folder, lengthen, otherwise
@@ -85,13 +86,8 @@ def _without_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
 
 def _unknown(store: Store, job: Job) -> bool:
     """Whether a run must be trained, or its folder looked into again: for what the cell did not ask for before."""
-    result, cell = store.find(job, fedmutual.__version__), job.cell.about
-    if result is None:
-        return True
-    shaken = not cell.noise or "global_test" not in result.curves or {f"{d:g}" for d in cell.noise} <= result.noise.keys()
-    each = not cell.each or all(client.curve for client in result.clients.values())
-    close = cell.node is None or (result.closeup is not None and result.closeup.client == cell.node)
-    return not ((shaken and each and close) or result.failed)
+    result = store.find(job, fedmutual.__version__)
+    return result is None or lacks(job.cell, result)
 
 
 def _orphan(job: Job, store: Store, told: Told) -> bool:

@@ -9,7 +9,7 @@ from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
-from fedmutual.reproduce.entries import lost, unit
+from fedmutual.reproduce.entries import lost, mixed, unit
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
 
@@ -23,7 +23,7 @@ def verdict(judged: Judged, decimals: int) -> str:
     fallen, short = lost(judged.diverged), ", shortened" if judged.shortened else ""
     if judged.verdict in (NOT_RUN, DIVERGED):
         return f"{judged.verdict}{short}: {fallen}" if fallen else judged.verdict
-    fallen = fallen and f"; {fallen}"
+    fallen = "".join(f"; {said}" for said in (mixed(judged.versions), fallen) if said)
     if judged.overall is None:
         return f"{judged.verdict}: no seed of what was run has the numbers{fallen}"
     return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_over(judged)}{fallen}"
@@ -86,7 +86,9 @@ def state(looks: Sequence[Look]) -> str:
         return "Not run yet."
     seeds = sorted({len(look.seeds) for look in run})
     noun = "seed" if seeds == [1] else "seeds"
-    told = f"{len(run)} of {count(len(looks), 'cell')} run, with {listed([str(n) for n in seeds], 'or')} {noun}."
+    part = sum(not all(look.results.values()) for look in run)
+    partly = f", in {part} of them not every arm" if part else ""
+    told = f"{len(run)} of {count(len(looks), 'cell')} run{partly}, with {listed([str(n) for n in seeds], 'or')} {noun}."
     short = [look for look in run if look.words]
     return told + (f" **Shortened** in {len(short)} of them: see the notes below the tables." if short else "")
 
@@ -129,8 +131,9 @@ def commands(looks: Sequence[Look]) -> list[str]:
 
 
 def results(looks: Sequence[Look]) -> list[Result]:
-    """All results that are shown."""
-    return [r for look in looks for found in look.results.values() for r in found.values()]
+    """All results that are shown, a run that several cells look at once."""
+    shown = {r.fingerprint: r for look in looks for found in look.results.values() for r in found.values()}
+    return list(shown.values())
 
 
 def command(experiment: Experiment) -> str:
