@@ -67,6 +67,25 @@ def test_the_nearest_name_is_named(papers, id, only, said):
         ("index.toml", 'than = "fedavg"', 'than = "fedavg"\nper = "client"', "'global_test' is no measure of each client"),
         (
             "index.toml",
+            '["global_test"]\nfigures',
+            '["rounds_to"]\nfigures',
+            "'rounds_to' needs a number: 'rounds_to:0.9'",
+        ),
+        ("index.toml", '["global_test"]\nfigures', '["noise:x"]\nfigures', "measure 'noise:x' needs a number: 'noise:0.9'"),
+        ("index.toml", '["global_test"]\nfigures', '["noise:nan"]\nfigures', "needs a number"),
+        ("index.toml", '["global_test"]\nfigures', '["bwt:2"]\nfigures', "measure 'bwt' takes no number; take ':2' out"),
+        ("index.toml", 'arm = "fml"', 'arm = "fmll"', "'FML is better than FedAvg.' has no arm 'fmll'; did you mean 'fml'?"),
+        ("index.toml", 'than = "fedavg"', 'than = "fedagv"', "has no arm 'fedagv'; did you mean 'fedavg'?"),
+        (
+            "index.toml",
+            'arm = "fml"',
+            'arm = "fml"\ncells = "digit/*"',
+            "no cell 'digit/*'; did you mean 'digits/iid'?",
+        ),
+        ("index.toml", 'arm = "fml"', 'arm = "fml"\nless = "idd"', "matches no cell 'idd'; "),
+        ("index.toml", 'than = "fedavg"', 'than = "fedavg@digits/idd"', "no cell 'digits/idd'; did you mean 'digits/iid'?"),
+        (
+            "index.toml",
             'measure = "global_test"\n',
             'measure = "own_validation"\nper = "client"\nof = "most"\n',
             "is of every client; take 'of' out",
@@ -87,6 +106,34 @@ def test_what_is_wrong_is_said_with_its_file(papers, file, before, after, said):
         [list(jobs(cell, [0], Scale())) for cell in read_experiment(papers, "table9").cells]
     assert said in str(problem.value)
     assert str(path) in str(problem.value)
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [
+    ("rounds = 2", 'rounds = "x"', "iid.toml, arm 'fedavg': key 'rounds'"),
+    ('algorithm = { name = "fml", alpha = 0.4, beta = 0.6 }', "algorithm = 3", "iid.toml, arm 'fedavg': key 'algorithm"),
+    ("training = { local_epochs = 1, batch_size = 16 }", "training = 3", "iid.toml, arm 'fedavg': key 'training'"),
+])  # fmt: skip
+def test_a_table_of_another_kind_is_said_when_a_cell_is_read(papers, before, after, said):
+    path = papers / "table9/digits/iid.toml"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(ConfigError) as problem:
+        read_experiment(papers, "table9")
+    assert said in str(problem.value)
+
+
+def test_a_claim_whose_arms_no_cell_has_together(papers):
+    path = papers / "table9/digits/iid.toml"
+    path.write_text(path.read_text().replace("[cell.arms.fml]", "[cell.arms.ours]"))
+    other = papers / "table9/digits/noniid.toml"
+    other.write_text(other.read_text().replace("[cell.arms.fedavg]", "[cell.arms.theirs]"))
+    with pytest.raises(ConfigError, match=r"'FML is better than FedAvg\.' has 'fml' and 'fedavg' in no cell"):
+        read_experiment(papers, "table9")
+
+
+def test_a_folder_that_is_not_there_has_no_experiment_to_name(tmp_path):
+    with pytest.raises(ConfigError, match=r"nope: holds no experiment, no \*/index.toml; name another folder"):
+        read_experiment(tmp_path / "nope", "table1")
 
 
 def test_a_plain_configuration_is_no_cell(papers):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from fedmutual.errors import RunError
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.folder import held
 from fedmutual.reproduce import Scale, Store, read_experiment, reproduce
 
@@ -135,3 +135,20 @@ def test_a_copy_that_fails_is_one_sentence_and_leaves_nothing(turned, tmp_path):
     with pytest.raises(RunError, match=r"-3-.*: cannot be begun with a copy of .*-1-.* \(not every file of it"):
         turned("a")
     assert [*(tmp_path / "out/runs").iterdir()] == [short]
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [
+    (", keep_best = true", "", "records.keep_best = true"),
+    ('data = { name = "digits", angles = [0, 90], per_class = 20 }\npartition = { kind = "domains" }',
+     'data = { name = "digits" }\npartition = { kind = "iid", clients = 2 }', "partition.kind = 'domains'"),
+    ("validation = 0.10, ", "", "split.validation"),
+    ('node = "0"', 'node = "9"', "there is no client '9' to look at closely; there are 0, 90"),
+])  # fmt: skip
+def test_what_a_node_needs_is_looked_at_before_its_run_is_trained(turned, tmp_path, before, after, said):
+    path = tmp_path / "papers/turned/b.toml"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(ConfigError, match=said) as problem:
+        turned("b")
+    assert str(path) in str(problem.value)
+    assert not (tmp_path / "out").exists()

@@ -4,19 +4,20 @@ A cell is an ordinary configuration and one table more, [cell], which is taken o
 """
 
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fedmutual.config import Config, read_tables
+from fedmutual.config import Config, parse_config, read_tables
 from fedmutual.config.schema import Table
 from fedmutual.errors import ConfigError
-from fedmutual.reproduce import measures
+from fedmutual.reproduce.checks import check_claims, check_measures, near
 from fedmutual.reproduce.schema import Arm, CellTable, Claim, Index
 
 INDEX, RESULTS = "index.toml", "results"
@@ -55,6 +56,21 @@ class Cell:
         arm = self.about.arms.get("fedavg")
         return arm.paper / 100 if arm is not None and isinstance(arm.paper, float) else None
 
+    def config(self, arm: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Config:
+        """The configuration of an arm, changed further.
+
+        Raises:
+            ConfigError: it is not valid; file, arm and key are named.
+        """
+        tables, source = {"name": self.id.replace("/", "-"), **self.tables}, f"{self.path}, arm {arm!r}"
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that FedAvg has no alpha is as it should be
+                return parse_config(tables, source, {**self.arms[arm].set, **overrides})
+        except ConfigError as problem:
+            said = str(problem)
+            raise ConfigError(said if source in said else f"{source}: {said}") from None
+
     def rounds(self, arm: str) -> int:
         """The rounds of an arm, as the file has them."""
         return int(self.arms[arm].set.get("rounds") or self.tables.get("rounds") or Config.model_fields["rounds"].default)
@@ -82,7 +98,7 @@ class Experiment:
         """
         for pattern in only:
             if not any(fnmatch(c.name, pattern) for c in self.cells):
-                raise ConfigError(f"--only {pattern!r} matches no cell of {self.id}{_near(pattern, self.names)}")
+                raise ConfigError(f"--only {pattern!r} matches no cell of {self.id}{near(pattern, self.names)}")
         return tuple(c for c in self.cells if not only or any(fnmatch(c.name, p) for p in only))
 
     @property
@@ -113,8 +129,12 @@ def experiments(root: Path) -> list[Experiment]:
     """
     found = [read_experiment(root, path.parent.name) for path in root.glob(f"*/{INDEX}")]
     if not found:
-        raise ConfigError(f"{root}: holds no experiment, no */{INDEX}; name another folder with --experiments")
+        raise ConfigError(_none(root))
     return sorted(found, key=lambda e: (e.index.order, e.id))
+
+
+def _none(root: Path) -> str:
+    return f"{root}: holds no experiment, no */{INDEX}; name another folder with --experiments"
 
 
 def read_experiment(root: Path, id: str) -> Experiment:
@@ -125,10 +145,12 @@ def read_experiment(root: Path, id: str) -> Experiment:
     """
     path = root / id / INDEX
     known = sorted(p.parent.name for p in root.glob(f"*/{INDEX}"))
+    if not known:
+        raise ConfigError(_none(root))
     if id not in known:
-        raise ConfigError(f"there is no experiment {id!r}{_near(id, known)}")
+        raise ConfigError(f"there is no experiment {id!r}{near(id, known)}")
     index = _checked(Index, read_tables(path), path)
-    _check_names(index, path)
+    check_measures(index, path)
     own = [_cell(root, file, id, id, index) for file in _files(root / id)]
     lender, _, pattern = index.cells.partition("/")
     borrowed = [
@@ -139,6 +161,7 @@ def read_experiment(root: Path, id: str) -> Experiment:
     if not own + borrowed:
         raise ConfigError(f"{path}: the experiment has no cell: no TOML file beside it, none that 'cells' names")
     order = {column: n for n, column in enumerate(index.columns)}
+    check_claims(index, {c.name: c.arms.keys() for c in own + borrowed}, path)
     cells = sorted((*borrowed, *own), key=lambda c: order.get(c.about.column, len(order)))
     return Experiment(id, index, tuple(cells))
 
@@ -170,14 +193,17 @@ def _cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cell:
     for k, arm in arms.items():
         if arm.needs is not None and (arm.needs not in arms or arms[arm.needs].needs):
             free = [other for other, a in arms.items() if a.needs is None]
-            near = _near(arm.needs, free)
-            raise ConfigError(f"{path}: arm {k!r} needs {arm.needs!r}, which is no arm that stands alone{near}")
+            like = near(arm.needs, free)
+            raise ConfigError(f"{path}: arm {k!r} needs {arm.needs!r}, which is no arm that stands alone{like}")
     wanted = [k for k in index.arms or arms if k in arms]
     wanted += dict.fromkeys(need for k in wanted if (need := arms[k].needs) and need not in wanted)
     if not wanted:
         raise ConfigError(f"{path}: has none of the arms that {index.title!r} looks at")
     name = _name(root / owner, path)
-    return Cell(f"{owner}/{name}", name, path, tables, about, {k: arms[k] for k in wanted})
+    cell = Cell(f"{owner}/{name}", name, path, tables, about, {k: arms[k] for k in wanted})
+    for k in cell.arms:  # what is wrong with one is said before anything is read off the tables
+        cell.config(k)
+    return cell
 
 
 S = TypeVar("S", bound=BaseModel)
@@ -190,33 +216,6 @@ def _checked(kind: type[S], tables: Any, path: Path, prefix: str = "") -> S:
         first = problem.errors()[0]
         place = [str(p) for p in (*filter(None, (prefix,)), *first["loc"])]
         if first["type"] == "extra_forbidden":
-            near = _near(place[-1], [*Arm.model_fields, *Claim.model_fields, *kind.model_fields])
-            raise ConfigError(f"{path}: unknown key {'.'.join(place)!r}{near}") from None
+            like = near(place[-1], [*Arm.model_fields, *Claim.model_fields, *kind.model_fields])
+            raise ConfigError(f"{path}: unknown key {'.'.join(place)!r}{like}") from None
         raise ConfigError(f"{path}: key {'.'.join(place)!r}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
-
-
-def _check_names(index: Index, path: Path) -> None:
-    """Raise ConfigError where a measure that is named does not exist, or is not one of each client where that is asked."""
-    for name in (*index.measures, *index.figures, *(c.measure for c in index.claims)):
-        try:
-            measures.find(name)
-        except LookupError as problem:
-            raise ConfigError(f"{path}: {problem}{_near(name, list(measures.MEASURES))}") from None
-    for name in index.figures:
-        if not measures.find(name)[0].curve:
-            raise ConfigError(f"{path}: {name!r} has no curve that could be drawn; take it out of 'figures'")
-    for claim in index.claims:
-        if claim.per == "client" and not measures.find(claim.measure)[0].nodes:
-            raise ConfigError(
-                f'{path}: {claim.measure!r} is no measure of each client; take per = "client" out of its claim'
-            )
-        if claim.per == "client" and claim.whose != "every":
-            raise ConfigError(f"{path}: the claim {claim.text!r} is of every client; take 'of' out, or per = \"client\"")
-        if not (claim.than or claim.less) or (claim.times and (claim.less or not claim.than)):
-            what = "'than' alone" if claim.times else "'than' or 'less'"
-            raise ConfigError(f"{path}: the claim {claim.text!r} has nothing to be held against; give it {what}")
-
-
-def _near(word: str, known: Sequence[str]) -> str:
-    near = get_close_matches(word, known, 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(known)}"

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from fedmutual import data
+from fedmutual.config import Config
 from fedmutual.core import Data
+from fedmutual.data.division import divide
 from fedmutual.engines.base import ROWS
 from fedmutual.errors import ConfigError
 from fedmutual.report.runs import read_run
@@ -16,6 +18,24 @@ from fedmutual.trained import Run
 
 POINTS, DRAWN = 600, 0  # so many are kept, of the seed whose cloud is drawn
 FINE = 3  # digits of a coordinate
+
+
+def check(config: Config, node: str, source: str) -> None:
+    """Check, before a run is trained, that a node of it can be looked at closely afterwards.
+
+    Raises:
+        UserError: it keeps too little, there is no such node, or the data cannot be read.
+    """
+    needs = {
+        "records.keep_best = true": config.records.keep_best,
+        "partition.kind = 'domains'": config.partition.kind in data.OF_DOMAINS,
+        "split.validation": config.split.validation is not None or config.split.preset == "v1",  # else they are test data
+    }
+    if lacking := [key for key, there in needs.items() if not there]:
+        raise ConfigError(f"{source}: [cell] has a node, which needs {lacking[0]}; set it, or take 'node' out")
+    known = divide(config, data.prepare(config)[""].table).clients
+    if node not in known:
+        raise ConfigError(f"{source}: there is no client {node!r} to look at closely; there are {', '.join(known)}")
 
 
 def close_up(folder: Path, client: str) -> CloseUp:

@@ -94,15 +94,21 @@ def looks(
 
     seeds: those shown at the wanted scale; all that there are, where they are not named.
     """
-    return [_look(cell, store, wanted.of(cell) if wanted is not None else None, seeds) for cell in experiment.cells]
+    return [_look(cell, store, _of(wanted, cell) if wanted is not None else None, seeds) for cell in experiment.cells]
+
+
+def _of(way: Scale, cell: Cell) -> Scale | None:
+    """For one cell; None where it cannot have a key of that, which another can."""
+    with suppress(ConfigError):
+        return way.of(cell)
+    return None
 
 
 def _look(cell: Cell, store: Store, wanted: Scale | None, seeds: Iterable[int] | None) -> Look:
     scales, found = [] if wanted is None else [wanted], []
     for way in store.ways(cell.id):
-        with suppress(ConfigError):  # a key of another cell's, that this one cannot have
-            if (scale := way.of(cell)) not in scales:
-                scales.append(scale)
+        if (scale := _of(way, cell)) is not None and scale not in scales:
+            scales.append(scale)
     for scale in scales:
         known = _known(cell, store, scale)
         chosen = known & set(seeds) if scale == wanted and seeds is not None else known

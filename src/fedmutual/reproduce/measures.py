@@ -5,6 +5,7 @@ chose it, it is the number that papers print.
 """
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
@@ -40,6 +41,7 @@ class Measure:
     curve: str = ""  # what is drawn of it
     nodes: Callable[[Result, End], Mapping[str, float]] | None = None  # client -> its number, of a mean over clients
     only_best: bool = False  # it is read off the best round's models
+    counted: bool = False  # its name goes on with a number: "noise:0.2"
 
     @property
     def counts(self) -> End:
@@ -52,11 +54,23 @@ def find(name: str) -> tuple[Measure, str]:
 
     Raises:
         LookupError: there is none.
+        ValueError: it lacks its number, or takes none.
     """
-    kind, _, argument = name.partition(":")
+    kind, colon, argument = name.partition(":")
     if kind not in MEASURES:
         raise LookupError(f"there is no measure {name!r}")
+    if colon and not MEASURES[kind].counted:
+        raise ValueError(f"the measure {kind!r} takes no number; take {colon + argument!r} out")
+    if MEASURES[kind].counted and not _is_number(argument):
+        raise ValueError(f"the measure {name!r} needs a number: '{kind}:0.9'")
     return MEASURES[kind], argument
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return 0 <= float(text) < math.inf
+    except ValueError:
+        return False
 
 
 def title(name: str) -> str:
@@ -170,8 +184,8 @@ MEASURES: dict[str, Measure] = {
     ),
     "swing_global": Measure("oscillation of the global model, points", "points", _swing("global_test")),
     "swing_own": Measure("oscillation of the clients' model, points", "points", _swing("own")),
-    "rounds_to": Measure("rounds to {percent} % of the paper's FedAvg", "rounds", _rounds_to),
-    "noise": Measure("loss under weight noise {}", "loss", _noise),
+    "rounds_to": Measure("rounds to {percent} % of the paper's FedAvg", "rounds", _rounds_to, counted=True),
+    "noise": Measure("loss under weight noise {}", "loss", _noise, counted=True),
     "gain_small": Measure("gain of the clients with fewest examples, points", "points", _gain(False)),
     "gain_large": Measure("gain of the clients with most examples, points", "points", _gain(True)),
     "acc": _transferred("acc", "ACC, all nodes' test data, %"),

@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from fedmutual.config import Config, all_keys, parse_config, settings_of
+from fedmutual.config import Config, all_keys, settings_of
 from fedmutual.config.methods import foreign
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce.cells import Cell
@@ -120,15 +119,10 @@ def _with_needs(cell: Cell, arm: str, seed: int, scale: Scale, here: Here, made:
 
 
 def _config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here) -> Config:
-    source = f"{cell.path}, arm {arm!r}"
-    overrides, algorithm = dict(cell.arms[arm].set), _algorithm(cell, arm)
+    algorithm = _algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": cell.within(arm, scale.rounds)}
-    overrides |= {k: v for k, v in (*scale.changed, *here.items()) if _has(algorithm, k)}  # as `compare --set`: who has it
-    overrides |= {"seed": seed, **limit}
-    tables = {"name": cell.id.replace("/", "-"), **cell.tables}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that FedAvg has no alpha is as it should be
-        return parse_config(tables, source, overrides)
+    changed = {k: v for k, v in (*scale.changed, *here.items()) if _has(algorithm, k)}  # as `compare --set`: who has it
+    return cell.config(arm, changed | {"seed": seed, **limit})
 
 
 def _algorithm(cell: Cell, arm: str) -> str:

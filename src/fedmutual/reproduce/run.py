@@ -17,8 +17,8 @@ from fedmutual.records.events import Observer
 from fedmutual.records.folder import SUMMARY
 from fedmutual.records.text import duration
 from fedmutual.report.text import count
+from fedmutual.reproduce import closeup
 from fedmutual.reproduce.cells import Cell
-from fedmutual.reproduce.closeup import close_up
 from fedmutual.reproduce.collect import collect, failure
 from fedmutual.reproduce.looks import lacks
 from fedmutual.reproduce.noise import under_noise
@@ -60,6 +60,8 @@ def reproduce(
     planned = [of_cell for of_cell in planned if not _without_data(of_cell, store, say)]
     told, pace = Told(), Pace([j for jobs_ in planned for j in jobs_ if _unknown(store, j)])
     asked = {j.fingerprint for jobs_ in planned for j in jobs_}
+    for cell, job in {job.cell.id: (job.cell, job) for job in pace.left if job.cell.about.node}.values():
+        closeup.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
     told.known = len(asked) - len(pace.left)
     say(f"{count(len(pace.left), 'run')} to train, {told.known} known")
     for of_cell in planned:
@@ -137,7 +139,7 @@ def _train(
         else:
             about = job.cell.about
             noise = under_noise(place, about.noise) if about.noise and _shares(place) else {}
-            result = collect(job, place, len(batch), noise, close_up(place, about.node) if about.node else None)
+            result = collect(job, place, len(batch), noise, closeup.close_up(place, about.node) if about.node else None)
         if _unknown(store, job):
             store.add(job, result)
     told.trained += len(batch)

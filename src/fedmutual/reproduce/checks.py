@@ -1,0 +1,64 @@
+"""What an index.toml may name: measures that there are, arms and cells of the experiment."""
+
+from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from pathlib import Path
+
+from fedmutual.errors import ConfigError
+from fedmutual.reproduce import measures
+from fedmutual.reproduce.schema import Index
+
+
+def check_measures(index: Index, path: Path) -> None:
+    """Raise ConfigError where a measure that is named does not exist, or is not one of each client where that is asked."""
+    for name in (*index.measures, *index.figures, *(c.measure for c in index.claims)):
+        try:
+            measures.find(name)
+        except LookupError as problem:
+            raise ConfigError(f"{path}: {problem}{near(name, list(measures.MEASURES))}") from None
+        except ValueError as problem:
+            raise ConfigError(f"{path}: {problem}") from None
+    for name in index.figures:
+        if not measures.find(name)[0].curve:
+            raise ConfigError(f"{path}: {name!r} has no curve that could be drawn; take it out of 'figures'")
+    for claim in index.claims:
+        if claim.per == "client" and not measures.find(claim.measure)[0].nodes:
+            raise ConfigError(
+                f'{path}: {claim.measure!r} is no measure of each client; take per = "client" out of its claim'
+            )
+        if claim.per == "client" and claim.whose != "every":
+            raise ConfigError(f"{path}: the claim {claim.text!r} is of every client; take 'of' out, or per = \"client\"")
+        if not (claim.than or claim.less) or (claim.times and (claim.less or not claim.than)):
+            what = "'than' alone" if claim.times else "'than' or 'less'"
+            raise ConfigError(f"{path}: the claim {claim.text!r} has nothing to be held against; give it {what}")
+
+
+def check_claims(index: Index, arms: Mapping[str, Collection[str]], path: Path) -> None:
+    """Raise ConfigError where a claim could never be judged, for it names an arm or a cell that there is not.
+
+    arms: of each cell, by its name.
+    """
+    known = list(dict.fromkeys(arm for of_cell in arms.values() for arm in of_cell))
+    for claim in index.claims:
+        (than, elsewhere), said = claim.other, f"{path}: the claim {claim.text!r}"
+        spoken = [name for name in arms if fnmatch(name, claim.cells)]
+        for cell in [claim.cells] * (not spoken) + [c for c in (claim.less, elsewhere) if c and c not in arms]:
+            raise ConfigError(f"{said} matches no cell {cell!r}{near(cell, list(arms))}")
+        for arm in (claim.arm, than):
+            if arm and arm not in known:
+                raise ConfigError(f"{said} has no arm {arm!r}{near(arm, known)}")
+        asked = [
+            (claim.arm, ""),
+            (claim.arm, claim.less),
+            *([(than, elsewhere), (than, elsewhere or claim.less)] if than else []),
+        ]
+        if not any(all(arm in arms[place or here] for arm, place in asked) for here in spoken):
+            together = " and ".join(repr(arm) for arm in (claim.arm, than) if arm)
+            raise ConfigError(f"{said} has {together} in no cell that it speaks of; name others")
+
+
+def near(word: str, known: Sequence[str]) -> str:
+    """ "; did you mean ...?", else what there is."""
+    found = get_close_matches(word, known, 1, 0.5)
+    return f"; did you mean {found[0]!r}?" if found else f"; there are {', '.join(known)}"
