@@ -203,7 +203,7 @@ def test_a_grid_may_grow_on_resume(held):
 
 def test_a_used_folder_is_not_written_into(held):
     sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
-    with pytest.raises(RunError, match="is in use; add --resume"):
+    with pytest.raises(RunError, match="holds a run already; add --resume"):
         sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
     with pytest.raises(RunError, match=r"was started with another 'algorithm.alpha'"):
         sweep(held, {"optimizer.lr": RATES, "rounds": [1], "algorithm.alpha": [0.9]}, out="s", resume=True)

@@ -21,6 +21,7 @@ from fedmutual.losses import Classification
 from fedmutual.newcomer import ARMS, Newcomer, Source
 from fedmutual.records.events import Observer
 from fedmutual.records.files import read_json, write_json
+from fedmutual.records.folder import CONFIG
 
 ADAPT = "adapt.json"
 
@@ -44,12 +45,12 @@ def adapt(
     Raises:
         UserError: in one sentence, what does not fit what, before anything is trained.
     """
-    shared = newcomer.source(Path(run))
+    shared, folder = newcomer.source(Path(run)), Path(out)
     tuned = shared if fedavg is None else _fedavg(Path(fedavg), shared)
+    _check_apart(folder, shared, tuned)
     who = newcomer.read(Path(file), overrides or {}, shared, tuned)
     first, read = who.config("fml", None), who.prepare()
     _note_divisor(read, shared, tuned)
-    folder = Path(out)
     there = _there(sizes, data.load(first, {"": read}), str(file))
     numbers = range(first.seed, first.seed + seeds)
     arms = [(arm, size, seed, who.config(arm, n, seed)) for size, n in there.items() for seed in numbers for arm in ARMS]
@@ -146,12 +147,24 @@ def _note_divisor(read: data.Prepared, *sources: Source) -> None:
             return
 
 
+def _check_apart(folder: Path, *sources: Source) -> None:
+    """Raise RunError where the folder lies in a run that is only read, or is itself a run's."""
+    for source in sources:
+        read = source.run.folder
+        if read.resolve() in (folder.resolve(), *folder.resolve().parents):
+            raise RunError(f"{folder}: lies in {read}, which is only read; choose another folder with --out")
+    if (folder / CONFIG).exists():
+        raise RunError(f"{folder}: holds a run already, and no adaptation; choose another folder with --out")
+
+
 def _check_same(folder: Path, about: Table, resume: bool) -> None:
     """Raise RunError where the folder holds an adaptation that is not to be gone on with, or of another shared model."""
     if not (folder / ADAPT).exists():
         return
     if not resume:
-        raise RunError(f"{folder}: is in use; add --resume to go on with what is in it, or choose another folder with --out")
+        raise RunError(
+            f"{folder}: holds an adaptation already; add --resume to go on with it, or choose another folder with --out"
+        )
     before = read_json(folder / ADAPT)
     for key in ("from", "fine-tuned"):
         if before.get(key) != about[key]:

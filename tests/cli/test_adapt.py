@@ -146,13 +146,33 @@ def test_a_fedavg_run_on_other_inputs_is_refused(run, small, cli, settings, sent
     assert not Path("a").exists()
 
 
+@pytest.mark.parametrize("out", ["r", "r/adapted", "other", "tuned/x"])
+def test_it_never_writes_into_a_run(run, cli, out):
+    shutil.copytree("r", "tuned")
+    config = Path("tuned/config.toml")
+    config.write_text(config.read_text().replace('name = "fml"', 'name = "fedavg"').replace("alpha = 0.4\nbeta = 0.6\n", ""))
+    shutil.copytree("r", "other")
+    before = digest(Path())
+    code, _, err = adapt(cli, *QUICK, "--fedavg", "tuned", out=out)
+    assert (code, "choose another folder with --out" in err) == (2, True), err
+    assert ("lies in" in err) == (out != "other")
+    assert {k: v for k, v in digest(Path()).items() if k != "n.toml"} == {k: v for k, v in before.items() if k != "n.toml"}
+
+
+def test_a_run_that_holds_an_adaptation_is_reported_as_a_run(run, cli):
+    Path("r/adapt.json").write_text("{}")
+    code, out, err = cli("report", "r")
+    assert code == 0, err
+    assert "FML" in out
+
+
 def test_it_is_gone_on_with_and_never_mixed_with_another_shared_model(run, small, cli):
     first = ("--examples", "20", "--seeds", 1)
     assert adapt(cli, *first)[0] == 0
     before = {k: v for k, v in digest(Path("a")).items() if "/0/" in k}
     code, _, err = adapt(cli, *first)
     assert code == 2
-    assert "a: is in use; add --resume" in err
+    assert "a: holds an adaptation already; add --resume" in err
     code, _, err = adapt(cli, "--examples", "20,40", "--seeds", 1, "--resume")
     assert code == 0, err
     assert before == {k: v for k, v in digest(Path("a")).items() if "/20/0/" in k}

@@ -111,7 +111,7 @@ def test_a_used_folder_of_a_later_method_is_found_before_the_first_is_trained(sm
     (small.parent / "c/fedavg/0/thesis.txt").write_text("mine")
     for more in ((), ("--resume",)):
         code, _, err = cli("compare", small, "--methods", "fml,fedavg", "--seeds", 1, "--out", "c", *more)
-        assert (code, "c/fedavg/0: is in use; choose another folder" in err) == (2, True), err
+        assert (code, "c/fedavg/0: holds other files already; choose another folder" in err) == (2, True), err
         assert not (small.parent / "c/fml").exists()
 
 
@@ -141,11 +141,11 @@ def test_a_distillation_that_is_off_is_remarked_and_runs(small, cli, which):
 def test_a_used_folder_and_a_file_in_its_place(small, cli):
     cli("run", small, "--set", "rounds=1")
     code, _, err = cli("run", small, "--set", "rounds=1")
-    assert (code, "runs/small: is in use; add --resume" in err) == (2, True)
+    assert (code, "runs/small: holds a run already; add --resume to go on with it" in err) == (2, True)
     (small.parent / "other").mkdir()
     (small.parent / "other/thesis.txt").write_text("mine")
     code, _, err = cli("run", small, "--out", "other")
-    assert (code, "other: is in use; choose another folder with --out" in err) == (2, True)
+    assert (code, "other: holds other files already; choose another folder with --out" in err) == (2, True)
     code, _, err = cli("run", small, "--out", "small.toml")
     assert (code, "is a file" in err) == (2, True)
     code, _, err = cli("run", small, "--out", "small.toml/inside")
@@ -236,8 +236,10 @@ def test_other_data_than_the_run_was_started_with(small, cli):
     assert (code, "are not those that this run was started with" in err) == (2, True)
 
 
-@pytest.mark.parametrize(("signal", "expected"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatch, signal, expected):
+@pytest.mark.parametrize(
+    ("signal", "expected", "how"), [("SIGINT", 130, "stopped by hand"), ("SIGTERM", 143, "told to stop")]
+)
+def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatch, signal, expected, how):
     from fedmutual.engines import loop
 
     real, calls = loop.participate, []
@@ -257,7 +259,7 @@ def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
         signals.signal(signals.SIGINT, ours)
     assert signals.getsignal(signals.SIGTERM) == before
     assert code == expected
-    assert err.splitlines()[-1].startswith("error: stopped by hand; what was saved is kept, go on with: ")
+    assert err.splitlines()[-1].startswith(f"error: {how}; what was saved is kept, go on with: ")
     said = shlex.split(err.split("go on with: ")[1])
     assert said == ["fedmutual", "run", str(small), "--out", "runs/small", "--resume"]
     assert json.loads((small.parent / "runs/small/checkpoint.json").read_text())["round"] == 1

@@ -283,8 +283,10 @@ def test_version_and_lists(cli):
     code, _, err = cli("list", "things")
     assert (code, err.strip()) == (
         2,
-        "error: there is nothing to list called 'things'; there are algorithms, models, data, experiments, keys",
+        "error: there is nothing to list called 'things'; name algorithms, models, data, experiments or keys",
     )
+    code, _, err = cli("list")
+    assert (code, err.strip()) == (2, "error: say what to list: algorithms, models, data, experiments or keys")
 
 
 def test_the_page_of_keys_is_what_the_command_prints(cli):

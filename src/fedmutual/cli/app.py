@@ -153,7 +153,8 @@ def report(
     from fedmutual.report import find_runs, headline, read_runs, verdict, write_report
 
     named = list({path.resolve(): path for path in runs}.values())
-    if len(named) == 1 and (named[0] / "adapt.json").is_file():
+    adapted = [path for path in named if (path / "adapt.json").is_file() and not (path / "config.toml").is_file()]
+    if adapted and len(named) == 1:
         conclude.adaptation(named[0], output)
         return
     found = read_runs(folder for path in named for folder in find_runs(path))
@@ -275,7 +276,9 @@ app.command(rich_help_panel=SITES)(sites.ledger)
 
 @app.command("list")
 def list_(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="algorithms, models, data, experiments or keys")],
+    what: Annotated[
+        str | None, typer.Argument(metavar="WHAT", help="algorithms, models, data, experiments or keys", show_default=False)
+    ] = None,
 ) -> None:
     """List what can be named: algorithms, models, data, experiments; or every key, its type, default and meaning."""
     from fedmutual import data, models
@@ -290,8 +293,11 @@ def list_(
         reproduce(list_them=True)
         return
     lists: dict[str, dict[str, str]] = {"algorithms": reference.algorithms(), "models": models.NAMES, "data": data.NAMES}
+    words = f"{', '.join(lists)}, experiments or keys"
+    if what is None:
+        raise ConfigError(f"say what to list: {words}")
     if what not in lists:
-        raise ConfigError(f"there is nothing to list called {what!r}; there are {', '.join(lists)}, experiments, keys")
+        raise ConfigError(f"there is nothing to list called {what!r}; name {words}")
     for name, about in lists[what].items():
         out.print(f"[bold]{name:14}[/bold] ", end="")
         say(about)

@@ -64,8 +64,8 @@ def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = No
         with terminable(), Watch(err, line) if line else Watch(err, end=worst_line) as watch:
             yield watch
     except KeyboardInterrupt as told:
-        code = Code.TERMINATED if isinstance(told, Terminated) else Code.STOPPED
-        stop(f"stopped by hand; what was saved is kept, go on with: {command}", code)
+        how, code = ("told to stop", Code.TERMINATED) if isinstance(told, Terminated) else ("stopped by hand", Code.STOPPED)
+        stop(f"{how}; what was saved is kept, go on with: {command}", code)
     except Diverged as problem:
         stop(f"{problem}; the last saved round is kept. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
     except Disagreed as problem:

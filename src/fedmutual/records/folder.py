@@ -51,7 +51,7 @@ def check_free(folder: Path) -> None:
     """Check that a new run can be made here. What a kill left of an attempt to make one does not count.
 
     Raises:
-        RunError: the folder is in use, or cannot be looked into.
+        RunError: the folder holds something already, or cannot be looked into.
     """
     try:
         if folder.exists() and not folder.is_dir():
@@ -62,8 +62,8 @@ def check_free(folder: Path) -> None:
     except (OSError, ValueError) as problem:
         raise RunError(f"{folder}: cannot be looked into ({problem}); choose another folder with --out") from None
     if used:
-        mend = "add --resume to go on with the run in it, or choose" if started else "choose"
-        raise RunError(f"{folder}: is in use; {mend} another folder with --out")
+        held = "a run already; add --resume to go on with it, or" if started else "other files already;"
+        raise RunError(f"{folder}: holds {held} choose another folder with --out")
 
 
 def reopen(folder: Path, config: Config) -> None:
