@@ -72,16 +72,21 @@ def alone(folder, value, seeds=SEEDS):
 
 
 def test_harm_by_hand(tmp_path):
-    """0.1 and 0.2 below local-only in seeds 0 and 1: mean -15 points, half 12.7062 * 0.0707107 / sqrt 2 = 63.53 points."""
-    beside = alone(tmp_path, 0.8)
-    worse = made(tmp_path, "worse", lambda seed, round, client: 0.7 - 0.1 * seed, alone=beside)
+    """0.1, 0.2 and 0.3 below local-only in seeds 0 to 2: mean -20 points, half 4.302653 * 10 / sqrt 3 = 24.84 points."""
+    three = (0, 1, 2)
+    beside = alone(tmp_path, 0.8, three)
+    worse = made(tmp_path, "worse", lambda seed, round, client: 0.7 - 0.1 * seed, alone=beside, seeds=three)
     assert isinstance(worse.gain, Gains)
     assert harm(worse) == (
-        "worse: personal models are 15.00 points worse than local-only (95 % interval over 2 seeds "
-        "\N{MINUS SIGN}78.53 to 48.53, which holds 0)"
+        "worse: personal models are 20.00 points worse than local-only (95 % interval over 3 seeds "
+        "\N{MINUS SIGN}44.84 to 4.84, which holds 0)"
     )
-    far = made(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside)
+    far = made(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside, seeds=three)
     assert harm(far).endswith("which excludes 0)")
+    equal = made(tmp_path, "equal", flat(0.3), alone=beside, seeds=three)
+    assert harm(equal).endswith("50.00 points worse than local-only (the same over 3 seeds)")
+    two = made(tmp_path, "two", flat(0.3), alone=beside)
+    assert harm(two).endswith("50.00 points worse than local-only (two seeds cannot exclude chance)")
     near = made(tmp_path, "near", flat(0.79999), alone=beside)
     assert harm(near).startswith("near: personal models are less than 0.01 points worse than local-only (")
     better = made(tmp_path, "better", flat(0.9), alone=beside)

@@ -47,6 +47,20 @@ def test_one_value_has_no_interval_and_no_sign():
     assert (found.half, found.sign, found.low, found.high) == (None, 0, 0.5, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("values", "grain", "sign"),
+    [
+        ([-0.002, -0.002], 0.0, 0),  # two that tie
+        ([0.500, 0.501], 0.0, 0),  # 0.5005 +- 0.0064, and still two
+        ([-0.002, -0.002, -0.002], 0.002, 0),  # all by one example
+        ([-0.004, -0.004, -0.004], 0.002, -1),
+        ([0.0, 0.0, 0.0], 0.0, 0),
+    ],
+)
+def test_few_values_that_agree_are_certain_only_beyond_an_example(values, grain, sign):
+    assert estimate(values, "seeds", grain).sign == sign
+
+
 def test_equal_values_have_an_interval_of_no_width():
     assert estimate([0.5, 0.5], "seeds").half == 0
 
@@ -62,6 +76,9 @@ def test_gains_of_two_seeds_are_averaged_within_a_seed_first(tmp_path):
     assert found.estimate.half == pytest.approx(0.63531, abs=1e-5)
     assert (len(found.gained), len(found.harmed), found.equal) == (4, 1, 1)
     assert (found.harmed[0].seed, found.harmed[0].client) == (1, "2")
+    # an example of 50 moves a client by 0.02, and the mean of three clients by a third of it
+    assert found.estimate.grain == pytest.approx(0.02 / 3)
+    assert found.by_client["0"].grain == 0.02
 
 
 def test_gains_of_one_seed_are_averaged_over_its_clients(tmp_path):

@@ -9,9 +9,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmutual.config.grid import written
+from fedmutual.report.cells import spread
 from fedmutual.report.choice import Tried
 from fedmutual.report.comparison import MODELS
-from fedmutual.report.statistics import Estimate, Gains
+from fedmutual.report.statistics import Gains
 from fedmutual.report.text import percent, points
 from fedmutual.sweeps import RESULT, Sweep
 
@@ -48,16 +49,12 @@ def _cells(tried: Tried) -> Iterator[str]:
         yield f"diverged{seeds}"
         return
     decimals = 2 if tried.examples >= 5000 else 1  # where an example weighs 0.02 % or less
-    yield percent(tried.last.mean, decimals) + _half(tried.last, decimals)
+    yield f"{percent(tried.last.mean, decimals)} {spread(tried.last, decimals)}".rstrip()
     rounds = sorted(set(tried.best_rounds))
     which = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    yield f"{percent(tried.best.mean, decimals)}{_half(tried.best, decimals)} ({which})"
+    yield f"{f'{percent(tried.best.mean, decimals)} {spread(tried.best, decimals)}'.rstrip()} ({which})"
     if isinstance(tried.gain, Gains):
-        yield points(tried.gain.estimate.mean, decimals) + _half(tried.gain.estimate, decimals)
-
-
-def _half(e: Estimate, decimals: int) -> str:
-    return "" if e.half is None else f" ± {percent(e.half, decimals)}"
+        yield f"{points(tried.gain.estimate.mean, decimals)} {spread(tried.gain.estimate, decimals)}".rstrip()
 
 
 def _about(found: Sweep) -> str:

@@ -10,15 +10,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmutual.errors import RunError
+from fedmutual.report.cells import spread
 from fedmutual.report.comparison import ALONE, NAMES, Comparison, Method
 from fedmutual.report.html import write_page
 from fedmutual.report.lines import Record
 from fedmutual.report.measures import SEEDS
 from fedmutual.report.runs import checked, read_json, read_run
-from fedmutual.report.statistics import Estimate, Missing, estimate, pair_clients
+from fedmutual.report.statistics import ENOUGH, Estimate, Missing, estimate, pair_clients
 from fedmutual.report.text import count, percent
 from fedmutual.report.verdicts import judge
-from fedmutual.report.wording import Verdict, away
+from fedmutual.report.wording import Verdict, away, chance
 
 _ARMS = ("fml", "fine-tune", "scratch")  # as they are shown; the first is held against the others
 
@@ -123,7 +124,7 @@ def _table(found: Adaptation) -> Table:
 
 
 def _cell(e: Estimate) -> str:
-    return percent(e.mean) + ("" if e.half is None else f" ± {percent(e.half)}")
+    return f"{percent(e.mean)} {spread(e)}".rstrip()
 
 
 def _comparisons(out: Path, found: Adaptation) -> list[Comparison]:
@@ -166,12 +167,16 @@ def _lead(comparison: Comparison, found: Adaptation) -> Verdict:
         )
     if found.as_it_is is not None:
         ours = found.accuracy["fml"][size]
-        gain = estimate([ours[seed] - score for seed, score in found.as_it_is[size].items()], SEEDS)
+        ahead = [ours[seed] - score for seed, score in found.as_it_is[size].items()]
+        gain = estimate(ahead, SEEDS, 1 / found.examples[size].validation)
         parts.append(_against("the shared model as it came", gain, comparison))
     many = comparison.name.removeprefix(f"{found.name}, ")
     return Verdict(f"Adapting by mutual learning with {many}: {'; '.join(parts)}.", judge(comparison).sentences)
 
 
 def _against(name: str, gain: Estimate, comparison: Comparison) -> str:
-    pays = {1: "pays", -1: "does not pay", 0: "is not certain to pay"}[gain.sign]
-    return f"against {name} it {pays}: {away(gain, comparison.decimals, ('ahead', 'behind', 'level'))}"
+    far = away(gain, comparison.decimals, ("ahead", "behind", "level"))
+    if gain.sign:
+        return f"against {name} it {'pays' if gain.sign > 0 else 'does not pay'}: {far}"
+    doubt = chance(gain) if gain.mean or gain.n < ENOUGH else ""
+    return f"against {name} it is {far}{doubt}"

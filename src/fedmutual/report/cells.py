@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from fedmutual.report.statistics import Estimate, Missing, Value
+from fedmutual.report.statistics import ENOUGH, Estimate, Missing, Value
 from fedmutual.report.text import percent, points
 
 
@@ -94,13 +94,13 @@ def share(value: Value, decimals: int, sub: str = "", note: str = "") -> Cell:
     """A fraction as percent, with its interval."""
     if isinstance(value, Missing):
         return missing(value.why)
-    return Cell(percent(value.mean, decimals), _spread(value, decimals), sub, note)
+    return Cell(percent(value.mean, decimals), spread(value, decimals), sub, note)
 
 
 def gain(value: Estimate, decimals: int) -> Cell:
     """A difference in points, with its interval and what that is over."""
     tone = {1: "gain", -1: "harm"}.get(value.sign, "")
-    return Cell(points(value.mean, decimals), _spread(value, decimals), f"over {over(value)}", tone=tone)
+    return Cell(points(value.mean, decimals), spread(value, decimals), f"over {over(value)}", tone=tone)
 
 
 def missing(why: str) -> Cell:
@@ -118,5 +118,8 @@ def numbers(value: Value) -> tuple[float | None, float | None, int]:
     return (None, None, 0) if isinstance(value, Missing) else (value.mean, value.half, value.n)
 
 
-def _spread(value: Estimate, decimals: int) -> str:
-    return "" if value.half is None else f"± {percent(value.half, decimals)}"
+def spread(value: Estimate, decimals: int = 1) -> str:
+    """ "± 1.2": half the width of an accuracy's interval, 100 points at most; "" where it has none worth telling."""
+    if value.half is None or (value.tied and value.n < ENOUGH):  # that two agree says nothing of the next
+        return ""
+    return f"± {percent(min(value.half, 1.0), decimals)}"

@@ -9,8 +9,9 @@ from typing import Any
 
 from fedmutual.report.lines import Evaluation
 from fedmutual.report.runs import Run, read_run
-from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
+from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing, estimate, pair_clients
 from fedmutual.report.text import count, fixed, listed
+from fedmutual.report.wording import too_few
 
 HOLDOUT = "holdout"
 _MODELS: Mapping[str | None, tuple[str, ...]] = {
@@ -105,15 +106,21 @@ def harm(tried: Tried) -> str | None:
     if tried.gain is None or tried.gain.estimate.mean > -SAME:
         return None
     e = tried.gain.estimate
-    over = count(e.n, e.unit.removesuffix("s"))
-    sure = (
-        f"there is one {e.unit.removesuffix('s')}, so no interval"
-        if e.half is None
-        else f"95 % interval over {over} {_signed(e.low)} to {_signed(e.high)}, "
-        + ("which excludes 0" if e.sign else "which holds 0")
-    )
     much = fixed(-100 * e.mean, 2) if -100 * e.mean >= 0.005 else "less than 0.01"
-    return f"{tried.label}: personal models are {much} points worse than local-only ({sure})"
+    return f"{tried.label}: personal models are {much} points worse than local-only ({_sure(e)})"
+
+
+def _sure(e: Estimate) -> str:
+    """How certain a harm is."""
+    if e.half is None:
+        return f"there is one {e.unit.removesuffix('s')}, so no interval"
+    if e.n < ENOUGH:
+        return too_few(e)
+    over = count(e.n, e.unit.removesuffix("s"))
+    if e.tied:
+        return f"the same over {over}{'' if e.sign else ', but no more than one example'}"
+    holds = "which excludes 0" if e.sign else "which holds 0"
+    return f"95 % interval over {over} {_signed(e.low)} to {_signed(e.high)}, {holds}"
 
 
 def edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, float]]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share
+from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share, spread
 from fedmutual.report.comparison import OWN_DOMAIN, Comparison, Method
 from fedmutual.report.lines import Clients
 from fedmutual.report.measures import over_seeds
@@ -160,8 +160,7 @@ def _both(last: Value, best: Value, decimals: int) -> Cell:
         return missing(last.why)
     below = ""
     if not isinstance(best, Missing):
-        half = "" if best.half is None else f" ± {percent(best.half, decimals)}"
-        below = f"best {percent(best.mean, decimals)}{half}"
+        below = f"best {percent(best.mean, decimals)} {spread(best, decimals)}".rstrip()
     return share(last, decimals, below)
 
 

@@ -10,6 +10,7 @@ from fedmutual.report.runs import Run
 
 LEVEL = 0.95
 SAME = 1e-12  # two accuracies nearer than this are equal: sums of floats, not examples, told them apart
+ENOUGH = 3  # units without which nothing is certain: accuracies move in whole examples, so two may agree by chance
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Estimate:
     half: float | None
     n: int
     unit: str
+    grain: float = 0.0  # by how much one example moves the value of a unit
 
     @property
     def low(self) -> float:
@@ -33,10 +35,18 @@ class Estimate:
 
     @property
     def sign(self) -> int:
-        """+1 or -1 where the whole interval lies above or below 0, else 0; 0 as well where there is no interval."""
-        if self.half is None:
+        """+1 or -1 where the whole interval lies above or below 0, else 0.
+
+        0 as well from fewer than three units, and where all units agree on no more than one example.
+        """
+        if self.half is None or self.n < ENOUGH or (self.tied and abs(self.mean) <= self.grain + SAME):
             return 0
         return (self.low > SAME) - (self.high < -SAME)
+
+    @property
+    def tied(self) -> bool:
+        """Whether all units, two or more, have the same value: their interval has no width."""
+        return self.half is not None and self.half <= SAME
 
 
 @dataclass(frozen=True)
@@ -49,11 +59,11 @@ class Missing:
 Value = Estimate | Missing
 
 
-def estimate(values: Sequence[float], unit: str) -> Estimate:
+def estimate(values: Sequence[float], unit: str, grain: float = 0.0) -> Estimate:
     """Mean and 95 % interval (Student's t with n - 1 degrees of freedom: mean +- t s / sqrt(n)) of at least one value."""
     n = len(values)
     half = float(t.ppf((1 + LEVEL) / 2, n - 1)) * stdev(values) / n**0.5 if n > 1 else None
-    return Estimate(fmean(values), half, n, unit)
+    return Estimate(fmean(values), half, n, unit, grain)
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class Pair:
     round: int  # of ours
     ours: float
     other: float
+    examples: int | None = None  # how many rows these are
 
     @property
     def gain(self) -> float:
@@ -98,7 +109,8 @@ class Gains:
     def by_client(self) -> dict[str, Estimate]:
         """Client -> its mean gain over the seeds, where there are two or more with an interval."""
         clients = dict.fromkeys(p.client for p in self.pairs)
-        return {i: estimate([p.gain for p in self.pairs if p.client == i], "seeds") for i in clients}
+        of = {i: [p for p in self.pairs if p.client == i] for i in clients}
+        return {i: estimate([p.gain for p in pairs], "seeds", _grain(pairs)) for i, pairs in of.items()}
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -108,10 +120,16 @@ class Gains:
     @property
     def estimate(self) -> Estimate:
         """The mean gain: over the seeds' mean gains where there are two seeds or more, else over the run's clients."""
-        by_seed = [[p.gain for p in self.pairs if p.seed == seed] for seed in self.seeds]
+        by_seed = [[p for p in self.pairs if p.seed == seed] for seed in self.seeds]
         if len(by_seed) > 1:
-            return estimate([fmean(gains) for gains in by_seed], "seeds")
-        return estimate(by_seed[0], "clients")
+            grain = max(_grain(pairs) / len(pairs) for pairs in by_seed)
+            return estimate([fmean(p.gain for p in pairs) for pairs in by_seed], "seeds", grain)
+        return estimate([p.gain for p in by_seed[0]], "clients", _grain(by_seed[0]))
+
+
+def _grain(pairs: Sequence[Pair]) -> float:
+    """By how much one example moves the gain of a client, at most; 0 where nobody knows how many there were."""
+    return max((1 / p.examples for p in pairs if p.examples), default=0.0)
 
 
 def pair_clients(
@@ -130,7 +148,8 @@ def pair_clients(
     for a, b in matches(ours, others):
         round, their_round = last_common(a, b)
         mine, theirs = a.own(a.at(round), model, data), b.own(b.at(their_round), other, data)
-        pairs += [Pair(a.seed, i, round, mine[i].accuracy, theirs[i].accuracy) for i in mine if i in theirs]
+        both = [(i, mine[i], theirs[i]) for i in mine if i in theirs]
+        pairs += [Pair(a.seed, i, round, x.accuracy, y.accuracy, x.examples) for i, x, y in both]
     if pairs:
         return Gains(tuple(pairs))
     if not matches(ours, others):
@@ -140,13 +159,14 @@ def pair_clients(
 
 def pair_global(ours: Sequence[Run], others: Sequence[Run]) -> Estimate | None:
     """How much better our shared model is on the test set, over seeds; None where the two cannot be paired."""
-    found = []
+    found, grain = [], 0.0
     for a, b in matches(ours, others):
         rounds = zip((a, b), last_common(a, b), strict=True)
         mine, theirs = (e.find("global", "test") if (e := run.at(round)) else None for run, round in rounds)
         if mine and theirs:
             found.append(mine.accuracy - theirs.accuracy)
-    return estimate(found, "seeds") if found else None
+            grain = max(grain, 1 / mine.examples if mine.examples else 0.0)
+    return estimate(found, "seeds", grain) if found else None
 
 
 def matches(ours: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:

@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmutual.report import domains, measures
+from fedmutual.report.cells import spread
 from fedmutual.report.comparison import Comparison, Method, comparisons
 from fedmutual.report.domains import ACC, MEASURES
 from fedmutual.report.runs import Run, read_runs
@@ -90,11 +91,11 @@ def _gain(gains: Gains | Missing) -> str:
     if isinstance(gains, Missing):
         return "n/a"
     e = gains.estimate
-    return points(e.mean) + ("" if e.half is None else f" ± {percent(e.half)}")
+    return f"{points(e.mean)} {spread(e)}".rstrip()
 
 
 def _cell(value: Value) -> str:
     e = measures.shown(value)
     if e is None:
         return "n/a"
-    return percent(e.mean) + ("" if e.half is None else f" ± {percent(e.half)}")
+    return f"{percent(e.mean)} {spread(e)}".rstrip()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedmutual.report.comparison import Comparison
-from fedmutual.report.statistics import Estimate, Gains, Missing
+from fedmutual.report.statistics import ENOUGH, Estimate, Gains, Missing
 from fedmutual.report.text import count, listed, percent
 
 
@@ -48,8 +48,28 @@ def lead(comparison: Comparison, gains: Mapping[str, Gains | Missing], asked: Qu
         return said + (f"; with {listed(open_, 'or')} no difference is certain." if open_ else ".")
     if costs and not open_:
         return f"{start} does not pay: with {listed(costs, 'or')} {asked.worse}."
-    said = f"Whether {asked.act} pays is not certain here: with {listed(open_, 'or')} the mean gain could be zero"
-    return said + (f", and with {listed(costs)} {asked.worse.partition(' ')[0]} do worse than alone." if costs else ".")
+    said = f"Whether {asked.act} pays is not certain here: in the mean {_means(found, open_, asked)}"
+    return said + (f". With {listed(costs, 'or')} {asked.worse}." if costs else ".")
+
+
+def _means(found: Mapping[str, Estimate], open_: Sequence[str], asked: Question) -> str:
+    """ "clients do better with FML, worse with FedAvg, and two seeds cannot exclude chance"."""
+    ways = {"better": 1, "worse": -1, "as well as alone": 0}
+    of = {way: [i for i in open_ if (found[i].mean > 0) - (found[i].mean < 0) == sign] for way, sign in ways.items()}
+    said = ", ".join(f"{way} with {listed(labels)}" for way, labels in of.items() if labels)
+    doubtful = [found[i] for i in open_ if found[i].mean or found[i].n < ENOUGH]
+    return f"{asked.worse.partition(' ')[0]} do {said}{chance(min(doubtful, key=lambda e: e.n)) if doubtful else ''}"
+
+
+def chance(e: Estimate) -> str:
+    """A clause for a difference that is not certain: why it may be none."""
+    return f", and {too_few(e)}" if e.n < ENOUGH else ", which may be chance"
+
+
+def too_few(e: Estimate) -> str:
+    """ "two seeds cannot exclude chance"."""
+    units = f"two {e.unit}" if e.n > 1 else f"one {e.unit.removesuffix('s')}"
+    return f"{units} cannot exclude chance"
 
 
 def score(name: str, e: Estimate, comparison: Comparison) -> str:
@@ -70,11 +90,19 @@ def away(e: Estimate, decimals: int, words: tuple[str, str, str], remark: str = 
     said = f"{amount} points {way}".strip() if amount.strip("0.") else level or f"{amount} points"
     if e.half is None:
         return f"{said}{remark} (one {e.unit.removesuffix('s')}, so no interval)"
-    low, high = sorted((percent(abs(v), decimals) for v in (e.low, e.high)), key=float)
+    if e.tied:
+        return f"{said}{remark} (the same {'in' if e.unit == 'seeds' else 'for'} {_all(e)})"
+    ends = max(e.low, -1.0), min(e.high, 1.0)  # no accuracy is further from another than 100 points
+    low, high = sorted((percent(abs(v), decimals) for v in ends), key=float)
     if e.low < 0 < e.high:
         first, second = (w.partition(" ")[0] for w in (below, above))
-        low, high = f"{percent(-e.low, decimals)} {first}", f"{percent(e.high, decimals)} {second}"
+        low, high = f"{percent(-ends[0], decimals)} {first}", f"{percent(ends[1], decimals)} {second}"
     return f"{said}{remark} (95 % interval {low} to {high}, {e.n} {e.unit})"
+
+
+def _all(e: Estimate) -> str:
+    """ "both seeds", "all 3 clients"."""
+    return f"both {e.unit}" if e.n == 2 else f"all {e.n} {e.unit}"
 
 
 def clients(found: Gains, noun: str = "client") -> str:
@@ -85,9 +113,10 @@ def clients(found: Gains, noun: str = "client") -> str:
 
 def doubts(comparison: Comparison, found: Sequence[Estimate]) -> Iterator[str]:
     """What few seeds leave open, and what would tell more."""
-    if any(e.sign == 0 and e.unit == "seeds" and e.n < 5 for e in found):
-        few = min(e.n for e in found)
-        yield f"An interval over {few} seeds is wide; more seeds may tell: {_more(comparison, 5)}."
+    few = min((e.n for e in found if e.sign == 0 and e.unit == "seeds" and not (e.tied and e.n >= ENOUGH)), default=5)
+    if few < 5:
+        why = "Two seeds cannot exclude chance" if few < ENOUGH else f"An interval over {few} seeds is wide"
+        yield f"{why}; more seeds may tell: {_more(comparison, 5)}."
     if comparison.federated and all(len(m.counted) == 1 for m in comparison.methods if m.counted):
         yield (
             "There is one seed only: intervals over clients tell how clients differ, not what another seed would give; "
