@@ -372,3 +372,13 @@ def test_names_with_brackets_are_no_markup(tmp_path):
     text = printed(headline(folders))
     assert "[bold]a" in text
     assert "b[/red]" in text
+
+
+def test_one_run_has_no_columns_of_gains_and_no_legend_of_what_is_not_there(tmp_path):
+    one = both((0, 0, 0), (0.1, 0.1, 0.1))
+    text = printed(headline([write(tmp_path / "a", one)]))
+    assert "gain" not in text
+    assert "±" not in text
+    assert "Last round. n/a: `fedmutual report` says why." in text
+    assert rows(text, "FML") == [["FML, personal", "n/a", "70.0", "60.0"], ["FML, shared", "70.0", "80.0", "70.0"]]
+    assert "n/a" not in printed(headline([write(tmp_path / "b", Made("fedavg", plus(0, 0, 0), lambda s, r: 0.5))]))

@@ -34,6 +34,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
+NOTHING_TO_GAIN = ("independent", "centralised")  # training alone, and what is no federation
 SITES = "Real sites (pip install 'fedmutual\\[sites]')"
 
 
@@ -55,6 +56,8 @@ def run(
     from fedmutual.report import headline
 
     out.print(headline([folder]))
+    if config.algorithm["name"] not in NOTHING_TO_GAIN:
+        say(f"`{shlex.join(('fedmutual', 'compare', str(file)))}` tells the gain over training alone", soft_wrap=True)
     say(f"{done.folder}: `{shlex.join(('fedmutual', 'report', str(done.folder), '-o', 'report.html'))}` makes a page of it")
 
 

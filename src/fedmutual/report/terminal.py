@@ -1,6 +1,6 @@
 """The headline as tables for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -16,40 +16,39 @@ from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Gains, Missing, Value
 from fedmutual.report.text import percent, points
 
-_CLIENTS = ("shared model\ntest set, %", "own data, %\nclients' mean", "own data, %\nworst client", "gain over\nlocal-only")
-_NODES = ("ACC, %\nall domains", "BWT, %\nown domain", "FWT, %\nthe others", "worst node\nACC, %", "gain in ACC\nover alone")
+_CLIENTS = ("shared model\ntest set, %", "own data, %\nclients' mean", "own data, %\nworst client")
+_CLIENTS_GAIN = ("gain over\nlocal-only", "gain/\nharmed")
+_NODES = ("ACC, %\nall domains", "BWT, %\nown domain", "FWT, %\nthe others", "worst node\nACC, %")
+_NODES_GAIN = ("gain in ACC\nover alone",)
+Lines = Sequence[tuple[str, ...]]
+_NONE = "n/a"
 
 
 def headline(runs: Sequence[Path | Run]) -> Group:
     """Every method of these run folders in a line, or each of its models; percent after the last round, with 95 % intervals.
 
-    Comparisons of nodes that are domains have a table of their own.
+    Gains have columns where there is one. Comparisons of nodes that are domains have a table of their own.
 
     Raises:
         RunError: a folder is no run's, or damaged.
     """
     found = comparisons(read_runs(runs))
-    clients, nodes = [c for c in found if not c.domains], [c for c in found if c.domains]
     tables = []
-    if clients:
-        table = _table(_CLIENTS, "Last round; mean ± 95 % interval; gains in points. n/a: see the report.")
-        table.add_column("gain/\nharmed", justify="right", no_wrap=True)
-        for comparison in clients:
-            _name(table, comparison, len(found))
-            _add_clients(table, comparison)
-        tables.append(table)
-    if nodes:
-        table = _table(_NODES, "Last round; means over nodes ± 95 % interval; gains in points. n/a: see the report.")
-        for comparison in nodes:
-            _name(table, comparison, len(found))
-            _add_nodes(table, comparison)
-        tables.append(table)
+    for domains_, lines, columns, gains in ((False, _clients, _CLIENTS, _CLIENTS_GAIN), (True, _nodes, _NODES, _NODES_GAIN)):
+        told = {c: lines(c) for c in found if c.domains == domains_}
+        if told:
+            tables.append(_table(told, columns, gains, named=len(found) > 1))
     return Group(*tables)
 
 
-def _table(columns: Sequence[str], caption: str) -> Table:
+def _table(told: Mapping[Comparison, Lines], columns: Sequence[str], gains: Sequence[str], named: bool) -> Table:
+    """A table of comparisons' lines; without the columns of gains where no line has one."""
+    all_lines = [line for lines in told.values() for line in lines]
+    heads = len(columns) + 1
+    gaining = any(cell != _NONE for line in all_lines for cell in line[heads:])
+    shown = [cell for line in all_lines for cell in line[1 : None if gaining else heads]]
     table = Table(
-        caption=caption,
+        caption=_legend(told, shown, gaining),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # two blanks between columns, not three: the widest intervals fit 80 characters
@@ -57,30 +56,46 @@ def _table(columns: Sequence[str], caption: str) -> Table:
         show_edge=False,
     )
     table.add_column("method", min_width=10, overflow="fold")
-    for name in columns:
+    for name in (*columns, *(gains if gaining else ())):
         table.add_column(name, justify="right", no_wrap=True)
+    for comparison, lines in told.items():
+        if named:
+            table.add_section()
+            table.add_row(f"[bold]{escape(comparison.name)}[/bold]")
+        for line in lines:
+            table.add_row(escape(line[0]), *line[1 : None if gaining else heads])
     return table
 
 
-def _name(table: Table, comparison: Comparison, several: int) -> None:
-    if several > 1:
-        table.add_section()
-        table.add_row(f"[bold]{escape(comparison.name)}[/bold]")
+def _legend(told: Iterable[Comparison], shown: Sequence[str], gaining: bool) -> str:
+    """What the numbers are: only of those that are there."""
+    said = ["Last round"]
+    said += ["mean ± 95 % interval"] if any("±" in cell for cell in shown) else []
+    said += ["gains in points"] if gaining else []
+    single = sum(len(c.runs) for c in told) == 1
+    why = "`fedmutual report` says why" if single else "see the report"
+    return "; ".join(said) + "." + (f" n/a: {why}." if _NONE in shown else "")
 
 
-def _add_clients(table: Table, comparison: Comparison) -> None:
+def _clients(comparison: Comparison) -> Lines:
+    """Label, shared model, clients' mean, worst client, gain, gained/harmed: a line for each model of each method."""
+    lines = []
     for u in comparison.uses:
         gains = measures.gains(comparison, u)
         cells = [_cell(v) for v in (measures.global_last(u), measures.own_last(u), measures.own_last(u, min))]
-        harmed = f"{len(gains.gained)}/{len(gains.harmed)}" if isinstance(gains, Gains) else "n/a"
-        table.add_row(escape(u.label) + _unfinished(u.method), *cells, _gain(gains), harmed)
+        harmed = f"{len(gains.gained)}/{len(gains.harmed)}" if isinstance(gains, Gains) else _NONE
+        lines.append((u.label + _unfinished(u.method), *cells, _gain(gains), harmed))
+    return lines
 
 
-def _add_nodes(table: Table, comparison: Comparison) -> None:
+def _nodes(comparison: Comparison) -> Lines:
+    """Label, ACC, BWT, FWT, worst node's ACC, gain: a line a method."""
+    lines = []
     for m in comparison.methods:
         cells = [_cell(domains.last(m, measure)) for measure in MEASURES]
         gains = measures.gains(comparison, m.uses[0], ACC.data)
-        table.add_row(escape(m.label) + _unfinished(m), *cells, _cell(domains.last(m, ACC, min)), _gain(gains))
+        lines.append((m.label + _unfinished(m), *cells, _cell(domains.last(m, ACC, min)), _gain(gains)))
+    return lines
 
 
 def _unfinished(method: Method) -> str:
@@ -89,7 +104,7 @@ def _unfinished(method: Method) -> str:
 
 def _gain(gains: Gains | Missing) -> str:
     if isinstance(gains, Missing):
-        return "n/a"
+        return _NONE
     e = gains.estimate
     return f"{points(e.mean)} {spread(e)}".rstrip()
 
@@ -97,5 +112,5 @@ def _gain(gains: Gains | Missing) -> str:
 def _cell(value: Value) -> str:
     e = measures.shown(value)
     if e is None:
-        return "n/a"
+        return _NONE
     return f"{percent(e.mean)} {spread(e)}".rstrip()
