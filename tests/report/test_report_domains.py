@@ -112,6 +112,17 @@ def test_what_chose_the_best_rounds_is_said(tmp_path, pooled, said):
     assert domains.choice(found) == f"Best is after each node's own best round, chosen by its accuracy on {said}"
 
 
+def test_a_best_that_test_rows_chose_is_marked(tmp_path):
+    """Without split.validation a node's validation rows are its test rows."""
+    seen = comparison([write(tmp_path / "x", replace(FEDH2L, pooled=False, validation_of="test"))])
+    assert domains.choice(seen).endswith("on its own validation data, which are test examples that it is scored on.")
+    marked = [c.name for c in domains.averages(seen).columns if "too good for a forecast" in c.note]
+    assert marked == ["best"] * 3
+    assert "too good for a forecast" in domains.by_node(seen, domains.ACC).columns[1].note
+    fair = comparison([write(tmp_path / "y", replace(FEDH2L, pooled=False))])
+    assert not any(c.note for t in domains.tables(fair) for c in t.columns)
+
+
 def test_of_an_unfinished_run_the_last_round_counts_and_no_best(tmp_path):
     table = domains.averages(comparison([write(tmp_path / "x", replace(FEDH2L, rounds=9, reached=2))]))
     assert (table.rows[0][0].sub, table.rows[0][1].text) == ("unfinished: round 2 of 9", "70.0")

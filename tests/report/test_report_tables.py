@@ -389,3 +389,11 @@ def test_how_it_was_made(two_seeds):
 def test_gains_need_a_pair(two_seeds, tmp_path):
     lonely = comparison([write(tmp_path / "x", Made("fml", better))])
     assert measures.gains(lonely, lonely.uses[0]) == Missing(measures.no_local(lonely))
+
+
+def test_the_runs_notes_are_told_once_with_their_methods(tmp_path):
+    folders = write_all(tmp_path, METHODS, [0, 1])
+    for folder in folders:
+        own = "T  note: only fml\n" if folder.parent.name == "fml" else ""
+        (folder / "log.txt").write_text(f"T  started, 2 rounds\nT  note: mind this\n{own}T  note: mind this\n")
+    assert provenance.notes(comparison(folders)) == ["mind this", "FML: only fml"]

@@ -95,7 +95,7 @@ def _caution(comparison: Comparison, by: str, own: bool) -> str:
     """A footnote to a best that was chosen on the very data that it is scored on."""
     if "test" not in by or (own and not measures.validation_is_test(comparison.first)):
         return ""
-    return "the best round was chosen on the very test examples that it is scored on: too good for a forecast"
+    return measures.SEEN
 
 
 def _gains(found: Gains | Missing, decimals: int) -> tuple[Cell, Cell]:

@@ -7,7 +7,7 @@ from statistics import fmean
 from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share, spread
 from fedmutual.report.comparison import OWN_DOMAIN, Comparison, Method
 from fedmutual.report.lines import Clients
-from fedmutual.report.measures import over_seeds
+from fedmutual.report.measures import SEEN, chosen_by, over_seeds
 from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Missing, Value
 from fedmutual.report.text import count, listed, percent
@@ -36,6 +36,7 @@ MEASURES = (ACC, BWT, FWT)
 _CHOSEN = {
     "validation.all": "the validation data of all nodes pooled, which real sites cannot do: they have their own only",
     "validation": "its own validation data, as a real site can",
+    "validation (test examples)": "its own validation data, which are test examples that it is scored on",
     "holdout": "its own hold-out data, as a real site can",
     "test": "the very test data that it is scored on, which is too good for a forecast",
 }
@@ -79,11 +80,22 @@ def projected(method: Method, node: str | None = None) -> Value:
 
 def choice(comparison: Comparison) -> str:
     """A sentence: what chose the best rounds."""
-    by = {r.summary.transfer.best_by for m in comparison.methods for r in m.counted if r.summary and r.summary.transfer}
+    by = _chosen(comparison)
     if not by:
         return "Best rounds are chosen when a run is finished."
     said = listed([_CHOSEN.get(data, data) for data in sorted(by)], "or")
     return f"Best is after each node's own best round, chosen by its accuracy on {said}."
+
+
+def _chosen(comparison: Comparison) -> set[str]:
+    """The data that chose the best rounds."""
+    done = [(r, r.summary.transfer) for m in comparison.methods for r in m.counted if r.summary and r.summary.transfer]
+    return {chosen_by(reached.best_by, run) for run, reached in done}
+
+
+def _caution(comparison: Comparison) -> str:
+    """A footnote to the best rounds, where test data chose them."""
+    return SEEN if any("test" in data for data in _chosen(comparison)) else ""
 
 
 def tables(comparison: Comparison) -> list[Table]:
@@ -102,7 +114,8 @@ def averages(comparison: Comparison) -> Table:
         rows.append((Cell(m.label, sub=_pace(comparison, m)), *(share(value, decimals) for value in found)))
         lines.append([m.label, len(m.counted), *(v for value in found for v in numbers(value)[:2])])
     columns = [Column("Method", numeric=False)]
-    columns += [Column(end, f"{m.name}: {m.rows}") for m in MEASURES for end in ("last", "best")]
+    ends = (("last", ""), ("best", _caution(comparison)))
+    columns += [Column(end, f"{m.name}: {m.rows}", note=note) for m in MEASURES for end, note in ends]
     columns += [Column("last", "Worst node's ACC"), *([Column("projected", "Mutual steps")] if projecting else [])]
     names = [f"{m.key}_{end}" for m in MEASURES for end in ("last", "best")] + ["acc_worst"]
     names += ["projected"] if projecting else []
@@ -129,7 +142,8 @@ def by_node(comparison: Comparison, measure: Measure) -> Table:
     rows.append((Cell("mean"), *(_both(*values, decimals) for values in means)))
     ends = ("last", "last_half_width", "best", "best_half_width")
     header = ["node", *(f"{m.label} {end}" for m in comparison.methods for end in ends)]
-    columns = (Column("Node", numeric=False), *(Column(m.label) for m in comparison.methods))
+    seen = _caution(comparison)
+    columns = (Column("Node", numeric=False), *(Column(m.label, note=seen) for m in comparison.methods))
     caption = f"{measure.name}, %: each node's model on test data of {measure.rows}; last round, and below it best"
     return Table(measure.key, caption, columns, tuple(rows), csv_text(header, lines))
 

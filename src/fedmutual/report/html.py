@@ -64,6 +64,7 @@ class Section:
     bytes: list[Table]
     tensors: Table | None
     runs: Table
+    notes: list[str]
     config: provenance.Settings
     environment: provenance.Settings
 
@@ -147,6 +148,7 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
         bytes=[f(comparison) for f in (crossed.bytes_by_method, crossed.bytes_by_client, crossed.bytes_by_round)],
         tensors=crossed.tensors(comparison),
         runs=provenance.run_list(comparison),
+        notes=provenance.notes(comparison),
         config=provenance.configuration(comparison),
         environment=provenance.environment(comparison),
     )
@@ -180,7 +182,9 @@ def _costs(comparison: Comparison, id: str, styles: Styles) -> Drawn | None:
 
 def _gains(found: Sequence[tuple[str, Gains]], noun: str, id: str, styles: Styles) -> list[Drawn]:
     """The pictures, all over the same range."""
-    ends = [v for _, g in found for v in (*(p.gain for p in g.pairs), g.estimate.low, g.estimate.high, 0.0)]
+    ends = [
+        v for _, g in found for v in (*(p.gain for p in g.pairs), max(g.estimate.low, -1.0), min(g.estimate.high, 1.0), 0.0)
+    ]
     if not found:
         return []
     room = 0.06 * (max(ends) - min(ends) or 0.01)

@@ -46,7 +46,7 @@ def global_best(use: Use) -> Best:
     found = [s for s in scores if s]
     if isinstance(last, Missing) or not found:
         return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
-    by = dict.fromkeys(_chosen_by(s.best_by, use.method.runs[0]) for s in found)
+    by = dict.fromkeys(chosen_by(s.best_by, use.method.runs[0]) for s in found)
     return Best(estimate([s.best for s in found], SEEDS), " or ".join(by), tuple(s.best_round for s in found))
 
 
@@ -70,7 +70,7 @@ def own_best(use: Use, worst: bool = False) -> Best:
     if not found:
         last = own_last(use)
         return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
-    by = dict.fromkeys(_chosen_by(s.best_by or "validation", method.runs[0]) for s in found)
+    by = dict.fromkeys(chosen_by(s.best_by or "validation", method.runs[0]) for s in found)
     value = estimate([s.worst if worst else s.mean for s in found], SEEDS)
     return Best(value, " or ".join(by), tuple(s.best_round for s in found if s.best_round))
 
@@ -131,18 +131,21 @@ def _own(model: str, data: str) -> Callable[[Run], list[Score]]:
 _UNCHOSEN = "a best round is chosen when the run is finished"
 
 
-def _chosen_by(data: str, run: Run) -> str:
+def chosen_by(data: str, run: Run) -> str:
     """What chose the best round, so said that test data are never mistaken for anything else."""
     if data == "holdout":
         return "hold-out"
-    if data == "validation" and validation_is_test(run):
-        return "validation (test examples)"
+    if data.startswith("validation") and validation_is_test(run):
+        return f"{data} (test examples)"
     return data
 
 
 def validation_is_test(run: Run) -> bool:
     """Whether the clients' validation data are taken from the test set, as the papers do."""
     return any(c.validation and c.validation.of == "test" for c in run.partition.clients.values())
+
+
+SEEN = "the best round was chosen on the very test examples that it is scored on: too good for a forecast"
 
 
 def _no_global(method: Method) -> str:

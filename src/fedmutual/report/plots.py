@@ -76,7 +76,7 @@ def draw_gains(
         axes.plot(x, y, linestyle="", marker=mark, color=colour(tone), markersize=6, markeredgewidth=0, clip_on=False)
     mean = gains.estimate
     axes.axhline(0.5, color=colour("rule"), linewidth=1, clip_on=False)
-    error = 100 * (mean.half or 0.0) if spread(mean) else None
+    error = 100 * min(mean.half or 0.0, 1.0) if spread(mean) else None
     style: dict[str, Any] = {"color": colour("ink"), "linewidth": 1.8, "capsize": 4, "clip_on": False}
     axes.errorbar([100 * mean.mean], [0], xerr=error, marker="D", markersize=6, **style)
     axes.set_xlim(100 * limits[0], 100 * limits[1])

@@ -123,6 +123,15 @@ def run_list(comparison: Comparison) -> Table:
     )
 
 
+def notes(comparison: Comparison) -> list[str]:
+    """What the runs noted in their logs, and which methods did, where not all."""
+    by: dict[str, dict[str, None]] = {}
+    for m in comparison.methods:
+        for note in (note for r in m.runs for note in r.notes):
+            by.setdefault(note, {})[m.label] = None
+    return [note if len(of) == len(comparison.methods) else f"{listed([*of])}: {note}" for note, of in by.items()]
+
+
 def configuration(comparison: Comparison) -> Settings:
     """The resolved configurations, as TOML where they are equal."""
     tables = [{k: v for k, v in flat(r.config) if k != "seed"} for r in comparison.runs]

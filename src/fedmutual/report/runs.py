@@ -35,6 +35,16 @@ class Run:
     ledger: Ledger
     summary: Summary | None
 
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What its log.txt notes, each once; none where it has no log."""
+        try:
+            lines = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ()
+        found = (line.partition("  note: ")[2] for line in lines)  # behind the time of day
+        return tuple(dict.fromkeys(filter(None, found)))
+
     @property
     def algorithm(self) -> str:
         """The algorithm's name."""
