@@ -4,6 +4,7 @@ import io
 import re
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from fedmutual.report import headline, verdict
@@ -316,6 +317,29 @@ def test_the_folder_of_the_data_and_the_device_are_no_difference(tmp_path):
     )
     [found] = comparisons(read_runs([here, there]))
     assert [m.label for m in found.methods] == ["FML", "Local-only"]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"engine": {"workers": 2, "address": "auto", "gpus": 0.5, "compile": True, "name": "processes", "threads": 4}},
+        {"data": {"name": "digits", "workers": 1, "resident": False}},
+        {"clients": {"0": {"data": {"root": "/there"}}}},
+    ],
+)
+def test_how_a_machine_works_is_no_difference(tmp_path, other):
+    here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
+    again = write(tmp_path / "b", Made("fml", plus(0, 0, 0), seed=1, config=other))
+    [found] = comparisons(read_runs([here, again, write(tmp_path / "c", replace(alone, config=other))]))
+    assert [m.label for m in found.methods] == ["FML", "Local-only"]
+    assert [run.seed for run in found.methods[0].runs] == [0, 1]
+
+
+@pytest.mark.parametrize("other", [{"engine": {"precision": "bf16"}}, {"engine": {"participation": 0.5}}, {"namely": 1}])
+def test_what_changes_numbers_is_a_difference(tmp_path, other):
+    here = write(tmp_path / "a", Made("fml", plus(0, 0, 0)))
+    [found] = comparisons(read_runs([here, write(tmp_path / "b", Made("fml", plus(0, 0, 0), config=other))]))
+    assert len(found.methods) == 2
 
 
 def test_the_headline_in_the_terminal(tmp_path):

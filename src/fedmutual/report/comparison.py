@@ -1,7 +1,7 @@
 """Which runs belong together: runs on the same data and split are compared, runs of one method differ in the seed."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,18 +25,14 @@ NOTHING_SHARED = (ALONE, "fedh2l", "fedmd", "aggregate")  # methods without a sh
 _ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
-_NO_MATTER = (
+_NO_MATTER = (  # keys, or tables, that say what is told of a run, or how a machine works
     "name",
     "seed",
     "records",
     "share",
-    "engine.name",
-    "engine.device",
-    "engine.threads",
-    "data.root",
-    "data.resident",
+    *(f"engine.{key}" for key in ("name", "device", "threads", "workers", "address", "gpus", "compile")),
+    *(f"data.{key}" for key in ("root", "resident", "workers")),
 )
-
 
 Variant = tuple[tuple[str, str], ...]
 
@@ -147,7 +143,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
     """Sort runs into comparisons, in the order in which they were given."""
     groups: dict[str, list[Run]] = {}
     for run in runs:
-        same = {k: v for k, v in flat({key: run.config.get(key, {}) for key in _SAME_DATA}) if not k.startswith(_NO_MATTER)}
+        same = {k: v for k, v in flat({key: run.config.get(key, {}) for key in _SAME_DATA}) if _matters(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
     names = [_name(group) for group in groups.values()]
@@ -160,9 +156,20 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
 def differences(found: Sequence[Comparison]) -> list[tuple[str, list[str]]]:
     """The keys in which comparisons differ, their algorithms' own left out, each with its values in every one."""
     tables = [[dict(flat(run.config)) for run in c.runs] for c in found]
-    keys = dict.fromkeys(k for runs in tables for t in runs for k in t if not k.startswith((*_NO_MATTER, "algorithm.")))
+    keys = dict.fromkeys(k for runs in tables for t in runs for k in t if _matters(k) and not _under(k, ("algorithm",)))
     rows = [(key, [_values(runs, key) for runs in tables]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def _matters(key: str) -> bool:
+    """Whether runs that differ in this key, or in a client's own such key, are other runs."""
+    *_, own = key.split(".", 2) if key.startswith("clients.") else (key,)
+    return not _under(own, _NO_MATTER)
+
+
+def _under(key: str, names: Iterable[str]) -> bool:
+    """Whether a dotted key is one of these, or in a table of that name."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
 def _values(tables: Sequence[Mapping[str, Any]], key: str) -> str:
@@ -244,10 +251,7 @@ def _unfinished(method: Method) -> Iterator[str]:
 
 def _variants(runs: Sequence[Run]) -> list[Variant]:
     """For each run the settings in which its comparison differs; an algorithm's own keys against the same algorithm's."""
-    tables = [
-        {k: plain(v) for k, v in flat(r.config) if not k.startswith((*_NO_MATTER, *(f"{s}." for s in _SAME_DATA)))}
-        for r in runs
-    ]
+    tables = [{k: plain(v) for k, v in flat(r.config) if _matters(k) and not _under(k, _SAME_DATA)} for r in runs]
 
     def values(key: str, run: Run) -> set[str | None]:
         own = key.startswith("algorithm.") or ".algorithm." in key
