@@ -16,10 +16,10 @@ from fedmutual.data.rows import finite
 from fedmutual.data.sources import FILES
 from fedmutual.errors import DataError, RunError
 from fedmutual.experiment import POOLED
+from fedmutual.records.about import about
 from fedmutual.records.best import BEST
 from fedmutual.records.checkpoint import committed, file_name
-from fedmutual.records.files import read_json
-from fedmutual.records.folder import CONFIG, ENVIRONMENT
+from fedmutual.records.folder import CONFIG
 from fedmutual.records.interface import Interface, interface
 from fedmutual.trained import Run
 
@@ -90,24 +90,24 @@ def choose(path: Path, client: str | None = None, best: bool = False) -> Answeri
     """
     place, client = _place(path, client)
     best, run = best or path.name == BEST, Run(place)
-    about = read_json(place / ENVIRONMENT)
-    if client is not None and client not in about["clients"]:
+    known = about(place)
+    if client is not None and client not in known.clients:
         raise RunError(
-            f"{place}: there is no client {client!r}; there are {', '.join(about['clients'])}, and without --client the "
+            f"{place}: there is no client {client!r}; there are {', '.join(known.clients)}, and without --client the "
             "shared model answers"
         )
-    shared, own = run.config.model.shared, about["models"]["personal"].get(client)
+    shared, own = run.config.model.shared, known.models.personal.get(client) if client is not None else None
     if client is not None and own:
-        said = f"personal model of client {client!r} ({own['name']})"
+        said = f"personal model of client {client!r} ({own.name})"
         when = run.best_round(client) if best else None
         return _answering(run, run.personal_model(client, best), said, client, when)
-    if client is not None and not about["pooled"] and not run.complete:
+    if client is not None and not known.pooled and not run.complete:
         if best:
             raise RunError(
                 f"{place}: of client {client!r}'s fork no best is kept; without --best the last saved one answers"
             )
         return _answering(run, run.meme(client), f"client {client!r}'s fork of the shared model ({shared})", client)
-    kind = "model of all data in one place" if about["pooled"] else "shared model"
+    kind = "model of all data in one place" if known.pooled else "shared model"
     served = f", for client {client!r}, who has none of its own" if client is not None else ""
     when = run.best_round() if best else None
     return _answering(run, run.global_model(best), f"{kind} ({shared})", client, when, served)

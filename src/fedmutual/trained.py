@@ -14,6 +14,7 @@ from fedmutual.experiment import POOLED
 from fedmutual.models.splice import fork
 from fedmutual.records import best as bests
 from fedmutual.records import folder as folders
+from fedmutual.records.about import about
 from fedmutual.records.checkpoint import Saved, committed, file_name, read_state, shared_state
 from fedmutual.records.files import read_json
 
@@ -50,7 +51,7 @@ class Run:
         Raises:
             RunError: nothing was saved, or no best was kept.
         """
-        pooled = self._about()["pooled"]
+        pooled = about(self.folder).pooled
         half = f"clients/{POOLED if pooled else client}" if pooled or client is not None else "server"
         return bests.chosen(self.folder / half, self._saved().round)[0]
 
@@ -65,12 +66,12 @@ class Run:
         Raises:
             RunError: nothing was saved, no complete global model exists, or no best was kept.
         """
-        about = self._about()
-        if about["pooled"]:
+        known = about(self.folder)
+        if known.pooled:
             return self._net(self.config.model.shared, self._client_state(POOLED, best=best))
         state = self._state("server")
         if not self.complete:
-            names = ", ".join(about["clients"])
+            names = ", ".join(known.clients)
             part = state.keys() & self._shared_net().state_dict().keys()
             why = "a part of it stays with each client" if part else "nothing is shared"
             raise RunError(
@@ -86,11 +87,11 @@ class Run:
         Raises:
             RunError: nothing was saved, there is no such client or model, or no best was kept.
         """
-        names = self._about()["models"]["personal"]
+        names = about(self.folder).models.personal
         if client not in names:
             known = ", ".join(names) or "none: its algorithm trains no personal models"
             raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
-        return self._net(names[client]["name"], self._client_state(client, best=best), client)
+        return self._net(names[client].name, self._client_state(client, best=best), client)
 
     def meme(self, client: str) -> nn.Module:
         """A client's fork of the shared model after the last saved round, with its own adaptor where there is one; in eval
@@ -99,21 +100,18 @@ class Run:
         Raises:
             RunError: nothing was saved, or there is no such client or fork.
         """
-        if client not in self._about()["clients"]:
-            raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(self._about()['clients'])}")
+        if client not in (there := about(self.folder).clients):
+            raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(there)}")
         shared = shared_state(self.folder)
         net = fork(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
         net.load_state_dict(shared | self._client_state(client, "meme."))
         return net.eval()
 
-    def _about(self) -> dict[str, Any]:
-        return read_json(self.folder / folders.ENVIRONMENT)
-
     def _sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
         """What networks take and give: a client's, or everyone's."""
-        clients = self._about()["clients"]
-        about = clients[client] if client else next(iter(clients.values()))
-        return tuple(about["input"]), int(about["outputs"])
+        clients = about(self.folder).clients
+        whose = clients[client] if client else next(iter(clients.values()))
+        return whose.input, whose.outputs
 
     def _shared_net(self) -> nn.Module:
         return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))

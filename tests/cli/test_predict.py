@@ -266,6 +266,19 @@ def test_what_is_done_to_training_images_alone_is_no_other_scaling(own):
     assert [p.model for p in fedmutual.predict("o", ["new.npz"])] == ["shared model (cnn1), round 1"]
 
 
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [('{"format": 1}', "pooled"), ('{"format": 1, "pooled": false, "models": 3, "clients": {}}', "models")],
+)
+def test_a_damaged_environment_is_said_in_a_sentence(digits, cli, text, key):
+    (digits / "environment.json").write_text(text)
+    for more in ((), ("--client", "1")):
+        code, _, err = cli("predict", "r", "three.png", *more)
+        assert (code, f"r/environment.json: is not what fedmutual writes ({key}: " in err) == (2, True), err
+    with pytest.raises(fedmutual.errors.RunError, match="is not what fedmutual writes"):
+        fedmutual.Run("r").global_model()
+
+
 def test_who_learns_numbers_predicts_no_classes(own, cli):
     own(task="regression")
     for client, who in (([], "its clients learn"), (["--client", "north"], "client 'north' learns")):

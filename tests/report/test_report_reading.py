@@ -107,6 +107,8 @@ def test_a_missing_file_is_named(tmp_path, name):
         ("config.toml", "seed = = 1", "config.toml: cannot be read"),
         ("config.toml", 'seed = 1\nrounds = 2\nname = "x"\n', "config.toml: is not what fedmutual writes .*algorithm"),
         ("partition.json", '{"format": 1}', "partition.json: is not what fedmutual writes .*source"),
+        ("environment.json", '{"format": 1, "models": 3}', "environment.json: is not what fedmutual writes .models: "),
+        ("environment.json", '{"format": 1, "scaling": {"mean": ["x"]}}', "environment.json: is not .*scaling.mean.0: "),
         ("summary.json", "[", "summary.json: is damaged or no JSON"),
         ("summary.json", "[]", "summary.json: is of format None"),
     ],

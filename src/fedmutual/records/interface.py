@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmutual.records.files import read_json
-from fedmutual.records.folder import ENVIRONMENT
+from fedmutual.records.about import Participant, about
 
 
 @dataclass(frozen=True)
@@ -26,18 +25,18 @@ def interface(folder: Path, client: str | None = None) -> Interface:
     Raises:
         RunError: a file of the folder is missing or damaged.
     """
-    clients = read_json(folder / ENVIRONMENT)["clients"]
-    about = clients[client] if client is not None else next(iter(clients.values()))
+    clients = about(folder).clients
+    whose = clients[client] if client is not None else next(iter(clients.values()))
     return Interface(
-        shape=tuple(about["input"]),
-        classes=tuple(about["classes"]),
-        task=about["task"],
-        scaling=about["scaling"],
-        columns=tuple(about["columns"]) if "columns" in about else None,
-        agreed=client is not None or all(_inputs(own) == _inputs(about) for own in clients.values()),
+        shape=whose.input,
+        classes=whose.classes,
+        task=whose.task,
+        scaling=whose.scaling.model_dump(mode="json"),
+        columns=whose.columns,
+        agreed=client is not None or all(_inputs(own) == _inputs(whose) for own in clients.values()),
     )
 
 
-def _inputs(about: dict[str, Any]) -> dict[str, Any]:
+def _inputs(whose: Participant) -> dict[str, Any]:
     """What is done to every input; augmentation is of training only."""
-    return {k: v for k, v in about["scaling"].items() if k != "augment"}
+    return whose.scaling.model_dump(exclude={"augment"})

@@ -1,6 +1,6 @@
 """What the files of a run folder hold, as far as a report reads them: each checked when it is read."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -116,6 +116,29 @@ class Partition(Record):
     classes: tuple[str, ...]
     fingerprint: str
     clients: dict[str, Holding]
+
+
+class Networks(Record):
+    """The networks of a run, in tables of what was recorded of each."""
+
+    shared: dict[str, Any] | None = None
+    personal: dict[str, dict[str, Any]] | None = None
+
+
+class Scaled(Record):
+    """What was done to inputs."""
+
+    divisor: float = 1
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+
+class Environment(Record):
+    """environment.json, as far as a report looks into it by name."""
+
+    models: Networks | None = None
+    scaling: Scaled | None = None
+    clients: dict[str, Any] = {}
 
 
 class GlobalScore(Record):

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.report.ledger import Ledger, columns
-from fedmutual.report.lines import Evaluation, Partition, Record, Score, Settings, Summary, Transfer
+from fedmutual.report.lines import Environment, Evaluation, Partition, Record, Score, Settings, Summary, Transfer
 
 FORMAT = 1
 Table = dict[str, Any]
@@ -138,12 +138,13 @@ def read_run(folder: Path) -> Run:
     for number, (one, next_) in enumerate(itertools.pairwise(evaluations), 2):
         if next_.round <= one.round:
             raise _damaged(folder / "metrics.jsonl", number, f"round {next_.round} follows round {one.round}")
-    summary = folder / "summary.json"
+    summary, about = folder / "summary.json", read_json(folder / "environment.json")
+    checked(folder / "environment.json", Environment, json.dumps(about))
     return Run(
         folder=folder,
         settings=checked(folder / "config.toml", Settings, json.dumps(config, default=str)),
         config=config,
-        environment=read_json(folder / "environment.json"),
+        environment=about,
         partition=checked(folder / "partition.json", Partition, json.dumps(read_json(folder / "partition.json"))),
         evaluations=evaluations,
         ledger=columns(_lines(folder / "ledger.jsonl", Transfer)),
