@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from fedmutual.report import measures
+from fedmutual.report import classes, measures
 from fedmutual.report.comparison import POOLED, Comparison, Method
 from fedmutual.report.domains import ACC, BWT, MEASURES, Measure
 from fedmutual.report.statistics import Estimate, Gains, Missing, pair_clients
@@ -25,6 +25,7 @@ def judge(comparison: Comparison) -> Verdict:
     sentences = [s for m, found in gains.items() for s in _method(comparison, m, found)]
     ours = {m.algorithm: m for m in reversed(comparison.methods) if m.algorithm in _HELD_AGAINST}  # of variants the first
     sentences += [s for m in reversed(ours.values()) for s in _rivals(comparison, m)]
+    sentences += classes.sentences(comparison, ACC.data)
     federated = {m: gains[m] for m in comparison.federated}
     sentences += doubts(comparison, [g.estimate for g in federated.values() if isinstance(g, Gains)])
     answer = lead(comparison, {m.label: g for m, g in federated.items()}, JOINING)

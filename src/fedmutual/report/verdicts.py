@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fedmutual.report import joining, measures, others
+from fedmutual.report import classes, joining, measures, others
 from fedmutual.report.comparison import POOLED, Comparison, Method, Use, comparisons
 from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Estimate, Gains, Missing, Pair, pair_clients, pair_global
@@ -157,5 +157,6 @@ def _beside(comparison: Comparison) -> Iterator[str]:
     if isinstance(always, Estimate):
         score = percent(always.mean, decimals)
         yield f"Always naming a client's most frequent class would score {score} % on its validation data."
+    yield from classes.sentences(comparison)
     found = [g.estimate for m in comparison.federated if isinstance(g := measures.gains(comparison, m.uses[0]), Gains)]
     yield from doubts(comparison, found)
