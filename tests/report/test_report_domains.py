@@ -388,3 +388,29 @@ def test_the_headline_in_the_terminal(folders, tmp_path):
     text = printed(headline([*folders, clients]))
     assert text.index("own data, %") < text.index("ACC, %")
     assert "clients" in text
+
+
+def test_bytes_without_a_seed_set_speak_of_none_and_their_labels_do_not_touch(tmp_path):
+    """472 to 856 kB, less than a power of ten: labels at every 100 kB would lie over one another."""
+    grows = made("fml", rounds=4, sent=lambda r, c: [("fml", 128_000, 128_000 if r else 344_000)])
+    found = courses(comparison([write(tmp_path / "x", grows)]))
+    assert [c.name for c in cost_table(found, 1).columns] == ["Method", "Round", "sent", "ACC, %"]
+    drawn = draw_costs(found, 1, "x", {})
+    assert "public" not in drawn
+    assert re.findall(r">(\d+ kB)<", drawn) == ["600 kB", "750 kB"]
+
+
+def test_the_same_rows_are_told_once(tmp_path):
+    """A shared model on the test set is one on the data of all domains; validation rows may be those of the own domain."""
+    both = made("fml", shared=lambda s, r: 0.7, shared_own=own, validation_of="test", pooled=False)
+    found = comparison([write(tmp_path / "x", both), write(tmp_path / "y", replace(FEDAVG, shared=lambda s, r: 0.7))])
+    assert [row[0].sub for row in tables.beyond_accuracy(found).rows if row[0].text == "FML"] == [
+        "shared model, test set",
+        "personal model, test data of all domains",
+        "personal model, of its own domain (its validation data)",
+    ]
+    assert [(c.group, c.name) for c in tables.recall(found).columns[1:]] == [
+        ("FML", "shared model"),
+        ("FML", "personal model"),
+        ("FedAvg", "shared model"),
+    ]

@@ -84,26 +84,26 @@ def _mean(run: Run, evaluation: Evaluation) -> float | None:
     return fmean(s.accuracy for s in found) if found else None
 
 
+def seeded(found: Sequence[Course]) -> bool:
+    """Whether any method gives out a public seed set."""
+    return any(cost.seed for c in found for cost in c.costs)
+
+
 def cost_table(found: Sequence[Course], decimals: int) -> Table:
-    """The numbers of the picture, with the seed set and without."""
+    """The numbers of the picture; where there is a seed set, with it and without."""
+    public = seeded(found)
     rows = [
         (
             Cell(c.label),
             Cell(f"{cost.round:,}"),
-            Cell(size(cost.whole)),
-            Cell(size(cost.sent)),
+            *(Cell(size(sent)) for sent in ((cost.whole, cost.sent) if public else (cost.sent,))),
             Cell(percent(cost.mean, decimals)),
         )
         for c in found
         for cost in thin(c.costs, LISTED)
     ]
-    columns = (
-        Column("Method", numeric=False),
-        Column("Round"),
-        Column("sent, with the seed set", "A node"),
-        Column("without", "A node"),
-        Column("ACC, %"),
-    )
+    sent = [Column(name, "A node") for name in (("sent, with the seed set", "without") if public else ("sent",))]
+    columns = (Column("Method", numeric=False), Column("Round"), *sent, Column("ACC, %"))
     lines = [[c.label, k.round, k.whole, k.sent, k.mean, k.low, k.high] for c in found for k in c.costs]
     header = ["method", "round", "sent_with_seed_set", "sent", "acc", "acc_lowest_seed", "acc_highest_seed"]
     some = "" if all(len(c.costs) <= LISTED for c in found) else f"; {LISTED} evaluations of each method, the CSV has all"
@@ -128,11 +128,11 @@ def draw_costs(found: Sequence[Course], decimals: int, prefix: str, styles: Styl
         tone, reached = colour(f"s{course.slot}"), 100 * course.costs[-1].mean
         axes.axhline(reached, color=tone, linewidth=1.4, linestyle=(0, (1, 1.6)), clip_on=False)
     axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
-    axes.set_xlabel("bytes that a node has sent, its public data among them", color=colour("muted"), fontsize=TEXT)
+    among = ", its public data among them" if seeded(found) else ""
+    axes.set_xlabel(f"bytes that a node has sent{among}", color=colour("muted"), fontsize=TEXT)
     if paid:
-        low, high = axes.get_xlim()
-        axes.xaxis.set_major_locator(LogLocator(subs=(1, 3) if high < 1000 * low else (1,), numticks=8))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda bytes, _: size(bytes).replace(".0", "")))
+        axes.set_xticks(_ticks(axes))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda bytes, _: _told(bytes)))
         axes.minorticks_off()
     else:
         axes.set_xticks([])
@@ -140,6 +140,25 @@ def draw_costs(found: Sequence[Course], decimals: int, prefix: str, styles: Styl
     end_labels(axes, [(c.label, c.slot, 100 * c.costs[-1].mean) for c in found if not c.once])
     hits = [hit for course in paid for hit in _hits(axes, course, decimals)]
     return inline(figure, prefix, f"{TITLE}; the numbers are in the table below", styles, hits)
+
+
+def _told(bytes: float) -> str:
+    return size(bytes).replace(".0", "")
+
+
+def _ticks(axes: Any) -> list[float]:
+    """Round numbers of bytes along the axis, of those whose labels would touch the first."""
+    low, high = axes.get_xlim()
+    decades = LogLocator(subs=(1, 3) if high < 1000 * low else (1,), numticks=8)
+    places = (MaxNLocator(4) if high < 10 * low else decades).tick_values(low, high)
+    kept: list[float] = []
+    end = -float("inf")  # of the last label, in pixels
+    for bytes in (float(b) for b in places if low <= b <= high):
+        middle, half = float(axes.transData.transform((bytes, 0))[0]), 0.3 * TEXT * len(_told(bytes))
+        if middle - half > end:
+            kept.append(bytes)
+            end = middle + half + TEXT / 2
+    return kept
 
 
 def _draw(axes: Any, course: Course) -> None:
@@ -161,6 +180,7 @@ def _hits(axes: Any, course: Course, decimals: int) -> list[Hit]:
     height, hits = axes.figure.bbox.height, []
     for cost in (c for c in thin(course.costs, LISTED) if c.whole > 0):
         x, y = (float(v) for v in axes.transData.transform((cost.whole, 100 * cost.mean)))
-        told = f"{course.label}, round {cost.round:,}\n{size(cost.whole)} sent, {size(cost.sent)} of it in rounds"
+        of_it = f", {size(cost.sent)} of it in rounds" if cost.seed else ""
+        told = f"{course.label}, round {cost.round:,}\n{size(cost.whole)} sent{of_it}"
         hits.append(Hit(x - 8, height - y - 8, 16, 16, f"{told}\nACC {percent(cost.mean, decimals)} %"))
     return hits

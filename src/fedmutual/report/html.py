@@ -21,7 +21,7 @@ from fedmutual.errors import RunError
 from fedmutual.report import accuracy, crossed, domains, holdings, measures, others, provenance, tables
 from fedmutual.report.cells import Table
 from fedmutual.report.comparison import Comparison, comparisons, differences
-from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs
+from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seeded
 from fedmutual.report.curves import data_table, pictures
 from fedmutual.report.plots import draw_curves, draw_gains
 from fedmutual.report.runs import Run, read_runs
@@ -38,6 +38,7 @@ class Drawn:
     title: str
     svg: str
     table: Table | None = None
+    public: bool = False  # whether a public seed set is in it
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ def _costs(comparison: Comparison, id: str, styles: Styles) -> Drawn | None:
     if not found:
         return None
     decimals = comparison.decimals
-    return Drawn(TITLE, draw_costs(found, decimals, f"{id}-costs", styles), cost_table(found, decimals))
+    return Drawn(TITLE, draw_costs(found, decimals, f"{id}-costs", styles), cost_table(found, decimals), seeded(found))
 
 
 def _gains(found: Sequence[tuple[str, Gains]], noun: str, id: str, styles: Styles) -> list[Drawn]:

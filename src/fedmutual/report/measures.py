@@ -109,12 +109,16 @@ class Subject:
 def subjects(comparison: Comparison, method: Method) -> list[Subject]:
     """What was scored under a method."""
     all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]), True)]
+    seen = comparison.domains and validation_is_test(comparison.first)  # validation rows are those of the own domain
     for model in (use.model for use in method.uses if use.model):
         name = {"personal": "personal model", "meme": "own fork"}.get(model, "shared model")
-        all_of.append(Subject(f"{name}, own validation data", _own(model, "validation")))
+        all_of += [] if seen else [Subject(f"{name}, own validation data", _own(model, "validation"))]
         if comparison.domains:
-            all_of.append(Subject(f"{name}, test data of all domains", _own(model, "test"), True))
-            all_of.append(Subject(f"{name}, of its own domain", _own(model, OWN_DOMAIN)))
+            everywhere = Subject(f"{name}, test data of all domains", _own(model, "test"), True)
+            if model == "global" and any(everywhere.scores(r) for r in method.counted):
+                del all_of[0]  # the test set is the data of all domains
+            own = f"{name}, of its own domain (its validation data)" if seen else f"{name}, of its own domain"
+            all_of += [everywhere, Subject(own, _own(model, OWN_DOMAIN))]
         elif model != "global":
             all_of.append(Subject(f"{name}, all classes (test set)", _own(model, "test"), True))
     return [s for s in all_of if any(s.scores(r) for r in method.counted)]
