@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 from dataclasses import replace
 
 import pytest
@@ -389,6 +390,23 @@ def test_how_it_was_made(two_seeds):
 def test_gains_need_a_pair(two_seeds, tmp_path):
     lonely = comparison([write(tmp_path / "x", Made("fml", better))])
     assert measures.gains(lonely, lonely.uses[0]) == Missing(measures.no_local(lonely))
+
+
+def test_many_numbers_of_scaling_are_counted_and_told_once(tmp_path):
+    folder = write(tmp_path / "a", METHODS[0])
+    about = json.loads((folder / "environment.json").read_text())
+    scaling = {"divisor": 1.0, "mean": [0.5] * 30, "std": [0.25] * 30, "augment": "none"}
+    other = scaling | {"mean": [0.125] * 30}
+    clients = {"0": {"task": "t", "scaling": scaling}, "1": {"task": "t", "scaling": other}}
+    (folder / "environment.json").write_text(json.dumps(about | {"scaling": scaling, "clients": clients}))
+    found = comparison([folder])
+    assert provenance.scaling(found.first) == (
+        "scaled by 30 means and standard deviations, which the environment below lists; augmentation: none"
+    )
+    told = provenance.environment(found).common
+    assert told.count("0.5, 0.5") == 15
+    assert "clients.1.scaling.mean" in told
+    assert "clients.0.task = t" in told
 
 
 def test_the_runs_notes_are_told_once_with_their_methods(tmp_path):

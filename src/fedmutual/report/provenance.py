@@ -1,6 +1,6 @@
 """How the runs were made: their list, the resolved configuration, the machine; what they share, and where they differ."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.comparison import Comparison, flat, plain
 from fedmutual.report.runs import Run
 from fedmutual.report.text import count, fixed, listed
+
+_SAID = 4  # means and standard deviations that are told one by one: those of an image's channels
 
 
 @dataclass(frozen=True)
@@ -87,10 +89,17 @@ def scaling(run: Run) -> str:
     found = run.environment.get("scaling") or {}
     if not found:
         return "not recorded"
-    mean, std = (", ".join(f"{v:.4g}" for v in found.get(key) or ()) for key in ("mean", "std"))
+    mean, std = (found.get(key) or () for key in ("mean", "std"))
     scaled = [f"divided by {found['divisor']:g}"] if found.get("divisor", 1) != 1 else []
-    scaled += [f"minus mean ({mean}), over standard deviation ({std})"] if mean and std else []
+    if len(mean) > _SAID:
+        scaled.append(f"scaled by {len(mean)} means and standard deviations, which the environment below lists")
+    elif mean and std:
+        scaled.append("minus mean ({}), over standard deviation ({})".format(*map(_numbers, (mean, std))))
     return f"{', '.join(scaled) or 'not scaled'}; augmentation: {found.get('augment', 'not recorded')}"
+
+
+def _numbers(values: Sequence[float]) -> str:
+    return ", ".join(f"{v:.4g}" for v in values)
 
 
 def run_list(comparison: Comparison) -> Table:
@@ -151,10 +160,20 @@ def configuration(comparison: Comparison) -> Settings:
 
 def environment(comparison: Comparison) -> Settings:
     """The machine, the versions and the models' sizes."""
-    tables = [{k: v for k, v in flat(r.environment) if k not in ("format", "command")} for r in comparison.runs]
+    tables = [dict(_about(r.environment)) for r in comparison.runs]
     common, differing = _split(tables)
     text = "\n".join(f"{k} = {plain(v)}" for k, v in common.items())
     return Settings(text, _by_method(comparison, tables, differing, "environment", "Where the runs' environments differ"))
+
+
+def _about(environment: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """What is told of it; a client's scaling not where it is the run's own, and told with that."""
+    whole = environment.get("scaling")
+    yield from flat({k: v for k, v in environment.items() if k not in ("format", "command", "clients")})
+    for id, client in (environment.get("clients") or {}).items():
+        same = isinstance(client, Mapping) and client.get("scaling") == whole
+        own = {k: v for k, v in client.items() if k != "scaling" or not same} if isinstance(client, Mapping) else client
+        yield from flat({"clients": {id: own}})
 
 
 def _split(tables: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
