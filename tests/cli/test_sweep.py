@@ -44,7 +44,7 @@ def test_no_score_of_test_or_validation_data_is_shown(held, cli):
         f"{100 * s['accuracy']:.1f} %" for m in metrics for s in m["scores"] if s["data"] == "test" and s["client"] is None
     }
     assert shown
-    assert not any(f"global {score}  personal" in err for score in shown)
+    assert not any(f"shared {score}  personal" in err for score in shown)
     assert "test" not in json.dumps(json.loads(Path("s/sweep.json").read_text())["settings"])
 
 

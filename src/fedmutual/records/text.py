@@ -11,6 +11,8 @@ from fedmutual.records.folder import LOG
 from fedmutual.records.logs import append
 from fedmutual.records.transfer import MEASURES
 
+_CALLED = {"global": "shared", "personal": "personal", "meme": "fork"}  # a score's model, as the report's tables have it
+
 
 class TextLog:
     """Observer: appends to log.txt, with the time of day."""
@@ -68,19 +70,19 @@ def told(event: Event) -> list[str]:
 
 
 def scores_line(scores: tuple[Score, ...]) -> str:
-    """ "global 91.2 %  personal 98.1 % (worst 97.0 %)": the shared model on the test set, the clients' own on their rows.
+    """ "shared 91.2 %  personal 98.1 % (worst 97.0 %)": the shared model on the test set, the clients' own on their rows.
 
     Where clients are domains "ACC 89.1 %  BWT 93.3 %  FWT 87.7 %", means over them.
     """
     if nodes := transfers(scores):
         return "  ".join(f"{name} {percent(sum(of.values()) / len(of))}" for name, of in nodes.items())
-    parts = [f"global {said(s.values)}" for s in scores if s.model == "global" and s.client is None]
+    parts = [f"{_CALLED['global']} {said(s.values)}" for s in scores if s.model == "global" and s.client is None]
     for model in ("personal", "meme"):
         own = [s for s in scores if s.model == model and s.data == "validation"]
         shares = [share for s in own if (share := accuracy(s.values)) is not None]
         if shares:
-            parts.append(f"{model} {percent(sum(shares) / len(shares))} (worst {percent(min(shares))})")
-        parts += [f"{model} of {s.client} {said(s.values)}" for s in own if accuracy(s.values) is None]
+            parts.append(f"{_CALLED[model]} {percent(sum(shares) / len(shares))} (worst {percent(min(shares))})")
+        parts += [f"{_CALLED[model]} of {s.client} {said(s.values)}" for s in own if accuracy(s.values) is None]
     return "  ".join(parts) or "no scores are shared"
 
 
@@ -110,7 +112,7 @@ def holdout_line(scores: tuple[Score, ...]) -> str:
         own = [s.values for s in scores if s.model == model and s.data == "holdout" and s.client is not None]
         shares = [share for values in own if (share := accuracy(values)) is not None]
         if shares:
-            found.append(f"{model} {percent(sum(shares) / len(shares))}")
+            found.append(f"{_CALLED[model]} {percent(sum(shares) / len(shares))}")
     return f"{'  '.join(found)} on hold-out" if found else "no scores are shared"
 
 
