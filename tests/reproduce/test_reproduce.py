@@ -203,7 +203,10 @@ def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine
     (of_claim,) = json.loads((tmp_path / "out/table9.json").read_text())["claims"]
     assert of_claim["diverged"] == of_claim["where"][0]["diverged"] == {"fedavg": 1}
     assert rows(tmp_path / "out")["digits/iid", "fml", "global_test", "last"]["mean"] > 0.1
-    assert trained(reproduce(*arguments)[1]) == 0
+    code, out, again = reproduce(*arguments)
+    assert (code, trained(out)) == (3, 0)  # nothing is trained, and the same runs have no numbers
+    assert "fedavg, seed 0: client '0' diverged in round 1" in again
+    assert reproduce("table9", "--only", "*/noniid", *arguments[3:])[0] == 0  # of other runs nothing is said
 
 
 @pytest.fixture
@@ -261,9 +264,20 @@ def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, tmp_path)
     (("table9", "--set", "algorithm.alhpa=0.3"), "did you mean 'algorithm.alpha'?"),
     (("table9", "--set", "algorithm={alpha=0.3}"), "as --set algorithm.alpha=..."),
     (("table9", "--engine", "gpu"), "engine.name"),
+    (("table9", "--results", "out"), "--results out: is OUT itself or holds it"),
+    (("table9", "--results", "."), "--results .: is OUT itself or holds it"),
+    (("table9", "--results", "papers/table9/index.toml/x"), "results cannot be kept there"),
+    (("table9", "--pages", "out", "--only", "digits/iid"), "--pages writes from results alone; take --only out"),
+    (("--pages", "out", "--rounds", "1"), "take --rounds out"),
+    (("--pages", "out", "--seeds", "3"), "take --seeds out"),
+    (("--pages", "out", "--set", "optimizer.lr=1"), "take --set out"),
+    (("--pages", "out", "--engine", "stacked"), "take --engine out"),
+    (("--list", "--only", "digits/iid"), "--list lists all experiments; take --only out"),
+    (("--list", "--pages", "out"), "take --pages out"),
+    (("table9", "--list"), "take ID out"),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence_and_nothing_is_written(reproduce, tmp_path, arguments, said):
-    code, _, err = reproduce(*arguments, "--out", "out")
+    code, _, err = reproduce(*arguments, *(() if {"--pages", "--list"} & {*arguments} else ("--out", "out")))
     assert code == 2
     assert said in err
     assert "Traceback" not in err

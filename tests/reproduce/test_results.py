@@ -7,6 +7,7 @@ import pytest
 from fedmutual.errors import RunError
 from fedmutual.reproduce import Scale, Store, read_experiment
 from fedmutual.reproduce.entries import entry
+from fedmutual.reproduce.kept import ClientResult, Ends
 from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.pages import page
 from fedmutual.reproduce.plan import jobs
@@ -70,6 +71,27 @@ def test_a_damaged_file_is_named(store, text, said):
     with pytest.raises(RunError, match=said) as problem:
         Store(store.folder)
     assert str(store.folder / "bad.json") in str(problem.value)
+
+
+@pytest.mark.parametrize(("before", "after", "said"), [
+    ("[0.5, 0.7]", "[0.5, 7.5]", "curves.global_test.1"),
+    ("[0.5, 0.7]", "[0.5, -0.1]", "curves.global_test.1"),
+    ('"last": 0.25', '"last": 25.0', "clients.0.last"),
+    ('"best": {"0": 0.5}', '"best": {"0": 50}', "transfer.acc.best.0"),
+    ("[0.1, 0.25]", "[0.25]", "has not a value for each evaluated round"),
+])  # fmt: skip
+def test_what_is_no_accuracy_is_damage(store, planned, before, after, said):
+    clients = {"0": ClientResult(network="mlp", examples=4, last=0.25, best=0.25, curve=(0.1, 0.25))}
+    keep(store, planned()["fml", 0], transfer={"acc": Ends(last={"0": 0.5}, best={"0": 0.5})})
+    job = planned()["fml", 0]
+    kept = store.find(job).model_copy(update={"clients": clients})
+    store.add(job, kept)
+    path = store.folder / "table9/digits/iid.json"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(RunError, match=said) as problem:
+        Store(store.folder)
+    assert str(path) in str(problem.value)
 
 
 def test_a_curve_that_is_cut_off_is_damage(store, planned):

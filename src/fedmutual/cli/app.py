@@ -175,7 +175,7 @@ def reproduce(
     only: Annotated[
         list[str] | None, typer.Option(metavar="PATTERN", help="Only cells so called, e.g. `mnist/*`; may be repeated.")
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds 0, 1, ...")] = 3,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0, 1, ...; else 3 of them.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="At most so many; all that comes of it is marked.")] = None,
     engine: Annotated[str | None, typer.Option(help="Who does the work, as engine.name.")] = None,
     set: Set = None,
@@ -196,9 +196,20 @@ def reproduce(
     from fedmutual.cli import reproduce as command
     from fedmutual.config import override
 
+    of_training = {
+        "--only": only,
+        "--seeds": seeds,
+        "--rounds": rounds,
+        "--engine": engine,
+        "--set": set,
+        "--out": out_folder,
+    }
     if list_them:
+        others = {"ID": id, **of_training, "--results": results, "--pages": pages}
+        command.without("--list lists all experiments", others)
         return command.listed(root, out)
     if pages is not None:
+        command.without("--pages writes from results alone", of_training)
         for path in command.write_pages(id, pages, results, root):
             say(str(path), soft_wrap=True)
         return None
@@ -206,7 +217,7 @@ def reproduce(
     with watched(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
         folder = out_folder or Path("runs") / "reproduce"
         name = command.one_of(id)
-        failed = command.train(name, only or (), seeds, rounds, changed, folder, results, root, watch.of, out)
+        failed = command.train(name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.of, out)
     if failed:
         stop(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
     return None

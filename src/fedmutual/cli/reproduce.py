@@ -48,6 +48,8 @@ def train(
     experiment = read_experiment(root or home(), id)
     chosen = experiment.chosen(only)
     check(changed, chosen)
+    if results is not None and results.resolve() in (out.resolve(), *out.resolve().parents):
+        raise ConfigError(f"--results {results}: is OUT itself or holds it; name a folder that holds results alone")
     told = {k: v for k, v in changed.items() if tells(k)}
     here = {k: v for k, v in changed.items() if not tells(k)}
     scale, store = Scale(rounds, tuple(told.items())), _store(root, results or out / RESULTS)
@@ -110,6 +112,13 @@ def _terminal(table: report.Table) -> Table:
 def _text(cell: report.Cell, notes: Sequence[str]) -> str:
     mark = f" ({notes.index(cell.note) + 1})" if cell.note else ""
     return f"{cell.text} {cell.spread}".strip() + mark + (f"\n{cell.sub}" if cell.sub else "")
+
+
+def without(option: str, others: Mapping[str, object]) -> None:
+    """Raise ConfigError where an option comes together with others, by their names, that would do nothing then."""
+    for name, given in others.items():
+        if given:
+            raise ConfigError(f"{option}; take {name} out")
 
 
 def one_of(id: str | None) -> str:

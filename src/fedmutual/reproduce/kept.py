@@ -4,6 +4,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from fedmutual.report.lines import Share
+
 
 class _Kept(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -14,16 +16,16 @@ class ClientResult(_Kept):
 
     network: str
     examples: int
-    last: float
-    best: float
-    curve: tuple[float, ...] = ()  # where the cell keeps every client's
+    last: Share
+    best: Share
+    curve: tuple[Share, ...] = ()  # where the cell keeps every client's
 
 
 class Ends(_Kept):
     """Each client's number after the last round, and after its best."""
 
-    last: dict[str, float]
-    best: dict[str, float]
+    last: dict[str, Share]
+    best: dict[str, Share]
 
 
 class Traffic(_Kept):
@@ -39,7 +41,7 @@ class Cloud(_Kept):
 
     domains: tuple[str, ...]
     classes: tuple[str, ...]
-    explained: tuple[float, float]  # the share of the variance on each axis
+    explained: tuple[Share, Share]  # the share of the variance on each axis
     silhouette: float  # of the classes, over all features: -1 to 1, large where classes lie apart
     points: tuple[tuple[int, int, float, float], ...]  # (domain, class, x, y) of some of them, of one seed
 
@@ -48,7 +50,7 @@ class CloseUp(_Kept):
     """One client, looked at closely. Curves hold a value for each evaluated round."""
 
     client: str
-    validation: tuple[float, ...]  # its model on all clients' validation data
+    validation: tuple[Share, ...]  # its model on all clients' validation data
     losses: dict[str, tuple[float, ...]]  # loss term -> its mean over the round
     cloud: Cloud
 
@@ -82,15 +84,15 @@ class Result(_Kept):
     changed: dict[str, Any] = {}  # as --set asked
     seconds: float
     model: str | None = None  # what a client uses: "personal", "global", "meme"
-    curves: dict[str, tuple[float, ...]] = {}
+    curves: dict[str, tuple[Share, ...]] = {}
     clients: dict[str, ClientResult] = {}
     noise: dict[str, float] = {}  # standard deviation -> loss
     transfer: dict[str, Ends] = {}  # "acc", "bwt", "fwt", where clients are domains
     traffic: Traffic | None = None
     steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
-    projected: float | None = None  # the share of mutual steps whose gradient was projected
+    projected: Share | None = None  # the share of mutual steps whose gradient was projected
     closeup: CloseUp | None = None  # of the node that the cell names
-    target: float | None = None  # the paper's accuracy of FedAvg in this cell, a fraction
+    target: Share | None = None  # the paper's accuracy of FedAvg in this cell, a fraction
     failed: str = ""  # why there are no numbers: a client diverged
     made: Made
 
@@ -103,4 +105,5 @@ class Result(_Kept):
     def all_curves(self) -> list[tuple[float, ...]]:
         """Every curve that must have a value for each of them."""
         close = [self.closeup.validation, *self.closeup.losses.values()] if self.closeup else []
-        return [*self.curves.values(), *close]
+        of_clients = [client.curve for client in self.clients.values() if client.curve]
+        return [*self.curves.values(), *of_clients, *close]

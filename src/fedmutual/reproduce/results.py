@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from pydantic import ValidationError
 
@@ -45,6 +46,17 @@ class Store:
             if result.fingerprint == job.fingerprint and version in (None, result.version):
                 return result.model_copy(update={"arm": job.arm, "seed": job.seed, "target": job.cell.target})
         return None
+
+    def check(self) -> None:
+        """Raise RunError where no result could be kept, before anything is trained for it."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with TemporaryFile(dir=self.folder):
+                pass
+        except OSError as problem:
+            raise RunError(
+                f"{self.folder}: results cannot be kept there ({problem.strerror}); choose another folder with --results"
+            ) from None
 
     def add(self, job: Job, result: Result) -> None:
         """Keep a result, in its cell's file.

@@ -36,7 +36,7 @@ class Told:
 
     known: int = 0  # runs whose results were there
     trained: int = 0
-    failed: list[str] = field(default_factory=list)  # runs in which a client diverged, and why
+    failed: list[str] = field(default_factory=list)  # runs in which a client diverged, now or before, and why
 
 
 def reproduce(
@@ -62,8 +62,11 @@ def reproduce(
     asked = {j.fingerprint for jobs_ in planned for j in jobs_}
     for cell, job in {job.cell.id: (job.cell, job) for job in pace.left if job.cell.about.node}.values():
         closeup.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
+    told.failed += _known_failures(planned, store)
     told.known = len(asked) - len(pace.left)
     say(f"{count(len(pace.left), 'run')} to train, {told.known} known")
+    if pace.left:
+        store.check()
     for of_cell in planned:
         todo = [j for j in of_cell if _unknown(store, j)]
         needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
@@ -72,6 +75,16 @@ def reproduce(
             for batch in _batches([j for j in stage if not _orphan(j, store, told)]):
                 _train(batch, out, store, watch, told, pace, say)
     return told
+
+
+def _known_failures(planned: Sequence[Sequence[Job]], store: Store) -> list[str]:
+    """The runs that are known to have no numbers, each once, and why."""
+    found = dict[str, str]()
+    for job in (j for of_cell in planned for j in of_cell):
+        result = store.find(job, fedmutual.__version__)
+        if result is not None and result.failed:
+            found.setdefault(job.fingerprint, f"{job.label}: {result.failed}")
+    return list(found.values())
 
 
 def _without_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
