@@ -73,6 +73,13 @@ def test_a_damaged_file_is_named(store, text, said):
     assert str(store.folder / "bad.json") in str(problem.value)
 
 
+def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
+    store.folder.mkdir()
+    (store.folder / "table9").write_text("in the way")
+    with pytest.raises(RunError, match=r"iid\.json: cannot be written .*; choose another folder with --results$"):
+        keep(store, planned()["fml", 0])
+
+
 @pytest.mark.parametrize(("before", "after", "said"), [
     ("[0.5, 0.7]", "[0.5, 7.5]", "curves.global_test.1"),
     ("[0.5, 0.7]", "[0.5, -0.1]", "curves.global_test.1"),

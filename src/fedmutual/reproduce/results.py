@@ -71,7 +71,10 @@ class Store:
             key=lambda r: (r.rounds, r.arm, r.seed, json.dumps(r.changed)),
         )
         lines = ",\n".join(f"  {json.dumps(r.model_dump(exclude_defaults=True, exclude={'target'}))}" for r in kept)
-        write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
+        try:
+            write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
+        except RunError as problem:
+            raise RunError(f"{str(problem).rpartition(';')[0]}; choose another folder with --results") from None
         self._take(job.cell.id, [result])
 
     def _take(self, cell: str, new: Iterable[Result]) -> None:
