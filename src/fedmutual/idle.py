@@ -44,12 +44,12 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
 
 
 def _of_clients(config: Config, tables: Sequence[str]) -> list[str]:
-    """The keys of these tables that clients have set."""
+    """The keys of these tables that clients have set. Shuffled labels are shuffled, whoever learns them."""
     plain = ClientConfig()
     return [
         f"clients.{i}.{table}.{key}"
         for i, own in config.clients.items()
         for table in tables
         for key, value in getattr(own, table)
-        if value != getattr(getattr(plain, table), key)
+        if key != "shuffled" and value != getattr(getattr(plain, table), key)
     ]

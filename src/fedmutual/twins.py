@@ -35,19 +35,18 @@ def _same(a: Tensor, b: Tensor) -> bool:
 @torch.no_grad()
 def _of_input(net: nn.Module, shape: tuple[int, ...]) -> set[str]:
     """The running statistics that a net keeps of its input as it comes, wherever it declares them."""
-    if not any(isinstance(m, _NormBase) for m in net.modules()):
-        return set()
-    tried = copy.deepcopy(net).eval()
+    tried, found = copy.deepcopy(net).eval(), set[str]()
+    norms = {name: m for name, m in tried.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
+    if not norms:
+        return found
     x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(next(tried.buffers()).device)
-    found: set[str] = set()
 
     def look(name: str, given: Tensor) -> None:
         if given.numel() == x.numel() and torch.equal(given.flatten(), x.flatten()):
             found.update((f"{name}.running_mean", f"{name}.running_var"))
 
-    for name, module in tried.named_modules():
-        if isinstance(module, _NormBase) and module.track_running_stats:
-            module.register_forward_pre_hook(lambda _, given, name=name: look(name, given[0]))
+    for name, module in norms.items():
+        module.register_forward_pre_hook(lambda _, given, name=name: look(name, given[0]))
     with torch.random.fork_rng():
         tried(x)
     return found

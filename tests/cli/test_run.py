@@ -332,7 +332,7 @@ def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):
 def test_a_run_says_how_to_learn_what_it_gains(cli, small):
     code, out, _ = cli("run", small, "--set", "rounds=1", "--out", "a")
     assert code == 0
-    assert f"`fedmutual compare {small}` tells the gain over training alone" in out
+    assert f"`fedmutual compare {small} --methods fml,independent --set rounds=1` tells the gain over training alone" in out
     assert "gain/" not in out
     code, out, _ = cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=independent", "--out", "b")
     assert code == 0

@@ -80,6 +80,10 @@ def test_columns_that_are_no_features_are_left_out_by_name(tmp_path: Path) -> No
     found = data.load(config(data=about | {"drop": ["name", "id"]}))
     assert found.space.columns == ("age",)
     assert not any("identifiers" in note or "large" in note for note in found.notes)
+    (tmp_path / "t.csv").write_text("age,label\n3,ill\n5,well\n")  # of a test file they may be gone already
+    data.load(config(data=about | {"drop": ["name", "id"], "test": str(tmp_path / "t.csv")}))
+    with pytest.raises(ConfigError, match=r"key 'data.drop' has no effect with data.name = 'digits'"):
+        data.load(config(data={"name": "digits", "drop": ["id"]}))
     with pytest.raises(
         DataError, match=r"there is no column 'nam', which data.drop names; it has 'id', 'name', 'age', 'label'"
     ):

@@ -94,6 +94,13 @@ def test_clients_with_data_of_their_own_are_named_with_their_key(tmp_path: Path)
     assert mend in said
     renamed = common["data"] | {"labels": {"B": "benign", "M": "malignant"}}
     assert data.load(config(**common | {"data": renamed})).space.classes == ("benign", "malignant")
+    assert data.findings(config(**common | {"data": renamed}))  # as a run takes them
+    slip = common["data"] | {"labels": renamed["labels"] | {"Z": "benign"}}
+    refused(
+        "key 'data.labels' renames 'Z', and no label is called so; there are 'B', 'M', 'benign'", **common | {"data": slip}
+    )
+    half = common["data"] | {"labels": {"M": "malignant"}}
+    refused('clients."rural 1".data.labels = { M = "malignant", B = "benign" }', **common | {"data": half})
     clients["town"]["data"]["labels"] = {"X": "benign"}
     refused("client 'town': key 'data.labels' renames 'X', and no label is called so", **common)
 

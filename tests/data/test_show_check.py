@@ -186,3 +186,5 @@ def test_examples_that_stand_at_two_clients_are_told(tmp_path: Path) -> None:
     assert line.startswith(f"{both} of the ")
     assert "equal a training example of client 'a', row " in line
     assert "that client 'a' is scored on" not in said
+    clients["b"]["data"] |= {"mean": [0.5, 0, 0], "std": [2.0, 1, 1]}  # rows are the same ones, however they are scaled
+    assert line in found(**own).splitlines()

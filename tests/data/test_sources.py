@@ -180,6 +180,17 @@ def test_a_dataset_of_pictures_with_groups(module: Callable[[str], str], tmp_pat
     assert torch.equal((x[:, 0, 1, 1] * 255).round().long() % 2, y)
 
 
+def test_targets_of_numbers_may_be_told_more_exactly_than_items_hold_them(module: Callable[[str], str]) -> None:
+    name = module("""
+        class make(Dataset):
+            targets = np.linspace(0, 1, 12) / 3
+            def __len__(self): return 12
+            def __getitem__(self, i): return torch.tensor([float(i)]), torch.tensor(self.targets[i], dtype=torch.float32)
+        """)
+    about = {"data": {"name": f"{name}:make"}, "training": {"task": "regression"}, "partition": {"clients": 1}}
+    assert len(data.load(config(**about, split=HALF)).pooled().private) > 0
+
+
 CHANGING = """
     class make(Dataset):
         targets = [0, 1] * 6

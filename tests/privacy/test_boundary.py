@@ -254,6 +254,18 @@ def test_statistics_of_the_input_are_found_by_what_comes_in_not_by_where_they_ar
     assert federation(algorithm, [one], start=server(Late), rounds=2)
 
 
+def test_a_norm_without_running_statistics_has_none_to_exempt():
+    def plain(seed):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            norm = torch.nn.BatchNorm1d(FEATURES, track_running_stats=False)
+            return torch.nn.Sequential(norm, torch.nn.Linear(FEATURES, 3))
+
+    algorithm = FML(**E).algorithm()
+    assert built(algorithm, plain).twins == frozenset()
+    assert federation(algorithm, [built(algorithm, plain)], start=server(plain))
+
+
 @pytest.mark.parametrize("weight", [0.5, 1.0])
 def test_nets_that_begin_equal_may_go_on_so_in_what_begins_constant_too(weight):
     algorithm = FML(alpha=weight, beta=weight, **E).algorithm()

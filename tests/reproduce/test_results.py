@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual.reproduce import Scale, Store, read_experiment
+from fedmutual.reproduce import Scale, Store, measures, read_experiment
 from fedmutual.reproduce.entries import entry
 from fedmutual.reproduce.kept import ClientResult, Ends
 from fedmutual.reproduce.looks import looks
@@ -189,8 +189,9 @@ def test_results_of_several_versions_say_so(store, planned, papers):
 def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):
     keep(store, planned()["fml", 0])
     (look,) = looks(lend(papers, closer=("noise = [0.1]", 'node = "0"\nnoise = [0.1]')), store)
-    shown = [entry(look, "fml", look.value(m, "fml"), None, "%", 1) for m in ("global_test", "separation", "noise:0.1")]
-    assert [cell.text for cell in shown] == ["70.0", "not run", "not run"]
+    named = ("global_test", "separation", "noise:0.1", "projected")
+    shown = [entry(look, "fml", look.value(m, "fml"), None, measures.find(m)[0], 1) for m in named]
+    assert [cell.text for cell in shown] == ["70.0", "not run", "not run", "n/a"]
     assert "known, and what is read off its weights here is not" in shown[1].note
 
 

@@ -57,7 +57,10 @@ def run(
 
     out.print(headline([folder]))
     if config.algorithm["name"] not in NOTHING_TO_GAIN:
-        say(f"`{shlex.join(('fedmutual', 'compare', str(file)))}` tells the gain over training alone", soft_wrap=True)
+        say(
+            f"`{_against_alone(config.algorithm['name'], file, set or [])}` tells the gain over training alone",
+            soft_wrap=True,
+        )
     say(f"{done.folder}: `{shlex.join(('fedmutual', 'report', str(done.folder), '-o', 'report.html'))}` makes a page of it")
 
 
@@ -335,6 +338,12 @@ def main() -> None:
         app()
     except UserError as problem:
         stop(problem, Code.BAD_INPUT)
+
+
+def _against_alone(method: str, file: Path, settings: list[str]) -> str:
+    """The command that holds a run's method against training alone, with all that was set for the run."""
+    sets = [word for text in settings if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]
+    return shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},independent", *sets))
 
 
 def _names(methods: str) -> list[str]:

@@ -4,7 +4,7 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from fedmutual.config import ALONE, Config, alone, brings_data
 from fedmutual.config.grid import toml_key
 from fedmutual.data.draws import Index, many
 from fedmutual.data.examples import listed
-from fedmutual.data.federation import Federation, load
+from fedmutual.data.federation import Federation, Prepared, examples_of, load, prepare
 from fedmutual.data.notes import NOBODY, training
 from fedmutual.data.rows import Rows
 
@@ -37,11 +37,12 @@ def findings(config: Config) -> list[str]:
         federation = load(config)
         return _of_one(config, federation, _look(federation))
     seen, found = {}, []
-    for i in config.clients:
-        federation = load(alone(config, i))
+    for i, prepared in prepare(config).items():
+        federation = load(alone(config, i), {"": prepared})
         seen[i] = _look(federation)
         own = [s for s in _of_one(alone(config, i), federation, seen[i]) if not s.startswith((_ALONE, NOBODY))]
         found += [f"client {i!r}: {said.replace(f'client {ALONE!r} ', 'it ')}" for said in own]
+        seen[i] = replace(seen[i], digests=_stored(prepared, seen[i].rows.index))  # each may scale its rows its own way
     return [*found, *_across(seen)]
 
 
@@ -150,7 +151,7 @@ def _look(federation: Federation) -> _Seen:
     digests, blank, moments, extremes = [], [], [], []
     for at, (x, _) in zip(chunks, rows.rows(chunks), strict=True):
         flat = x.flatten(1)
-        digests += [int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "big") for row in flat.numpy()]
+        digests += _digests(x)
         blank.append(at[(flat == flat[:, :1]).all(1)] if x.dim() == 4 else at[:0])
         own = x[trained[at]].double().transpose(0, 1).flatten(1)  # [channels or features, values]
         if own.numel():
@@ -165,6 +166,19 @@ def _look(federation: Federation) -> _Seen:
     return _Seen(
         rows, np.flatnonzero(trained.numpy()), scored, digested, torch.cat(blank).numpy(), mean, std, least == -most
     )
+
+
+def _stored(prepared: Prepared, index: Index) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+    """Digests of rows as they are stored, before any scaling."""
+    examples, found = examples_of(prepared.source), list[int]()
+    for rows in np.array_split(index, -(-len(index) // _CHUNK)):
+        found += _digests(examples.take(rows.tolist()))
+    return np.array(found, dtype=np.uint64)
+
+
+def _digests(x: Tensor) -> list[int]:
+    """Of each row's bytes."""
+    return [int.from_bytes(hashlib.blake2b(row, digest_size=8).digest(), "big") for row in x.flatten(1).numpy()]
 
 
 def _across(seen: Mapping[str, _Seen]) -> Iterator[str]:

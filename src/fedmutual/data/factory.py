@@ -122,11 +122,18 @@ def _check_items(dataset: Any, told: npt.NDArray[Any], name: str, place: str) ->
         except Exception:  # a user's dataset may fail in any way; who reads the item for its x says so
             continue
         alike = all(v.dtype.kind in "biuf" for v in (label, told)) or label.dtype.kind == told.dtype.kind
-        if alike and label.shape == told.shape[1:] and (label != told[i]).any():
+        if alike and label.shape == told.shape[1:] and not _equal(label, told[i]):
             raise DataError(
                 f"{place}: example {i} has the label {label.tolist()!r}, and the dataset's attribute {name!r} says "
                 f"{told[i].tolist()!r}; make them agree, in a class of your own where a target_transform changes them"
             )
+
+
+def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Whether two labels are; numbers as float32 holds them, which is how they are learned."""
+    if "f" in one.dtype.kind + other.dtype.kind:
+        return np.array_equal(np.float32(one), np.float32(other), equal_nan=True)
+    return bool((one == other).all())
 
 
 def _attribute(dataset: Any, name: str) -> Any:

@@ -128,9 +128,13 @@ def prepare(config: Config) -> dict[str, Prepared]:
         try:
             found[client] = _prepared(alone(config, client), common=not own.data.labels)
         except labels.UnknownClass as problem:
-            raise problem.of(client) from None
+            raise problem.of(client, {} if own.data.labels else config.data.labels) from None
         except ConfigError as problem:
             raise ConfigError(f"client {client!r}: {problem}") from None
+    sharing = [i for i, own in config.clients.items() if not own.data.labels and alone(config, i).data.labels]
+    if sharing:  # a common name is somebody's, or a slip
+        called = (labels.called(found[i].source, alone(config, i).data) for i in sharing)
+        labels.check_renamed(config.data.labels, set[str]().union(*called))
     return found
 
 
@@ -155,7 +159,7 @@ def _prepared(config: Config, common: bool = False) -> Prepared:
     source = sources.read(config, task.outputs is not None)
     table, targets = _table(source, config, task.outputs, common)
     scaled, notes = scaling.of_source(config.data, source)
-    examples = _examples(source)
+    examples = examples_of(source)
     store, shape = rows.make_store(examples, targets, scaled, _where(source), config.data.resident, config.data.workers)
     digest = record.data_digest(examples.digest(), table, shape, targets)
     about = {**scaled.record(), "augment": config.data.augment}
@@ -196,7 +200,7 @@ def given(found: Federation, read: Mapping[str, Prepared]) -> dict[str, Given]:
     about, nothing = found.partition["clients"], [0] * len(found.partition["classes"])
     parts = {}
     for i, shares in found.clients.items():
-        examples = _examples(read[i if i in read else ""].source)
+        examples = examples_of(read[i if i in read else ""].source)
         parts[i] = Given(shares.public, examples, about[i]["counts"].get(PUBLIC, nothing), training(about[i]))
     return parts
 
@@ -311,7 +315,8 @@ def _column(parts: list[Part], name: str) -> Names | None:
     return np.concatenate(found)
 
 
-def _examples(source: Source) -> Examples:
+def examples_of(source: Source) -> Examples:
+    """All examples of a data set, as stored: the test part's numbered after the training part's."""
     if source.test is None:
         return source.train.x
     first, second = (p.x.take([0])[0] for p in (source.train, source.test))

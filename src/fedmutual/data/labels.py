@@ -20,8 +20,15 @@ Targets = npt.NDArray[np.float32]
 class UnknownClass(DataError):
     """Labels that are none of the federation's classes; `what` says so of the first of them, without a mend."""
 
-    def __init__(self, where: str, odd: Mapping[str, str], classes: Sequence[str], key: str = "data.labels") -> None:
-        """odd: the owner's name -> what data.labels makes of it. key: where this owner's names are mended."""
+    def __init__(
+        self,
+        where: str,
+        odd: Mapping[str, str],
+        classes: Sequence[str],
+        key: str = "data.labels",
+        kept: Mapping[str, str] | None = None,
+    ) -> None:
+        """odd: the owner's name -> what data.labels makes of it. key: where this owner's names are mended, beside `kept`."""
         self.where, self.odd, self.classes = where, odd, classes
         own, name = next(iter(odd.items()))
         called = f"{own!r}, which data.labels calls {name!r}," if own != name else f"{own!r}"
@@ -29,13 +36,14 @@ class UnknownClass(DataError):
         self.what = f"{where}: its class {called} is none of the classes {listed(classes)}{more}"
         near = {n: _near(new, classes) for n, new in odd.items()}
         mend = f"did you mean {near[own]!r}? If so," if near[own] else "if it is one of them under another name,"
-        renamed = ", ".join(f"{toml_key(n)} = {json.dumps(to or '...', ensure_ascii=False)}" for n, to in near.items())
+        table = {**(kept or {}), **near}
+        renamed = ", ".join(f"{toml_key(n)} = {json.dumps(to or '...', ensure_ascii=False)}" for n, to in table.items())
         super().__init__(f"{self.what}; {mend} write {key} = {{ {renamed} }}, or add it to data.classes")
 
-    def of(self, client: str) -> "UnknownClass":
-        """The same, where a client brings data of its own."""
+    def of(self, client: str, common: Mapping[str, str]) -> "UnknownClass":
+        """The same, where a client brings data of its own. common: of data.labels, which labels of its own would replace."""
         key = f"clients.{toml_key(client)}.data.labels"
-        return UnknownClass(f"client {client!r}: {self.where}", self.odd, self.classes, key)
+        return UnknownClass(f"client {client!r}: {self.where}", self.odd, self.classes, key, common)
 
 
 def _near(name: str, classes: Sequence[str]) -> str | None:
@@ -58,13 +66,10 @@ def match(source: Source, config: DataConfig, common: bool = False) -> tuple[tup
     if config.classes is not None and len(set(config.classes)) < len(config.classes):
         twice = next(c for c in config.classes if config.classes.count(c) > 1)
         raise ConfigError(f"key 'data.classes' names {twice!r} twice; name each class once")
-    declared = source.classes
-    if declared is None and config.classes is None and all(_kind(p, source) == "numbers" for p in parts):
-        declared = _counted(parts, source)
-    own = [_named(p, declared, source) for p in parts]
+    declared, own = _declared(parts, source, config)
     found = [names for names, _ in own]
     if not common:
-        _check_renamed(config.labels, {*(declared or ()), *(str(n) for names in found for n in names)})
+        check_renamed(config.labels, {*(declared or ()), *(str(n) for names in found for n in names)})
     renamed = [np.array([config.labels.get(n, n) for n in names]) for names in found]
     classes = config.classes or _classes(declared, renamed, config.labels)
     if len(classes) < 2:
@@ -80,6 +85,22 @@ def match(source: Source, config: DataConfig, common: bool = False) -> tuple[tup
             raise UnknownClass(where, {str(names[i]): str(new[i]) for i in odd}, classes)
         coded.append(np.array([numbers[n] for n in new], dtype=np.int64)[codes])
     return classes, coded
+
+
+def called(source: Source, config: DataConfig) -> set[str]:
+    """What the owner's labels are called, before data.labels renames any."""
+    declared, own = _declared([p for p in (source.train, source.test) if p is not None], source, config)
+    return {*(declared or ()), *(str(n) for names, _ in own for n in names)}
+
+
+def _declared(
+    parts: Sequence[Part], source: Source, config: DataConfig
+) -> tuple[tuple[str, ...] | None, list[tuple[Names, Index]]]:
+    """-> (the classes that the data declare, or count; of each part as `_named`)."""
+    declared = source.classes
+    if declared is None and config.classes is None and all(_kind(p, source) == "numbers" for p in parts):
+        declared = _counted(parts, source)
+    return declared, [_named(p, declared, source) for p in parts]
 
 
 def numbers(source: Source, config: DataConfig) -> list[Targets]:
@@ -113,7 +134,7 @@ def numbers(source: Source, config: DataConfig) -> list[Targets]:
     return found
 
 
-def _check_renamed(labels: Mapping[str, str], known: Set[str]) -> None:
+def check_renamed(labels: Mapping[str, str], known: Set[str]) -> None:
     """Raise ConfigError where data.labels renames what no label is called."""
     for name in labels:
         if name not in known:

@@ -64,6 +64,8 @@ def read(config: Config, numbers: bool = False) -> Source:
 def _read(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
     """As stored. by_domain: whether the folders above the classes' are domains."""
     name = config.name
+    if config.drop is not None and name != "csv":
+        raise ConfigError(f"key 'data.drop' has no effect with data.name = {name!r}; take it out")
     if name in _PUBLISHED or ":" in name:
         for key in ("test", "group_by"):
             if getattr(config, key) is not None and (name in _PUBLISHED or key == "test"):

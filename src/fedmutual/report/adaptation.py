@@ -16,7 +16,7 @@ from fedmutual.report.html import write_page
 from fedmutual.report.lines import Record
 from fedmutual.report.measures import SEEDS
 from fedmutual.report.runs import checked, read_json, read_run
-from fedmutual.report.statistics import ENOUGH, Estimate, Missing, estimate, pair_clients
+from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Missing, estimate, pair_clients
 from fedmutual.report.text import count, percent
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict, away, chance
@@ -178,5 +178,5 @@ def _against(name: str, gain: Estimate, comparison: Comparison) -> str:
     far = away(gain, comparison.decimals, ("ahead", "behind", "level"))
     if gain.sign:
         return f"against {name} it {'pays' if gain.sign > 0 else 'does not pay'}: {far}"
-    doubt = chance(gain) if gain.mean or gain.n < ENOUGH else ""
+    doubt = chance(gain) if abs(gain.mean) > SAME or gain.n < ENOUGH else ""
     return f"against {name} it is {far}{doubt}"

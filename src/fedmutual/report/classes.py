@@ -1,4 +1,4 @@
-"""What accuracy does not say of a class: the one that a method finds worst, beside training alone."""
+"""What accuracy does not say of a class: the one that is found worst, beside training alone."""
 
 from collections.abc import Iterator
 from statistics import fmean
@@ -13,19 +13,29 @@ _CLEAR = 0.05  # a difference of recall that is told even where it is not certai
 
 
 def sentences(comparison: Comparison, data: str = "validation") -> Iterator[str]:
-    """Of each federating method its worst class, where its recall on the clients' rows is clearly another than alone."""
+    """Of each federating method the worst class, where its recall on the clients' rows is clearly another than alone.
+
+    Worst is the one that the method and training alone, taken together, find least: were it chosen by the method's own
+    recall, chance would make that lower than alone.
+    """
     for method in comparison.federated:
         alone = comparison.alone(method)
         found = _by_class(comparison, method, alone, data) if alone and len(comparison.classes) > 1 else {}
         if not found:
             continue
-        worst = min(found, key=lambda name: fmean(p.ours for p in found[name].pairs))
+        worst = min(found, key=lambda name: sum(_recalls(found[name])))
         e = found[worst].estimate
         if e.sign or abs(e.mean) > _CLEAR - SAME:
-            decimals, pairs = comparison.decimals, found[worst].pairs
-            ours, other = (percent(fmean(v), decimals) for v in ([p.ours for p in pairs], [p.other for p in pairs]))
+            decimals = comparison.decimals
+            ours, other = (percent(recall, decimals) for recall in _recalls(found[worst]))
             far = away(e, decimals, ("above", "below", "level"), "" if e.sign else chance(e))
             yield f"Worst class with {method.label}: {worst}, recall {ours} %, alone {other} %: {far}."
+
+
+def _recalls(gains: Gains) -> tuple[float, float]:
+    """Ours and alone: the means over seeds of the means over clients, as the gain is one."""
+    by_seed = [[p for p in gains.pairs if p.seed == seed] for seed in gains.seeds]
+    return fmean(fmean(p.ours for p in of) for of in by_seed), fmean(fmean(p.other for p in of) for of in by_seed)
 
 
 def _by_class(comparison: Comparison, method: Method, alone: Method, data: str) -> dict[str, Gains]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedmutual.report.comparison import Comparison
-from fedmutual.report.statistics import ENOUGH, Estimate, Gains, Missing
+from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing
 from fedmutual.report.text import count, listed, percent
 
 
@@ -55,9 +55,10 @@ def lead(comparison: Comparison, gains: Mapping[str, Gains | Missing], asked: Qu
 def _means(found: Mapping[str, Estimate], open_: Sequence[str], asked: Question) -> str:
     """ "clients do better with FML, worse with FedAvg, and two seeds cannot exclude chance"."""
     ways = {"better": 1, "worse": -1, "as well as alone": 0}
-    of = {way: [i for i in open_ if (found[i].mean > 0) - (found[i].mean < 0) == sign] for way, sign in ways.items()}
+    leads = {i: (found[i].mean > SAME) - (found[i].mean < -SAME) for i in open_}
+    of = {way: [i for i in open_ if leads[i] == sign] for way, sign in ways.items()}
     said = ", ".join(f"{way} with {listed(labels)}" for way, labels in of.items() if labels)
-    doubtful = [found[i] for i in open_ if found[i].mean or found[i].n < ENOUGH]
+    doubtful = [found[i] for i in open_ if leads[i] or found[i].n < ENOUGH]
     return f"{asked.worse.partition(' ')[0]} do {said}{chance(min(doubtful, key=lambda e: e.n)) if doubtful else ''}"
 
 

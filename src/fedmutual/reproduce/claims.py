@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from statistics import fmean
 
-from fedmutual.report.statistics import Estimate, estimate
+from fedmutual.report.statistics import ENOUGH, Estimate, estimate
 from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.pooling import pool
 from fedmutual.reproduce.schema import Claim
@@ -122,8 +122,8 @@ def _verdict(claim: Claim, difference: Estimate | None, diverged: Lost) -> str:
 
 
 def _by_interval(claim: Claim, difference: Estimate | None) -> str:
-    if difference is None or difference.half is None:
-        return UNDECIDED  # no seed has both numbers, or one: that has no interval
+    if difference is None or difference.half is None or difference.n < ENOUGH:
+        return UNDECIDED  # too few seeds have both numbers
     if claim.sign == "same":
         if -claim.margin <= difference.low and difference.high <= claim.margin:
             return CONFIRMED

@@ -27,12 +27,15 @@ def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
     return fixed(value.mean, places), "" if value.half is None else f"± {fixed(value.half, places)}"
 
 
-def entry(look: Look, arm: str, value: Estimate | None, paper: float | None, unit: str, decimals: int) -> Cell:
+def entry(
+    look: Look, arm: str, value: Estimate | None, paper: float | None, measure: measures.Measure, decimals: int
+) -> Cell:
     """A number of an arm beside the paper's; or why there is none."""
+    unit = measure.unit
     beside = f"paper {paper:.2f}" if paper is not None else ""
     failed = [f"seed {s}: {r.failed}" for s, r in look.results[arm].items() if r.failed]
     if value is None:
-        unasked = any(lacks(look.cell, r) for r in look.results[arm].values())
+        unasked = measure.of_weights and any(lacks(look.cell, r) for r in look.results[arm].values())
         text = DIVERGED if failed else NOT_RUN if unasked or not look.results[arm] else _none(unit)
         why = {
             NOT_RUN: "the run is known, and what is read off its weights here is not" if unasked else "",

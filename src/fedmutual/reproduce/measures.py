@@ -41,6 +41,7 @@ class Measure:
     curve: str = ""  # what is drawn of it
     nodes: Callable[[Result, End], Mapping[str, float]] | None = None  # client -> its number, of a mean over clients
     only_best: bool = False  # it is read off the best round's models
+    of_weights: bool = False  # it is read off a run's weights when the run has ended
     counted: bool = False  # its name goes on with a number: "noise:0.2"
 
     @property
@@ -185,7 +186,7 @@ MEASURES: dict[str, Measure] = {
     "swing_global": Measure("oscillation of the global model, points", "points", _swing("global_test")),
     "swing_own": Measure("oscillation of the clients' model, points", "points", _swing("own")),
     "rounds_to": Measure("rounds to {percent} % of the paper's FedAvg", "rounds", _rounds_to, counted=True),
-    "noise": Measure("loss under weight noise {}", "loss", _noise, counted=True),
+    "noise": Measure("loss under weight noise {}", "loss", _noise, of_weights=True, counted=True),
     "gain_small": Measure("gain of the clients with fewest examples, points", "points", _gain(False)),
     "gain_large": Measure("gain of the clients with most examples, points", "points", _gain(True)),
     "acc": _transferred("acc", "ACC, all nodes' test data, %"),
@@ -196,6 +197,6 @@ MEASURES: dict[str, Measure] = {
     "bytes_seed": Measure("bytes of the public examples that it gave out, once", "bytes", _bytes("seed", once=True)),
     "projected": Measure("projected mutual steps, %", "%", _projected),
     "separation": Measure(
-        "silhouette of the classes in the features", "score", _silhouette, CHOSEN_BY_OTHERS, only_best=True
+        "silhouette of the classes in the features", "score", _silhouette, CHOSEN_BY_OTHERS, only_best=True, of_weights=True
     ),
 }

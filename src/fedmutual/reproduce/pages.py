@@ -193,7 +193,6 @@ def _claim(judged: Judged) -> dict[str, Any]:
     about: dict[str, Any] = {
         "claim": judged.claim.text,
         "verdict": judged.verdict,
-        "of": judged.claim.whose,
         "unit": unit(judged),
     }
     diverged = {arm: n for arm, (n, _) in judged.diverged.items()}

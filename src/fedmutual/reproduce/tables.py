@@ -89,7 +89,7 @@ def _cell(look: Look | None, arm: str, measure: str, at: End, decimals: int) -> 
         return Cell("")
     kind = measures.find(measure)[0]
     paper = look.cell.shown[arm].printed(measure) if at == kind.counts else None
-    return entry(look, arm, look.value(measure, arm, at), paper, kind.unit, decimals)
+    return entry(look, arm, look.value(measure, arm, at), paper, kind, decimals)
 
 
 def _nodes(experiment: Experiment, looks: Sequence[Look], measure: str) -> Table:
@@ -104,7 +104,7 @@ def _nodes(experiment: Experiment, looks: Sequence[Look], measure: str) -> Table
         for arm, about in look.cell.shown.items():
             values = {plain(i): v for i, v in look.nodes(measure, arm, kind.counts).items()}
             values |= {AVERAGE: v} if (v := look.value(measure, arm, kind.counts)) else {}
-            cells = [entry(look, arm, values.get(i), about.printed(measure, i), kind.unit, decimals) for i in nodes]
+            cells = [entry(look, arm, values.get(i), about.printed(measure, i), kind, decimals) for i in nodes]
             lines.append((Cell(look.cell.about.row), Cell(name(arm, about)), *cells))
     caption = capital(f"{measures.title(measure)}, {FAIR}")
     return Table(f"nodes-{measure}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
