@@ -28,10 +28,11 @@ def check(file: File, set: Set = None) -> None:
     from fedmutual import data, experiment
 
     config = configured(file, set or [])
-    findings = data.findings(config)
+    read = data.prepare(config)
+    findings = data.findings(config, read)
     for finding in findings:
         say(finding)
-    experiment.build(config, device="cpu")
+    experiment.build(config, device="cpu", prepared=read)
     if not findings:
         say("nothing stands out")
 

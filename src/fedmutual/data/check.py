@@ -27,22 +27,23 @@ _SHARES = {"training": "private", "public": "public", "validation": "validation"
 _CHUNK = 1024
 
 
-def findings(config: Config) -> list[str]:
-    """One sentence a finding. Reads every row, also of data that are not kept in memory.
+def findings(config: Config, prepared: Mapping[str, Prepared] | None = None) -> list[str]:
+    """One sentence a finding. Reads every row, also of data that are not kept in memory. prepared: as `load` takes it.
 
     Raises:
         UserError: the data cannot be used; in one sentence, why.
     """
+    read = prepare(config) if prepared is None else prepared
     if not brings_data(config):
-        federation = load(config)
+        federation = load(config, read)
         return _of_one(config, federation, _look(federation))
     seen, found = {}, []
-    for i, prepared in prepare(config).items():
-        federation = load(alone(config, i), {"": prepared})
+    for i, own_data in read.items():
+        federation = load(alone(config, i), {"": own_data})
         seen[i] = _look(federation)
         own = [s for s in _of_one(alone(config, i), federation, seen[i]) if not s.startswith((_ALONE, NOBODY))]
         found += [f"client {i!r}: {said.replace(f'client {ALONE!r} ', 'it ')}" for said in own]
-        seen[i] = replace(seen[i], digests=_stored(prepared, seen[i].rows.index))  # each may scale its rows its own way
+        seen[i] = replace(seen[i], digests=_stored(own_data, seen[i].rows.index))  # each may scale its rows its own way
     return [*found, *_across(seen)]
 
 
