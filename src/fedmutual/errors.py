@@ -17,6 +17,10 @@ class RunError(UserError):
     """A run folder that is missing, foreign, damaged, used or cannot be written."""
 
 
+class Busy(RunError):
+    """A folder that another process writes."""
+
+
 class AlgorithmError(UserError):
     """An algorithm of the user's own that raised something, or gave what cannot be used."""
 

@@ -66,6 +66,43 @@ per = "client"
 set = { "algorithm.name" = "independent" }
 """
 
+NEWCOMER = """
+title = "A newcomer"
+paper = "a made-up paper"
+about = "A third client comes later."
+measures = ["own_validation"]
+differences = ["None."]
+"""
+NEWCOMER_CELL = """
+rounds = 1
+data = { name = "digits" }
+partition = { kind = "iid", clients = 3 }
+training = { local_epochs = 1, batch_size = 16 }
+engine = { device = "cpu", name = "inprocess" }
+
+[cell]
+row = "20 examples"
+column = "digits MLP"
+
+[cell.arms.federation]
+set = { rounds = 2 }
+clients = ["0", "1"]
+shown = false
+
+[cell.arms.scratch]
+title = "From scratch"
+clients = ["2"]
+examples = 20
+set = { "algorithm.name" = "independent" }
+"""
+GIVEN = """
+[cell.arms.given]
+needs = "federation"
+clients = ["2"]
+examples = 20
+set = { "model.start" = "server" }
+"""
+
 
 @pytest.fixture
 def papers(tmp_path, monkeypatch):
@@ -110,3 +147,18 @@ def reproduce(cli, papers):
 def store(tmp_path):
     """An empty store."""
     return Store(tmp_path / "results")
+
+
+@pytest.fixture
+def newcomer(papers):
+    """The file of a cell in which a third client comes later, of an experiment "newcomer" beside the others."""
+    (papers / "newcomer").mkdir()
+    (papers / "newcomer/index.toml").write_text(NEWCOMER)
+    (papers / "newcomer/digits.toml").write_text(NEWCOMER_CELL)
+    return papers / "newcomer/digits.toml"
+
+
+@pytest.fixture
+def given():
+    """An arm for the newcomer's cell that starts from its federation."""
+    return GIVEN

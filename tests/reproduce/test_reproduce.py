@@ -8,43 +8,6 @@ import pytest
 
 import forked
 
-NEWCOMER = """
-title = "A newcomer"
-paper = "a made-up paper"
-about = "A third client comes later."
-measures = ["own_validation"]
-differences = ["None."]
-"""
-NEWCOMER_CELL = """
-rounds = 1
-data = { name = "digits" }
-partition = { kind = "iid", clients = 3 }
-training = { local_epochs = 1, batch_size = 16 }
-engine = { device = "cpu", name = "inprocess" }
-
-[cell]
-row = "20 examples"
-column = "digits MLP"
-
-[cell.arms.federation]
-set = { rounds = 2 }
-clients = ["0", "1"]
-shown = false
-
-[cell.arms.scratch]
-title = "From scratch"
-clients = ["2"]
-examples = 20
-set = { "algorithm.name" = "independent" }
-"""
-GIVEN = """
-[cell.arms.given]
-needs = "federation"
-clients = ["2"]
-examples = 20
-set = { "model.start" = "server" }
-"""
-
 
 def trained(said):
     return int(next(line for line in said.splitlines() if "known before" in line).split()[0])
@@ -209,14 +172,6 @@ def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine
     assert reproduce("table9", "--only", "*/noniid", *arguments[3:])[0] == 0  # of other runs nothing is said
 
 
-@pytest.fixture
-def newcomer(papers):
-    (papers / "newcomer").mkdir()
-    (papers / "newcomer/index.toml").write_text(NEWCOMER)
-    (papers / "newcomer/digits.toml").write_text(NEWCOMER_CELL)
-    return papers / "newcomer/digits.toml"
-
-
 def test_a_newcomers_rows_are_nobody_elses(reproduce, newcomer, tmp_path):
     code, out, _ = reproduce("newcomer", "--seeds", "1", "--out", "out")
     assert (code, trained(out)) == (0, 2), out
@@ -240,8 +195,8 @@ def test_a_part_that_is_not_there(reproduce, newcomer, before, after, said):
     assert said in err
 
 
-def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, tmp_path):
-    newcomer.write_text(newcomer.read_text() + GIVEN)
+def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, given, tmp_path):
+    newcomer.write_text(newcomer.read_text() + given)
     code, out, err = reproduce("newcomer", "--seeds", "1", "--out", "out")
     assert code == 0, err
     assert trained(out) == 3

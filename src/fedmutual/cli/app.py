@@ -193,6 +193,7 @@ def reproduce(
 
     What is known is not trained again; what was stopped goes on: give the same command. `--set` changes a key of every run,
     and what comes of it is marked, unless it only says how this machine works, as engine.threads and data.root do.
+    Several processes with the same command share the work.
 
     Example: `fedmutual reproduce table1 --only 'mnist/*' --rounds 50`
     """

@@ -57,6 +57,11 @@ def train(
     say = _sayer(console)
     done = reproduce(chosen, seeds, scale, out, store, here, watch, say)
     say(f"{count(done.trained, 'run')} trained, {done.known} known before")
+    if done.elsewhere:
+        say(
+            f"{count(len(done.elsewhere), 'run')} left to other processes, which train them or what they start from: "
+            f"{'; '.join(done.elsewhere)}. Give the same command when those are done"
+        )
     _conclude(experiment, store, scale, range(seeds), out, console)
     return done.failed
 

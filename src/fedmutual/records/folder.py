@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from fedmutual.config import Config, client_settings, dump_config, load_config
 from fedmutual.core import Message, Schedule
-from fedmutual.errors import RunError
+from fedmutual.errors import Busy, RunError
 from fedmutual.records.files import read_json, read_tensors, write_bytes, write_json, write_tensors
 
 CONFIG, ENVIRONMENT, PARTITION, SUMMARY = "config.toml", "environment.json", "partition.json", "summary.json"
@@ -25,20 +25,26 @@ _ANYWHERE = ("engine.name", "engine.workers", "engine.address", "engine.gpus")  
 
 
 @contextmanager
-def held(folder: Path, other: str = "is writing this run", mend: str = "choose another folder with --out") -> Iterator[None]:
-    """Hold a run's folder, made if missing, against other processes. A killed process lets go of it by dying.
+def held(
+    folder: Path,
+    other: str = "is writing this run",
+    mend: str = "choose another folder with --out",
+    patience: float = 0.0,
+) -> Iterator[None]:
+    """Hold a folder, made if missing, against other processes. A killed process lets go of it by dying.
 
-    other: what another process does there. mend: what to do, where it does or nothing can be written.
+    other: what another process does there. mend: what to do, where it does or nothing can be written. patience: seconds.
 
     Raises:
-        RunError: another process writes there, or the folder cannot be written.
+        Busy: another process writes there.
+        RunError: the folder cannot be written.
     """
-    lock = FileLock(folder / LOCK, timeout=0)
+    lock = FileLock(folder / LOCK, timeout=patience)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise RunError(f"{folder}: another process {other}; wait for it, or {mend}") from None
+        raise Busy(f"{folder}: another process {other}; wait for it, or {mend}") from None
     except OSError as problem:
         raise RunError(f"{folder}: cannot be written ({problem.strerror}); {mend}") from None
     try:

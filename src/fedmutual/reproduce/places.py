@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import fedmutual
@@ -13,6 +13,7 @@ from fedmutual.records.checkpoint import committed, file_name
 from fedmutual.records.folder import CONFIG, LOCK, held, reopen
 from fedmutual.reproduce.plan import Job, tells
 
+CLAIMS = "claims"  # a folder a run: who works there beside others needs to know what they have begun
 BEST = "-best"  # a second folder, with the best weights that the first has not
 _WORKERS = {"engine.name", "engine.workers", "engine.address", "engine.gpus"}  # a run may go on with others
 
@@ -23,6 +24,14 @@ def folder(out: Path, job: Job) -> Path:
     best = plain.with_name(plain.name + BEST)
     lacking = job.cell.about.node is not None and (plain / CONFIG).exists() and not _keeps(plain)
     return best if lacking or best.exists() else plain
+
+
+def claim(out: Path, job: Job) -> AbstractContextManager[None]:
+    """Holds a run for this process, before it has a folder and until its result is kept.
+
+    Entering it raises Busy where another process holds it, and RunError where nothing can be written.
+    """
+    return held(out / CLAIMS / f"{job.fingerprint}-{fedmutual.__version__}", "trains this run")
 
 
 def as_begun(config: Config, place: Path) -> Config:

@@ -9,8 +9,12 @@ from pydantic import ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.records.files import read_json, write_bytes
+from fedmutual.records.folder import held
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.plan import Job, Scale
+
+PATIENCE = 60.0  # seconds until another process that writes results is given up
+MEND = "choose another folder with --results"
 
 
 class Store:
@@ -54,17 +58,25 @@ class Store:
             with TemporaryFile(dir=self.folder):
                 pass
         except OSError as problem:
-            raise RunError(
-                f"{self.folder}: results cannot be kept there ({problem.strerror}); choose another folder with --results"
-            ) from None
+            raise RunError(f"{self.folder}: results cannot be kept there ({problem.strerror}); {MEND}") from None
+
+    def look(self, cell: str) -> None:
+        """Take in what other processes kept of a cell meanwhile."""
+        path = self.folder / f"{cell}.json"
+        if path.exists():
+            self._take(cell, _read(path))
 
     def add(self, job: Job, result: Result) -> None:
         """Keep a result, in its cell's file.
 
         Raises:
-            RunError: the file is damaged, or cannot be written.
+            RunError: the file is damaged, or cannot be written, or another process does not get done with it.
         """
-        path = self.folder / f"{job.cell.id}.json"
+        with held(self.folder, "has been writing results for a minute", MEND, PATIENCE):
+            self._add(self.folder / f"{job.cell.id}.json", result)
+        self._take(job.cell.id, [result])
+
+    def _add(self, path: Path, result: Result) -> None:
         there = _read(path) if path.exists() else []
         kept = sorted(
             [*(r for r in there if r.fingerprint != result.fingerprint), result],
@@ -74,8 +86,7 @@ class Store:
         try:
             write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
         except RunError as problem:
-            raise RunError(f"{str(problem).rpartition(';')[0]}; choose another folder with --results") from None
-        self._take(job.cell.id, [result])
+            raise RunError(f"{str(problem).rpartition(';')[0]}; {MEND}") from None
 
     def _take(self, cell: str, new: Iterable[Result]) -> None:
         new = list(new)

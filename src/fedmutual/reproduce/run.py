@@ -1,29 +1,32 @@
-"""Trains what is not known yet, a cell at a time, and keeps what came out: a killed command goes on where it was."""
+"""Trains what is not known yet, a cell at a time, and keeps what came out: a killed command goes on where it was.
+
+Processes that are given the same command share the work: each trains what no other does.
+"""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import fedmutual
 from fedmutual import data, runs
 from fedmutual.config import Config
 from fedmutual.core import Diverged
-from fedmutual.errors import DataError
+from fedmutual.errors import Busy, DataError
 from fedmutual.records.events import Observer
 from fedmutual.records.folder import SUMMARY
-from fedmutual.records.text import duration
 from fedmutual.report.text import count
 from fedmutual.reproduce import closeup
 from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.collect import collect, failure
+from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import lacks
 from fedmutual.reproduce.noise import under_noise
+from fedmutual.reproduce.pace import Pace
 from fedmutual.reproduce.parts import placed
-from fedmutual.reproduce.places import as_begun, folder, lengthen, otherwise
+from fedmutual.reproduce.places import as_begun, claim, folder, lengthen, otherwise
 from fedmutual.reproduce.plan import Job, Scale, jobs
 from fedmutual.reproduce.results import Store
 
@@ -37,6 +40,7 @@ class Told:
     known: int = 0  # runs whose results were there
     trained: int = 0
     failed: list[str] = field(default_factory=list)  # runs in which a client diverged, now or before, and why
+    elsewhere: list[str] = field(default_factory=list)  # runs that other processes train, or that start from one of those
 
 
 def reproduce(
@@ -67,13 +71,9 @@ def reproduce(
     say(f"{count(len(pace.left), 'run')} to train, {told.known} known")
     if pace.left:
         store.check()
-    for of_cell in planned:
-        todo = [j for j in of_cell if _unknown(store, j)]
-        needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
-        first = {**needed, **{j.fingerprint: j for j in todo if j.needs is None}}
-        for stage in (first.values(), (j for j in todo if j.needs is not None)):
-            for batch in _batches([j for j in stage if not _orphan(j, store, told)]):
-                _train(batch, out, store, watch, told, pace, say)
+        work = Work(out, store, watch, told, pace, say)
+        while work.through(planned):  # once more: what others had may be let go of by now
+            told.elsewhere.clear()
     return told
 
 
@@ -105,15 +105,6 @@ def _unknown(store: Store, job: Job) -> bool:
     return result is None or lacks(job.cell, result)
 
 
-def _orphan(job: Job, store: Store, told: Told) -> bool:
-    """Whether the run that it starts from has failed."""
-    begun = store.find(job.needs) if job.needs is not None else None
-    if begun is None or not begun.failed:
-        return False
-    told.failed.append(f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged")
-    return True
-
-
 def _batches(stage: Sequence[Job]) -> Iterable[list[Job]]:
     """All at once where a stack of them fills the device better, else one after the other."""
     if len(stage) > 1 and all(runs.stacks(job.config) for job in stage):
@@ -121,72 +112,95 @@ def _batches(stage: Sequence[Job]) -> Iterable[list[Job]]:
     return [[job] for job in stage]
 
 
-def _train(
-    batch: Sequence[Job],
-    out: Path,
-    store: Store,
-    watch: Callable[[str], Observer] | None,
-    told: Told,
-    pace: "Pace",
-    say: Say,
-) -> None:
-    """Train some jobs, keep their results, say how much is left."""
-    folders, configs = [folder(out, job) for job in batch], list[Config]()
-    for job, place in zip(batch, folders, strict=True):
-        asked = placed(job, out)
-        lengthen(job, asked, place, out)
-        configs.append(as_begun(asked, place))
-        if (changed := otherwise(asked, configs[-1])) and not (place / SUMMARY).exists():
-            say(f"{job.label} goes on as it was begun, with {', '.join(changed)}")
-    observers: list[list[Observer]] = [[watch(job.label)] if watch else [] for job in batch]
-    begun = time.monotonic()
-    if len(batch) > 1:
-        with suppress(Diverged):  # which one, and why, comes out below: the others are finished by now
-            runs.run_together(configs, folders, True, observers)
-    for job, config, place, observing in zip(batch, configs, folders, observers, strict=True):
-        try:
-            runs.run(config, place, True, observing)
-        except Diverged as problem:
-            result = failure(job, place, len(batch), str(problem))
-            told.failed.append(f"{job.label}: {problem}")
-        else:
-            about = job.cell.about
-            noise = under_noise(place, about.noise) if about.noise and _shares(place) else {}
-            result = collect(job, place, len(batch), noise, closeup.close_up(place, about.node) if about.node else None)
-        if _unknown(store, job):
-            store.add(job, result)
-    told.trained += len(batch)
-    say(pace.after(batch, time.monotonic() - begun))
-
-
 def _shares(place: Path) -> bool:
     """Whether a run ends with a complete global model."""
     return fedmutual.Run(place).summary["global"]["test_accuracy"] is not None
 
 
-class Pace:
-    """How long the runs that are left will take, by the seconds that a round took in those that are done."""
+@dataclass
+class Work:
+    """What a call of `reproduce` trains, and where."""
 
-    def __init__(self, unknown: Iterable[Job]) -> None:
-        once = {job.fingerprint: job for job in unknown}
-        self.left = list(once.values())
-        self._count = len(self.left)
-        self._seen: dict[tuple[str, str], list[float]] = {}
+    out: Path
+    store: Store
+    watch: Callable[[str], Observer] | None
+    told: Told
+    pace: Pace
+    say: Say
 
-    def after(self, done: Sequence[Job], seconds: float) -> str:
-        """ "3 of 36 runs done, about 1 h 20 min left"."""
-        prints = {job.fingerprint for job in done}
-        self.left = [job for job in self.left if job.fingerprint not in prints]
-        rounds = sum(job.config.rounds for job in done)
-        for job in done:
-            self._seen.setdefault((job.cell.id, job.arm), []).append(seconds / rounds)
-        words = f"{self._count - len(self.left)} of {self._count} runs done"
-        if not self.left:
-            return words
-        return f"{words}, about {duration(sum(self._rate(job) * job.config.rounds for job in self.left))} left"
+    def through(self, planned: Sequence[Sequence[Job]]) -> bool:
+        """Train what nobody else does -> whether there is something to do again: others had some, and time went by."""
+        before = self.told.trained
+        for of_cell in planned:
+            todo = [j for j in of_cell if _unknown(self.store, j)]
+            needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
+            first = {**needed, **{j.fingerprint: j for j in todo if j.needs is None}}
+            for stage in (first.values(), [j for j in todo if j.needs is not None]):
+                for batch in _batches([j for j in stage if self._can_begin(j)]):
+                    self._train_ours(batch, needed)
+        return bool(self.told.elsewhere) and self.told.trained > before
 
-    def _rate(self, job: Job) -> float:
-        """Seconds a round: of the same arm, else of its cell, else of all so far."""
-        same = self._seen.get((job.cell.id, job.arm))
-        cell = [v for (id, _), values in self._seen.items() if id == job.cell.id for v in values]
-        return fmean(same or cell or [v for values in self._seen.values() for v in values])
+    def _can_begin(self, job: Job) -> bool:
+        """Whether the run that it starts from, if it does, is there."""
+        if job.needs is None:
+            return True
+        begun = self.store.find(job.needs)
+        if begun is not None and begun.failed:
+            why = f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged"
+            self.told.failed += [why] if why not in self.told.failed else []
+            return False
+        if not (folder(self.out, job.needs) / SUMMARY).exists():
+            self.told.elsewhere.append(job.label)
+            return False
+        return True
+
+    def _train_ours(self, batch: Sequence[Job], needed: Collection[str]) -> None:
+        """Train those that no other process trains or has trained, and hold them meanwhile. needed: others start there."""
+        ours = []
+        with ExitStack() as holding:
+            for job in batch:
+                try:
+                    holding.enter_context(claim(self.out, job))
+                except Busy:
+                    self.told.elsewhere.append(job.label)
+                    continue
+                self.store.look(job.cell.id)
+                begun_with = job.fingerprint in needed and not (folder(self.out, job) / SUMMARY).exists()
+                if _unknown(self.store, job) or begun_with:
+                    ours.append(job)
+                else:
+                    self.told.known += self.pace.drop([job])
+            if ours:
+                self._train(ours)
+
+    def _train(self, batch: Sequence[Job]) -> None:
+        """Train some jobs, keep their results, say how much is left."""
+        folders, configs = [folder(self.out, job) for job in batch], list[Config]()
+        for job, place in zip(batch, folders, strict=True):
+            asked = placed(job, self.out)
+            lengthen(job, asked, place, self.out)
+            configs.append(as_begun(asked, place))
+            if (changed := otherwise(asked, configs[-1])) and not (place / SUMMARY).exists():
+                self.say(f"{job.label} goes on as it was begun, with {', '.join(changed)}")
+        observers: list[list[Observer]] = [[self.watch(job.label)] if self.watch else [] for job in batch]
+        begun = time.monotonic()
+        if len(batch) > 1:
+            with suppress(Diverged):  # which one, and why, comes out below: the others are finished by now
+                runs.run_together(configs, folders, True, observers)
+        for job, config, place, observing in zip(batch, configs, folders, observers, strict=True):
+            result = self._result(job, config, place, observing, len(batch))
+            if _unknown(self.store, job):
+                self.store.add(job, result)
+        self.told.trained += len(batch)
+        self.say(self.pace.after(batch, time.monotonic() - begun))
+
+    def _result(self, job: Job, config: Config, place: Path, observing: Sequence[Observer], together: int) -> Result:
+        """Train one to its end -> what is kept of it."""
+        try:
+            runs.run(config, place, True, observing)
+        except Diverged as problem:
+            self.told.failed.append(f"{job.label}: {problem}")
+            return failure(job, place, together, str(problem))
+        about = job.cell.about
+        noise = under_noise(place, about.noise) if about.noise and _shares(place) else {}
+        return collect(job, place, together, noise, closeup.close_up(place, about.node) if about.node else None)
