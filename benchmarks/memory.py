@@ -54,9 +54,9 @@ def one(clients: int) -> dict[str, int]:
     import torch
     from ours import noisy, train
 
+    from fedmutual.building import build
     from fedmutual.engines import allocator
     from fedmutual.engines.inprocess import InProcess
-    from fedmutual.experiment import build
     from fedmutual.records.events import Event, RoundDone
     from fedmutual.runs import Hosted
 

@@ -18,11 +18,12 @@ import torch
 from bare import BATCH, CLASSES, SGD, SHAPES
 from turns import Stage
 
+from fedmutual.building import build
 from fedmutual.config import Config, parse_config
 from fedmutual.core import Message
 from fedmutual.engines import allocator
 from fedmutual.engines.loop import Plan, federate
-from fedmutual.experiment import Experiment, build
+from fedmutual.experiment import Experiment
 from fedmutual.records.events import Event, Observer, RoundDone, Started
 from fedmutual.records.logs import Ledger
 from fedmutual.runs import Hosted

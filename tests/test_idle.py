@@ -2,13 +2,13 @@
 
 import pytest
 
-from fedmutual import experiment
+from fedmutual import building
 from fedmutual.config import parse_config
 
 
 def noted(**tables):
     config = {"rounds": 2, "data": {"name": "digits"}, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables}
-    return [n for n in experiment.build(parse_config(config)).plan({}).notes if "no effect" in n]
+    return [n for n in building.build(parse_config(config)).plan({}).notes if "no effect" in n]
 
 
 OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 0.1}}}

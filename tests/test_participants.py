@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fedmutual
+from fedmutual.building import build
 from fedmutual.config import dump_config, load_config
-from fedmutual.experiment import build
 from fedmutual.records.files import read_json
 from fedmutual.records.logs import read_lines
 from objectives import NUMBERS, write

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 import fedmutual
-from fedmutual import experiment, models
+from fedmutual import building, models
 from fedmutual.errors import ConfigError
 
 SHAPE = (1, 8, 8)
@@ -54,13 +54,13 @@ def test_clients_begin_with_them_and_the_shared_network_too(small: Path, weights
     (weights / "own.pth").write_bytes((weights / "mlp.pth").read_bytes())
     own = {"1": {"model": {"pretrained": "weights/own.pth"}}}
     config = fedmutual.load_config(small, **{"model.personal": ["cnn1", "mlp", "cnn1"], "model.shared": "cnn1"}, clients=own)
-    made = experiment.build(config)
+    made = building.build(config)
     cnn, mlp = state("cnn1", 1), state("mlp", 2)
-    assert not torch.equal(made.shared_net.features.conv1.weight, cnn["features.conv1.weight"])
+    assert not torch.equal(made.nets.shared.features.conv1.weight, cnn["features.conv1.weight"])
     nets = made.client("1").nets
     assert torch.equal(nets["personal"].state_dict()["features.fc1.weight"], mlp["features.fc1.weight"])
-    made = experiment.build(fedmutual.load_config(small, **{"model.shared": "cnn1", "model.pretrained": "weights"}))
-    for net in (made.shared_net, *made.client("2").nets.values()):
+    made = building.build(fedmutual.load_config(small, **{"model.shared": "cnn1", "model.pretrained": "weights"}))
+    for net in (made.nets.shared, *made.client("2").nets.values()):
         assert torch.equal(net.features.conv1.weight, cnn["features.conv1.weight"])
     heads = [net.state_dict()["classifier.fc2.weight"] for net in made.client("2").nets.values()]
     assert not torch.equal(*heads)
@@ -134,7 +134,7 @@ def test_settings_that_do_not_go_together(small: Path, settings, clients, why: s
 def test_a_file_of_a_clients_own_that_is_not_there(small: Path) -> None:
     config = fedmutual.load_config(small, clients={"1": {"model": {"pretrained": "~/none.pth"}}})
     with pytest.raises(ConfigError) as problem:
-        experiment.build(config)
+        building.build(config)
     assert str(problem.value).startswith(
         f"key 'clients.1.model.pretrained': there is no file or folder {Path('~/none.pth').expanduser()}; "
     )

@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmutual import data, newcomer
-from fedmutual import experiment as experiments
+from fedmutual import building, data, newcomer
 from fedmutual.compare import Planned, check_folders, train_all
 from fedmutual.config import ALONE, Config
 from fedmutual.config.schema import Table
@@ -55,7 +54,7 @@ def adapt(
     numbers = range(first.seed, first.seed + seeds)
     arms = [(arm, size, seed, who.config(arm, n, seed)) for size, n in there.items() for seed in numbers for arm in ARMS]
     for *_, config in arms[: len(ARMS)]:
-        experiments.build(config, prepared={"": read}).client(ALONE)
+        building.build(config, prepared={"": read}).client(ALONE)
     planned: list[Planned] = [
         (f"{arm}, {size} examples, seed {seed}", config, folder / arm / size / str(seed)) for arm, size, seed, config in arms
     ]

@@ -2,26 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING
 
-from torch import nn
-
-from fedmutual.algorithms.peers import members
-from fedmutual.core import Message, Public
+from fedmutual.config import Config
+from fedmutual.core import Public
 from fedmutual.data.examples import listed
+from fedmutual.data.federation import Federation
 from fedmutual.errors import ConfigError
+from fedmutual.experiment import Experiment
 from fedmutual.models.splice import differing
-
-if TYPE_CHECKING:
-    from fedmutual.experiment import Experiment
 
 LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
 
 
-def check_clients(experiment: "Experiment") -> None:
+def check_clients(config: Config, data: Federation) -> None:
     """Raise ConfigError where keys name a client that is not there, or networks for others than there are."""
-    config, clients = experiment.config, experiment.data.clients
+    clients = data.clients
     unknown = [i for i in config.clients if i not in clients]
     if unknown:
         raise ConfigError(f"key 'clients.{unknown[0]}': there is no such client; there are {', '.join(clients)}")
@@ -33,14 +28,14 @@ def check_clients(experiment: "Experiment") -> None:
         )
 
 
-def check(experiment: "Experiment") -> None:
+def check(experiment: Experiment) -> None:
     """Raise ConfigError, in one sentence, where networks, shared model and public data do not go together."""
     _check_public(experiment)
     _check_weights(experiment)
     _check_shared(experiment)
 
 
-def _check_public(experiment: "Experiment") -> None:
+def _check_public(experiment: Experiment) -> None:
     """An algorithm that speaks of public data needs enough of them at everybody."""
     config, public, use = experiment.config, experiment.data.public, experiment.algorithm.public
     if use is None:
@@ -69,16 +64,16 @@ def check_enough(use: Public, rows: Mapping[str, int]) -> None:
         )
 
 
-def _check_weights(experiment: "Experiment") -> None:
+def _check_weights(experiment: Experiment) -> None:
     config = experiment.config
-    if config.model.weights is not None and not experiment.shares:
+    if config.model.weights is not None and not experiment.nets.shares:
         raise ConfigError(
             f"key 'model.weights' has no effect: algorithm {config.algorithm['name']!r} shares no model, and personal "
             "networks start from their own weights; set model.start = 'server', or take it out"
         )
 
 
-def _check_shared(experiment: "Experiment") -> None:
+def _check_shared(experiment: Experiment) -> None:
     """What is shared has one shape at all clients."""
     config, spaces = experiment.config, experiment.data.spaces
     if "global" not in experiment.algorithm.scores or experiment.pooled:
@@ -101,7 +96,7 @@ def _check_shared(experiment: "Experiment") -> None:
                 f"{len(first.classes)} ({listed(first.classes, 3)}), and the shared network is a whole one with an output a "
                 "class; name all classes in data.classes, by which labels are matched, or share a part of it ('model.part')"
             )
-        odd = differing(experiment.shared_net, experiment.whole(space), experiment.shared)
+        odd = differing(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
         if odd is not None:
             raise ConfigError(
                 f"what is shared differs in shape between clients {one!r} and {client!r}, whose examples have the shapes "
@@ -110,24 +105,8 @@ def _check_shared(experiment: "Experiment") -> None:
             )
 
 
-def _takes_input(experiment: "Experiment") -> bool:
+def _takes_input(experiment: Experiment) -> bool:
     """Whether what is shared takes a table's columns: all does, and so does a part that one more would change."""
     space = experiment.data.space
-    wider = replace(space, shape=(space.shape[0] + 1,))
-    part = experiment.config.model.part
-    return part is None or differing(experiment.shared_net, experiment.whole(wider), experiment.shared) is not None
-
-
-def begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:
-    """Load what another run shares into a net. Raises ConfigError where it is of another network."""
-    own = net.state_dict()
-    if members(state) or not state:
-        raise ConfigError(f"key 'model.weights': {run} shares no model; name a run of an algorithm that does")
-    odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
-    if odd:
-        shapes = (list(found[odd[0]].shape) if odd[0] in found else "none" for found in (state, own))
-        raise ConfigError(
-            f"key 'model.weights': {run} shares another network: {odd[0]!r} has the shape {next(shapes)} there and "
-            f"{next(shapes)} here; give 'model.shared' and 'model.part' as that run has them, and its classes"
-        )
-    net.load_state_dict(own | state)
+    wider, nets = replace(space, shape=(space.shape[0] + 1,)), experiment.nets
+    return experiment.config.model.part is None or differing(nets.shared, nets.whole(wider), nets.crossing) is not None

@@ -10,23 +10,28 @@ from fedmutual.experiment import Experiment
 def networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """The networks, as environment.json holds them. sizes: of each client's, in parameters."""
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
-    shared = None  # where no method uses it
-    if experiment.shares:
-        count = sum(p.numel() for p in experiment.shared_net.parameters())
-        shared = {"name": experiment.config.model.shared, "parameters": count, "weights": experiment.first_weights()}
     return {
         "pooled": experiment.pooled,
         "models": {
             "input": list(experiment.data.space.shape),
             "classes": len(experiment.data.space.classes),
-            "shared": shared,
+            "shared": shared(experiment),
             "personal": {
-                i: {"name": experiment.personal(i), "parameters": n, "weights": experiment.first_weights(i)}
+                i: {"name": experiment.nets.personal(i), "parameters": n, "weights": experiment.nets.first_weights(i)}
                 for i, n in personal.items()
             },
         },
         "clients": {i: space_of(experiment.data.spaces[i]) for i in experiment.data.clients},
     }
+
+
+def shared(experiment: Experiment) -> dict[str, Any] | None:
+    """The shared network; None where no method uses it."""
+    nets = experiment.nets
+    if not nets.shares:
+        return None
+    count = sum(p.numel() for p in nets.shared.parameters())
+    return {"name": experiment.config.model.shared, "parameters": count, "weights": nets.first_weights()}
 
 
 def space_of(space: Space) -> dict[str, Any]:

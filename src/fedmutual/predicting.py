@@ -15,7 +15,7 @@ from fedmutual.data.examples import BadRows, listed, rows_first
 from fedmutual.data.rows import finite
 from fedmutual.data.sources import FILES
 from fedmutual.errors import DataError, RunError
-from fedmutual.experiment import POOLED
+from fedmutual.networks import POOLED
 from fedmutual.records.about import about
 from fedmutual.records.best import BEST
 from fedmutual.records.checkpoint import committed, file_name

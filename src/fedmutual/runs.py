@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from fedmutual import data
-from fedmutual import experiment as experiments
+from fedmutual import building, data
 from fedmutual.config import Config
 from fedmutual.core import Message
 from fedmutual.describing import networks
@@ -52,7 +51,7 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
     try:
         with _alone(config.engine.threads):
             begun, weights = folders.begun(folder), pretrained.kept(folder)
-            experiment = experiments.build(config, recorded.get("device"), begun=begun, pretrained=weights)
+            experiment = building.build(config, recorded.get("device"), begun=begun, pretrained=weights)
             hosted = Hosted(experiment, recorded.get("engine", {}).get("name"))
             with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
@@ -94,7 +93,7 @@ def attempt_together(
             key = _same_data(configs[n])
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
             device, begun = (looked[n] or {}).get("device"), folders.begun(outs[n])
-            built[n] = experiments.build(configs[n], device, prepared[key], begun, pretrained.kept(outs[n]))
+            built[n] = building.build(configs[n], device, prepared[key], begun, pretrained.kept(outs[n]))
         compiled = any(configs[n].engine.compile for n in left)
         lanes = Lanes([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
         choice = Choice("stacked", 1, f"{len(left)} runs at once fill a device better")
@@ -120,7 +119,7 @@ def _same_data(config: Config) -> str:
 def stacks(config: Config) -> bool:
     """Whether several runs of such a configuration are to be trained together."""
     name, device = config.engine.name, config.engine.device
-    return name == "stacked" or (name == "auto" and experiments.pick_device(device).type == "cuda")
+    return name == "stacked" or (name == "auto" and building.pick_device(device).type == "cuda")
 
 
 @contextmanager
@@ -140,10 +139,10 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choi
     about = folders.environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
     sizes = engine.each(parameters, dict.fromkeys(experiment.clients, ()))
-    if experiment.begun is not None:
-        folders.write_begun(folder, experiment.begun)
+    if experiment.nets.begun is not None:
+        folders.write_begun(folder, experiment.nets.begun)
     folders.write_about(folder, experiment.config, about | networks(experiment, dict(sizes)), experiment.data.partition)
-    pretrained.keep(folder, experiment.pretrained)
+    pretrained.keep(folder, experiment.nets.pretrained)
 
 
 MEND = "set engine.workers lower, or engine.name = 'inprocess', and go on with --resume"
@@ -257,9 +256,9 @@ def _train(
 def _fingerprint(experiment: Experiment) -> str:
     """Of the data, and of another run's model where the server starts with it."""
     data: str = experiment.data.partition["fingerprint"]
-    if experiment.begun is None:
+    if experiment.nets.begun is None:
         return data
-    tensors = sorted(experiment.begun.items())
+    tensors = sorted(experiment.nets.begun.items())
     return data + hashlib.sha256(b"".join(v.cpu().numpy().tobytes() for _, v in tensors)).hexdigest()
 
 

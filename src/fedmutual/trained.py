@@ -10,8 +10,8 @@ from fedmutual import models
 from fedmutual.config import load_config
 from fedmutual.core import At
 from fedmutual.errors import RunError
-from fedmutual.experiment import POOLED
 from fedmutual.models.splice import fork
+from fedmutual.networks import POOLED
 from fedmutual.records import best as bests
 from fedmutual.records import folder as folders
 from fedmutual.records.about import about

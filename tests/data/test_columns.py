@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmutual import data, experiment
+from fedmutual import building, data
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, DataError
+from fedmutual.experiment import Experiment
 from own_data import config
 
 NAMES = ["age", "pulse", "heat"]
@@ -24,14 +25,14 @@ def table(path: Path, columns: list[str], seed: int) -> str:
 
 
 @pytest.fixture
-def of(tmp_path: Path) -> Callable[..., experiment.Experiment]:
+def of(tmp_path: Path) -> Callable[..., Experiment]:
     """The experiment of two clients, the second with these columns."""
 
-    def made(columns: list[str], **more: Any) -> experiment.Experiment:
+    def made(columns: list[str], **more: Any) -> Experiment:
         files = {"a": table(tmp_path / "a.csv", NAMES, 0), "b": table(tmp_path / "b.csv", columns, 1)}
         clients = {i: {"data": {"name": "csv", "root": file}} for i, file in files.items()}
         given = {"rounds": 1, "model": {"shared": "mlp"}, "clients": clients, "data": {"classes": ["well", "ill"]}}
-        return experiment.build(parse_config(given | more))
+        return building.build(parse_config(given | more))
 
     return made
 
@@ -54,7 +55,7 @@ def test_columns_that_differ_are_refused_where_what_is_shared_takes_them(of: Any
 
 
 def test_they_may_differ_where_nobody_takes_anothers(of: Any) -> None:
-    assert of(NAMES, model={"shared": "mlp"}).complete
+    assert of(NAMES, model={"shared": "mlp"}).nets.complete
     for columns in (NAMES[::-1], ["salt", "height"]):
         of(columns, model=LATER)
         of(columns, algorithm={"name": "independent"})

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import fedmutual
+from fedmutual.building import build
 from fedmutual.core import At, work
 from fedmutual.engines.base import participate
-from fedmutual.experiment import build
 from kills import same, trial, whole_run
 from objectives import CODE, CONFIG, NUMBERS, write
 
@@ -29,7 +29,7 @@ def test_averaging_touches_the_shared_part_alone(path):
     clients = {i: experiment.client(i) for i in experiment.clients}
     shared = tuple(k for k in clients["north"].nets["meme"].state_dict() if k.startswith("features."))
     server, at = experiment.server(), At(0, 0, 3)
-    assert tuple(server) == shared == experiment.shared
+    assert tuple(server) == shared == experiment.nets.crossing
     replies = {i: participate(client, phase, server, phase.leaves(server), at).message for i, client in clients.items()}
     assert all(tuple(reply) == shared for reply in replies.values())
     after = {i: (copied(c.nets["meme"]), copied(c.nets["personal"])) for i, c in clients.items()}

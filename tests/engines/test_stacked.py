@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fedmutual
-from fedmutual import experiment
+from fedmutual import building
 from fedmutual.compare import compare
 from fedmutual.core import Diverged
 from fedmutual.data.rows import Picked
@@ -38,7 +38,7 @@ def test_a_run_is_that_of_one_process_but_for_rounding(small):
 
 
 def test_batches_are_gathered_for_all_clients_at_once(small):
-    made = experiment.build(loaded(small))
+    made = building.build(loaded(small))
     batches = []
     for id in made.clients:
         client = made.client(id)
@@ -191,10 +191,10 @@ def test_on_a_gpu_what_is_slower_together_is_stepped_one_after_the_other(small, 
 
 
 def test_paces_are_of_steps_on_copies(small):
+    from fedmutual.building import build
     from fedmutual.core import At, own
     from fedmutual.engines.group import Part
     from fedmutual.engines.trial import paces
-    from fedmutual.experiment import build
 
     def parts(**changes):
         experiment = build(loaded(small, **changes))

@@ -25,14 +25,14 @@ def show(file: File, set: Set = None) -> None:
 @app.command()
 def check(file: File, set: Set = None) -> None:
     """Say in plain sentences what is wrong, or worth knowing, about the data; and whether the networks go with them."""
-    from fedmutual import data, experiment
+    from fedmutual import building, data
 
     config = configured(file, set or [])
     read = data.prepare(config)
     findings = data.findings(config, read)
     for finding in findings:
         say(finding)
-    experiment.build(config, device="cpu", prepared=read)
+    building.build(config, device="cpu", prepared=read)
     if not findings:
         say("nothing stands out")
 

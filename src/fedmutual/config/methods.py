@@ -41,7 +41,7 @@ def make_algorithm(config: Config) -> Algorithm:
 
 def client_settings(config: Config, client: str | None = None) -> Table:
     """The algorithm's settings as typed values: all that the federation sets, or those alone that a client has its own."""
-    own = config if client is None else config.clients.get(client, ClientConfig())
+    own = config if client is None else config.own(client)
     types = _setting_types(_kind(config))
     where = "training.task" if client is None else f"clients.{client}.training.task"
     found = {k: v for k, v in _settings(own).items() if k in types}

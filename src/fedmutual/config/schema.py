@@ -320,3 +320,7 @@ class Config(Section):
     records: RecordsConfig = RecordsConfig()
     share: ShareConfig = ShareConfig()
     clients: dict[str, ClientConfig] = {}
+
+    def own(self, client: str) -> ClientConfig:
+        """What a client has of its own: keys that are unset there are the federation's."""
+        return self.clients.get(client, ClientConfig())

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedmutual.config import Config, SplitConfig
-from fedmutual.config.schema import ClientConfig
 from fedmutual.data.division import Table
 from fedmutual.data.draws import many
 from fedmutual.data.examples import listed
@@ -63,7 +62,7 @@ def training(client: Mapping[str, Any]) -> list[int]:
 
 def batch_size(config: Config, client: str) -> int:
     """A client's own, or the federation's."""
-    return config.clients.get(client, ClientConfig()).training.batch_size or config.training.batch_size
+    return config.own(client).training.batch_size or config.training.batch_size
 
 
 def _class(names: Sequence[str]) -> str:

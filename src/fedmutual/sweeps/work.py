@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 import torch
 
-from fedmutual import data
-from fedmutual import experiment as experiments
+from fedmutual import building, data
 from fedmutual.compare import check_folders
 from fedmutual.config import Config
 from fedmutual.core import Diverged
 from fedmutual.errors import ConfigError, UserError
+from fedmutual.experiment import Experiment
 from fedmutual.records.events import Observer
 from fedmutual.records.files import write_json
 from fedmutual.records.folder import SUMMARY
@@ -53,13 +53,13 @@ def _rehearse(works: Sequence[Work]) -> None:
     with torch.random.fork_rng(devices=[]):
         for work in once:
             try:
-                made = experiments.build(work.config, prepared=prepared)
+                made = building.build(work.config, prepared=prepared)
                 _check_scores(made)
             except UserError as problem:
                 raise type(problem)(f"with {work.name}: {problem}") from None
 
 
-def _check_scores(made: experiments.Experiment) -> None:
+def _check_scores(made: Experiment) -> None:
     """Raise UserError where a client cannot be made, or there is nothing to choose by."""
     if any(shares.holdout is None for shares in made.data.clients.values()):
         raise ConfigError(

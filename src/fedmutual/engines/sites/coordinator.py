@@ -13,7 +13,7 @@ from fedmutual.core import Message
 from fedmutual.data import Federation
 from fedmutual.data.federation import Space
 from fedmutual.data.scaling import BYTE, Scaling
-from fedmutual.describing import space_of
+from fedmutual.describing import shared, space_of
 from fedmutual.engines.loop import Plan, federate
 from fedmutual.engines.sites.contract import Contract
 from fedmutual.engines.sites.engine import Sites
@@ -21,6 +21,7 @@ from fedmutual.engines.sites.peers import by_hand
 from fedmutual.engines.sites.post import Post
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment, leaves
+from fedmutual.networks import Networks
 from fedmutual.records import folder as folders
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
 from fedmutual.records.events import Event, Observer, RoundDone
@@ -44,7 +45,8 @@ def unmanned(contract: Contract) -> Experiment:
         scaling=Scaling(divisor, tuple(config.data.mean or ()), tuple(config.data.std or ()), size).record(),
     )
     nobody = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
-    return Experiment(config, nobody, contract.algorithm, torch.device("cpu"))
+    nets = Networks(config, nobody, contract.algorithm.scores, torch.device("cpu"))
+    return Experiment(config, nobody, contract.algorithm, nets)
 
 
 def first_state(contract: Contract, experiment: Experiment) -> Message:
@@ -122,13 +124,8 @@ class Coordinator:
     def _describe(self, experiment: Experiment) -> None:
         """The files that say what this is."""
         about: dict[str, Any] = folders.environment(1, torch.device("cpu"))
-        shared = None
-        if experiment.shares:
-            count = sum(p.numel() for p in experiment.shared_net.parameters())
-            name = self.contract.config.model.shared
-            shared = {"name": name, "parameters": count, "weights": experiment.first_weights()}
         space = experiment.data.space
-        models = {"input": list(space.shape), "classes": len(space.classes), "shared": shared, "personal": {}}
+        models = {"input": list(space.shape), "classes": len(space.classes), "shared": shared(experiment), "personal": {}}
         about |= {"engine": {"name": "sites"}, "pooled": False, "models": models}
         about |= {"clients": dict.fromkeys(self.contract.sites.names, space_of(space))}
         record = {"format": 1, "kind": "sites", "source": "sites", "fingerprint": self.contract.digest}

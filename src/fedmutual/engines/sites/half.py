@@ -5,8 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fedmutual import describing
-from fedmutual import experiment as experiments
+from fedmutual import building, describing
 from fedmutual.boundary import Refused
 from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
@@ -69,9 +68,9 @@ def built(contract: Contract, mine: Own) -> Experiment:
     Raises:
         UserError: what of its file, its data or its network does not go together with the contract.
     """
-    made = experiments.build(configured(contract, mine), gathered=_collected(contract, mine))
+    made = building.build(configured(contract, mine), gathered=_collected(contract, mine))
     shape = list(made.data.space.shape)
-    if shape != list(contract.sites.input) and (made.shares or made.algorithm.public):
+    if shape != list(contract.sites.input) and (made.nets.shares or made.algorithm.public):
         raise ConfigError(
             f"{mine.source}: the examples have the shape {shape}, and the federation agreed on "
             f"{list(contract.sites.input)} (sites.input); resize images by 'data.size', or bring the columns into that form"
