@@ -93,10 +93,18 @@ def test_links_to_files_lead_somewhere(page):
         assert (page.parent / target).exists(), target
 
 
-def test_links_to_lines_lead_to_the_code_that_they_name():
+@pytest.mark.parametrize(("page", "least"), [("method.md", 10), ("fedh2l.md", 8)])
+def test_links_to_lines_lead_to_the_code_that_they_name(page, least):
     """[text](file#L12 "code"): line 12 holds that code."""
-    text = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     links = re.findall(r"""\]\(([^)#\s]+)#L(\d+) (["'])(.+?)\3\)""", text)
-    assert len(links) == text.count("#L") >= 10
+    assert len(links) == text.count("#L") >= least
     for target, line, _, code in links:
         assert code in (ROOT / "docs" / target).read_text(encoding="utf-8").splitlines()[int(line) - 1], (target, line)
+
+
+def test_no_other_page_links_to_lines():
+    """Which nothing would hold to the code."""
+    assert not [
+        p.name for p in PAGES if p.name not in ("method.md", "fedh2l.md") and re.search(r"#L\d", p.read_text("utf-8"))
+    ]

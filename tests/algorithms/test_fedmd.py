@@ -7,7 +7,8 @@ from torch import nn
 from fedmutual.algorithms import FedMD
 from fedmutual.algorithms.fedmd import Revisit, Transfer
 from fedmutual.algorithms.peers import agreed
-from fedmutual.core import At, own
+from fedmutual.core import At
+from fedmutual.stepping import own
 from peers import LR, node, seeds
 from toy import Rows, federation
 

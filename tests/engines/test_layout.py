@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from fedmutual.algorithms import Independent
-from fedmutual.core import laid_as, work
 from fedmutual.records.checkpoint import load_client, save_client
+from fedmutual.stepping import laid_as, work
 from toy import Rows, at, client, difference, weights
 
 E = {"local_epochs": 1, "batch_size": 8}

@@ -7,8 +7,9 @@ import torch
 
 import fedmutual
 from fedmutual.building import build
-from fedmutual.core import At, work
+from fedmutual.core import At
 from fedmutual.engines.base import participate
+from fedmutual.stepping import work
 from kills import same, trial, whole_run
 from objectives import CODE, CONFIG, NUMBERS, write
 

@@ -192,9 +192,10 @@ def test_on_a_gpu_what_is_slower_together_is_stepped_one_after_the_other(small, 
 
 def test_paces_are_of_steps_on_copies(small):
     from fedmutual.building import build
-    from fedmutual.core import At, own
+    from fedmutual.core import At
     from fedmutual.engines.group import Part
     from fedmutual.engines.trial import paces
+    from fedmutual.stepping import own
 
     def parts(**changes):
         experiment = build(loaded(small, **changes))

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedmutual.algorithms import FML
-from fedmutual.core import own, work
 from fedmutual.engines.group import Part
 from fedmutual.engines.streams import Turns
+from fedmutual.stepping import own, work
 from toy import Count, Rows, at, client, difference, mlp, server
 
 SIZES = {"0": 20, "1": 7, "2": 33}

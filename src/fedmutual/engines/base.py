@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual.boundary import release, tell
-from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task, work
+from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task
 from fedmutual.engines.blame import blamed
 from fedmutual.losses import Classification
 from fedmutual.records import best
@@ -17,6 +17,7 @@ from fedmutual.records.best import Keep
 from fedmutual.records.events import Score
 from fedmutual.records.logs import METRICS, append
 from fedmutual.scores import Scores
+from fedmutual.stepping import work
 
 R = TypeVar("R")
 COPY = "copy"  # a client's trained fork of the shared model, before it is averaged

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedmutual.core import Batch, Client, Message, Net, Phase, lowered
+from fedmutual.core import Batch, Client, Message, Net, Phase
+from fedmutual.stepping import lowered
 
 Forward = Callable[[Any, Any, Batch, Message], Message]
 """params, rest (both by net), batch, const, all stacked [k, ...] -> loss terms [k]; buffers in `rest` move in place."""

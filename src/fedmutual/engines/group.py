@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec, means, rate, ready, remembered
+from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec
 from fedmutual.data.rows import Picked
 from fedmutual.engines.base import Reply, let_go
 from fedmutual.engines.forward import Compiled, Forward, forward, gradients
 from fedmutual.engines.stack import Rows, Stack
+from fedmutual.stepping import means, rate, ready, remembered
 
 
 class Part(NamedTuple):

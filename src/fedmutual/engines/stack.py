@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.func import stack_module_state
 from torch.optim import Optimizer
 
-from fedmutual.core import Client, Message, laid_as
+from fedmutual.core import Client, Message
+from fedmutual.stepping import laid_as
 
 
 class Rows(NamedTuple):

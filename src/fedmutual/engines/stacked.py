@@ -10,13 +10,14 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any, Concatenate, TypeVar
 
-from fedmutual.core import At, Client, Message, Phase, Spec, own, rate
+from fedmutual.core import At, Client, Message, Phase, Spec
 from fedmutual.engines.base import Reply, let_go, participate
 from fedmutual.engines.group import Group, Part, made_of, shapes
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.stack import alike
 from fedmutual.engines.streams import Done, Turns, place
 from fedmutual.engines.trial import paces, rehearse
+from fedmutual.stepping import own, rate
 
 R = TypeVar("R")
 

@@ -5,14 +5,15 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from fedmutual.core import Message, steps
+from fedmutual.core import Message
 from fedmutual.engines.group import Part
+from fedmutual.stepping import steps
 
 Done = tuple[Message, dict[str, float]]
 
 
 class Turns:
-    """A phase of several clients, as `core.work` does it, a step of each after a step of each.
+    """A phase of several clients, as `stepping.work` does it, a step of each after a step of each.
 
     Not for clients whose networks draw random numbers: they would draw from one generator in turns.
     """

@@ -13,13 +13,14 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from fedmutual.core import Client, Message, laid_as
+from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.records import best
 from fedmutual.records.events import Event, RoundDone, Started
 from fedmutual.records.files import read_json, read_tensors, write_json, write_tensors
 from fedmutual.records.logs import settle
 from fedmutual.records.pretrained import FOLDER as PRETRAINED
+from fedmutual.stepping import laid_as
 
 COMMIT = "checkpoint.json"
 

@@ -1,0 +1,141 @@
+"""The client's half of a phase: its local steps, as every engine takes them."""
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase
+
+
+def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message, dict[str, float]]:
+    """The client's half of a phase -> (reply, mean of each loss term over the steps).
+
+    Raises:
+        Diverged: a loss or a weight is no longer finite; the client's nets are then not to be used.
+    """
+    stepping = steps(phase, client, inbox, at)
+    while True:
+        try:
+            next(stepping)
+        except StopIteration as done:
+            return done.value  # type: ignore[no-any-return]
+
+
+def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[None, None, tuple[Message, dict[str, float]]]:
+    """`work`, a step at each `next`: its value comes with the end. So may clients step in turns."""
+    phase = own(phase, client)
+    ready(phase, client, at)
+    const = phase.begin(client, inbox, at)
+    nets = {n: Net(lowered(m, client), trainable(m)) for n, m in client.nets.items()}
+    params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
+    losses: list[Message] = []
+    for batch in phase.batches(client, inbox, at) if params else ():  # with nothing to train, nothing is drawn
+        losses.append(_step(phase, client, nets, params, batch, const))
+        yield
+    for p in params.values():
+        p.grad = None
+    curves = {name: torch.stack([terms[name] for terms in losses]) for name in (losses[0] if losses else ())}
+    return phase.end(client, at), means(curves, client, at)
+
+
+def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
+    """One local step -> its loss terms. params: of all nets, "net.name" -> parameter."""
+    terms = phase.loss(nets, batch, const)
+    moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
+    grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
+    edited, client.memory = phase.edit({k: g for k, g in zip(params, grads, strict=True) if g is not None}, client.memory)
+    for name, p in params.items():
+        p.grad = laid_as(p, edited[name]) if name in edited else None
+    for optimizer in client.optimizers.values():
+        optimizer.step()
+    return {k: v.detach() for k, v in terms.items()} | remembered(phase, client.memory)
+
+
+def remembered(phase: Phase, memory: Message) -> Message:
+    """What of the memory is told beside the loss terms."""
+    return {k: memory[k] for k in phase.terms if k in memory}
+
+
+def own(phase: Phase, client: Client) -> Phase:
+    """The phase with a client's own settings in it."""
+    settings = {f.name for f in fields(phase)}  # type: ignore[arg-type]
+    return replace(phase, **{k: v for k, v in client.own.items() if k in settings})  # type: ignore[type-var]
+
+
+def ready(phase: Phase, client: Client, at: At) -> None:
+    """Before a phase: the client's stream for dropout, its learning rate, its nets in training mode."""
+    _seed(at.rng(client.id, "nets").initial_seed())
+    for optimizer in client.optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] = rate(phase, client, at)
+    for net in client.nets.values():
+        moves = any(p.requires_grad for p in net.parameters())  # a frozen one keeps its running statistics too
+        if net.training != moves:
+            net.train(moves)
+
+
+def _seed(seed: int) -> None:
+    """As torch.manual_seed; which, where no GPU was used, takes half a millisecond to remember it for when one is."""
+    if torch.cuda.is_initialized() or torch.backends.mps.is_available():  # type: ignore[no-untyped-call]
+        torch.manual_seed(seed)
+    else:
+        torch.default_generator.manual_seed(seed)
+
+
+def rate(phase: Phase, client: Client, at: At) -> float:
+    """The learning rate of a client's optimisers in a phase."""
+    return at.number(client.rate if phase.rate is None else phase.rate)
+
+
+def lowered(call: Callable[[Tensor], Tensor], client: Client) -> Callable[[Tensor], Tensor]:
+    """A net's call in the client's precision: matrices and convolutions in the lower one, its output as x is."""
+    if client.precision is None:
+        return call
+
+    def lower(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, client.precision, cache_enabled=False):  # a cache keeps the last step's weights
+            return call(x).to(x.dtype)
+
+    return lower
+
+
+def trainable(net: nn.Module) -> Message:
+    """A net's parameters that are not frozen."""
+    return {k: p for k, p in net.named_parameters() if p.requires_grad}
+
+
+def laid_as(p: Tensor, value: Tensor) -> Tensor:
+    """The value, in memory as p is: a fused optimiser goes through both from front to back, whatever their strides."""
+    return value if value.stride() == p.stride() else torch.empty_like(p).copy_(value)
+
+
+def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, float]:
+    """The mean of each loss term over the steps [S].
+
+    Finiteness, of losses and weights, is asked for here, once a phase: a question a step would stall a GPU.
+
+    Raises:
+        Diverged: something is not finite.
+    """
+    if not curves:
+        return {}
+    for name, curve in curves.items():
+        bad = (~curve.isfinite()).nonzero()
+        if len(bad):
+            raise Diverged(client.id, at.round, int(bad[0]), f"its {name} loss is {curve[bad[0]].item()}")
+    named = {f"{net}.{k}": t for net, module in client.nets.items() for k, t in module.state_dict().items()}
+    worst = _not_finite(named)
+    if worst is not None:
+        steps = len(next(iter(curves.values())))
+        raise Diverged(client.id, at.round, steps - 1, f"its weight {worst} is no longer finite")
+    return {name: curve.mean().item() for name, curve in curves.items()}
+
+
+def _not_finite(named: Message) -> str | None:
+    """The first that has an element which is not finite."""
+    real = {k: t for k, t in named.items() if t.is_floating_point()}
+    if torch.stack(torch._foreach_norm(list(real.values()))).isfinite().all():  # then all are: one call for all tensors
+        return None
+    return next((k for k, t in real.items() if not t.isfinite().all()), None)  # a norm overflows before an element does
