@@ -10,7 +10,7 @@ import forked
 
 
 def trained(said):
-    return int(next(line for line in said.splitlines() if "known before" in line).split()[0])
+    return int(next(line for line in said.splitlines() if " trained, " in line).split()[0])
 
 
 def rows(path, id="table9"):

@@ -19,6 +19,35 @@ def nothing(label):
     return lambda event: None
 
 
+class Stopped(Exception):
+    """As by a key that was pressed."""
+
+
+def stopping(event):
+    if type(event).__name__ == "RoundDone":
+        raise Stopped
+
+
+@pytest.fixture
+def meanwhile(tmp_path):
+    """Do some cells, and all of them elsewhere while a run is trained here -> (what one did, the other, what was said)."""
+
+    def both(cells, here):
+        out, other, said = tmp_path / "out", [], []
+
+        def watch(label):
+            def observer(event):
+                if here in label and not other and type(event).__name__ == "RoundDone":
+                    other.append(call(cells, 1, Scale(), out, Store(out / "results")))
+
+            return observer
+
+        one = call(cells, 1, Scale(), out, Store(out / "results"), None, watch, said.append)
+        return one, *other, said
+
+    return both
+
+
 @pytest.fixture
 def table9(papers):
     return read_experiment(papers, "table9")
@@ -39,60 +68,49 @@ def kept(out):
 
 def test_what_another_process_trains_is_left_to_it_and_said(reproduce, table9, tmp_path):
     job = labels(table9)["digits/noniid, fml, seed 0"]
-    with claim(tmp_path / "out", job):
+    with claim(tmp_path / "out", job.fingerprint):
         code, said, _ = reproduce("table9", "--seeds", "1", "--out", "out")
     assert code == 0
-    assert "3 runs trained, 0 known before" in said
+    assert "3 runs trained, 0 known" in said
     assert "1 run left to other processes" in said
-    assert f"{job.label}. Give the same command when those are done" in said
+    assert f"{job.label} (is in training there). Give the same command when those are done" in said
     said = reproduce("table9", "--seeds", "1", "--out", "out")[1]
-    assert "1 run trained, 3 known before" in said
+    assert "1 run trained, 3 known" in said
     assert "other processes" not in said
 
 
 def test_what_starts_from_such_a_run_is_left_too(reproduce, newcomer, given, tmp_path):
     newcomer.write_text(newcomer.read_text() + given)
     found = labels(read_experiment(newcomer.parent.parent, "newcomer"))
-    with claim(tmp_path / "out", found["digits, federation, seed 0"]):
+    with claim(tmp_path / "out", found["digits, federation, seed 0"].fingerprint):
         said = reproduce("newcomer", "--seeds", "1", "--out", "out")[1]
     assert "1 run trained" in said
     assert "2 runs left to other processes" in said
-    assert "digits, federation, seed 0; digits, given, seed 0." in said
+    assert "digits, federation, seed 0 (is in training there); digits, given, seed 0 (starts from federation)." in said
 
 
 def test_a_run_that_is_known_and_there_is_not_trained_again_for_one_that_another_process_trains(newcomer, given, tmp_path):
     newcomer.write_text(newcomer.read_text() + given)
     cells, out = read_experiment(newcomer.parent.parent, "newcomer").cells, tmp_path / "out"
     found = labels(read_experiment(newcomer.parent.parent, "newcomer"))
-    with claim(out, found["digits, given, seed 0"]):
+    with claim(out, found["digits, given, seed 0"].fingerprint):
         assert [call(cells, 1, Scale(), out, Store(out / "results")).trained for _ in range(2)] == [2, 0]
 
 
-def test_what_others_trained_meanwhile_is_known(table9, tmp_path):
+def test_what_others_trained_meanwhile_is_known(table9, meanwhile, tmp_path):
     """While one trains its first run, another that was begun later does all the rest."""
-    out, other = tmp_path / "out", []
-
-    def watch(label):
-        def observer(event):
-            if not other and type(event).__name__ == "RoundDone":
-                other.append(call(table9.cells, 1, Scale(), out, Store(out / "results")))
-
-        return observer
-
-    said = []
-    one = call(table9.cells, 1, Scale(), out, Store(out / "results"), None, watch, said.append)
-    (two,) = other
+    one, two, said = meanwhile(table9.cells, "iid, fedavg")
     assert (one.trained, two.trained) == (1, 3)
     assert (one.known, two.known) == (3, 0)
-    assert (one.elsewhere, two.elsewhere) == ([], ["digits/iid, fedavg, seed 0"])
+    assert (one.elsewhere, [*two.elsewhere.values()]) == ({}, ["digits/iid, fedavg, seed 0 (is in training there)"])
     assert "1 of 4 runs done" in said[-1]
-    assert len(kept(out)) == 4
+    assert len(kept(tmp_path / "out")) == 4
 
 
 def test_what_others_let_go_of_is_trained(table9, tmp_path):
     """A run that another process holds at first, and not any more when all else is trained."""
     out = tmp_path / "out"
-    holding = claim(out, next(iter(labels(table9).values())))
+    holding = claim(out, next(iter(labels(table9).values())).fingerprint)
     holding.__enter__()
 
     def watch(label):
@@ -103,7 +121,120 @@ def test_what_others_let_go_of_is_trained(table9, tmp_path):
         return observer
 
     told = call(table9.cells, 1, Scale(), out, Store(out / "results"), None, watch)
-    assert (told.trained, told.elsewhere) == (4, [])
+    assert (told.trained, told.elsewhere) == (4, {})
+
+
+def test_what_another_process_holds_only_to_look_at_it_is_known(table9, tmp_path):
+    out = tmp_path / "out"
+    stale = Store(out / "results")
+    call(table9.cells, 1, Scale(), out, Store(out / "results"))
+    with claim(out, next(iter(labels(table9).values())).fingerprint):
+        told = call(table9.cells, 1, Scale(), out, stale)
+    assert (told.trained, told.known, told.elsewhere) == (0, 4, {})
+
+
+DIVERGES = 'set = { "algorithm.name" = "fedavg", "optimizer.lr" = 1e30 }'
+
+
+def test_what_diverged_at_another_process_is_told(papers, meanwhile):
+    cell = papers / "table9/digits/noniid.toml"
+    cell.write_text(cell.read_text().replace('set = { "algorithm.name" = "fedavg" }', DIVERGES))
+    one, two, _ = meanwhile(read_experiment(papers, "table9").cells, "iid, fedavg")
+    assert len(one.failed) == len(two.failed) == 1
+    assert one.failed == two.failed
+    assert "digits/noniid, fedavg, seed 0: client '0' diverged in round 1" in one.failed[0]
+
+
+def test_a_run_that_others_start_from_diverges_once(newcomer, given, tmp_path):
+    """Also while another process trains something else, for which one looks again and again."""
+    cell = newcomer.read_text().replace("set = { rounds = 2 }", 'set = { rounds = 2, "optimizer.lr" = 1e30 }')
+    newcomer.write_text(cell + given)
+    experiment, out = read_experiment(newcomer.parent.parent, "newcomer"), tmp_path / "out"
+    with claim(out, labels(experiment)["digits, scratch, seed 0"].fingerprint):
+        for trained in (1, 0):
+            told = call(experiment.cells, 1, Scale(), out, Store(out / "results"))
+            assert told.trained == trained
+            assert [line.partition(":")[0] for line in told.failed] == [
+                "digits, federation, seed 0",
+                "digits, given, seed 0",
+            ]
+            assert [*told.elsewhere.values()] == ["digits, scratch, seed 0 (is in training there)"]
+
+
+@pytest.fixture
+def two_cells(newcomer):
+    """Two cells that share a run."""
+    text = newcomer.read_text()
+    (newcomer.parent / "more.toml").write_text(
+        text.replace("examples = 20", "examples = 30").replace('row = "20', 'row = "30')
+    )
+    return read_experiment(newcomer.parent.parent, "newcomer")
+
+
+def test_a_run_that_cells_share_is_left_once(two_cells, tmp_path):
+    job = labels(two_cells)["digits, federation, seed 0"]
+    with claim(tmp_path / "out", job.fingerprint):
+        told = call(two_cells.cells, 1, Scale(), tmp_path / "out", Store(tmp_path / "out/results"))
+    assert len(told.elsewhere) == 1
+
+
+def test_a_run_that_cells_share_is_kept_once(two_cells, tmp_path):
+    """Another process lets go of it between one's looks at the two cells, done."""
+    out, others = tmp_path / "out", []
+    holding = claim(out, labels(two_cells)["digits, federation, seed 0"].fingerprint)
+    holding.__enter__()
+
+    def watch(label):
+        def observer(event):
+            if "digits, scratch" in label and type(event).__name__ == "RoundDone" and not others:
+                holding.__exit__(None, None, None)
+                others.append(call(two_cells.cells[:1], 1, Scale(), out, Store(out / "results")))
+
+        return observer
+
+    told = call(two_cells.cells, 1, Scale(), out, Store(out / "results"), None, watch)
+    assert (others[0].trained, told.trained) == (1, 2)
+    assert [arm for _, arm, _ in kept(out)].count("federation") == 1
+
+
+def test_a_run_that_is_being_copied_is_left(table9, tmp_path):
+    """One process begins a longer run with a copy of it, while another comes to go on with it."""
+    out, short = tmp_path / "out", labels(table9)["digits/iid, fedavg, seed 0"]
+    call(table9.cells[:1], 1, Scale(1), out, Store(out / "results"))
+    with claim(out, f"{short.fingerprint.partition('-')[0]}-1"):
+        told = call(table9.cells[:1], 1, Scale(), out, Store(out / "results"))
+    assert told.trained == 2
+    (begun,) = (out / "runs").glob(f"{short.fingerprint}-*/log.txt")
+    assert "resumed" not in begun.read_text()  # who holds a run may be writing it
+
+
+def test_a_run_that_was_begun_on_another_device_is_left_and_the_others_are_trained(papers, tmp_path):
+    for cell in (papers / "table9/digits").glob("*.toml"):
+        cell.write_text(cell.read_text().replace('device = "cpu", ', ""))
+    cells, out = read_experiment(papers, "table9").cells, tmp_path / "out"
+    with pytest.raises(Stopped):
+        call(cells, 1, Scale(), out, Store(out / "results"), None, lambda label: stopping)
+    (about,) = (out / "runs").glob("*/environment.json")
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"device": "xpu:9"}))
+    told = call(cells, 1, Scale(), out, Store(out / "results"))
+    assert told.trained == 3
+    assert [*told.elsewhere.values()] == ["digits/iid, fedavg, seed 0 (was begun on 'xpu:9', which this machine has not)"]
+
+
+def test_the_page_holds_what_others_kept_meanwhile_of_other_cells(papers, tmp_path):
+    given = ((), 1, None, {}, tmp_path / "out", None, papers)
+    silent, others = Console(file=io.StringIO()), []
+
+    def watch(label):
+        def observer(event):
+            if not others and type(event).__name__ == "RoundDone":
+                others.append(command.train("table9", ["*/noniid"], *given[1:], nothing, silent))
+
+        return observer
+
+    command.train("table9", ["*/iid"], *given[1:], watch, silent)
+    told = json.loads((tmp_path / "out/table9.json").read_text())["numbers"]
+    assert {n["cell"] for n in told} == {"digits/iid", "digits/noniid"}
 
 
 def test_two_processes_share_the_work(reproduce, papers, tmp_path):

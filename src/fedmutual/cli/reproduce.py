@@ -10,12 +10,14 @@ from rich.table import Table
 
 from fedmutual.errors import ConfigError
 from fedmutual.records.events import Observer
+from fedmutual.records.folder import held
 from fedmutual.report import cells as report
 from fedmutual.report.text import count
 from fedmutual.reproduce import Experiment, Scale, Store, experiments, pages, read_experiment, reproduce, words
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import check, tells
+from fedmutual.reproduce.results import PATIENCE
 
 Watch = Callable[[str], Observer]
 
@@ -56,13 +58,13 @@ def train(
 
     say = _sayer(console)
     done = reproduce(chosen, seeds, scale, out, store, here, watch, say)
-    say(f"{count(done.trained, 'run')} trained, {done.known} known before")
+    say(f"{count(done.trained, 'run')} trained, {done.known} known")
     if done.elsewhere:
-        say(
-            f"{count(len(done.elsewhere), 'run')} left to other processes, which train them or what they start from: "
-            f"{'; '.join(done.elsewhere)}. Give the same command when those are done"
-        )
-    _conclude(experiment, store, scale, range(seeds), out, console)
+        left = f"{count(len(done.elsewhere), 'run')} left to other processes"
+        say(f"{left}: {'; '.join(done.elsewhere.values())}. Give the same command when those are done")
+    with held(out, "has been writing pages for a minute", patience=PATIENCE):
+        now = _store(root, results or out / RESULTS)  # with what other processes kept meanwhile of other cells
+        _conclude(experiment, now, scale, range(seeds), out, console)
     return done.failed
 
 

@@ -62,7 +62,7 @@ def write(told: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json"
     names = {told.figure(p): standalone(p) for p in told.pictures}
     for old in (folder / FIGURES).glob(f"{id}-*.svg"):
         if f"{FIGURES}/{old.name}" not in names:
-            old.unlink()
+            old.unlink(missing_ok=True)
     for name, drawn in names.items():
         write_bytes(folder / name, drawn.encode())
     paths = [folder / f"{id}.{kind}" for kind in kinds]

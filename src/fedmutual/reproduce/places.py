@@ -7,13 +7,15 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import fedmutual
+from fedmutual.building import pick_device
 from fedmutual.config import Config, load_config
-from fedmutual.errors import RunError
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.checkpoint import committed, file_name
-from fedmutual.records.folder import CONFIG, LOCK, held, reopen
+from fedmutual.records.files import read_json
+from fedmutual.records.folder import CONFIG, ENVIRONMENT, LOCK, SUMMARY, held, reopen
 from fedmutual.reproduce.plan import Job, tells
 
-CLAIMS = "claims"  # a folder a run: who works there beside others needs to know what they have begun
+CLAIMS = "claims"  # below OUT; a folder a run, with the lock that who trains it holds
 BEST = "-best"  # a second folder, with the best weights that the first has not
 _WORKERS = {"engine.name", "engine.workers", "engine.address", "engine.gpus"}  # a run may go on with others
 
@@ -26,12 +28,24 @@ def folder(out: Path, job: Job) -> Path:
     return best if lacking or best.exists() else plain
 
 
-def claim(out: Path, job: Job) -> AbstractContextManager[None]:
+def claim(out: Path, fingerprint: str) -> AbstractContextManager[None]:
     """Holds a run for this process, before it has a folder and until its result is kept.
 
     Entering it raises Busy where another process holds it, and RunError where nothing can be written.
     """
-    return held(out / CLAIMS / f"{job.fingerprint}-{fedmutual.__version__}", "trains this run")
+    return held(out / CLAIMS / f"{fingerprint}-{fedmutual.__version__}", "trains this run")
+
+
+def foreign(place: Path) -> str | None:
+    """The device that the unfinished run there was begun on, and goes on with, if this machine has no such."""
+    if not (place / CONFIG).exists() or (place / SUMMARY).exists():
+        return None
+    name = str(read_json(place / ENVIRONMENT).get("device", "cpu"))
+    try:
+        pick_device(name)
+    except ConfigError:
+        return name
+    return None
 
 
 def as_begun(config: Config, place: Path) -> Config:
@@ -75,9 +89,10 @@ def lengthen(job: Job, config: Config, place: Path, out: Path) -> None:
     Raises:
         RunError: it cannot be copied.
     """
-    for begun in _shorter(out, job) if not place.exists() else []:
+    for rounds, begun in _shorter(out, job) if not place.exists() else []:
         with ExitStack() as holding:
             try:
+                holding.enter_context(claim(out, f"{job.fingerprint.partition('-')[0]}-{rounds}"))
                 holding.enter_context(held(begun))
                 reopen(begun, as_begun(config, begun))
                 saved = committed(begun)
@@ -89,13 +104,13 @@ def lengthen(job: Job, config: Config, place: Path, out: Path) -> None:
             return
 
 
-def _shorter(out: Path, job: Job) -> list[Path]:
-    """Folders of the same run with fewer rounds, the longest first."""
+def _shorter(out: Path, job: Job) -> list[tuple[int, Path]]:
+    """The same run with fewer rounds, and their folders; the longest first."""
     digest, _, rounds = job.fingerprint.partition("-")
     pattern = re.compile(rf"{digest}-(\d+)-{re.escape(fedmutual.__version__)}(?:{BEST})?")
     names = {p: pattern.fullmatch(p.name) for p in (out / "runs").glob(f"{digest}-*")}
     found = {p: int(match[1]) for p, match in names.items() if match and (p / CONFIG).exists()}
-    return sorted((p for p, n in found.items() if n < int(rounds)), key=lambda p: (-found[p], p.name))
+    return sorted(((n, p) for p, n in found.items() if n < int(rounds)), key=lambda one: (-one[0], one[1].name))
 
 
 def _copy(begun: Path, place: Path, round: int) -> None:

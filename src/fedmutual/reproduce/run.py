@@ -26,7 +26,7 @@ from fedmutual.reproduce.looks import lacks
 from fedmutual.reproduce.noise import under_noise
 from fedmutual.reproduce.pace import Pace
 from fedmutual.reproduce.parts import placed
-from fedmutual.reproduce.places import as_begun, claim, folder, lengthen, otherwise
+from fedmutual.reproduce.places import as_begun, claim, folder, foreign, lengthen, otherwise
 from fedmutual.reproduce.plan import Job, Scale, jobs
 from fedmutual.reproduce.results import Store
 
@@ -37,10 +37,10 @@ Say = Callable[[str], None]
 class Told:
     """What a call of `reproduce` did."""
 
-    known: int = 0  # runs whose results were there
+    known: int = 0  # runs whose results were there, or came meanwhile from other processes
     trained: int = 0
     failed: list[str] = field(default_factory=list)  # runs in which a client diverged, now or before, and why
-    elsewhere: list[str] = field(default_factory=list)  # runs that other processes train, or that start from one of those
+    elsewhere: dict[str, str] = field(default_factory=dict)  # fingerprint -> a run that is left to other processes, and why
 
 
 def reproduce(
@@ -53,7 +53,9 @@ def reproduce(
     watch: Callable[[str], Observer] | None = None,
     say: Say = lambda line: None,
 ) -> Told:
-    """Train every run of some cells that the store does not know, into OUT/runs; a stopped one goes on from its last round.
+    """Train every run of some cells that the store does not know and no other process trains, into OUT/runs.
+
+    A stopped one goes on from its last round.
 
     here: keys that tell in no result, as `jobs` takes them. A run in which a client diverges is kept as such.
 
@@ -66,25 +68,25 @@ def reproduce(
     asked = {j.fingerprint for jobs_ in planned for j in jobs_}
     for cell, job in {job.cell.id: (job.cell, job) for job in pace.left if job.cell.about.node}.values():
         closeup.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
-    told.failed += _known_failures(planned, store)
     told.known = len(asked) - len(pace.left)
     say(f"{count(len(pace.left), 'run')} to train, {told.known} known")
     if pace.left:
         store.check()
-        work = Work(out, store, watch, told, pace, say)
-        while work.through(planned):  # once more: what others had may be let go of by now
+        work = Work(out, store, watch, told, pace, say, planned)
+        while work.through():  # once more: what others had may be let go of by now
             told.elsewhere.clear()
+    told.failed = [*_known_failures(planned, store).values(), *told.failed]
     return told
 
 
-def _known_failures(planned: Sequence[Sequence[Job]], store: Store) -> list[str]:
-    """The runs that are known to have no numbers, each once, and why."""
+def _known_failures(planned: Sequence[Sequence[Job]], store: Store) -> dict[str, str]:
+    """The runs that have no numbers, each once, and why."""
     found = dict[str, str]()
     for job in (j for of_cell in planned for j in of_cell):
         result = store.find(job, fedmutual.__version__)
         if result is not None and result.failed:
             found.setdefault(job.fingerprint, f"{job.label}: {result.failed}")
-    return list(found.values())
+    return found
 
 
 def _without_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
@@ -127,11 +129,12 @@ class Work:
     told: Told
     pace: Pace
     say: Say
+    planned: Sequence[Sequence[Job]]  # of each cell
 
-    def through(self, planned: Sequence[Sequence[Job]]) -> bool:
+    def through(self) -> bool:
         """Train what nobody else does -> whether there is something to do again: others had some, and time went by."""
         before = self.told.trained
-        for of_cell in planned:
+        for of_cell in self.planned:
             todo = [j for j in of_cell if _unknown(self.store, j)]
             needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
             first = {**needed, **{j.fingerprint: j for j in todo if j.needs is None}}
@@ -150,7 +153,7 @@ class Work:
             self.told.failed += [why] if why not in self.told.failed else []
             return False
         if not (folder(self.out, job.needs) / SUMMARY).exists():
-            self.told.elsewhere.append(job.label)
+            self._leave(job, f"starts from {job.about.needs}")
             return False
         return True
 
@@ -160,18 +163,37 @@ class Work:
         with ExitStack() as holding:
             for job in batch:
                 try:
-                    holding.enter_context(claim(self.out, job))
+                    holding.enter_context(claim(self.out, job.fingerprint))
+                    free = True
                 except Busy:
-                    self.told.elsewhere.append(job.label)
-                    continue
-                self.store.look(job.cell.id)
-                begun_with = job.fingerprint in needed and not (folder(self.out, job) / SUMMARY).exists()
-                if _unknown(self.store, job) or begun_with:
-                    ours.append(job)
-                else:
+                    free = False
+                self._look(job)
+                if not _unknown(self.store, job) and not (job.fingerprint in needed and self._to_begin_with(job)):
                     self.told.known += self.pace.drop([job])
+                elif not free:
+                    self._leave(job, "is in training there")
+                elif (device := foreign(folder(self.out, job))) is not None:
+                    self._leave(job, f"was begun on {device!r}, which this machine has not")
+                else:
+                    ours.append(job)
             if ours:
                 self._train(ours)
+
+    def _look(self, job: Job) -> None:
+        """Take in what other processes kept of a run meanwhile, for whichever cell."""
+        for cell in dict.fromkeys(
+            j.cell.id for of_cell in self.planned for j in of_cell if j.fingerprint == job.fingerprint
+        ):
+            self.store.look(cell)
+
+    def _to_begin_with(self, job: Job) -> bool:
+        """Whether a run from which others start has to be trained although its result is known: its models are not here."""
+        result = self.store.find(job, fedmutual.__version__)
+        return not (result and result.failed) and not (folder(self.out, job) / SUMMARY).exists()
+
+    def _leave(self, job: Job, why: str) -> None:
+        """To other processes."""
+        self.told.elsewhere.setdefault(job.fingerprint, f"{job.label} ({why})")
 
     def _train(self, batch: Sequence[Job]) -> None:
         """Train some jobs, keep their results, say how much is left."""
@@ -199,7 +221,6 @@ class Work:
         try:
             runs.run(config, place, True, observing)
         except Diverged as problem:
-            self.told.failed.append(f"{job.label}: {problem}")
             return failure(job, place, together, str(problem))
         about = job.cell.about
         noise = under_noise(place, about.noise) if about.noise and _shares(place) else {}
