@@ -6,17 +6,29 @@ phase declared, and against what must never leave.
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedmutual.core import Client, Data, Message, Spec
 
 LEAST = 16  # elements; of fewer, equal bytes prove nothing
+FEWEST, DISTINCT = 4, 4  # but of a row that has so many elements, and so many different values, they do
+OWN = ("private", "holdout", "validation", "test.own")  # the rows that are a client's
 
-_rows: "WeakKeyDictionary[Data, tuple[int, frozenset[bytes]]]" = WeakKeyDictionary()
+_rows: "WeakKeyDictionary[Data, Known]" = WeakKeyDictionary()
+
+
+class Known(NamedTuple):
+    """The rows of a data set by which something can be proven."""
+
+    size: int  # bytes of one
+    begins: NDArray[np.uint32]  # what they begin with, by which most that is no row is told apart
+    digests: frozenset[bytes]
 
 
 class Refused(RuntimeError):
@@ -40,20 +52,22 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
     Raises:
         Refused: a name, dtype or shape was not declared, or what was is missing; or a tensor of 16 or more elements that
             are not all equal has the bytes of a tensor of the personal net, of what stays home of the meme, of an
-            optimiser or the memory, or holds a row of the client's data. A meme's own tensor that equals the personal
-            net's by right (`Client.twins`) passes by its storage, whatever its bytes.
+            optimiser or the memory; or one holds a row of the client's data, of 16 or more elements that are not all equal,
+            or of 4 or more with at least 4 different values. A meme's own tensor that equals the personal net's by right
+            (`Client.twins`) passes by its storage, whatever its bytes.
     """
     private: dict[int, list[tuple[str, Tensor]]] = {}
     for what, tensor in _private(client) if reply else ():
         private.setdefault(_bytes(tensor), []).append((what, tensor))
     check_declared(reply, declared, client.id)
     for name, tensor in reply.items():
-        if tensor.numel() < LEAST or constant(tensor) or (name in inbox and _equal(tensor, inbox[name])):
+        if tensor.numel() < FEWEST or constant(tensor) or (name in inbox and _equal(tensor, inbox[name])):
             continue
-        for what, own in private.get(_bytes(tensor), ()) if not _twin(name, tensor, client) else ():
+        like = private.get(_bytes(tensor), []) if tensor.numel() >= LEAST and not _twin(name, tensor, client) else []
+        for what, own in like:
             if _equal(tensor, own):
                 raise Refused(client.id, name, f"its bytes are those of {what}")
-        for key in ("private", "holdout", "validation"):
+        for key in OWN:
             if key in client.data and _holds_row(tensor, client.data[key]):
                 raise Refused(client.id, name, f"it holds a row of the client's {key} data")
     return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
@@ -124,28 +138,49 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def _holds_row(tensor: Tensor, data: Data) -> bool:
     """Is some row-sized piece of the tensor a row of the data, byte for byte?"""
-    size, known = _digests(data)
-    if not known or _bytes(tensor) % size:
+    known = _known(data)
+    if not known.digests or _bytes(tensor) % known.size:
         return False
-    return any(digest in known for digest in _pieces(tensor, size))
+    pieces = _pieces(tensor, known.size)
+    likely = pieces[np.isin(_begins(pieces), known.begins)]
+    return any(digest in known.digests for digest in _digests(likely))
 
 
-def _digests(data: Data) -> tuple[int, frozenset[bytes]]:
-    """(bytes of a row, digests of all rows that could prove anything); taken once a data set."""
+def _known(data: Data) -> Known:
+    """Taken once a data set."""
     if data not in _rows:
-        size, digests = 1, set[bytes]()
+        size, begins, digests = 1, [np.empty(0, np.uint32)], set[bytes]()
         for x, *_ in data.rows(torch.split(torch.arange(len(data)), 1024)):
             size = x[0].numel() * x.element_size()
-            if x[0].numel() >= LEAST:
-                digests.update(_pieces(x, size))
-        _rows[data] = size, frozenset(digests)
+            proving = _pieces(x, size)[_proving(x.flatten(1)).cpu().numpy()]
+            begins.append(_begins(proving))
+            digests.update(_digests(proving))
+        _rows[data] = Known(size, np.unique(np.concatenate(begins)), frozenset(digests))
     return _rows[data]
 
 
-def _pieces(tensor: Tensor, size: int) -> Iterator[bytes]:
-    """A digest of each piece of `size` bytes whose elements are not all equal."""
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    pieces = flat.view(-1, size // flat.element_size())
-    varied = pieces[(pieces != pieces[:, :1]).any(1)]
-    raw = varied.contiguous().view(torch.uint8).numpy()
-    return (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in raw)
+def _proving(x: Tensor) -> Tensor:
+    """Whether equal bytes prove something, of each row [N, F]; of a short one of few values, as 0 and 1, they do not."""
+    if x.shape[1] >= LEAST:
+        return (x != x[:, :1]).any(1)
+    if x.shape[1] < FEWEST:
+        return torch.zeros(len(x), dtype=torch.bool)
+    ordered = x.sort(1).values
+    return (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1 >= DISTINCT
+
+
+def _pieces(tensor: Tensor, size: int) -> NDArray[np.uint8]:
+    """Its bytes, in pieces of so many [N, size]."""
+    found: NDArray[np.uint8] = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().reshape(-1, size)
+    return found
+
+
+def _begins(pieces: NDArray[np.uint8]) -> NDArray[np.uint32]:
+    """The first bytes of each piece, as one number."""
+    first = np.zeros((len(pieces), 4), np.uint8)
+    first[:, : pieces.shape[1]] = pieces[:, :4]
+    return first.view(np.uint32)[:, 0]
+
+
+def _digests(pieces: NDArray[np.uint8]) -> Iterator[bytes]:
+    return (hashlib.blake2b(piece.tobytes(), digest_size=16).digest() for piece in pieces)

@@ -115,6 +115,46 @@ def test_a_row_of_private_data_is_refused_alone_or_among_noise(count):
         federation(algorithm, [one], start=server(wide), rounds=1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class TableLeak(FML):
+    """Sends some of a table's rows, under a name that it declares, from one of the client's kinds of data."""
+
+    kind: str = "private"
+    dtype: torch.dtype = torch.float32
+
+    def leaves(self, server):
+        return {**super().leaves(server), "stolen": (self.dtype, tuple(self._of_bytes(torch.zeros(3, FEATURES)).shape))}
+
+    def end(self, client, at):
+        return super().end(client, at) | {"stolen": self._of_bytes(client.data[self.kind].x[3:6])}
+
+    def _of_bytes(self, x):
+        return x.clone().view(self.dtype)
+
+
+def table(values, rows=12):
+    """Rows of `FEATURES` columns with so many different values in each."""
+    x = torch.randn(rows, FEATURES, generator=torch.Generator().manual_seed(3))
+    return torch.cat([x[:, :values], x[:, :1].expand(-1, FEATURES - values)], 1).contiguous()
+
+
+@pytest.mark.parametrize("kind", ["private", "holdout", "validation", "test.own"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint8, torch.int64])
+def test_a_short_row_of_a_table_is_refused(kind, dtype):
+    algorithm = TableLeak(kind=kind, dtype=dtype, **E).algorithm()
+    data = {"private": Rows(torch.zeros(12, FEATURES), torch.arange(12) % 3)}
+    one = client("0", algorithm, data=data | {kind: Rows(table(4), torch.arange(12) % 3)})
+    with pytest.raises(Refused, match=f"it holds a row of the client's {kind} data"):
+        federation(algorithm, [one], rounds=1)
+
+
+def test_a_short_row_of_few_values_proves_nothing():
+    """As docs/run-folder.md says: three columns of 0 and 1 are soon met by chance."""
+    algorithm = TableLeak(**E).algorithm()
+    one = client("0", algorithm, data={"private": Rows(table(3), torch.arange(12) % 3)})
+    federation(algorithm, [one], rounds=1)
+
+
 def test_twins_pass_by_storage_and_only_by_storage():
     """model.start = "server", alpha = beta: meme and personal stay equal by right; a copied personal tensor is no meme."""
     algorithm = FML(**E).algorithm()
