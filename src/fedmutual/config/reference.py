@@ -17,7 +17,8 @@ _HEAD = """# Every key of a configuration
 
 `fedmutual list keys` prints this page. In brackets stand a key's type and its default. A schedule moves a number over the
 rounds: `{ start = 0.9, end = 0.3, shape = "linear" }`, or with the shape `"cosine"`, or `"step"` after the fraction `at` of
-them. `--set data.name=mnist` sets a key for one command; a key that is unknown or has no effect is an error."""
+them. `--set data.name=mnist` sets a key for one command; an unknown key is an error, and one that has no
+effect an error or a note, where that is noticed."""
 
 _ALGORITHM = "What is minimised, and how replies are combined. The keys beside `name` are each algorithm's own."
 

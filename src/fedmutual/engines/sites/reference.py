@@ -8,14 +8,16 @@ from fedmutual.engines.sites.schema import PublicTable, ServerTable, SiteEngine,
 
 _HEAD = """## FEDERATION.toml
 
-What all participants of a [federation of real sites](sites.md) have: the keys above but for `partition`, `engine` and
-`clients`, and where data lie; and these two tables.
+What all participants of a [federation of real sites](sites.md) have: the keys above but for `partition`, `engine`,
+`clients`, and of `data` what is of one's own data (`name`, `root`, `test`, `label`, `labels`, `group_by`); where classes are
+learned it must have `data.classes`. And these two tables.
 """
 _SITE = """
 ## site.toml
 
 What a site does its own way; nothing of it crosses. A table named like one above has keys of that one, those which are each
-participant's own to set, and the federation's values where it has not. Paths count from the folder of the file.
+participant's own to set, and the federation's values where it has not; `data.name` it must have. Paths count from the folder
+of the file.
 """
 _ALIKE: dict[str, type[Section]] = {
     "data": ClientData,

@@ -73,7 +73,10 @@ class SitesTable(Section):
     deadline: Seconds = key(600.0, "seconds that a site has for its part of a round; who takes longer is left out of it")
     wait: Seconds = key(60.0, "seconds that the start waits for all sites; then it begins with those that are there")
     retries: Count = key(5, "how often the server starts anew, with longer and longer pauses, while no round succeeds")
-    public: PathSetting | None = key(None, "the folder of the public seed set, SITE.npz of each; counted from this file")
+    public: PathSetting | None = key(
+        None,
+        "the folder of the public seed set, SITE.npz of each, counted from this file; fedh2l, fedmd and aggregate need it",
+    )
 
 
 class SeedsTable(Section):
@@ -95,7 +98,9 @@ class StateTable(Section):
 class PublicTable(Section):
     """The public seed set at a site."""
 
-    folder: PathSetting = Field(description="the folder with SITE.npz of every site, this one's too")
+    folder: PathSetting = Field(
+        description="the folder with SITE.npz of every site, this one's too; fedh2l, fedmd and aggregate need it"
+    )
 
 
 class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
