@@ -71,4 +71,4 @@ if __name__ == "__main__":
     kit, state, told, answers, wanted = sys.argv[1:6]
     made, Cell.__init__ = Cell.__init__, spied
     threading.Thread(target=steal, args=(Path(answers), wanted), daemon=True).start()
-    sys.exit(run.serve(opened(Path(kit)), Path(state), json.loads(told)))
+    sys.exit(run.serve(opened(Path(kit)), Path(state), json.loads(told), lambda interrupt: 130))

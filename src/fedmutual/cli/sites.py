@@ -1,6 +1,8 @@
 """The commands of real sites. Each reads its arguments, calls the library, and says what came out."""
 
 import json
+import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedmutual.cli.terminal import Code, out, say, stop, terminable
+from fedmutual.cli.terminal import Code, Terminated, err, out, say, stop, terminable
 
 _PATIENCE = 600.0  # seconds that a server may be away
 
@@ -220,11 +222,20 @@ def _dial(kit: "Kit_") -> None:
 def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
     from fedmutual.engines.sites.flare import run
 
+    def ended(interrupt: KeyboardInterrupt) -> int:
+        how, code = (
+            ("told to end", Code.TERMINATED) if isinstance(interrupt, Terminated) else ("ended by hand", Code.STOPPED)
+        )
+        err.print(f"{how}; what was saved is kept", highlight=False, markup=False)
+        return code
+
     try:
         with terminable():
-            code = run.serve(kit, state, told)
-    except KeyboardInterrupt:
-        stop("ended by hand; what was saved is kept", Code.STOPPED)
+            code = run.serve(kit, state, told, ended)
+    except KeyboardInterrupt as interrupt:  # before FLARE listens, or again while it ends: its threads keep no process
+        os._exit(ended(interrupt))
+    if code in (Code.STOPPED, Code.TERMINATED):
+        sys.exit(code)
     if code:
         stop(f"ended with code {code}; {state / 'flare' / 'log.txt'} says why", Code.DIVERGED)
 

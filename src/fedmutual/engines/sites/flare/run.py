@@ -4,7 +4,8 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ _SETTINGS = {
     "NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT": "5",  # not 15 minutes for the last word of a site that died
     "GRPC_VERBOSITY": "NONE",  # its lines are for its developers
 }
+_GRACE = 3.0  # seconds that a job's process has to end by itself, when its parent is told to
 _MAINS = {"server": "nvflare.private.fed.app.server.server_train", "site": "nvflare.private.fed.app.client.client_train"}
 
 
-def serve(kit: Kit, state: Path, told: Mapping[str, Any]) -> int:
-    """Run a server's or a site's process -> its exit code.
+def serve(kit: Kit, state: Path, told: Mapping[str, Any], ended: Callable[[KeyboardInterrupt], int]) -> int:
+    """Run a server's or a site's process -> its exit code. Where FLARE's threads do not end, the process ends here.
 
-    told: what our classes in FLARE's processes are to know of this host.
+    told: what our classes in FLARE's processes are to know of this host. ended: is called when it was told to end, says so,
+    and gives the exit code.
 
     Raises:
         ConfigError: the kit is of another kind.
@@ -46,8 +49,33 @@ def serve(kit: Kit, state: Path, told: Mapping[str, Any]) -> int:
     )
     os.environ |= _SETTINGS
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the job's process finds what we do
-    code: int = monitor.run(main_func=main.main, run_dir=str(work), args=arguments)
+    code: int = monitor.run(main_func=_until_told(main.main, ended), run_dir=str(work), args=arguments)
     return code
+
+
+def _until_told(main: Callable[..., Any], ended: Callable[[KeyboardInterrupt], int]) -> Callable[..., Any]:
+    """FLARE's main function, that ends in order when it is interrupted: FLARE itself would leave its threads at work."""
+
+    def until(args: argparse.Namespace) -> Any:
+        try:
+            return main(args)
+        except KeyboardInterrupt as interrupt:
+            code = ended(interrupt)
+            _end_jobs()
+            return code
+
+    return until
+
+
+def _end_jobs() -> None:
+    """The processes of jobs: what they saved is kept, and would be after a kill."""
+    psutil = importlib.import_module("psutil")  # comes with FLARE
+    jobs = psutil.Process().children(recursive=True)
+    for how in (psutil.Process.terminate, psutil.Process.kill):
+        for job in jobs:
+            with suppress(psutil.NoSuchProcess):
+                how(job)
+        _, jobs = psutil.wait_procs(jobs, _GRACE)
 
 
 def of_kind(kit: Kit, kind: str) -> Kit:

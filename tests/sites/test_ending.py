@@ -1,0 +1,40 @@
+"""Server and sites end when they are told to, with all that they started, and what was saved is kept."""
+
+import signal
+
+import psutil
+import pytest
+
+from loopback import loopback
+from wards import COMMON, SITES
+
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
+
+TWO = {"north": SITES["north"], "south": SITES["south"]}
+
+
+def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
+    with loopback(tmp_path / "fed", {**COMMON, "rounds": 2000}, TWO) as fed:
+        fed.start("server", *TWO)
+        fed.submit()
+        fed.round(2)
+        for name, how, code, said in (
+            ("south", signal.SIGINT, 130, "ended by hand; what was saved is kept"),
+            ("server", signal.SIGTERM, 143, "told to end; what was saved is kept"),
+            ("north", signal.SIGINT, 130, "ended by hand; what was saved is kept"),  # whose server is gone
+        ):
+            jobs = fed.job(name)
+            assert jobs or name == "north", f"{name} was to be in a job"
+            fed.processes[name].send_signal(how)
+            fed.wait(lambda name=name: fed.processes[name].poll() is not None, 30, f"{name} ends")
+            assert fed.processes[name].returncode == code
+            assert said in fed.log(name)
+            assert "Traceback" not in fed.log(name)
+            fed.wait(lambda jobs=jobs: not any(map(alive, jobs)), 30, f"the job of {name} ends")
+
+
+def alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
