@@ -83,6 +83,33 @@ def test_notes_on_own_data(tmp_path: Path) -> None:
     )
 
 
+IMAGES = np.random.default_rng(0).integers(0, 240, (12, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("x", "given", "said"),
+    [
+        (IMAGES.astype(np.uint8), {}, "the pixels are only divided by 255"),
+        (IMAGES, {}, "the pixels are taken as they are, some of them large (channel 0 is about 1"),
+        (
+            IMAGES,
+            {"mean": [0.3], "std": [0.4]},
+            "inputs are large as data.mean and data.std make them (channel 0",
+        ),
+        (IMAGES.astype(np.uint8), {"mean": [0.3], "std": [0.4]}, None),
+        (IMAGES.astype(np.uint8), {"mean": [120.0], "std": [70.0]}, None),
+        (IMAGES.astype(np.uint8), {"mean": [0.3], "std": [0.004]}, "inputs are large as data.mean and data.std make them"),
+        (IMAGES.reshape(12, 64), {"mean": [120.0] * 64, "std": [70.0] * 64}, None),
+        (IMAGES.reshape(12, 64), {"mean": [0.3] * 64, "std": [0.4] * 64}, "make them (column "),
+    ],
+)
+def test_inputs_that_are_large_are_said(tmp_path: Path, x: Any, given: dict[str, Any], said: str | None) -> None:
+    """Also where mean and deviation were given for other numbers than those in the file, as of images over 255."""
+    file = npz(tmp_path / "a.npz", x=x, y=[0, 1, 2] * 4, x_test=x[:6], y_test=[0, 1, 2] * 2)
+    notes = data.load(config(data=file | given, training={"batch_size": 1}, partition={"clients": 2})).notes
+    assert any(said in note for note in notes) if said else not any("large" in note for note in notes), notes
+
+
 def test_scaling_is_told() -> None:
     assert data.load(config(data={"name": "digits", "augment": "crop-flip"})).space.scaling == {
         "divisor": 16.0,

@@ -217,6 +217,12 @@ def test_an_order_that_is_none(tmp_path):
         sites["north"].do(b"nonsense")
 
 
+@pytest.mark.parametrize(("given", "read"), [("weights", "north/weights"), ("imagenet", "imagenet"), ("/w.pth", "/w.pth")])
+def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
+    found = own(site(tmp_path, "north", {**MLPS["north"], "model": {"pretrained": given}})).file.model.pretrained
+    assert found == (str(tmp_path / read) if "north" in read else read)
+
+
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
@@ -224,6 +230,11 @@ def test_an_order_that_is_none(tmp_path):
         ({"clients": {"north": {}}}, "key 'clients' has no place in a federation's file"),
         ({"engine": {"name": "auto"}}, "key 'engine' has no place in a federation's file"),
         ({"data": {"name": "digits"}}, "key 'data.name' has no place in a federation's file"),
+        ({"model": {"shared": "mlp", "pretrained": "imagenet"}}, "key 'model.pretrained' has no effect between real sites"),
+        ({"model": {"shared": "mlp", "weights": "runs/before"}}, "key 'model.weights' has no effect between real sites"),
+        ({"records": {"keep_best": True}}, "key 'records.keep_best' has no effect between real sites"),
+        ({"records": {"tensorboard": True}}, "key 'records.tensorboard' has no effect between real sites"),
+        ({"records": {"checkpoint_every": 5}}, "key 'records.checkpoint_every' has no effect between real sites"),
         ({"data": {"classes": None}}, "the key 'data.classes' is missing"),
         ({"sites": {"input": [1, 8, 8]}}, "the key 'sites.names' is missing"),
         ({"sites": {"names": ["a", "a"], "input": [1]}}, "two sites have the same name"),

@@ -29,13 +29,13 @@ app = typer.Typer(
     help="Federated mutual learning: participants that differ in data, in model and in objective teach each other.\n\n"
     "Start with `fedmutual demo`; then `fedmutual compare FILE.toml` tells whether federating pays on your data, and "
     "`fedmutual sweep FILE.toml --set KEY=V1,V2` which settings are best.\n\n"
-    "Exit codes: 0 done, 2 bad input, 3 a client diverged, 4 a reply was refused at the privacy boundary, "
-    "130 stopped by hand, 143 told to stop (SIGTERM).",
+    "Exit codes: 0 done, 2 bad input, 3 a client diverged or a federation did not finish, 4 a reply was refused at the "
+    "privacy boundary or participants hold different public data, 130 stopped by hand, 143 told to stop (SIGTERM).",
 )
 app.add_typer(data_app, name="data")
 
 NOTHING_TO_GAIN = ("independent", "centralised")  # training alone, and what is no federation
-SITES = "Real sites (pip install 'fedmutual\\[sites]')"
+SITES = "Real sites (with the extra fedmutual\\[sites])"
 
 
 @app.command()

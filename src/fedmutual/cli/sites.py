@@ -104,7 +104,7 @@ def submit(
 ) -> None:
     """Start a federation, or let one go on that was stopped; show how far it is, and fetch what came of it.
 
-    Ctrl-C ends the showing only. Run it again to look on.
+    It waits for the sites first; once rounds are shown Ctrl-C ends the showing only. Run it again to look on.
     """
     from fedmutual.engines.sites import contract as contracts
     from fedmutual.engines.sites.flare.kits import opened

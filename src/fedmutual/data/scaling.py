@@ -75,24 +75,29 @@ def of_source(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str, .
     if config.augment != "none" and not image:
         raise ConfigError(f"key 'data.augment': {config.augment!r} is for images, and the examples are tables of features")
     scaling = Scaling(divisor, mean, std, _size(config, image))
-    if mean or config.mean is not None:
+    if published and config.mean is None:
         return scaling, ()
+    large = _large(source, scaling)
+    if mean:
+        return scaling, ((f"inputs are large as data.mean and data.std make them ({large})",) if large else ())
     done = "only divided by 255" if divisor == BYTE else "taken as they are"
-    large = "" if image else _large(source)
-    return scaling, (f"data.mean and data.std are not given, so the {'pixels' if image else 'features'} are {done}{large}",)
+    some = f", some of them large ({large})" if large else ""
+    return scaling, (f"data.mean and data.std are not given, so the {'pixels' if image else 'features'} are {done}{some}",)
 
 
-def _large(source: Source) -> str:
-    """Of a table, what training on its features as they are may come to grief by; told from the first rows."""
-    x = source.train.x.take(range(min(_ROWS, len(source.train.x)))).double()
-    size = x.square().mean(0).sqrt()
+def _large(source: Source, scaling: Scaling) -> str:
+    """Of inputs as they are scaled, what training may come to grief by, and the mend; told from the first rows."""
+    if scaling.divisor == BYTE and all(std >= 1 / _LARGE for std in scaling.std):
+        return ""  # whatever the bytes are
+    x = scaling(source.train.x.take(range(min(_ROWS, len(source.train.x))))).double()
+    size = x.square().transpose(0, 1).flatten(1).mean(1).sqrt()
     worst = int(size.argmax())
     if not size[worst] > _LARGE:
         return ""
-    name = repr(source.columns[worst]) if source.columns else str(worst)
+    name = f"column {source.columns[worst]!r}" if source.columns else f"{'channel' if x.dim() == 4 else 'column'} {worst}"
     return (
-        f", some of them large (column {name} is about {size[worst]:.3g}), which networks learn badly from; `fedmutual data "
-        "check` tells the data.mean and data.std that they ask for"
+        f"{name} is about {size[worst]:.3g}, which networks learn badly from; `fedmutual data check` tells, where they are "
+        "unset, the data.mean and data.std that they ask for"
     )
 
 

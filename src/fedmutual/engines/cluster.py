@@ -1,4 +1,4 @@
-"""Clients spread over a Ray cluster, an extra (`pip install "fedmutual[ray]"`): messages cross, clients do not."""
+"""Clients spread over a Ray cluster, the extra `ray`: messages cross, clients do not."""
 
 import pickle
 import time

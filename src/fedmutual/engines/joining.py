@@ -22,7 +22,7 @@ def load() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError("engine.name = 'cluster' needs Ray: pip install 'fedmutual[ray]'") from None
+        raise ConfigError("engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': pip install 'ray>=2.40'") from None
     if not copies:
         ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False  # it was read, where Ray had been imported before
     return ray

@@ -25,6 +25,13 @@ _NOT_COMMON = {
     "clients": "what a site does its own way stands in its own site.toml, and the others do not learn it",
     "engine": "where its work runs is for each site to say, in its site.toml",
 }
+_NOT_READ = {
+    "model.pretrained": "the server begins with random weights; a site's own network takes it from its site.toml",
+    "model.weights": "the server begins with random weights, or goes on with its own",
+    "records.keep_best": "best rounds' weights are not kept there",
+    "records.checkpoint_every": "every round is saved there",
+    "records.tensorboard": "it is not written there",
+}
 _OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads")
 # what a submission may change without the sites' consent: nothing that says what leaves a site
 
@@ -131,6 +138,10 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     for key, why in _NOT_COMMON.items():
         if key in rest:
             raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; take it out")
+    for key, why in _NOT_READ.items():
+        table, _, last = key.partition(".")
+        if last in rest.get(table, {}):
+            raise ConfigError(f"{source}: key {key!r} has no effect between real sites: {why}; take it out")
     own = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in rest.get("data", {})]
     if own:
         raise ConfigError(

@@ -23,6 +23,7 @@ from fedmutual.engines.sites.public import Collected
 from fedmutual.engines.sites.schema import SiteFile
 from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.experiment import Experiment
+from fedmutual.models.pretrained import IMAGENET
 from fedmutual.records import folder as folders
 from fedmutual.records.events import Evaluated, Score
 from fedmutual.records.logs import METRICS, Metrics, read_lines, rewind
@@ -55,7 +56,10 @@ def own(path: Path) -> Own:
     if file.data.name is None:
         raise ConfigError(f"{path}: the key 'data.name' is missing, which says where the site's examples come from")
     data = {key: _from(path, value) for key in ("root", "test") if (value := getattr(file.data, key)) is not None}
-    return Own(file.model_copy(update={"data": file.data.model_copy(update=data)}), path.resolve())
+    given = file.model.pretrained
+    model = {} if given in (None, IMAGENET) else {"pretrained": str(_from(path, Path(given).expanduser()))}
+    tables = {"data": file.data.model_copy(update=data), "model": file.model.model_copy(update=model)}
+    return Own(file.model_copy(update=tables), path.resolve())
 
 
 def _from(source: Path, path: Path) -> Path:

@@ -51,7 +51,7 @@ def _versions() -> Iterator[Finding]:
     try:
         found = importlib.metadata.version("nvflare")
     except importlib.metadata.PackageNotFoundError:
-        yield Finding(WRONG, "real sites need NVIDIA FLARE: pip install 'fedmutual[sites]'")
+        yield Finding(WRONG, "real sites need NVIDIA FLARE, fedmutual's extra 'sites': pip install 'nvflare>=2.8.3,<2.10'")
         return
     ours = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("fedmutual", "torch"))
     number = tuple(int(part) for part in re.findall(r"\d+", found)[:3])

@@ -17,7 +17,9 @@ def load(name: str = "nvflare") -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ConfigError("real sites need NVIDIA FLARE: pip install 'fedmutual[sites]'") from None
+        raise ConfigError(
+            "real sites need NVIDIA FLARE, fedmutual's extra 'sites': pip install 'nvflare>=2.8.3,<2.10'"
+        ) from None
 
 
 def quiet() -> None:
