@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmutual.core import Client, Data, Message, Spec
 
 LEAST = 16  # elements; of fewer, equal bytes prove nothing
-FEWEST, DISTINCT = 4, 4  # but of a row that has so many elements, and so many different values, they do
+FEWEST, DISTINCT = 4, 4  # but of a row that has so many elements, and so many different values, not all whole, they do
 OWN = ("private", "holdout", "validation", "test.own")  # the rows that are a client's
 
 _rows: "WeakKeyDictionary[Data, Known]" = WeakKeyDictionary()
@@ -27,7 +27,7 @@ class Known(NamedTuple):
     """The rows of a data set by which something can be proven."""
 
     size: int  # bytes of one
-    begins: NDArray[np.uint32]  # what they begin with, by which most that is no row is told apart
+    begins: NDArray[np.uint64]  # what they begin with, by which most that is no row is told apart
     digests: frozenset[bytes]
 
 
@@ -53,8 +53,8 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
         Refused: a name, dtype or shape was not declared, or what was is missing; or a tensor of 16 or more elements that
             are not all equal has the bytes of a tensor of the personal net, of what stays home of the meme, of an
             optimiser or the memory; or one holds a row of the client's data, of 16 or more elements that are not all equal,
-            or of 4 or more with at least 4 different values. A meme's own tensor that equals the personal net's by right
-            (`Client.twins`) passes by its storage, whatever its bytes.
+            or of 4 or more with at least 4 different values that are not all whole numbers. A meme's own tensor that equals
+            the personal net's by right (`Client.twins`) passes by its storage, whatever its bytes.
     """
     private: dict[int, list[tuple[str, Tensor]]] = {}
     for what, tensor in _private(client) if reply else ():
@@ -67,9 +67,9 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
         for what, own in like:
             if _equal(tensor, own):
                 raise Refused(client.id, name, f"its bytes are those of {what}")
-        for key in OWN:
-            if key in client.data and _holds_row(tensor, client.data[key]):
-                raise Refused(client.id, name, f"it holds a row of the client's {key} data")
+        row = _row(tensor, client)
+        if row is not None:
+            raise Refused(client.id, name, f"it holds a row of the client's {row} data")
     return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
 
 
@@ -136,23 +136,29 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b.to(a.device))
 
 
-def _holds_row(tensor: Tensor, data: Data) -> bool:
-    """Is some row-sized piece of the tensor a row of the data, byte for byte?"""
-    known = _known(data)
-    if not known.digests or _bytes(tensor) % known.size:
-        return False
-    pieces = _pieces(tensor, known.size)
-    likely = pieces[np.isin(_begins(pieces), known.begins)]
-    return any(digest in known.digests for digest in _digests(likely))
+def _row(tensor: Tensor, client: Client) -> str | None:
+    """Which of the client's data some row-sized piece of the tensor is a row of, byte for byte; None: of none."""
+    cut = dict[int, tuple[NDArray[np.uint8], NDArray[np.uint64]]]()  # by size: most kinds of data have rows of one
+    for kind in (kind for kind in OWN if kind in client.data):
+        size, begins, digests = _known(client.data[kind])
+        if not digests or _bytes(tensor) % size:
+            continue
+        if size not in cut:
+            pieces = _pieces(tensor, size)
+            cut[size] = pieces, _begins(pieces)
+        pieces, theirs = cut[size]
+        if any(digest in digests for digest in _digests(pieces[np.isin(theirs, begins)])):
+            return kind
+    return None
 
 
 def _known(data: Data) -> Known:
     """Taken once a data set."""
     if data not in _rows:
-        size, begins, digests = 1, [np.empty(0, np.uint32)], set[bytes]()
-        for x, *_ in data.rows(torch.split(torch.arange(len(data)), 1024)):
+        size, begins, digests = 1, [np.empty(0, np.uint64)], set[bytes]()
+        for x, *_ in data.rows(torch.split(torch.arange(len(data)), 1024)) if len(data) else ():
             size = x[0].numel() * x.element_size()
-            proving = _pieces(x, size)[_proving(x.flatten(1)).cpu().numpy()]
+            proving = _pieces(x, size)[_proving(x.reshape(len(x), -1)).cpu().numpy()]
             begins.append(_begins(proving))
             digests.update(_digests(proving))
         _rows[data] = Known(size, np.unique(np.concatenate(begins)), frozenset(digests))
@@ -160,13 +166,14 @@ def _known(data: Data) -> Known:
 
 
 def _proving(x: Tensor) -> Tensor:
-    """Whether equal bytes prove something, of each row [N, F]; of a short one of few values, as 0 and 1, they do not."""
+    """Whether equal bytes prove something, of each row [N, F]; of a short one of few values, or of counts, they do not."""
     if x.shape[1] >= LEAST:
         return (x != x[:, :1]).any(1)
-    if x.shape[1] < FEWEST:
+    if x.shape[1] < FEWEST or not x.is_floating_point():
         return torch.zeros(len(x), dtype=torch.bool)
     ordered = x.sort(1).values
-    return (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1 >= DISTINCT
+    different = (ordered[:, 1:] != ordered[:, :-1]).sum(1) + 1
+    return (different >= DISTINCT) & (x != x.round()).any(1)
 
 
 def _pieces(tensor: Tensor, size: int) -> NDArray[np.uint8]:
@@ -175,11 +182,11 @@ def _pieces(tensor: Tensor, size: int) -> NDArray[np.uint8]:
     return found
 
 
-def _begins(pieces: NDArray[np.uint8]) -> NDArray[np.uint32]:
+def _begins(pieces: NDArray[np.uint8]) -> NDArray[np.uint64]:
     """The first bytes of each piece, as one number."""
-    first = np.zeros((len(pieces), 4), np.uint8)
-    first[:, : pieces.shape[1]] = pieces[:, :4]
-    return first.view(np.uint32)[:, 0]
+    first = np.zeros((len(pieces), 8), np.uint8)
+    first[:, : pieces.shape[1]] = pieces[:, :8]
+    return first.view(np.uint64)[:, 0]
 
 
 def _digests(pieces: NDArray[np.uint8]) -> Iterator[bytes]:

@@ -221,6 +221,15 @@ def test_a_run_that_was_begun_on_another_device_is_left_and_the_others_are_train
     assert [*told.elsewhere.values()] == ["digits/iid, fedavg, seed 0 (was begun on 'xpu:9', which this machine has not)"]
 
 
+def test_a_longer_run_does_not_begin_with_one_of_another_device(table9, tmp_path):
+    out = tmp_path / "out"
+    call(table9.cells, 1, Scale(1), out, Store(out / "results"))
+    for about in (out / "runs").glob("*/environment.json"):
+        about.write_text(json.dumps(json.loads(about.read_text()) | {"device": "xpu:9"}))
+    told = call(table9.cells, 1, Scale(), out, Store(out / "results"))
+    assert (told.trained, told.elsewhere) == (4, {})
+
+
 def test_the_page_holds_what_others_kept_meanwhile_of_other_cells(papers, tmp_path):
     given = ((), 1, None, {}, tmp_path / "out", None, papers)
     silent, others = Console(file=io.StringIO()), []

@@ -1,6 +1,8 @@
 """Server and sites end when they are told to, with all that they started, and what was saved is kept."""
 
 import signal
+import subprocess
+import sys
 
 import psutil
 import pytest
@@ -31,6 +33,22 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
             assert said in fed.log(name)
             assert "Traceback" not in fed.log(name)
             fed.wait(lambda jobs=jobs: not any(map(alive, jobs)), 30, f"the job of {name} ends")
+
+
+def test_ctrl_c_ends_it_when_nobody_reads_what_it_says(tmp_path):
+    """As where `| tee` was ended by the same Ctrl-C."""
+    with loopback(tmp_path / "fed", COMMON, TWO) as fed:
+        command = [sys.executable, "-m", "fedmutual", "server", "--kit", str(fed.folder / "kits/server")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=fed.folder)
+        fed.processes["server"] = process
+        assert process.stdout
+        assert process.stderr
+        assert b"Ctrl-C ends it" in process.stdout.readline()
+        fed.wait(lambda: (fed.folder / "server/flare/log.txt").exists(), 60, "FLARE begins")
+        process.stdout.close()
+        process.stderr.close()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
 
 
 def alive(process):

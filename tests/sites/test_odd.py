@@ -217,6 +217,17 @@ def test_an_order_that_is_none(tmp_path):
         sites["north"].do(b"nonsense")
 
 
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"records": {"keep_best": False, "checkpoint_every": 1, "tensorboard": False}},
+        {"algorithm": {"name": "independent"}, "model": {"personal": ["mlp"], "pretrained": "weights"}},
+    ],
+)
+def test_what_asks_for_nothing_else_or_serves_sites_own_networks_is_taken(tables):
+    assert contracts.made({**COMMON, "sites": {"names": ["a", "b"], "input": [1, 8, 8]}, **tables}, "f.toml")
+
+
 @pytest.mark.parametrize(("given", "read"), [("weights", "north/weights"), ("imagenet", "imagenet"), ("/w.pth", "/w.pth")])
 def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
     found = own(site(tmp_path, "north", {**MLPS["north"], "model": {"pretrained": given}})).file.model.pretrained
@@ -230,7 +241,13 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
         ({"clients": {"north": {}}}, "key 'clients' has no place in a federation's file"),
         ({"engine": {"name": "auto"}}, "key 'engine' has no place in a federation's file"),
         ({"data": {"name": "digits"}}, "key 'data.name' has no place in a federation's file"),
-        ({"model": {"shared": "mlp", "pretrained": "imagenet"}}, "key 'model.pretrained' has no effect between real sites"),
+        (
+            {"model": {"shared": "mlp", "pretrained": "imagenet"}},
+            "key 'model.pretrained' cannot be here",
+        ),
+        ({"model": 3}, "key 'model'"),
+        ({"records": True}, "key 'records'"),
+        ({"data": "digits"}, "key 'data'"),
         ({"model": {"shared": "mlp", "weights": "runs/before"}}, "key 'model.weights' has no effect between real sites"),
         ({"records": {"keep_best": True}}, "key 'records.keep_best' has no effect between real sites"),
         ({"records": {"tensorboard": True}}, "key 'records.tensorboard' has no effect between real sites"),
@@ -247,7 +264,7 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
 )
 def test_a_federation_file_that_is_wrong_is_one_sentence(tables, said):
     good = {**COMMON, "sites": {"names": ["a", "b"], "input": [1, 8, 8]}}
-    if tables.get("data", {}).get("classes", 0) is None:
+    if tables == {"data": {"classes": None}}:
         tables = {"data": {}}
     with pytest.raises(ConfigError) as caught:
         contracts.made({**good, **tables}, "f.toml")

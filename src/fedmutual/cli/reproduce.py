@@ -62,7 +62,7 @@ def train(
     if done.elsewhere:
         left = f"{count(len(done.elsewhere), 'run')} left to other processes"
         say(f"{left}: {'; '.join(done.elsewhere.values())}. Give the same command when those are done")
-    with held(out, "has been writing pages for a minute", patience=PATIENCE):
+    with held(out, "has been writing pages for a minute", "give the same command again", PATIENCE):
         now = _store(root, results or out / RESULTS)  # with what other processes kept meanwhile of other cells
         _conclude(experiment, now, scale, range(seeds), out, console)
     return done.failed

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -226,7 +227,8 @@ def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
         how, code = (
             ("told to end", Code.TERMINATED) if isinstance(interrupt, Terminated) else ("ended by hand", Code.STOPPED)
         )
-        err.print(f"{how}; what was saved is kept", highlight=False, markup=False)
+        with suppress(OSError, SystemExit):  # as where `| tee` was ended by the same Ctrl-C
+            err.print(f"{how}; what was saved is kept", highlight=False, markup=False)
         return code
 
     try:

@@ -14,7 +14,7 @@ from fedmutual.errors import ConfigError
 
 BYTE = 255.0
 _LARGE = 30.0  # the root mean square of a feature from which on a first layer is driven far from where it begins
-_ROWS = 1024
+_ROWS, _IMAGES = 1024, 64
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def _large(source: Source, scaling: Scaling) -> str:
     """Of inputs as they are scaled, what training may come to grief by, and the mend; told from the first rows."""
     if scaling.divisor == BYTE and all(std >= 1 / _LARGE for std in scaling.std):
         return ""  # whatever the bytes are
-    x = scaling(source.train.x.take(range(min(_ROWS, len(source.train.x))))).double()
+    rows = _IMAGES if source.train.x.take([0]).dim() == 4 else _ROWS
+    x = scaling(source.train.x.take(range(min(rows, len(source.train.x)))))
     size = x.square().transpose(0, 1).flatten(1).mean(1).sqrt()
     worst = int(size.argmax())
     if not size[worst] > _LARGE:

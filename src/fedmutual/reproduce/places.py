@@ -36,9 +36,9 @@ def claim(out: Path, fingerprint: str) -> AbstractContextManager[None]:
     return held(out / CLAIMS / f"{fingerprint}-{fedmutual.__version__}", "trains this run")
 
 
-def foreign(place: Path) -> str | None:
-    """The device that the unfinished run there was begun on, and goes on with, if this machine has no such."""
-    if not (place / CONFIG).exists() or (place / SUMMARY).exists():
+def foreign(place: Path, rounds: int) -> str | None:
+    """The device that the run there was begun on, and goes on with to so many rounds, if this machine has no such."""
+    if not (place / CONFIG).exists() or ((place / SUMMARY).exists() and load_config(place / CONFIG).rounds >= rounds):
         return None
     name = str(read_json(place / ENVIRONMENT).get("device", "cpu"))
     try:
@@ -96,7 +96,8 @@ def lengthen(job: Job, config: Config, place: Path, out: Path) -> None:
                 holding.enter_context(held(begun))
                 reopen(begun, as_begun(config, begun))
                 saved = committed(begun)
-                if saved is None or (job.cell.about.node is not None and not _keeps(begun)):
+                lacking = job.cell.about.node is not None and not _keeps(begun)
+                if saved is None or lacking or foreign(begun, config.rounds) is not None:
                     continue
             except RunError:  # another process trains it, a schedule moves by the number of rounds, or it is damaged
                 continue

@@ -75,6 +75,7 @@ def reproduce(
         work = Work(out, store, watch, told, pace, say, planned)
         while work.through():  # once more: what others had may be let go of by now
             told.elsewhere.clear()
+            told.failed.clear()
     told.failed = [*_known_failures(planned, store).values(), *told.failed]
     return told
 
@@ -147,7 +148,7 @@ class Work:
         """Whether the run that it starts from, if it does, is there."""
         if job.needs is None:
             return True
-        begun = self.store.find(job.needs)
+        begun = self.store.find(job.needs, fedmutual.__version__)
         if begun is not None and begun.failed:
             why = f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged"
             self.told.failed += [why] if why not in self.told.failed else []
@@ -172,7 +173,7 @@ class Work:
                     self.told.known += self.pace.drop([job])
                 elif not free:
                     self._leave(job, "is in training there")
-                elif (device := foreign(folder(self.out, job))) is not None:
+                elif (device := foreign(folder(self.out, job), job.config.rounds)) is not None:
                     self._leave(job, f"was begun on {device!r}, which this machine has not")
                 else:
                     ours.append(job)

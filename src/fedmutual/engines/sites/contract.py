@@ -26,11 +26,10 @@ _NOT_COMMON = {
     "engine": "where its work runs is for each site to say, in its site.toml",
 }
 _NOT_READ = {
-    "model.pretrained": "the server begins with random weights; a site's own network takes it from its site.toml",
-    "model.weights": "the server begins with random weights, or goes on with its own",
-    "records.keep_best": "best rounds' weights are not kept there",
-    "records.checkpoint_every": "every round is saved there",
-    "records.tensorboard": "it is not written there",
+    ("records", "keep_best"): (False, "best rounds' weights are not kept there"),
+    ("records", "checkpoint_every"): (1, "every round is saved there"),
+    ("records", "tensorboard"): (False, "it is not written there"),
+    ("model", "weights"): (None, "the server begins with random weights, or goes on with its own"),
 }
 _OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads")
 # what a submission may change without the sites' consent: nothing that says what leaves a site
@@ -138,18 +137,26 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     for key, why in _NOT_COMMON.items():
         if key in rest:
             raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; take it out")
-    for key, why in _NOT_READ.items():
-        table, _, last = key.partition(".")
-        if last in rest.get(table, {}):
-            raise ConfigError(f"{source}: key {key!r} has no effect between real sites: {why}; take it out")
-    own = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in rest.get("data", {})]
+    common = {table: rest.get(table) for table in ("data", "model", "records")}
+    given = {table: keys if isinstance(keys, Mapping) else {} for table, keys in common.items()}  # else said further down
+    for (table, key), (idle, why) in _NOT_READ.items():
+        if given[table].get(key, idle) != idle:
+            raise ConfigError(f"{source}: key '{table}.{key}' has no effect between real sites: {why}; take it out")
+    own = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in given["data"]]
     if own:
         raise ConfigError(
             f"{source}: key 'data.{own[0]}' has no place in a federation's file: a site's data stand in its site.toml"
         )
     server = parsed(ServerTable, tables.get("server", {}), source, "server")
-    contract = Contract(dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, **more)
-    if "classes" not in contract.tables.get("data", {}) and contract.config.training.task == "classification":
+    contract = Contract(
+        dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
+    )
+    if contract.config.model.pretrained is not None and "global" in contract.algorithm.scores:
+        raise ConfigError(
+            f"{source}: key 'model.pretrained' cannot be here, for between real sites the shared network begins with random "
+            "weights; a site's own network takes it from its site.toml"
+        )
+    if contract.config.training.task == "classification" and "classes" not in given["data"]:
         raise ConfigError(f"{source}: the key 'data.classes' is missing: labels are matched by these names at every site")
     if contract.algorithm.public is not None and contract.sites.public is None and contract.public is None:
         raise ConfigError(

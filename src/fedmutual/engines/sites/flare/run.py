@@ -60,9 +60,10 @@ def _until_told(main: Callable[..., Any], ended: Callable[[KeyboardInterrupt], i
         try:
             return main(args)
         except KeyboardInterrupt as interrupt:
-            code = ended(interrupt)
-            _end_jobs()
-            return code
+            try:
+                return ended(interrupt)
+            finally:
+                _end_jobs()
 
     return until
 
