@@ -281,4 +281,4 @@ def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -
     file = file_name(saved.round)
     for _ in engine.each(load_client, {i: (home / file, name, saved.round) for i, home in homes.items()}):
         pass
-    return read_state(folder / "server" / file, name, saved.round), saved
+    return read_state(folder / "server" / file, name, saved.round, server), saved

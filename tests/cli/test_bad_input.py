@@ -7,7 +7,7 @@ import signal as signals
 
 import pytest
 
-from fedmutual.records.files import write_tensors
+from fedmutual.records.files import read_tensors, write_tensors
 
 
 @pytest.mark.parametrize(
@@ -200,6 +200,16 @@ def test_a_foreign_checkpoint(small, cli):
     path.write_bytes((small.parent / "other/clients/1/round-2.safetensors").read_bytes())
     code, _, err = cli("run", small, "--resume")
     assert (code, "belongs to another run, configuration or round" in err) == (2, True)
+
+
+def test_a_server_state_that_another_version_kept(small, cli):
+    """Else a run goes on without what all must know, and ends in numbers that mean nothing."""
+    path = stopped(small, cli) / "server/round-2.safetensors"
+    tensors, about = read_tensors(path)
+    lost = sorted(tensors)[0]
+    write_tensors(path, {k: v for k, v in tensors.items() if k != lost}, about)
+    code, _, err = cli("run", small, "--resume")
+    assert (code, f"was written by another version of fedmutual: it lacks '{lost}'" in err) == (2, True)
 
 
 def test_a_checkpoint_of_another_network(small, cli):

@@ -111,15 +111,20 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
     client.memory = {k: v.to(place) for k, v in _under(state, "memory.").items()}
 
 
-def read_state(path: Path, run: str, round: int) -> Message:
-    """The tensors of a checkpoint file of this run and round.
+def read_state(path: Path, run: str, round: int, first: Message | None = None) -> Message:
+    """The tensors of a checkpoint file of this run and round. first: what such a state begins with, all of which it keeps.
 
     Raises:
-        RunError: the file is missing, damaged, another run's or another round's.
+        RunError: the file is missing, damaged, another run's or another round's, or of a version that kept something else.
     """
     tensors, about = read_tensors(path)
     if about.get("run") != run or about.get("round") != str(round):
         raise RunError(f"{path}: belongs to another run, configuration or round; give --out a folder of its own")
+    lost = [k for k, v in (first or {}).items() if k not in tensors or tensors[k].shape != v.shape]
+    if lost:
+        raise RunError(
+            f"{path}: was written by another version of fedmutual: it lacks {lost[0]!r}; start a new run by --out"
+        )
     return tensors
 
 

@@ -119,7 +119,7 @@ class Coordinator:
             rewind(self.folder / log, lambda round: saved is not None and round <= saved.round)
         if saved is None:
             return first, None
-        return read_state(self.folder / "server" / file_name(saved.round), name, saved.round), saved
+        return read_state(self.folder / "server" / file_name(saved.round), name, saved.round, first), saved
 
     def _describe(self, experiment: Experiment) -> None:
         """The files that say what this is."""
