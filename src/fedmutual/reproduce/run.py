@@ -76,18 +76,18 @@ def reproduce(
         while work.through():  # once more: what others had may be let go of by now
             told.elsewhere.clear()
             told.failed.clear()
-    told.failed = [*_known_failures(planned, store).values(), *told.failed]
+    told.failed = [*_known_failures(planned, store), *told.failed]
     return told
 
 
-def _known_failures(planned: Sequence[Sequence[Job]], store: Store) -> dict[str, str]:
+def _known_failures(planned: Sequence[Sequence[Job]], store: Store) -> list[str]:
     """The runs that have no numbers, each once, and why."""
     found = dict[str, str]()
     for job in (j for of_cell in planned for j in of_cell):
         result = store.find(job, fedmutual.__version__)
         if result is not None and result.failed:
             found.setdefault(job.fingerprint, f"{job.label}: {result.failed}")
-    return found
+    return list(found.values())
 
 
 def _without_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
@@ -150,8 +150,7 @@ class Work:
             return True
         begun = self.store.find(job.needs, fedmutual.__version__)
         if begun is not None and begun.failed:
-            why = f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged"
-            self.told.failed += [why] if why not in self.told.failed else []
+            self.told.failed.append(f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged")
             return False
         if not (folder(self.out, job.needs) / SUMMARY).exists():
             self._leave(job, f"starts from {job.about.needs}")

@@ -137,8 +137,8 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     for key, why in _NOT_COMMON.items():
         if key in rest:
             raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; take it out")
-    common = {table: rest.get(table) for table in ("data", "model", "records")}
-    given = {table: keys if isinstance(keys, Mapping) else {} for table, keys in common.items()}  # else said further down
+    tabled = {table: keys for table, keys in rest.items() if isinstance(keys, Mapping)}  # what is none is said further down
+    given = {"data": {}, "model": {}, "records": {}, **tabled}
     for (table, key), (idle, why) in _NOT_READ.items():
         if given[table].get(key, idle) != idle:
             raise ConfigError(f"{source}: key '{table}.{key}' has no effect between real sites: {why}; take it out")

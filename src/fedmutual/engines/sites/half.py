@@ -57,7 +57,7 @@ def own(path: Path) -> Own:
         raise ConfigError(f"{path}: the key 'data.name' is missing, which says where the site's examples come from")
     data = {key: _from(path, value) for key in ("root", "test") if (value := getattr(file.data, key)) is not None}
     given = file.model.pretrained
-    model = {} if given in (None, IMAGENET) or given.startswith("~") else {"pretrained": str(_from(path, Path(given)))}
+    model = {} if given in (None, IMAGENET) else {"pretrained": str(_from(path, Path(given)))}
     tables = {"data": file.data.model_copy(update=data), "model": file.model.model_copy(update=model)}
     return Own(file.model_copy(update=tables), path.resolve())
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.contract import Contract
 from fedmutual.engines.sites.flare.dial import KNOW, OK, WRONG, Finding, dial
+from fedmutual.engines.sites.flare.found import MISSING
 from fedmutual.engines.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, certificate, check_valid, opened
 from fedmutual.engines.sites.half import built, own
 from fedmutual.errors import ConfigError, UserError
@@ -51,7 +52,7 @@ def _versions() -> Iterator[Finding]:
     try:
         found = importlib.metadata.version("nvflare")
     except importlib.metadata.PackageNotFoundError:
-        yield Finding(WRONG, "real sites need NVIDIA FLARE, fedmutual's extra 'sites': pip install 'nvflare>=2.8.3,<2.10'")
+        yield Finding(WRONG, MISSING)
         return
     ours = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("fedmutual", "torch"))
     number = tuple(int(part) for part in re.findall(r"\d+", found)[:3])

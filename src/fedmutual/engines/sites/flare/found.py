@@ -7,6 +7,8 @@ from types import ModuleType
 
 from fedmutual.errors import ConfigError
 
+MISSING = "real sites need NVIDIA FLARE, fedmutual's extra 'sites': pip install 'nvflare>=2.8.3,<2.10'"
+
 
 def load(name: str = "nvflare") -> ModuleType:
     """A module of FLARE's.
@@ -17,9 +19,7 @@ def load(name: str = "nvflare") -> ModuleType:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ConfigError(
-            "real sites need NVIDIA FLARE, fedmutual's extra 'sites': pip install 'nvflare>=2.8.3,<2.10'"
-        ) from None
+        raise ConfigError(MISSING) from None
 
 
 def quiet() -> None:
