@@ -290,8 +290,8 @@ def test_the_strict_variant_reads_no_public_label_at_all(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("accuracy", torch.tensor(1.5), "its accuracy is 1.5"),
-        ("accuracy", torch.tensor(float("nan")), "its accuracy is nan"),
+        ("accuracy", torch.tensor(1.5), "its accuracy is above 1"),
+        ("accuracy", torch.tensor(float("nan")), "its accuracy is not a number"),
         ("posterior", torch.full((4, 3), 0.4), "do not sum to one"),
         ("posterior", torch.full((4, 3), float("nan")), "not finite"),
         ("posterior", torch.tensor([[1.5, -0.5, 0.0]] * 4), "do not sum to one"),

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from fedmutual.cli.progress import LINES, Watch
 from fedmutual.records import text
-from fedmutual.records.events import Evaluated, Finished, Replied, Score, Started
+from fedmutual.records.events import Evaluated, Finished, Noted, Replied, Score, Started
 from fedmutual.records.text import holdout_line, worst_line
 
 NODES = ("0", "40")
@@ -109,3 +109,15 @@ def test_a_shared_model_counts_for_every_node_and_no_domains_have_no_such_line()
     plain = tuple(s for s in scores() if s.data == "validation")
     assert text.scores_line(plain) == "personal 50.0 % (worst 50.0 %)"
     assert worst_line(plain) == ""
+
+
+def test_what_goes_wrong_in_every_round_is_said_in_the_first():
+    watch, out = screen(terminal=False)
+    observer = watch.of("")
+    for round in range(7, 10):
+        observer(Noted(round, "the message of client 'b' is left out: why"))
+    observer(Noted(9, "the message of client 'c' is left out: why"))
+    assert out.getvalue().splitlines() == [
+        "note in round 7: the message of client 'b' is left out: why",
+        "note in round 9: the message of client 'c' is left out: why",
+    ]

@@ -415,3 +415,15 @@ def test_the_runs_notes_are_told_once_with_their_methods(tmp_path):
         own = "T  note: only fml\n" if folder.parent.name == "fml" else ""
         (folder / "log.txt").write_text(f"T  started, 2 rounds\nT  note: mind this\n{own}T  note: mind this\n")
     assert provenance.notes(comparison(folders)) == ["mind this", "FML: only fml"]
+
+
+def test_a_note_of_many_rounds_is_told_once_with_their_number(tmp_path):
+    folders = write_all(tmp_path, METHODS, [0, 1])
+    logs = {"fml": "at the start: gone|in round 7: gone|in round 7: gone", "fedavg": "in round 1: odd"}
+    for folder in folders:
+        said = logs.get(folder.parent.name, "in round 2: odd").split("|")
+        (folder / "log.txt").write_text("".join(f"T  note {words}\n" for words in said))
+    assert provenance.notes(comparison(folders)) == [
+        "FML: gone (4 times, from the start to round 7)",  # a round that was begun again counts once
+        "FedAvg and Local-only: odd (4 times, from round 1 to round 2)",
+    ]

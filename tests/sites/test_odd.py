@@ -1,6 +1,7 @@
 """Sites that answer nonsense, late, twice or not at all; full disks; a server that lost its state. Without any network."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from fedmutual.engines.sites.post import EXAM, Garbled, Order, answer, order, pa
 from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.records.events import Noted
 from fedmutual.records.logs import LEDGER, read_lines
+from fedmutual.records.text import told
 from wards import COMMON, SITES, Desk, contract, halves, own, same, site, together
 
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
@@ -73,7 +75,7 @@ def run(folder, desk, agreed, watch=lambda event: None):
     def seen(event):
         watch(event)
         if isinstance(event, Noted):
-            notes.append(event.text)
+            notes.extend(told(event))
 
     Coordinator(agreed, folder / "server").run(desk, [seen])
     ledger = read_lines(folder / "server" / LEDGER)
@@ -87,6 +89,22 @@ def test_an_answer_that_makes_no_sense_is_left_out_of_its_round(tmp_path, why):
     assert any("'west'" in note and why in note for note in notes), notes
     assert rounds == [1, 3]
     assert all(t.isfinite().all() for t in fedmutual.Run(tmp_path / "server").global_model().state_dict().values())
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_scores_that_make_no_sense_are_said_in_their_own_round(tmp_path, round):
+    """Of the last round, too: nothing comes after it that would say so."""
+    agreed, sites = halves(tmp_path, contract(tmp_path, {**COMMON, "rounds": 3}, MLPS), MLPS)
+
+    class Scored(Desk):
+        def ask(self, orders, deadline):
+            for i, content in super().ask(orders, deadline):
+                said, _ = answer(content)
+                spoilt = i == "west" and (said.order.kind, said.order.round) == (EXAM, round - 1)
+                yield i, packed(replace(said, scores=({"values": {"accuracy": []}},)), {}) if spoilt else content
+
+    notes, _ = run(tmp_path, Scored(sites), agreed)
+    assert notes == [f"note in round {round}: the scores of site 'west' are left out: they make no sense"]
 
 
 def test_a_second_answer_is_ignored(tmp_path):
@@ -114,7 +132,7 @@ def test_a_full_disk_costs_the_site_its_round_and_nothing_else(tmp_path, monkeyp
     monkeypatch.setattr(diary, "write_tensors", write)
     notes, rounds = run(tmp_path, Desk(sites), agreed, watch)
     assert rounds == [1, 3]
-    assert notes == ["site 'west' is left out of round 2: it could not do its part; its operator reads why"]
+    assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
     assert "/" not in notes[0]  # no path leaves
     assert fedmutual.Run(sites["west"].folder).round == 3
 

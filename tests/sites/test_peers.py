@@ -14,6 +14,7 @@ from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.engines.sites.half import Half, own
 from fedmutual.engines.sites.outbox import left
 from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Order, answer, order, packed
+from fedmutual.records import text
 from fedmutual.records.events import Noted, PhaseDone
 from fedmutual.records.logs import LEDGER, read_lines
 from wards import SEEDED, Desk, halves, same, seeded, together
@@ -52,7 +53,7 @@ class Ward:
     def run(self, *observers):
         def noted(event):
             if isinstance(event, Noted):
-                self.notes.append(event.text)
+                self.notes += text.told(event)
 
         Coordinator(self.agreed, self.folder / "server").run(self.desk, [noted, *observers])
         return self
@@ -172,7 +173,7 @@ SPOILT = {
         holding(lambda m: m | {"accuracy": m["accuracy"].double()}),
         "refused, for 'accuracy': declared as torch.",
     ),
-    "wrong accuracy": (holding(lambda m: m | {"accuracy": torch.tensor(1.5)}), "its accuracy is 1.5, which is not between"),
+    "wrong accuracy": (holding(lambda m: m | {"accuracy": torch.tensor(1.5)}), "its accuracy is above 1"),
     "no such rows": (holding(lambda m: m | {"index": m["index"] + 999}), "samples that the public seed set of 252 has not"),
     "more": (holding(lambda m: m | {"x": torch.zeros(1)}), "its message is refused, for 'x': the phase declares only acc"),
     "less": (holding(lambda m: {"index": m["index"]}), "its message is refused, for 'accuracy': it is declared and missing"),
@@ -194,7 +195,7 @@ def test_who_sent_nonsense_is_named_by_who_got_it_and_the_others_go_on(how, good
 
     found = Ward(tmp_path, SEEDED | {"rounds": 1}, carry).run()
     (note,) = found.notes
-    assert note.startswith("site 'north' left out the message of 'south': ")
+    assert note.startswith("note in round 1: site 'north' left out the message of 'south': ")
     assert why in note
     assert {i: same(weights, good[i]) for i, weights in found.personal().items()} == {
         "north": False,  # it heard one peer less
@@ -212,9 +213,8 @@ def test_who_is_away_gets_no_letter_and_is_missed_by_nobody(tmp_path):
             found.desk.away = {"west"} if event.round == 1 else set()
 
     found.run(watch)
-    assert (
-        found.notes == ["site 'west' is left out of round 2: it is not there"] * 2
-    )  # of both halves; it is not asked to score
+    assert found.notes == ["note in round 2: site 'west' is left out: it is not there"] * 2
+    # of both halves; it is not asked to score
     there = {(i, to) for i, to, letter in found.desk.letters if place(letter) == (1, 0)}
     assert there == {("north", "south"), ("south", "north")}
     assert found.ledger("up", "local")[2] == {"north": LETTER, "south": LETTER, "west": 0}
@@ -231,7 +231,7 @@ def test_who_comes_back_between_the_halves_of_a_round_hears_nobody(tmp_path):
             found.desk.away = set()
 
     found.run(watch)
-    assert found.notes == ["site 'west' is left out of round 2: it is not there"]
+    assert found.notes == ["note in round 2: site 'west' is left out: it is not there"]
     assert found.ledger("down", "mutual")[2] == {"north": LETTER, "south": LETTER, "west": 0}
 
 
@@ -267,7 +267,7 @@ def test_a_site_that_dies_between_the_halves_of_a_round_says_whom_it_missed(tmp_
             found.desk.halves["west"] = Half(found.agreed, own(tmp_path / "west" / "site.toml"))
 
     found.run(kill)
-    missed = "site 'west' left out the message of {!r}: its letter did not come"
+    missed = "note in round 2: site 'west' left out the message of {!r}: its letter did not come"
     assert found.notes == [missed.format("north"), missed.format("south")]
 
 

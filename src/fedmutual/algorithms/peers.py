@@ -74,8 +74,8 @@ def flaw(reply: Message, rows: int) -> str | None:
         return "its posteriors are not finite"
     if (p < 0).any() or ((p.sum(-1) - 1).abs() > _TOLERANCE).any():
         return "its posteriors do not sum to one"
-    if not 0 <= accuracy.item() <= 1:  # so is NaN told
-        return f"its accuracy is {accuracy.item():g}, which is not between 0 and 1"
+    if not 0 <= accuracy.item() <= 1:
+        return f"its accuracy is {'above 1' if accuracy > 1 else 'below 0' if accuracy < 0 else 'not a number'}"
     if (index < 0).any() or (index >= rows).any():
         return f"it speaks of samples that the public seed set of {rows} has not"
     return None

@@ -41,11 +41,11 @@ class Watch:
         """Observer of the run that is called so."""
         return _Line(self, label)
 
-    def say_once(self, lines: list[str], label: str) -> None:
-        """The same note for every seed is said once."""
+    def say_once(self, lines: list[str], label: str, what: str = "") -> None:
+        """The same note for every seed is said once; what: the same in every round, where lines tell the round, too."""
         for line in lines:
-            if line not in self._said:
-                self._said.add(line)
+            if (what or line) not in self._said:
+                self._said.add(what or line)
                 self.say(line, label)
 
     def say(self, line: str, label: str) -> None:
@@ -69,7 +69,7 @@ class _Line:
             case Started():
                 self._start(event)
             case Noted():
-                self._watch.say_once(told(event), self._label)
+                self._watch.say_once(told(event), self._label, event.text)
             case Replied():
                 now = max(event.round - 1, 0) + event.answered / event.expected
                 self._round = max(self._round, now)  # a round of several phases does not go back

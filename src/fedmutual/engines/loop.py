@@ -76,6 +76,7 @@ def federate(
             server, train = _exchange(plan, engine, server, round, plan.algorithm.phases, tell)
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
                 tell(_evaluate(plan, engine, server, round, train, judge))
+                _say_remarks(engine, round, tell)
             tell(RoundDone(round + 1, plan.rounds, server, engine.each))
     except Paused:
         raise
@@ -115,8 +116,7 @@ def _exchange(
             tell(Replied(round + 1, name, i, len(told), len(asked)))
         replies = {i: replies[i] for i in asked if i in replies}  # in one order, whoever answered first
         server = _received(phase, server, replies, at, tell)
-        for remark in engine.remarks():
-            tell(Noted(round + 1, remark))
+        _say_remarks(engine, round, tell)
         told = {i: told[i] for i in asked if told.get(i)}
         tell(PhaseDone(round + 1, name, down, up, told))
         check_state(phase, server, declared, inboxes[asked[0]], "global" in plan.algorithm.scores)
@@ -133,8 +133,14 @@ def _received(phase: Phase, server: Message, replies: dict[str, Message], at: At
         if not problem.why.keys() & replies.keys():
             raise
         for i, why in problem.why.items():
-            tell(Noted(at.round + 1, f"the message of client {i!r} is left out of round {at.round + 1}: {why}"))
+            tell(Noted(at.round + 1, f"the message of client {i!r} is left out: {why}"))
         return _received(phase, server, {i: r for i, r in replies.items() if i not in problem.why}, at, tell)
+
+
+def _say_remarks(engine: Engine, round: int, tell: Observer) -> None:
+    """What came up at the engine since it was last asked."""
+    for remark in engine.remarks():
+        tell(Noted(round + 1, remark))
 
 
 def _evaluate(plan: Plan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None) -> Evaluated:

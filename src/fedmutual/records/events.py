@@ -43,9 +43,9 @@ class Replied:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that a user should know came up."""
+    """Something that a user should know came up: words that are the same if it comes up again in another round."""
 
-    round: int
+    round: int  # 0 is the start
     text: str
 
 

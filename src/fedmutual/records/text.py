@@ -59,7 +59,7 @@ def told(event: Event) -> list[str]:
             start = f"resumed, going on with {whither}" if event.done else f"started, {event.rounds} rounds"
             return [f"{start}, clients {', '.join(event.clients)}", *(f"note: {n}" for n in event.notes)]
         case Noted():
-            return [f"note: {event.text}"]
+            return [f"note {'at the start' if event.round < 1 else f'in round {event.round}'}: {event.text}"]
         case Evaluated():
             return [f"round {event.round}  {scores_line(event.scores)}"]
         case Failed():

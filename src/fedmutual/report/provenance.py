@@ -133,12 +133,23 @@ def run_list(comparison: Comparison) -> Table:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What the runs noted in their logs, and which methods did, where not all."""
-    by: dict[str, dict[str, None]] = {}
+    """What the runs noted in their logs, which methods did, where not all, and when, of what came up in rounds."""
+    by, when = dict[str, dict[str, None]](), dict[str, list[int]]()
     for m in comparison.methods:
-        for note in (note for r in m.runs for note in r.notes):
+        for note, rounds in (found for r in m.runs for found in r.notes.items()):
             by.setdefault(note, {})[m.label] = None
-    return [note if len(of) == len(comparison.methods) else f"{listed([*of])}: {note}" for note, of in by.items()]
+            when.setdefault(note, []).extend(rounds)
+    whose = {note: "" if len(of) == len(comparison.methods) else f"{listed([*of])}: " for note, of in by.items()}
+    return [f"{whose[note]}{note}{_when(sorted(rounds))}" for note, rounds in when.items()]
+
+
+def _when(rounds: Sequence[int]) -> str:
+    if not rounds:
+        return ""
+    first, last = (f"round {r}" if r else "the start" for r in (rounds[0], rounds[-1]))
+    if first == last:
+        return f" ({first})" if len(rounds) == 1 else f" ({len(rounds)} times, {first})"
+    return f" ({len(rounds)} times, from {first} to {last})"
 
 
 def configuration(comparison: Comparison) -> Settings:

@@ -2,8 +2,9 @@
 
 import itertools
 import json
+import re
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedmutual.report.lines import Environment, Evaluation, Partition, Record, S
 
 FORMAT = 1
 Table = dict[str, Any]
-
+_NOTE = re.compile(r"\S+  note(?: (?P<start>at the start)| in round (?P<round>\d+))?: (?P<text>.+)")  # a line of log.txt
 
 R = TypeVar("R", bound=Record)
 
@@ -36,14 +37,18 @@ class Run:
     summary: Summary | None
 
     @cached_property
-    def notes(self) -> tuple[str, ...]:
-        """What its log.txt notes, each once; none where it has no log."""
+    def notes(self) -> Mapping[str, set[int]]:
+        """What its log.txt notes, each with the rounds that it came up in, 0 for the start; none where it has no log."""
         try:
             lines = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
-            return ()
-        found = (line.partition("  note: ")[2] for line in lines)  # behind the time of day
-        return tuple(dict.fromkeys(filter(None, found)))
+            return {}
+        found = dict[str, set[int]]()
+        for line in filter(None, map(_NOTE.match, lines)):
+            rounds = found.setdefault(line["text"], set())
+            if line["start"] or line["round"]:
+                rounds.add(int(line["round"] or 0))
+        return found
 
     @property
     def algorithm(self) -> str:

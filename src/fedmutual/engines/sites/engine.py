@@ -81,7 +81,7 @@ class Sites:
             try:
                 scores = tuple(_score(found, i) for found in said.scores)
             except (KeyError, TypeError, ValueError):
-                self._leave_out(i, said.order, "its scores make no sense")
+                self._leave_out(i, said.order, "they make no sense")
                 continue
             yield i, scores
 
@@ -111,7 +111,8 @@ class Sites:
             self._leave_out(i, orders[i][0], "it did not answer in time")
 
     def _leave_out(self, site: str, order: Order, why: str) -> None:
-        self._remarks.append(f"site {site!r} is left out of {order.said}: {why}")
+        whose = f"the scores of site {site!r} are" if order.kind == EXAM else f"site {site!r} is"
+        self._remarks.append(f"{whose} left out: {why}")
 
 
 def _key(order: Order) -> tuple[str, int, int]:
