@@ -102,6 +102,11 @@ class Malicious:
         ({"x": X, "y": Y}, {"mean": [0.5]}, "'data.mean' and 'data.std' are given together"),
         ({"x": X, "y": Y}, {"mean": [0.5], "std": [1.0]}, "key 'data.mean' has 1 values, and the examples have 2 features"),
         ({"x": X, "y": Y}, {"mean": [0.5, 1], "std": [1.0, 1, 1]}, "key 'data.std' has 3 values"),
+        (
+            {"x": np.zeros((12, 4, 4), np.uint8), "y": Y},
+            {"mean": [120.0], "std": [70.0]},
+            "key 'data.mean' has 120, and inputs are divided by 255 first, so that none is above 1; divide data.mean and",
+        ),
         ({"x": X, "y": Y}, {"size": [4, 4]}, "key 'data.size' is for images"),
         ({"x": X, "y": Y}, {"augment": "crop-flip"}, "'crop-flip' is for images"),
         ({"x": np.zeros((12, 4, 4)), "y": Y}, {"size": [4]}, "key 'data.size' is [height, width] in pixels, not [4]"),

@@ -97,7 +97,7 @@ IMAGES = np.random.default_rng(0).integers(0, 240, (12, 8, 8))
             "inputs are large as data.mean and data.std make them (channel 0",
         ),
         (IMAGES.astype(np.uint8), {"mean": [0.3], "std": [0.4]}, None),
-        (IMAGES.astype(np.uint8), {"mean": [120.0], "std": [70.0]}, None),
+        (IMAGES, {"mean": [120.0], "std": [70.0]}, None),
         (IMAGES.astype(np.uint8), {"mean": [0.3], "std": [0.004]}, "inputs are large as data.mean and data.std make them"),
         (IMAGES.reshape(12, 64), {"mean": [120.0] * 64, "std": [70.0] * 64}, None),
         (IMAGES.reshape(12, 64), {"mean": [0.3] * 64, "std": [0.4] * 64}, "make them (column "),

@@ -72,6 +72,11 @@ def of_source(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str, .
     for key, values in (("mean", mean), ("std", std)):
         if values and len(values) != first.shape[1]:
             raise ConfigError(f"key 'data.{key}' has {len(values)} values, and the examples have {first.shape[1]} {kind}")
+    if divisor != 1 and any(value > 1 for value in mean):
+        raise ConfigError(
+            f"key 'data.mean' has {max(mean):g}, and inputs are divided by {divisor:g} first, so that none is above 1; "
+            f"divide data.mean and data.std by {divisor:g}, too"
+        )
     if config.augment != "none" and not image:
         raise ConfigError(f"key 'data.augment': {config.augment!r} is for images, and the examples are tables of features")
     scaling = Scaling(divisor, mean, std, _size(config, image))
