@@ -156,7 +156,8 @@ def cells_of(look, *ours):
 
 
 @pytest.mark.parametrize(("of", "cells", "said"), [
-    ("mean", (UP, DOWN, DOWN), "confirmed"),  # the case that "every" and "most" are for: ten points up, one down, one down
+    ("mean", (UP, LEVEL, NONE), "confirmed"),
+    ("mean", (UP, DOWN, DOWN), "undecided"),  # ten points up, one down, one down: the mean is up, and most are down
     ("every", (UP, DOWN, DOWN), "not confirmed"),
     ("every", (UP, UP, UP), "confirmed"),
     ("every", (UP, UP, LEVEL), "undecided"),
@@ -182,6 +183,8 @@ def test_what_every_and_most_ask_for_is_said(look):
     most = judge(claim(of="most"), cells)
     assert asked(most) == "fml less fedavg; confirmed if in more than half of all cells the interval lies above 0"
     assert verdict(most, 1).endswith("mean over 3 of 3 cells: 2 not confirmed and 1 confirmed")
+    mean = asked(judge(claim(), cells))
+    assert mean == "fml less fedavg; confirmed if the interval lies above 0, and no cell's on the other side"
 
 
 def test_of_a_cell_that_was_not_run_no_client_is_known(look):

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedmutual.reproduce import Scale, Store, experiments, pages, read_experiment
+from fedmutual.reproduce import Scale, Store, experiments, overview, pages, read_experiment
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import jobs
@@ -26,6 +26,14 @@ def test_a_committed_page_is_what_its_results_make(experiment):
     assert {p.name for p in (DOCS / "figures").glob(f"{experiment.id}-*.svg")} == {
         Path(told.figure(p)).name for p in told.pictures
     }
+
+
+def test_the_committed_verdicts_are_what_all_results_make():
+    told = overview.overview([pages.page(e, looks(e, STORE)) for e in REAL])
+    assert (DOCS / overview.NAME).read_text(encoding="utf-8") == told
+    claims = [claim for e in REAL for claim in e.index.claims]
+    assert f"\n{len(claims)} claims: " in told
+    assert all(f" | {claim.text} | " in told for claim in claims)
 
 
 def test_a_committed_result_belongs_to_a_cell():
@@ -83,7 +91,9 @@ def test_pages_alone_train_nothing(made, cli, tmp_path, monkeypatch):
     arguments = ("--pages", "docs", "--results", made / "results", "--experiments", made.parent / "papers")
     code, out, _ = cli("reproduce", *arguments)
     assert code == 0
-    assert [Path(line).name for line in out.split()] == ["table9.md", "looker.md"]
+    assert [Path(line).name for line in out.split()] == ["table9.md", "looker.md", "verdicts.md"]
+    told = Path("docs/verdicts.md").read_text(encoding="utf-8")
+    assert told.count("\n## ") == told.count(".md)\n") == 2
     assert Path("docs/looker.md").read_text(encoding="utf-8") == (made / "looker.md").read_text(encoding="utf-8")
     assert not Path("runs").exists()
     (old := Path("docs/figures/looker-gone.svg")).write_text("")

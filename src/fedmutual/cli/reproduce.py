@@ -10,10 +10,11 @@ from rich.table import Table
 
 from fedmutual.errors import ConfigError
 from fedmutual.records.events import Observer
+from fedmutual.records.files import write_bytes
 from fedmutual.records.folder import held
 from fedmutual.report import cells as report
 from fedmutual.report.text import count
-from fedmutual.reproduce import Experiment, Scale, Store, experiments, pages, read_experiment, reproduce, words
+from fedmutual.reproduce import Experiment, Scale, Store, experiments, overview, pages, read_experiment, reproduce, words
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import check, tells
@@ -69,11 +70,16 @@ def train(
 
 
 def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
-    """Write the documentation's pages, of one experiment or of all, from the results alone -> their paths."""
+    """Write the documentation's pages from results alone, of one experiment, or of all with all verdicts -> their paths."""
     root = root or home()
     found = [read_experiment(root, id)] if id else experiments(root)
     store = _store(root, results or root / RESULTS)
-    return [path for e in found for path in pages.write(pages.page(e, looks(e, store)), folder, ["md"])]
+    told = [pages.page(e, looks(e, store)) for e in found]
+    paths = [path for page in told for path in pages.write(page, folder, ["md"])]
+    if id is None:
+        paths.append(folder / overview.NAME)
+        write_bytes(paths[-1], overview.overview(told).encode())
+    return paths
 
 
 def _store(root: Path | None, folder: Path) -> Store:

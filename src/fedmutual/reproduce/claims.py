@@ -43,7 +43,7 @@ class Judged:
     lines: tuple[Line, ...]
     overall: Estimate | None  # over seeds, of the mean over the lines that were run, but those apart
     apart: tuple[str, ...]  # titles of lines left out of the mean, because they lack the seeds of the others
-    verdict: str  # of that mean; or of the lines one by one, where the claim is of every or of most
+    verdict: str  # of that mean, unless a line says the opposite; or one by one, where the claim is of every or of most
     diverged: Lost
 
     @property
@@ -101,12 +101,13 @@ def _lost(found: Iterable[Side]) -> Lost:
 
 
 def _of_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, diverged: Lost) -> str:
-    """The verdict over all lines: of the mean of those that were run; or of every line, or of most, one by one."""
+    """The verdict over all lines: of the mean of those that were run, unless a line says the opposite; or one by one."""
     counted = Counter(line.verdict for line in lines)
     if counted.keys() <= {DIVERGED, NOT_RUN}:
         return DIVERGED if counted[DIVERGED] else NOT_RUN
     if claim.whose == "mean":
-        return _verdict(claim, overall, diverged)
+        mean = _verdict(claim, overall, diverged)
+        return UNDECIDED if counted[{CONFIRMED: DENIED, DENIED: CONFIRMED}.get(mean, "")] else mean
     needed = {"every": (len(lines), 1), "most": (len(lines) // 2 + 1,) * 2}[claim.whose]
     found = [verdict for verdict, n in zip((CONFIRMED, DENIED), needed, strict=True) if counted[verdict] >= n]
     return found[0] if found else UNDECIDED

@@ -65,18 +65,20 @@ def asked(judged: Judged) -> str:
     """What of two arms is compared, and when that confirms the claim."""
     claim, (than, elsewhere) = judged.claim, judged.claim.other
     where = "" if claim.per == "client" else _WHERE[claim.whose]
+    alone = claim.whose != "mean" or len(judged.lines) < 2
+    other = "" if alone else f", and no {claim.per}'s on the other side"
     whose = "each client's" if claim.per == "client" else f"{where}the"
     if claim.times is not None:
         side = {"more": "above", "less": "below"}[claim.sign]
-        return f"{claim.arm} over {than}; confirmed if {where}the ratio's interval lies {side} {claim.times:,.0f}"
+        return f"{claim.arm} over {than}; confirmed if {where}the ratio's interval lies {side} {claim.times:,.0f}{other}"
     held = f"{claim.arm} less {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
     held += f", less the same in {claim.less}" if claim.less else ""
     if claim.sign == "same":
         margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
-        return f"{held}; confirmed if {whose} interval lies within ± {margin} {unit(judged)}"
+        return f"{held}; confirmed if {whose} interval lies within ± {margin} {unit(judged)}{other}"
     best = [arm for arm, at in ((claim.arm, claim.at), (than, claim.than_at)) if at == "best"]
     after = f", of {listed(best)} the best round" if best else ""
-    return f"{held}{after}; confirmed if {whose} interval lies {_SIGNS[claim.sign]}"
+    return f"{held}{after}; confirmed if {whose} interval lies {_SIGNS[claim.sign]}{other}"
 
 
 def state(looks: Sequence[Look]) -> str:
@@ -90,7 +92,7 @@ def state(looks: Sequence[Look]) -> str:
     partly = f", in {part} of them not every arm" if part else ""
     told = f"{len(run)} of {count(len(looks), 'cell')} run{partly}, with {listed([str(n) for n in seeds], 'or')} {noun}."
     short = [look for look in run if look.words]
-    return told + (f" **Shortened** in {len(short)} of them: see the notes below the tables." if short else "")
+    return told + (f" **Shortened** in {len(short)} of them." if short else "")
 
 
 def shortened(looks: Sequence[Look]) -> Iterator[str]:
