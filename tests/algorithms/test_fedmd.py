@@ -1,6 +1,7 @@
 """FedMD by hand: transfer and one round of two linear nodes."""
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -23,7 +24,20 @@ def learned(w, x, y):
     return w - LR * np.einsum("nc,nf->cf", softmax(x @ w.T) - np.eye(2)[y], x) / len(x)
 
 
-def test_transfer_and_a_round_of_two_linear_nodes():
+def digested(w, x, said, consensus):
+    """A step of the mean absolute difference: of logits, or of posteriors p, where dp_c/dz_k = p_c (1_ck - p_k)."""
+    z = x @ w.T
+    if said is softmax:
+        p = softmax(z)
+        off = np.sign(p - consensus)
+        up = p * (off - (off * p).sum(-1, keepdims=True))
+    else:
+        up = np.sign(z - consensus)
+    return w - LR * np.einsum("nc,nf->cf", up, x) / up.size
+
+
+@pytest.mark.parametrize("consensus", ["logits", "posteriors"])
+def test_transfer_and_a_round_of_two_linear_nodes(consensus):
     """Public data, then one's own; then announce, two steps of the mean absolute difference, one's own again."""
     torch.set_default_dtype(torch.float64)
     try:
@@ -40,19 +54,22 @@ def test_transfer_and_a_round_of_two_linear_nodes():
             net.weight.data = torch.tensor(w[i].copy())
             clients.append(node(i, owners, rows, None, net, trains_on=Rows(torch.tensor(own[i]), torch.tensor(mine[i]))))
             clients[-1].seeds = seeds(rows, owners, classes=2)
-        algorithm = FedMD(batch_size=100, public_batch=6, transfer_epochs=1, digest_steps=2, local_steps=1).algorithm()
+        settings = {"batch_size": 100, "public_batch": 6, "transfer_epochs": 1, "digest_steps": 2, "local_steps": 1}
+        algorithm = FedMD(**settings, consensus=consensus).algorithm()
         federation(algorithm, clients, rounds=1, start=agreed(owners, 2))
 
         for i in "01":
             w[i] = learned(learned(w[i], public, labels), own[i], mine[i])
-        consensus = np.mean([(public @ w[i].T).astype(np.float32) for i in "01"], axis=0)
+        said = softmax if consensus == "posteriors" else np.asarray
+        mean = np.mean([said(public @ w[i].T).astype(np.float32) for i in "01"], axis=0)
         for i in "01":
             for _ in range(2):
-                off = np.sign(public @ w[i].T - consensus)
-                w[i] = w[i] - LR * np.einsum("nc,nf->cf", off, public) / off.size
+                w[i] = digested(w[i], public, said, mean)
             w[i] = learned(w[i], own[i], mine[i])
         for client in clients:
-            assert np.abs(client.nets["personal"].weight.detach().numpy() - w[client.id]).max() < 1e-7  # logits are float32
+            assert (
+                np.abs(client.nets["personal"].weight.detach().numpy() - w[client.id]).max() < 1e-7
+            )  # what is said is float32
     finally:
         torch.set_default_dtype(torch.float32)
 

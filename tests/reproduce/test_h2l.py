@@ -24,7 +24,7 @@ def printed(id):
 
 
 @pytest.mark.parametrize(("id", "nodes", "rows"), [
-    ("rotated-mnist", ["0", "20", "40", "60"], 13 + 4),  # Table 2, and four rows of it again beside the split that leaks
+    ("rotated-mnist", ["0", "20", "40", "60"], 13 + 4 + 8),  # Table 2, and rows again beside other readings
     ("pacs", ["photo", "art_painting", "cartoon", "sketch"], 5),
     ("office-home", ["Art", "Clipart", "Product", "Real_world"], 5),
 ])  # fmt: skip
@@ -38,6 +38,23 @@ def test_the_papers_averages_follow_from_its_nodes_but_for_two(id, nodes, rows):
             assert (of[AVERAGE], round(mean, 2)) == ODD[where]
         else:
             assert of[AVERAGE] == pytest.approx(mean, abs=0.0101), where
+
+
+def test_the_papers_acc_follows_from_bwt_and_fwt_but_for_four():
+    """Of nodes with as many test images each, ACC = (BWT + 3 FWT) / 4."""
+    found = {where: of for where, of in printed("rotated-mnist").items() if where[0].startswith("shared/")}
+    odd = {}
+    for cell, arm, measure in found:
+        for i in ("0", "20", "40", "60") if measure == "acc" else ():
+            acc, bwt, fwt = (found[cell, arm, m][i] for m in ("acc", "bwt", "fwt"))
+            if acc != pytest.approx((bwt + 3 * fwt) / 4, abs=0.0101):
+                odd[cell, arm, i] = (acc, pytest.approx((bwt + 3 * fwt) / 4, abs=0.0101))
+    assert odd == {
+        ("shared/public-5", "fedh2l", "20"): (86.33, 87.17),
+        ("shared/public-5", "fedh2l", "40"): (87.50, 87.67),
+        ("shared/public-10", "independent", "60"): (56.89, 57.05),
+        ("shared/public-15", "aggregate", "20"): (89.67, 89.36),
+    }
 
 
 def test_the_average_accuracies_of_the_printed_tables():
@@ -61,7 +78,8 @@ def test_fedavg_at_fedh2ls_bandwidth():
     batch, classes = cell.tables["training"]["batch_size"], 10
     sent, parameters = 4 * batch * classes + 4 * batch + 4, 4 * sum(prod(p.shape) for p in lenet.parameters())
     assert (sent, parameters) == (1412, 246824)
-    for name, arm in (("shared/public-10", "fedavg-matched"), ("shared/public-10-fedprox", "fedprox-matched")):
+    matched = {"shared/public-10": "fedavg", "shared/public-10-fedprox": "fedprox", "tanh/public-10": "fedavg"}
+    for name, arm in ((name, f"{algorithm}-matched") for name, algorithm in matched.items()):
         made = FOUND["rotated-mnist"][name].arms[arm].set
         steps = round(parameters / sent)
         assert (made["training.local_steps"], made["rounds"]) == (steps, cell.tables["rounds"] // steps)

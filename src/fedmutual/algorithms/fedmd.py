@@ -6,9 +6,10 @@ Algorithm 1. B public samples a round, C classes.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
 from fedmutual.aggregation import mean
 from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
@@ -24,7 +25,8 @@ class FedMD(Independent):
 
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
     transfer_epochs: int = setting(5, "passes over the public data, then over one's own, before the first round")
-    digest_steps: int = setting(1, "gradient steps towards the mean of all logits on the round's public batch")
+    digest_steps: int = setting(1, "gradient steps towards what all say in the mean of the round's public batch")
+    consensus: Literal["logits", "posteriors"] = setting("logits", "what is said of public data, averaged and fitted")
 
     def __post_init__(self) -> None:
         for name in ("public_batch", "transfer_epochs", "digest_steps"):
@@ -36,6 +38,10 @@ class FedMD(Independent):
         start = (Agree(), Compare(), Transfer(**given), Revisit(**given))
         rounds = (Announce(**given), Digest(**given), Revisit(**given))
         return Algorithm("fedmd", rounds, start=start, public=Public(batch=self.public_batch), trains_on=("private",))
+
+    def said(self, z: Tensor) -> Tensor:
+        """Of logits [B, C] what is announced and fitted."""
+        return z.softmax(-1) if self.consensus == "posteriors" else z
 
 
 class Transfer(FedMD):
@@ -60,17 +66,17 @@ class Announce(FedMD):
     terms: ClassVar[tuple[str, ...]] = ()
 
     def leaves(self, server: Message) -> Spec:
-        """Logits [B, C]."""
-        return {"logits": (torch.float32, (self.public_batch, int(server["classes"])))}
+        """Logits or posteriors [B, C]."""
+        return {self.consensus: (torch.float32, (self.public_batch, int(server["classes"])))}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
         """None."""
         return ()
 
     def end(self, client: Client, at: At) -> Message:
-        """The logits."""
+        """What this network says."""
         x, *_ = self.asked(client, at)
-        return {"logits": opinion(client.nets["personal"], x).float()}
+        return {self.consensus: self.said(opinion(client.nets["personal"], x)).float()}
 
     def asked(self, client: Client, at: At) -> Batch:
         """The public batch of the round, which all draw alike."""
@@ -79,7 +85,7 @@ class Announce(FedMD):
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """The consensus: the mean."""
-        return server | ({"consensus": mean(replies)["logits"]} if replies else {})
+        return server | ({"consensus": mean(replies)[self.consensus]} if replies else {})
 
 
 class Digest(Announce):
@@ -102,9 +108,9 @@ class Digest(Announce):
             yield from [(x, inbox["consensus"].to(x))] * self.digest_steps
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """The mean absolute difference of logits."""
+        """The mean absolute difference."""
         x, consensus = batch
-        return {"digest": (nets["personal"](x) - consensus).abs().mean()}
+        return {"digest": (self.said(nets["personal"](x)) - consensus).abs().mean()}
 
     def end(self, client: Client, at: At) -> Message:
         """Nothing."""

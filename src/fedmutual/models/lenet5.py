@@ -1,7 +1,9 @@
-"""LeNet5, with ReLU and max pooling as in later use.
+"""LeNet5, with ReLU and max pooling as in later use, or with tanh and average pooling as at first.
 
 LeCun et al., Gradient-Based Learning Applied to Document Recognition, 1998, https://doi.org/10.1109/5.726791, Figure 2.
 """
+
+from collections.abc import Callable
 
 from torch import nn
 
@@ -18,23 +20,41 @@ def lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
     Raises:
         ValueError: images of less than 12 x 12 (12 + 4 - 4, halved, - 4, halved, leaves 1).
     """
+    return _drawn(shape, classes, "relu", nn.ReLU, lambda n: {f"pool{n}": nn.MaxPool2d(2), f"relu{n}": nn.ReLU()})
+
+
+def lenet5_tanh(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The same with tanh, and then the mean of 2 x 2: the shapes of Figure 2, without its weights of pooling and its RBFs.
+
+    Raises:
+        ValueError: as `lenet5`.
+    """
+    return _drawn(shape, classes, "tanh", nn.Tanh, lambda n: {f"tanh{n}": nn.Tanh(), f"pool{n}": nn.AvgPool2d(2)})
+
+
+def _drawn(
+    shape: tuple[int, ...],
+    classes: int,
+    name: str,
+    unit: Callable[[], nn.Module],
+    pooled: Callable[[int], dict[str, nn.Module]],
+) -> nn.Module:
+    """The layers, with what comes after the n-th convolution, and the units of the others."""
     channels, height, width = image(shape, least=12)
     padding = 2 if min(height, width) < ORIGINAL else 0
     height, width = ((((side + 2 * padding - 4) // 2) - 4) // 2 for side in (height, width))
     features = named(
         conv1=nn.Conv2d(channels, 6, 5, padding=padding),
-        pool1=nn.MaxPool2d(2),
-        relu1=nn.ReLU(),
+        **pooled(1),
         conv2=nn.Conv2d(6, 16, 5),
-        pool2=nn.MaxPool2d(2),
-        relu2=nn.ReLU(),
+        **pooled(2),
         flatten=nn.Flatten(),
     )
     classifier = named(
         fc1=nn.Linear(16 * height * width, 120),
-        relu1=nn.ReLU(),
+        **{f"{name}1": unit()},
         fc2=nn.Linear(120, 84),
-        relu2=nn.ReLU(),
+        **{f"{name}2": unit()},
         fc3=nn.Linear(84, classes),
     )
     return halves(features, classifier)
