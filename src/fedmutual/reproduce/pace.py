@@ -8,7 +8,7 @@ from fedmutual.reproduce.plan import Job
 
 
 class Pace:
-    """How long the runs that are left will take, by the seconds that a round took in those that are done."""
+    """How long the runs that are left will take, by the seconds that a step or epoch took in those that are done."""
 
     def __init__(self, unknown: Iterable[Job]) -> None:
         once = {job.fingerprint: job for job in unknown}
@@ -25,16 +25,22 @@ class Pace:
     def after(self, done: Sequence[Job], seconds: float) -> str:
         """ "3 of 36 runs done, about 1 h 20 min left"."""
         self.drop(done)
-        rounds = sum(job.config.rounds for job in done)
+        passes = sum(map(_passes, done))
         for job in done:
-            self._seen.setdefault((job.cell.id, job.arm), []).append(seconds / rounds)
+            self._seen.setdefault((job.cell.id, job.arm), []).append(seconds / passes)
         words = f"{self._count - len(self.left)} of {self._count} runs done"
         if not self.left:
             return words
-        return f"{words}, about {duration(sum(self._rate(job) * job.config.rounds for job in self.left))} left"
+        return f"{words}, about {duration(sum(self._rate(job) * _passes(job) for job in self.left))} left"
 
     def _rate(self, job: Job) -> float:
-        """Seconds a round: of the same arm, else of its cell, else of all so far."""
+        """Seconds a step or epoch: of the same arm, else of its cell, else of all so far."""
         same = self._seen.get((job.cell.id, job.arm))
         cell = [v for (id, _), values in self._seen.items() if id == job.cell.id for v in values]
         return fmean(same or cell or [v for values in self._seen.values() for v in values])
+
+
+def _passes(job: Job) -> int:
+    """Local steps, or epochs, of all its rounds: arms differ in how many of them a round has."""
+    training = job.config.training
+    return job.config.rounds * (training.local_steps or training.local_epochs)
