@@ -9,6 +9,7 @@ from fedmutual.algorithms import FedMD
 from fedmutual.algorithms.fedmd import Revisit, Transfer
 from fedmutual.algorithms.peers import agreed
 from fedmutual.core import At
+from fedmutual.losses import Regression
 from fedmutual.stepping import own
 from peers import LR, node, seeds
 from toy import Rows, federation
@@ -67,9 +68,8 @@ def test_transfer_and_a_round_of_two_linear_nodes(consensus):
                 w[i] = digested(w[i], public, said, mean)
             w[i] = learned(w[i], own[i], mine[i])
         for client in clients:
-            assert (
-                np.abs(client.nets["personal"].weight.detach().numpy() - w[client.id]).max() < 1e-7
-            )  # what is said is float32
+            found = client.nets["personal"].weight.detach().numpy()
+            assert np.abs(found - w[client.id]).max() < 1e-7  # what is said crosses as float32
     finally:
         torch.set_default_dtype(torch.float32)
 
@@ -82,3 +82,8 @@ def test_a_client_with_steps_of_its_own_transfers_as_all_do():
     for kind, at, batches in ((Transfer, -1, 9), (Revisit, -1, 9), (Revisit, 0, 2)):
         phase = own(kind(transfer_epochs=3, local_steps=7), one)
         assert len(list(phase.batches(one, {}, At(0, at, 5)))) == batches
+
+
+def test_posteriors_need_classes():
+    with pytest.raises(ValueError, match="consensus cannot be 'posteriors' with a training"):
+        FedMD(consensus="posteriors", task=Regression())

@@ -111,7 +111,7 @@ def test_a_shared_model_counts_for_every_node_and_no_domains_have_no_such_line()
     assert worst_line(plain) == ""
 
 
-def test_what_goes_wrong_in_every_round_is_said_in_the_first():
+def test_what_goes_wrong_in_every_round_is_said_twice():
     watch, out = screen(terminal=False)
     observer = watch.of("")
     for round in range(7, 10):
@@ -119,5 +119,6 @@ def test_what_goes_wrong_in_every_round_is_said_in_the_first():
     observer(Noted(9, "the message of client 'c' is left out: why"))
     assert out.getvalue().splitlines() == [
         "note in round 7: the message of client 'b' is left out: why",
+        "note in round 8: the message of client 'b' is left out: why (again; from here on in log.txt alone)",
         "note in round 9: the message of client 'c' is left out: why",
     ]

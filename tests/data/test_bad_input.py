@@ -105,7 +105,17 @@ class Malicious:
         (
             {"x": np.zeros((12, 4, 4), np.uint8), "y": Y},
             {"mean": [120.0], "std": [70.0]},
-            "key 'data.mean' has 120, and inputs are divided by 255 first, so that none is above 1; divide data.mean and",
+            "keys 'data.mean' and 'data.std' are of inputs from 0 to 1, for these are divided by 255 first, and have 120",
+        ),
+        (
+            {"x": np.zeros((12, 3, 4, 4), np.uint8), "y": Y},
+            {"mean": [0.5] * 3, "std": [70.0] * 3},
+            "have 0.5, ... and 70, ...;",
+        ),
+        (
+            {"x": np.zeros((12, 4, 4), np.uint8), "y": Y},
+            {"mean": [-0.1], "std": [0.3]},
+            "have -0.1 and 0.3; divide both by 255",
         ),
         ({"x": X, "y": Y}, {"size": [4, 4]}, "key 'data.size' is for images"),
         ({"x": X, "y": Y}, {"augment": "crop-flip"}, "'crop-flip' is for images"),

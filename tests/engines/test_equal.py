@@ -281,6 +281,7 @@ PEERS = {
     "fedh2l, pcgrad, two optimisers": FedH2L(batch_size=8, public_batch=5, projection="pcgrad", optimizers=2, eta=0.02),
     "fedh2l, strict": FedH2L(batch_size=8, public_batch=5, labels=False, confidence=False, local_data="private"),
     "fedmd": FedMD(batch_size=8, public_batch=5, local_steps=2, transfer_epochs=1, digest_steps=2),
+    "fedmd, posteriors": FedMD(batch_size=8, public_batch=5, local_steps=2, transfer_epochs=1, consensus="posteriors"),
     "aggregate": Aggregate(batch_size=8, local_steps=3),
 }
 

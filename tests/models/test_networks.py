@@ -128,7 +128,7 @@ def test_pooling_before_relu_is_the_function_of_the_paper(paper, shape: tuple[in
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_lenet5_of_1998_squashes_and_averages() -> None:
+def test_lenet5_tanh_squashes_and_averages() -> None:
     net, x = build("lenet5-tanh", (1, 28, 28)).double(), torch.randn(3, 1, 28, 28, generator=rng(1), dtype=torch.float64)
     w, h = dict(net.named_parameters()), x
     for name, padding in (("conv1", 2), ("conv2", 0)):

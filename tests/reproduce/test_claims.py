@@ -148,15 +148,20 @@ def test_a_claim_of_each_client_is_not_one_of_their_mean(look, gains, said):
     assert asked(judged) == "fml less fedavg; confirmed if each client's interval lies above 0"
 
 
-UP, DOWN, LEVEL, NONE = (0.8, 0.82, 0.81), (0.69, 0.71, 0.7), (0.7, 0.75, 0.7), ()  # against 0.7, 0.72, 0.71
+UP, DOWN, LEVEL, NONE = (0.8, 0.82, 0.81), (0.69, 0.71, 0.7), (0.7, 0.75, 0.7), ()  # against these:
+
+
+THEIRS = (0.7, 0.72, 0.71)
 
 
 def cells_of(look, *ours):
-    return [look(values, (0.7, 0.72, 0.71) if values else ()) for values in ours]
+    return [look(values, THEIRS if values else ()) for values in ours]
 
 
 @pytest.mark.parametrize(("of", "cells", "said"), [
     ("mean", (UP, LEVEL, NONE), "confirmed"),
+    ("mean", (DOWN, LEVEL), "undecided"),
+    ("mean", (DOWN, DOWN, NONE), "not confirmed"),
     ("mean", (UP, DOWN, DOWN), "undecided"),  # ten points up, one down, one down: the mean is up, and most are down
     ("every", (UP, DOWN, DOWN), "not confirmed"),
     ("every", (UP, UP, UP), "confirmed"),
@@ -185,6 +190,23 @@ def test_what_every_and_most_ask_for_is_said(look):
     assert verdict(most, 1).endswith("mean over 3 of 3 cells: 2 not confirmed and 1 confirmed")
     mean = asked(judge(claim(), cells))
     assert mean == "fml less fedavg; confirmed if the interval lies above 0, and no cell's on the other side"
+
+
+def test_what_lines_say_against_a_mean_counts(look):
+    """Of a claim that two are the same, of one of so many times, of clients, and of a mean that denies."""
+    same = claim(sign="same", margin=0.01)
+    assert (
+        judge(same, cells_of(look, UP, tuple(2 * t - u for u, t in zip(UP, THEIRS, strict=True)))).verdict == "not confirmed"
+    )
+    judged = judge(same, cells_of(look, UP, THEIRS))
+    assert (judged.verdict, [line.verdict for line in judged.lines]) == ("undecided", ["not confirmed", "confirmed"])
+    assert verdict(judged, 1).endswith("1 not confirmed and 1 confirmed, which contradict each other")
+    assert asked(judged).endswith("confirmed if the interval lies within ± 1.0 points, and no cell's outside that")
+    fallen = tuple(v - 0.5 for v in THEIRS)
+    assert judge(claim(), cells_of(look, UP, fallen)).verdict == "undecided"  # the mean is certainly below 0, and one is up
+    each = judge(claim(measure="own_validation", per="client", of="mean"), [of_clients(look, (0.1, -0.05))])
+    assert each.verdict == "undecided"
+    assert asked(each) == "fml less fedavg; confirmed if the interval lies above 0, and no client's on the other side"
 
 
 def test_of_a_cell_that_was_not_run_no_client_is_known(look):

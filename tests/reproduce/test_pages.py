@@ -1,6 +1,7 @@
 """The pages: made from results alone; those that are committed are what the committed results make."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -34,6 +35,22 @@ def test_the_committed_verdicts_are_what_all_results_make():
     claims = [claim for e in REAL for claim in e.index.claims]
     assert f"\n{len(claims)} claims: " in told
     assert all(f" | {claim.text} | " in told for claim in claims)
+
+
+def test_all_verdicts_are_counted(papers, store):
+    """One of runs at full length, one of shortened ones, one not run; a bar in a claim breaks no table."""
+    index = papers / "looker/index.toml"
+    index.write_text(index.read_text().replace("FML serves clients", "FML | serves clients"))
+    table9, looker = (read_experiment(papers, id) for id in ("table9", "looker"))
+    for seed in range(3):
+        for job in jobs(table9.cells[0], [seed], Scale()):
+            store.add(job, result(job.arm, seed, curve=(0.1, 0.9 if job.arm == "fml" else 0.5), fingerprint=job.fingerprint))
+    told = [pages.page(e, looks(e, store)) for e in (table9, looker)]
+    text = overview.overview(told)
+    assert text.splitlines()[4] == "2 claims: 1 confirmed and 1 not run."
+    assert "| 1 | FML \\| serves clients better than training alone. | Not run |" in text
+    short = [pages.page(table9, [replace(look, scale=Scale(1)) for look in told[0].looks])]
+    assert "1 claim: 1 confirmed. 1 verdict of shortened runs, which may be others" in overview.overview(short)
 
 
 def test_a_committed_result_belongs_to_a_cell():
@@ -93,6 +110,7 @@ def test_pages_alone_train_nothing(made, cli, tmp_path, monkeypatch):
     assert code == 0
     assert [Path(line).name for line in out.split()] == ["table9.md", "looker.md", "verdicts.md"]
     told = Path("docs/verdicts.md").read_text(encoding="utf-8")
+    assert told.splitlines()[4] == "2 claims: 2 undecided."
     assert told.count("\n## ") == told.count(".md)\n") == 2
     assert Path("docs/looker.md").read_text(encoding="utf-8") == (made / "looker.md").read_text(encoding="utf-8")
     assert not Path("runs").exists()

@@ -64,7 +64,7 @@ ODD = {
     "it is declared and missing": lambda c: [packed(answer(c)[0], without(answer(c)[1], "classifier.bias"))],
     "the phase declares only": lambda c: [packed(answer(c)[0], {**answer(c)[1], "x": torch.zeros(1)})],
     "no message in safetensors form": lambda c: [c[:40]],
-    "answered to round 1 in round 2: ignored": lambda c: [older(c)],
+    "answered to another order than the last: ignored": lambda c: [older(c)],
     "it did not answer in time": lambda c: [],
 }
 

@@ -21,7 +21,7 @@ from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, S
 
 @dataclass(frozen=True, kw_only=True)
 class FedMD(Independent):
-    """Participants learn public data, then their own; then, every round, the mean of all logits on a public batch."""
+    """Participants learn public data, then their own; then, every round, what all say in the mean of a public batch."""
 
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
     transfer_epochs: int = setting(5, "passes over the public data, then over one's own, before the first round")
@@ -31,6 +31,8 @@ class FedMD(Independent):
     def __post_init__(self) -> None:
         for name in ("public_batch", "transfer_epochs", "digest_steps"):
             within(name, getattr(self, name), 1, float("inf"))
+        if self.consensus == "posteriors" and self.task.outputs is not None:
+            raise ValueError("consensus cannot be 'posteriors' with a training.task of numbers, which has no classes")
 
     def algorithm(self) -> Algorithm:
         """Transfer; then announce, digest and revisit in every round."""
@@ -108,7 +110,7 @@ class Digest(Announce):
             yield from [(x, inbox["consensus"].to(x))] * self.digest_steps
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """The mean absolute difference."""
+        """The mean absolute difference of logits, or posteriors."""
         x, consensus = batch
         return {"digest": (self.said(nets["personal"](x)) - consensus).abs().mean()}
 

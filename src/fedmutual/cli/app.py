@@ -185,7 +185,10 @@ def reproduce(
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/reproduce.")] = None,
     results: Annotated[Path | None, typer.Option(help="Where results are kept, and found again; else OUT/results.")] = None,
     pages: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write the page of ID, or of all, from results; train nothing.")
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Write the page of ID, or of all, and verdicts.md, from results; train nothing."
+        ),
     ] = None,
     root: Annotated[Path | None, typer.Option("--experiments", help="Another folder of experiments.")] = None,
 ) -> None:

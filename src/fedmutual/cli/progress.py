@@ -11,6 +11,7 @@ from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, 
 from fedmutual.records.text import TimeLeft, scores_line, told
 
 LINES = 100  # of a run, at most, where there is no terminal; log.txt has a line for every evaluation
+_TIMES = 2  # that the same note is said
 Said = Callable[[tuple[Score, ...]], str]
 
 
@@ -29,6 +30,7 @@ class Watch:
             disable=not console.is_terminal,
         )
         self._said = set[str]()
+        self._noted: dict[tuple[str, str], int] = {}
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -41,12 +43,18 @@ class Watch:
         """Observer of the run that is called so."""
         return _Line(self, label)
 
-    def say_once(self, lines: list[str], label: str, what: str = "") -> None:
-        """The same note for every seed is said once; what: the same in every round, where lines tell the round, too."""
+    def say_once(self, lines: list[str], label: str) -> None:
+        """The same note for every seed is said once."""
         for line in lines:
-            if (what or line) not in self._said:
-                self._said.add(what or line)
+            if line not in self._said:
+                self._said.add(line)
                 self.say(line, label)
+
+    def note(self, event: Noted, label: str) -> None:
+        """What came up in a round is said; when it does again, that it does; then no more."""
+        times = self._noted[label, event.text] = self._noted.get((label, event.text), 0) + 1
+        for line in told(event) if times <= _TIMES else ():
+            self.say(f"{line} (again; from here on in log.txt alone)" if times == _TIMES else line, label)
 
     def say(self, line: str, label: str) -> None:
         """A line of a run."""
@@ -69,7 +77,7 @@ class _Line:
             case Started():
                 self._start(event)
             case Noted():
-                self._watch.say_once(told(event), self._label, event.text)
+                self._watch.note(event, self._label)
             case Replied():
                 now = max(event.round - 1, 0) + event.answered / event.expected
                 self._round = max(self._round, now)  # a round of several phases does not go back

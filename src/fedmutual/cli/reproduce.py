@@ -70,16 +70,16 @@ def train(
 
 
 def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
-    """Write the documentation's pages from results alone, of one experiment, or of all with all verdicts -> their paths."""
+    """Write the documentation's pages from results alone, of one experiment or of all, and all verdicts -> their paths."""
     root = root or home()
-    found = [read_experiment(root, id)] if id else experiments(root)
+    if id:
+        read_experiment(root, id)  # who knows it not says so
+    found = experiments(root)
     store = _store(root, results or root / RESULTS)
     told = [pages.page(e, looks(e, store)) for e in found]
-    paths = [path for page in told for path in pages.write(page, folder, ["md"])]
-    if id is None:
-        paths.append(folder / overview.NAME)
-        write_bytes(paths[-1], overview.overview(told).encode())
-    return paths
+    paths = [p for page in told if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
+    write_bytes(folder / overview.NAME, overview.overview(told).encode())
+    return [*paths, folder / overview.NAME]
 
 
 def _store(root: Path | None, folder: Path) -> Store:

@@ -133,6 +133,7 @@ def submit(
 def status(file: File, kit: Kit) -> None:
     """How far a federation is, and which sites are there."""
     from fedmutual.engines.sites import contract as contracts
+    from fedmutual.engines.sites.flare import progress
     from fedmutual.engines.sites.flare.kits import opened
     from fedmutual.engines.sites.flare.session import Session
 
@@ -142,7 +143,7 @@ def status(file: File, kit: Kit) -> None:
     say(f"connected: {', '.join(found['there']) or 'nobody'}; of {', '.join(contract.sites.names)}")
     say(_line(found["progress"]) if found["progress"] else f"federation {contract.name!r} was not begun on this server")
     for note in (found["progress"] or {"notes": []})["notes"]:
-        say(f"  {note}")
+        say(f"  {progress.said(note)}")
 
 
 def stop_federation(file: File, kit: Kit) -> None:
@@ -293,12 +294,14 @@ def _looked_on(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
 
 def _follow(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Say what is new, line by line -> how it ended."""
-    said, notes, last = "", 0, dict[str, Any]()
+    from fedmutual.engines.sites.flare import progress
+
+    said, noted, last = "", set[str](), dict[str, Any]()
     for state in found:
         last = dict(state["progress"])
-        for note in last["notes"][-(last["noted"] - notes) :] if last["noted"] > notes else ():
-            say(f"  {note}", soft_wrap=True)
-        notes = last["noted"]
+        for note in (n for n in last["notes"] if n["text"] not in noted):
+            say(f"  {progress.said(note)}", soft_wrap=True)
+            noted.add(note["text"])
         line, now = _line(last), f"{last['round']} {last['in']} {last['outcome']}"
         if now != said:
             say(line, soft_wrap=True)

@@ -72,10 +72,10 @@ def of_source(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str, .
     for key, values in (("mean", mean), ("std", std)):
         if values and len(values) != first.shape[1]:
             raise ConfigError(f"key 'data.{key}' has {len(values)} values, and the examples have {first.shape[1]} {kind}")
-    if divisor != 1 and any(value > 1 for value in mean):
+    if divisor != 1 and any(not 0 <= m <= 1 or s > 1 for m, s in zip(mean, std, strict=True)):
         raise ConfigError(
-            f"key 'data.mean' has {max(mean):g}, and inputs are divided by {divisor:g} first, so that none is above 1; "
-            f"divide data.mean and data.std by {divisor:g}, too"
+            f"keys 'data.mean' and 'data.std' are of inputs from 0 to 1, for these are divided by {divisor:g} first, "
+            f"and have {_first(mean)} and {_first(std)}; divide both by {divisor:g}"
         )
     if config.augment != "none" and not image:
         raise ConfigError(f"key 'data.augment': {config.augment!r} is for images, and the examples are tables of features")
@@ -105,6 +105,10 @@ def _large(source: Source, scaling: Scaling) -> str:
         f"{name} is about {size[worst]:.3g}, which networks learn badly from; `fedmutual data check` tells, where they are "
         "unset, the data.mean and data.std that they ask for"
     )
+
+
+def _first(values: tuple[float, ...]) -> str:
+    return f"{values[0]:g}{', ...' if len(values) > 1 else ''}"
 
 
 def _size(config: DataConfig, image: bool) -> tuple[int, int] | None:

@@ -31,7 +31,7 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
 NAMES: dict[str, str] = {
     "mlp": "two hidden layers of 200 units; any shape",
     "lenet5": "two 5x5 convolutions (6, 16), then 120 and 84 units; images from 12 x 12",
-    "lenet5-tanh": "the same with tanh and average pooling, as it was in 1998; images from 12 x 12",
+    "lenet5-tanh": "the same with tanh and average pooling, nearer to that of 1998; images from 12 x 12",
     "cnn1": "two 3x3 convolutions (6, 16), then 120 units; images from 4 x 4",
     "cnn2": "three 3x3 convolutions of 128 channels, one layer after them; images from 8 x 8",
     "resnet18": "residual network in its form for CIFAR (3x3 stem, no max pooling); images of any size; "

@@ -134,22 +134,28 @@ def run_list(comparison: Comparison) -> Table:
 
 def notes(comparison: Comparison) -> list[str]:
     """What the runs noted in their logs, which methods did, where not all, and when, of what came up in rounds."""
-    by, when = dict[str, dict[str, None]](), dict[str, list[int]]()
+    found = dict[str, list[tuple[str, set[int]]]]()  # note -> of each run that has it its method, and the rounds
     for m in comparison.methods:
-        for note, rounds in (found for r in m.runs for found in r.notes.items()):
-            by.setdefault(note, {})[m.label] = None
-            when.setdefault(note, []).extend(rounds)
-    whose = {note: "" if len(of) == len(comparison.methods) else f"{listed([*of])}: " for note, of in by.items()}
-    return [f"{whose[note]}{note}{_when(sorted(rounds))}" for note, rounds in when.items()]
+        for note, rounds in (noted for r in m.runs for noted in r.notes.items()):
+            found.setdefault(note, []).append((m.label, rounds))
+    told = []
+    for note, runs in found.items():
+        labels = list(dict.fromkeys(label for label, _ in runs))
+        whose = "" if len(labels) == len(comparison.methods) else f"{listed(labels)}: "
+        told.append(f"{whose}{note}{_when([rounds for _, rounds in runs])}")
+    return told
 
 
-def _when(rounds: Sequence[int]) -> str:
+def _when(of_runs: Sequence[set[int]]) -> str:
+    """ " (in 4 rounds of 2 runs, from the start to round 7)"; nothing of what came up before the first round."""
+    rounds = sorted(r for rounds in of_runs for r in rounds)
     if not rounds:
         return ""
     first, last = (f"round {r}" if r else "the start" for r in (rounds[0], rounds[-1]))
     if first == last:
-        return f" ({first})" if len(rounds) == 1 else f" ({len(rounds)} times, {first})"
-    return f" ({len(rounds)} times, from {first} to {last})"
+        return f" (in {first})"
+    runs = f" of {len(of_runs)} runs" if len(of_runs) > 1 else ""
+    return f" (in {len(rounds)} rounds{runs}, from {first} to {last})"
 
 
 def configuration(comparison: Comparison) -> Settings:

@@ -106,8 +106,10 @@ def _of_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, diver
     if counted.keys() <= {DIVERGED, NOT_RUN}:
         return DIVERGED if counted[DIVERGED] else NOT_RUN
     if claim.whose == "mean":
+        if counted.keys() - {NOT_RUN} == {DENIED}:
+            return DENIED  # also where the mean of opposite differences holds a claim that two are the same
         mean = _verdict(claim, overall, diverged)
-        return UNDECIDED if counted[{CONFIRMED: DENIED, DENIED: CONFIRMED}.get(mean, "")] else mean
+        return UNDECIDED if counted.keys() & {CONFIRMED, DENIED} - {mean} else mean
     needed = {"every": (len(lines), 1), "most": (len(lines) // 2 + 1,) * 2}[claim.whose]
     found = [verdict for verdict, n in zip((CONFIRMED, DENIED), needed, strict=True) if counted[verdict] >= n]
     return found[0] if found else UNDECIDED

@@ -25,13 +25,13 @@ class Pace:
     def after(self, done: Sequence[Job], seconds: float) -> str:
         """ "3 of 36 runs done, about 1 h 20 min left"."""
         self.drop(done)
-        passes = sum(map(_passes, done))
+        work = sum(map(_work, done))
         for job in done:
-            self._seen.setdefault((job.cell.id, job.arm), []).append(seconds / passes)
+            self._seen.setdefault((job.cell.id, job.arm), []).append(seconds / work)
         words = f"{self._count - len(self.left)} of {self._count} runs done"
         if not self.left:
             return words
-        return f"{words}, about {duration(sum(self._rate(job) * _passes(job) for job in self.left))} left"
+        return f"{words}, about {duration(sum(self._rate(job) * _work(job) for job in self.left))} left"
 
     def _rate(self, job: Job) -> float:
         """Seconds a step or epoch: of the same arm, else of its cell, else of all so far."""
@@ -40,7 +40,7 @@ class Pace:
         return fmean(same or cell or [v for values in self._seen.values() for v in values])
 
 
-def _passes(job: Job) -> int:
+def _work(job: Job) -> int:
     """Local steps, or epochs, of all its rounds: arms differ in how many of them a round has."""
     training = job.config.training
     return job.config.rounds * (training.local_steps or training.local_epochs)

@@ -22,6 +22,7 @@ from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.numbers import numbers
 
 FIGURES = "figures"
+MADE = "<!-- Made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited. -->"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def markdown(told: Page) -> str:
     """The page as Markdown."""
     index, decimals = told.experiment.index, told.experiment.index.decimals
     parts = [
-        f"<!-- Made by `fedmutual reproduce {told.experiment.id} --pages FOLDER` from the results; not to be edited. -->",
+        MADE,
         f"# {index.title}",
         f"{index.about} ({index.paper})",
         f"    {words.command(told.experiment)}",
@@ -86,11 +87,11 @@ def markdown(told: Page) -> str:
         verdict = capital(words.verdict(judged, decimals))
         parts.append(f"{number}. {judged.claim.text} **{verdict}.**\\\n   ({words.asked(judged)})")
         if len(judged.told) > 1:
-            parts.append(_md_table(_of_run(judged, decimals), caption=False))
+            parts.append(md_table(_of_run(judged, decimals), caption=False))
     if not told.judged:
         parts.append("The paper claims nothing here that numbers could settle.")
     parts.append("## Ours beside the paper's")
-    parts += [_md_table(t) for t in told.tables]
+    parts += [md_table(t) for t in told.tables]
     parts.append("Ours: mean ± half of the 95 % interval (Student's t) over seeds.")
     if told.pictures:
         parts.append("## Figures")
@@ -110,7 +111,8 @@ def _of_run(judged: Judged, decimals: int) -> Table:
     return Table(table.id, table.caption, table.columns, rows, table.csv)
 
 
-def _md_table(table: Table, caption: bool = True) -> str:
+def md_table(table: Table, caption: bool = True) -> str:
+    """A table as Markdown, its footnotes below it."""
     heads = [f"{c.group}: {c.name}" if c.group else c.name for c in table.columns]
     rules = ["---" if not c.numeric else "---:" for c in table.columns]
     lines = [heads, rules, *([_md_cell(c, table.notes) for c in row] for row in table.rows)]

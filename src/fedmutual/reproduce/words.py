@@ -8,13 +8,13 @@ from fedmutual.records.text import duration
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce.cells import Experiment
-from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
+from fedmutual.reproduce.claims import CONFIRMED, DENIED, DIVERGED, NOT_RUN, Judged
 from fedmutual.reproduce.entries import lost, mixed, unit
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
 
 NAMED = 4  # so many cells left out of a mean are counted, fewer are named
-_WHERE = {"mean": "", "every": "in every cell ", "most": "in more than half of all cells "}
+_WHERE = {"mean": "", "every": "in every {} ", "most": "in more than half of all {}s "}
 _SIGNS = {"more": "above 0", "less": "below 0"}
 
 
@@ -55,19 +55,21 @@ def _over(judged: Judged) -> str:
     if len(judged.run) == 1:
         return f", in {judged.run[0].title} alone, {of}"
     counted = Counter(line.verdict for line in judged.run)
+    both = judged.claim.whose == "mean" and {CONFIRMED, DENIED} <= counted.keys()
+    against = ", which contradict each other" if both else ""
     if judged.apart:
         named = listed(judged.apart) if len(judged.apart) < NAMED else f"{len(judged.apart)} others"
         of += f", without {named}, for lack of common seeds"
-    return f", mean over {of}: {listed([f'{n} {word}' for word, n in counted.most_common()])}"
+    return f", mean over {of}: {listed([f'{n} {word}' for word, n in counted.most_common()])}{against}"
 
 
 def asked(judged: Judged) -> str:
     """What of two arms is compared, and when that confirms the claim."""
     claim, (than, elsewhere) = judged.claim, judged.claim.other
-    where = "" if claim.per == "client" else _WHERE[claim.whose]
-    alone = claim.whose != "mean" or len(judged.lines) < 2
-    other = "" if alone else f", and no {claim.per}'s on the other side"
-    whose = "each client's" if claim.per == "client" else f"{where}the"
+    where = _WHERE[claim.whose].format(claim.per)
+    by_mean = claim.whose == "mean" and len(judged.lines) > 1
+    other = f", and no {claim.per}'s {'outside that' if claim.sign == 'same' else 'on the other side'}" if by_mean else ""
+    whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
     if claim.times is not None:
         side = {"more": "above", "less": "below"}[claim.sign]
         return f"{claim.arm} over {than}; confirmed if {where}the ratio's interval lies {side} {claim.times:,.0f}{other}"

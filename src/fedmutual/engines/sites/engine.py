@@ -103,7 +103,7 @@ class Sites:
                 left.discard(i)
                 continue
             if (said.order.kind, said.order.round, said.order.phase) != _key(orders[i][0]):
-                self._remarks.append(f"site {i!r} answered to {said.order.said} in {orders[i][0].said}: ignored")
+                self._remarks.append(f"site {i!r} answered to another order than the last: ignored")
                 continue
             left.discard(i)
             yield i, (said, message)

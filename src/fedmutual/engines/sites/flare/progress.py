@@ -51,8 +51,7 @@ class Progress:
             "scores": before.get("scores", ""),
             "left": "",
             "bytes": before.get("bytes", {"up": 0, "down": 0}),
-            "notes": before.get("notes", []),
-            "noted": before.get("noted", 0),  # so many so far
+            "notes": [n for n in before.get("notes", []) if isinstance(n, dict)],  # older servers had lines
             "tries": before.get("tries", 0) if again else 0,
             "limits": {
                 "quorum": contract.quorum,
@@ -79,8 +78,7 @@ class Progress:
                 self._left.start(event)
                 return
             case Noted():
-                self._now["noted"] += 1
-                self._now["notes"] = [*self._now["notes"], f"round {event.round}: {event.text}"][-_NOTES:]
+                self._note(event)
             case Replied():
                 self._spoke = {event.client} | (self._spoke if event.answered > 1 else set())
                 return
@@ -96,8 +94,21 @@ class Progress:
                 return
         self._write()
 
+    def _note(self, event: Noted) -> None:
+        """What came up before is the same note, of more rounds, and the last one."""
+        notes = {n["text"]: n for n in self._now["notes"]}
+        first = notes.pop(event.text, {"first": event.round})["first"]
+        self._now["notes"] = [*notes.values(), {"text": event.text, "first": first, "last": event.round}][-_NOTES:]
+
     def _write(self) -> None:
         write_json(self._folder / FILE, self._now)
+
+
+def said(note: dict[str, Any]) -> str:
+    """ "round 2 to round 7: site 'west' is left out: it is not there"."""
+    first, last = note["first"], note["last"]
+    begun, now = (f"round {r}" if r > 0 else "the start" for r in (first, last))
+    return f"{now if begun == now else f'{begun} to {now}'}: {note['text']}"
 
 
 def read(folder: Path) -> dict[str, Any] | None:
