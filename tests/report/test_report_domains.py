@@ -366,6 +366,12 @@ def test_methods_that_send_nothing_have_a_picture_too(tmp_path):
     assert "Local-only</text>" in svg
 
 
+def test_one_method_that_sends_public_data_alone_has_a_picture(tmp_path):
+    """No line's end is left to be named at the side."""
+    agg = replace(AGG, sent=lambda r, c: [] if r else sent(0, c)[1:])
+    assert "AGG</text>" in draw_costs(courses(comparison([write(tmp_path / "x", agg)])), 1, "x", {})
+
+
 def printed(found, width=80):
     console = Console(width=width, record=True, file=io.StringIO())
     console.print(found)
