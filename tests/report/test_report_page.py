@@ -13,7 +13,7 @@ import pytest
 import fedmutual.report
 from fedmutual.errors import RunError
 from fedmutual.report import write_report
-from run_folders import Made, write, write_all
+from run_folders import SERVES, Made, write, write_all
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 CSS = (Path(fedmutual.report.__file__).parent / "templates" / "style.css").read_text()
@@ -247,3 +247,20 @@ def test_numbers_in_the_fullest_shade_have_enough_contrast(dark):
     full = tuple(most * h + (1 - most) * p for h, p in zip(colours["heat"], colours["paper"], strict=True))
     assert _contrast(colours["ink"], full) >= 4.5
     assert _contrast(colours["muted"], colours["paper"]) >= 4.5
+
+
+@pytest.mark.parametrize("sends", ["in rounds", "at the start", "nothing"])
+@pytest.mark.parametrize("domains", [False, True])
+@pytest.mark.parametrize("name", SERVES)
+def test_a_single_run_that_was_scored_once_has_a_page(name, domains, sends, tmp_path):
+    """The least there can be: one method, one seed, one evaluation."""
+    bytes_of = {
+        "in rounds": lambda r, c: [("any", 10, 10)],
+        "at the start": lambda r, c: [] if r else [("seed", 0, 10)],
+        "nothing": lambda r, c: [],
+    }
+    reach = (lambda s, r, c: (0.7, 0.8, 0.6)) if domains else None
+    shared = (lambda s, r: 0.7) if SERVES[name] == "global" and not domains else (lambda s, r: None)
+    run = Made(name, lambda s, r, c: 0.8, shared, rounds=1, reach=reach, sent=bytes_of[sends])
+    write_report([write(tmp_path / "run", run)], tmp_path / "report.html")
+    assert "</html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
