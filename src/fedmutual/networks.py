@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from fedmutual import data, models
-from fedmutual.algorithms.peers import members
 from fedmutual.config import Config
 from fedmutual.core import At, Message
 from fedmutual.data.federation import Space
@@ -214,8 +213,6 @@ class Networks:
 def _begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:
     """Load what another run shares into a net. Raises ConfigError where it is of another network."""
     own = net.state_dict()
-    if members(state) or not state:
-        raise ConfigError(f"key 'model.weights': {run} shares no model; name a run of an algorithm that does")
     odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
     if odd:
         shapes = (list(found[odd[0]].shape) if odd[0] in found else "none" for found in (state, own))

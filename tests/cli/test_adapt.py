@@ -389,8 +389,10 @@ def test_a_wrong_word_is_refused_in_a_sentence(run, cli, arguments, sentence):
 
 
 def test_a_run_that_shares_nothing_has_nothing_to_adapt(run, small, cli):
-    for name in ("independent", "centralised"):
-        cli("run", small, "--set", "rounds=1", "--set", f"algorithm.name={name}", "--out", name)
+    public = ("split.public=0.3", "algorithm.public_batch=4", "training.local_steps=1")
+    for name, more in {"independent": (), "centralised": (), "fedh2l": public}.items():
+        changes = [word for change in ("rounds=1", f"algorithm.name={name}", *more) for word in ("--set", change)]
+        assert cli("run", small, *changes, "--out", name)[0] == 0
         code, _, err = cli("adapt", name, "--data", "n.toml", "--out", "a")
         assert code == 2
         assert f"{name}: its algorithm shares no model; name the folder of a run of fml or fedavg" in err

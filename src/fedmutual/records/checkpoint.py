@@ -13,6 +13,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
+from fedmutual.algorithms.peers import members
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.records import best
@@ -138,7 +139,7 @@ def shared_state(folder: Path) -> Message:
     if saved is None:
         raise RunError(f"{folder}: there is no run with a saved round in this folder")
     state = read_state(folder / "server" / file_name(saved.round), saved.run, saved.round)
-    if not state:
+    if not state or members(state):  # a relay's state is who has which public rows
         raise RunError(f"{folder}: its algorithm shares no model; name the folder of a run of fml or fedavg")
     return state
 
