@@ -129,8 +129,8 @@ def test_fedavg_s_shared_model_is_fine_tuned_where_it_is_given(run, small, cli):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        (["data.mean=[0.3]", "data.std=[4.0]"], "avg: its shared model takes data.mean = [0.3], and that of r [0.3053]"),
-        (["data.mean=[0.3053]", "data.std=[4.0]"], "avg: its shared model takes data.std = [4.0], and that of r [0.376]"),
+        (["data.mean=[0.3]", "data.std=[0.4]"], "avg: its shared model takes data.mean = [0.3], and that of r [0.3053]"),
+        (["data.mean=[0.3053]", "data.std=[0.4]"], "avg: its shared model takes data.std = [0.4], and that of r [0.376]"),
         (["data.size=[9,9]"], "avg: its shared model takes examples of the shape [1, 9, 9], and that of r [1, 8, 8]"),
         (["data.size=[8,8]"], "avg: its shared model takes data.size = [8, 8], and that of r none"),
         (['data.labels={0="O"}'], "avg: its shared model takes data.classes = 'O', '1', "),
@@ -292,7 +292,7 @@ def test_a_whole_fedavg_model_beside_a_part_must_fit_the_newcomer_s_data(parts, 
         code, _, err = cli(*command, *(x for s in settings for x in ("--set", s)))
         assert code == 2
         assert sentence in err
-    code, _, err = cli(*command, "--set", "data.mean=[0.3]", "--set", "data.std=[4.0]")
+    code, _, err = cli(*command, "--set", "data.mean=[0.3]", "--set", "data.std=[0.4]")
     assert code == 0, err
     found, shared = state("a/fine-tune/30/0", 1), state("whole", 1, "server")
     assert all(torch.equal(found[k], shared[k]) for k in shared)
