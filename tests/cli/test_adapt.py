@@ -292,7 +292,7 @@ def test_a_whole_fedavg_model_beside_a_part_must_fit_the_newcomer_s_data(parts, 
         code, _, err = cli(*command, *(x for s in settings for x in ("--set", s)))
         assert code == 2
         assert sentence in err
-    code, _, err = cli(*command, "--set", "data.mean=[0.3]", "--set", "data.std=[0.4]")
+    code, _, err = cli(*command, "--set", "data.mean=[0.3]", "--set", "data.std=[4.0]")
     assert code == 0, err
     found, shared = state("a/fine-tune/30/0", 1), state("whole", 1, "server")
     assert all(torch.equal(found[k], shared[k]) for k in shared)
