@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,9 +19,16 @@ STORE = Store(home() / RESULTS)
 REAL = experiments(home())
 
 
+@cache
+def committed(id):
+    """The page of an experiment, from the committed results."""
+    (experiment,) = (e for e in REAL if e.id == id)
+    return pages.page(experiment, looks(experiment, STORE))
+
+
 @pytest.mark.parametrize("experiment", REAL, ids=lambda e: e.id)
 def test_a_committed_page_is_what_its_results_make(experiment):
-    told = pages.page(experiment, looks(experiment, STORE))
+    told = committed(experiment.id)
     assert (DOCS / f"{experiment.id}.md").read_text(encoding="utf-8") == pages.markdown(told), (
         "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
     )
@@ -30,7 +38,7 @@ def test_a_committed_page_is_what_its_results_make(experiment):
 
 
 def test_the_committed_verdicts_are_what_all_results_make():
-    told = overview.overview([pages.page(e, looks(e, STORE)) for e in REAL])
+    told = overview.overview([committed(e.id) for e in REAL])
     assert (DOCS / overview.NAME).read_text(encoding="utf-8") == told
     claims = [claim for e in REAL for claim in e.index.claims]
     assert f"\n{len(claims)} claims: " in told
