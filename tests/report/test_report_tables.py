@@ -419,7 +419,7 @@ def test_the_runs_notes_are_told_once_with_their_methods(tmp_path):
 
 def test_a_note_of_many_rounds_is_told_once_with_their_number(tmp_path):
     folders = write_all(tmp_path, METHODS, [0, 1])
-    logs = {"fml": "at the start: gone|in round 7: gone|in round 7: gone", "fedavg": "in round 1: odd"}
+    logs = {"fml": "at the start: gone|in round 7: gone|in round 7: gone", "fedavg": "in round 1: odd|at the start: new"}
     for folder in folders:
         said = logs.get(folder.parent.name, "in round 1: even|in round 2: even|in round 3: even").split("|")
         if (folder.parent.name, folder.name) == ("independent", folders[-1].name):
@@ -428,5 +428,6 @@ def test_a_note_of_many_rounds_is_told_once_with_their_number(tmp_path):
     assert provenance.notes(comparison(folders)) == [
         "FML: gone (in 4 rounds of 2 runs, from the start to round 7)",  # a round that was begun again counts once
         "FedAvg: odd (in round 1)",
+        "FedAvg: new (at the start)",
         "Local-only: even (in 3 rounds, from round 1 to round 3)",
     ]

@@ -153,7 +153,7 @@ def _when(of_runs: Sequence[set[int]]) -> str:
         return ""
     first, last = (f"round {r}" if r else "the start" for r in (rounds[0], rounds[-1]))
     if first == last:
-        return f" (in {first})"
+        return f" (in {first})" if rounds[0] else f" (at {first})"
     runs = f" of {len(of_runs)} runs" if len(of_runs) > 1 else ""
     return f" (in {len(rounds)} rounds{runs}, from {first} to {last})"
 
