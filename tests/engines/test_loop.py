@@ -4,10 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.core import Algorithm, Diverged
+from fedmutual.engines.base import score
 from fedmutual.engines.loop import participants
+from fedmutual.losses import Classification
 from fedmutual.records.events import Failed, Finished, PhaseDone, RoundDone, Started
 from toy import ENGINES, Absent, Count, Rows, Spare, at, client, difference, federation, mlp, server, weights
 
@@ -144,3 +147,23 @@ def test_statistics_that_overflow_are_seen():
         one.nets["personal"][1].running_var.fill_(float("inf"))
     with pytest.raises(Diverged, match="running_var is no longer finite"):
         federation(algorithm, [one])
+
+
+@pytest.mark.parametrize(
+    ("shape", "parts"), [((3, 32, 32), [512, 8]), ((3, 96, 96), [151, 151, 151, 59, 8]), ((2**23,), [1] * 3)]
+)
+def test_large_examples_are_scored_a_few_at_a_time(shape, parts):
+    """At most 2^22 numbers at once: 1,365 images of 32 x 32, 151 of 96 x 96, and one example at least."""
+    seen = []
+
+    class Sees(nn.Module):
+        def forward(self, x):
+            seen.append(len(x))
+            return torch.stack([x.flatten(1)[:, 0], -x.flatten(1)[:, 0]], 1)
+
+    n = sum(parts)
+    first = torch.arange(n) % 3 - 1.0  # below 0 for a third: class 1
+    x = first.view(-1, *(1,) * len(shape)).expand(-1, *shape)
+    found = score(Sees(), Rows(x, (first < 0).long()), Classification())
+    assert seen == parts
+    assert (found["examples"], found["accuracy"]) == (n, 1.0)

@@ -22,6 +22,7 @@ from fedmutual.stepping import work
 R = TypeVar("R")
 COPY = "copy"  # a client's trained fork of the shared model, before it is averaged
 ROWS = 512  # rows of an evaluation's batch
+_NUMBERS = 2**22  # of inputs that a network sees at once then: its layers hold many times as much
 
 
 class Engine(Protocol):
@@ -123,6 +124,11 @@ def parameters(client: Client) -> dict[str, int]:
     return {name: sum(p.numel() for p in net.parameters()) for name, net in client.nets.items()}
 
 
+def forward(net: nn.Module, x: Tensor) -> Tensor:
+    """What a net says of x, in parts where examples are large: VGG11's first layer alone has 6.6 GB for 512 of 224 x 224."""
+    return torch.cat([net(part) for part in torch.split(x, max(_NUMBERS // x[0].numel(), 1))])
+
+
 @torch.no_grad()
 def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
     """A net's scores over all rows, in eval mode: those that the task declares."""
@@ -130,7 +136,7 @@ def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> 
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
     for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), ROWS)):
-        outputs.append(net(x))
+        outputs.append(forward(net, x))
         targets.append(y)
     output = torch.cat(outputs)
     return tell(task.score(output, torch.cat(targets)), task.tells, whose, width=output.shape[-1])
