@@ -152,7 +152,9 @@ def fitted(label: str) -> str:
 def _apart(places: Sequence[float], gap: float) -> list[float]:
     """Ascending places within 0 .. 1, moved as little as it takes to have a gap between neighbours; if all fit, within."""
     moved = list(places)
-    for _ in range(200 if moved else 0):
+    if not moved:
+        return moved
+    for _ in range(200):
         for k in range(1, len(moved)):
             if (lack := gap - (moved[k] - moved[k - 1])) > 0:
                 moved[k - 1], moved[k] = moved[k - 1] - lack / 2, moved[k] + lack / 2
