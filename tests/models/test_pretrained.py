@@ -255,7 +255,10 @@ def test_without_a_connection_weights_are_random_and_it_is_asked_once(cache: Pat
         "random weights: ImageNet's of torchvision:resnet18 could not be had "
         "(https://download.pytorch.org/models/resnet18-f37072fd.pth cannot be reached: Name or service not known)"
     )
-    assert other.said.startswith("random weights: ImageNet's of alexnet could not be had (https://download.pytorch.org/")
+    assert other.said == (  # its own file, not that of the network which was asked for first
+        "random weights: ImageNet's of alexnet could not be had "
+        "(https://download.pytorch.org/models/alexnet-owt-7be5be79.pth cannot be reached: Name or service not known)"
+    )
     assert len(asked) == 1
     name, shape = "squeezenet1_1", (3, 32, 32)
     assert differing(made(name, shape, 3, source="imagenet"), made(name, shape, 3)) == []

@@ -36,7 +36,7 @@ def _asked(name: str) -> str | tuple[str, Message]:
     weights = _weights(name)
     cached = Path(hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
     if _unreachable and not cached.exists():
-        return _unreachable[0]
+        return f"{weights.url} cannot be reached: {_unreachable[0]}"
     try:
         with patient():
             return weights.name, weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
@@ -44,8 +44,8 @@ def _asked(name: str) -> str | tuple[str, Message]:
         if cached.exists():
             return f"{cached} cannot be read: {first_line(problem)}"
         if isinstance(problem, URLError) and not isinstance(problem, HTTPError):
-            _unreachable.append(f"{weights.url} cannot be reached: {problem.reason}")
-            return _unreachable[0]
+            _unreachable.append(str(problem.reason))
+            return f"{weights.url} cannot be reached: {problem.reason}"
         return f"{weights.url}: {first_line(problem)}"
 
 
