@@ -35,6 +35,27 @@ def test_a_fraction_of_the_clients_takes_part_and_the_others_stay_as_they_are(en
         assert moved > 0 if c.id in done.up else moved == 0
 
 
+TINY = 1e-40  # below the smallest normal number
+
+
+def test_what_fades_becomes_zero_and_the_caller_computes_on_as_before(engine):
+    """A dead unit's weights shrink by weight decay alone; as denormal numbers they would never reach zero, and cost time."""
+    if not torch.set_flush_denormal(False):
+        pytest.skip("this processor cannot take denormal numbers as zero")
+    algorithm = FML(**E).algorithm()
+    clients = [client(str(i), algorithm) for i in range(3)]
+    for one in clients:
+        first = one.nets["personal"][0]
+        with torch.no_grad():
+            first.weight[0], first.bias[0] = TINY, -9.0  # whatever comes in: ReLU lets nothing through
+    federation(algorithm, clients, rounds=1, engine=engine)
+    for one in clients:
+        faded = one.nets["personal"][0].weight
+        assert not faded[0].any()
+        assert faded[1:].all()
+    assert torch.full((1,), TINY).mul(1).all(), "after a run numbers next to zero are what they were"
+
+
 def test_who_takes_part_is_drawn_anew_each_round_and_at_least_one():
     ids = [str(i) for i in range(10)]
     drawn = {participants(ids, 0.3, at(t)) for t in range(20)}

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedmutual.boundary import release, tell
 from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task
+from fedmutual.denormals import flushed
 from fedmutual.engines.blame import blamed
 from fedmutual.losses import Classification
 from fedmutual.records import best
@@ -62,6 +63,7 @@ class Exam(NamedTuple):
     data: str
 
 
+@flushed()
 def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
     """A client's whole part in a phase: the work, then the boundary."""
     try:
@@ -80,6 +82,7 @@ def let_go(client: Client, phase: Phase, message: Message, train: dict[str, floa
     return Reply(release(message, declared, client, inbox), told)
 
 
+@flushed()
 def examine(
     client: Client, exams: tuple[Exam, ...], inbox: Message, round: int, home: Path | None, keep: Keep | None = None
 ) -> tuple[Score, ...]:
