@@ -6,7 +6,7 @@ from dataclasses import replace
 from fedmutual.config import Config
 from fedmutual.core import Public
 from fedmutual.data.examples import listed
-from fedmutual.data.federation import Federation
+from fedmutual.data.federation import Federation, Space
 from fedmutual.errors import ConfigError
 from fedmutual.experiment import Experiment
 from fedmutual.models.splice import differing
@@ -99,10 +99,21 @@ def _check_shared(experiment: Experiment) -> None:
         odd = differing(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
         if odd is not None:
             raise ConfigError(
-                f"what is shared differs in shape between clients {one!r} and {client!r}, whose examples have the shapes "
-                f"{list(first.shape)} and {list(space.shape)}: {odd!r} of network {config.model.shared!r}; share another "
-                + (f"part ({LATER})" if len(first.shape) == 1 else "part ('model.part'), or resize images ('data.size')")
+                f"what is shared differs in shape between clients {one!r} and {client!r}, {_unlike(first, space)}: {odd!r} "
+                f"of network {config.model.shared!r}; share another part {_mend(first, space)}"
             )
+
+
+def _unlike(one: Space, other: Space) -> str:
+    if one.shape != other.shape:
+        return f"whose examples have the shapes {list(one.shape)} and {list(other.shape)}"
+    return f"whose networks have {one.outputs} and {other.outputs} outputs"
+
+
+def _mend(one: Space, other: Space) -> str:
+    if one.shape == other.shape:
+        return "('model.part'), one without an output a class"
+    return f"({LATER})" if len(one.shape) == 1 else "('model.part'), or resize images ('data.size')"
 
 
 def _takes_input(experiment: Experiment) -> bool:
