@@ -99,21 +99,30 @@ def _check_shared(experiment: Experiment) -> None:
         odd = differing(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
         if odd is not None:
             raise ConfigError(
-                f"what is shared differs in shape between clients {one!r} and {client!r}, {_unlike(first, space)}: {odd!r} "
-                f"of network {config.model.shared!r}; share another part {_mend(first, space)}"
+                f"what is shared differs in shape between clients {one!r} and {client!r}, {_cause(experiment, space)}: "
+                f"{odd!r} of network {config.model.shared!r}; {_mend(experiment, space)}"
             )
 
 
-def _unlike(one: Space, other: Space) -> str:
-    if one.shape != other.shape:
-        return f"whose examples have the shapes {list(one.shape)} and {list(other.shape)}"
-    return f"whose networks have {one.outputs} and {other.outputs} outputs"
+def _by_outputs(experiment: Experiment, space: Space) -> bool:
+    """Whether what is shared would differ from the first client's with examples of its shape, too."""
+    nets = experiment.nets
+    return differing(nets.shared, nets.whole(replace(space, shape=experiment.data.space.shape)), nets.crossing) is not None
 
 
-def _mend(one: Space, other: Space) -> str:
-    if one.shape == other.shape:
-        return "('model.part'), one without an output a class"
-    return f"({LATER})" if len(one.shape) == 1 else "('model.part'), or resize images ('data.size')"
+def _cause(experiment: Experiment, space: Space) -> str:
+    first = experiment.data.space
+    if _by_outputs(experiment, space):
+        return f"whose networks have {first.outputs} and {space.outputs} outputs"
+    return f"whose examples have the shapes {list(first.shape)} and {list(space.shape)}"
+
+
+def _mend(experiment: Experiment, space: Space) -> str:
+    if _by_outputs(experiment, space):
+        return "share a part ('model.part') without the layer that gives the outputs"
+    if len(space.shape) == 1:
+        return f"share another part ({LATER})"
+    return "share another part ('model.part'), or resize images ('data.size')"
 
 
 def _takes_input(experiment: Experiment) -> bool:

@@ -1,20 +1,29 @@
-"""Numbers next to zero, which processors compute with a hundred times slower, taken as zero."""
+"""Numbers next to zero, with which some processors compute many times slower, taken as zero."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 import torch
+
+for _kind in (np.float32, np.float64):
+    np.finfo(_kind)  # older NumPy looks once how small numbers get, and warns where they are flushed by then
 
 
 @contextmanager
 def flushed() -> Iterator[None]:
-    """With numbers below the smallest normal one (1.2e-38 in float32) taken as zero on the CPU.
+    """With numbers below the smallest normal one (1.2e-38 in float32) taken as zero on the CPU, if one thread computes.
 
-    Adam with weight decay takes the weights of dead units there, and there they stay, since rounding keeps the smallest
-    number from shrinking further. It is a state of the thread, which the threads that it starts inherit on Linux alone: so
-    all that trains or scores asks for it, where it runs. A processor that cannot do it computes on as it does.
+    Adam with weight decay takes the weights of dead units there, and its own moments, where they stay: what would shrink
+    them further rounds to zero. It is a state of each thread. Those that torch computes with besides this one would keep
+    theirs, so that a result would hang on when they were started; with several threads nothing is changed. Nor is it on a
+    processor that has no such mode.
     """
-    before = not bool(torch.full((), torch.finfo(torch.float32).smallest_normal / 2, dtype=torch.float32) * 1)
+    if torch.get_num_threads() > 1:
+        yield
+        return
+    tiny = torch.full((), torch.finfo(torch.float32).smallest_normal / 2, dtype=torch.float32, device="cpu")
+    before = not (tiny * 1).item()
     torch.set_flush_denormal(True)
     try:
         yield

@@ -13,7 +13,6 @@ import torch
 from fedmutual import building, data
 from fedmutual.config import Config
 from fedmutual.core import Message
-from fedmutual.denormals import flushed
 from fedmutual.describing import networks
 from fedmutual.engines.base import Engine, parameters
 from fedmutual.engines.choice import Choice, choose, opened
@@ -129,7 +128,7 @@ def _alone(threads: int) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with flushed(), torch.random.fork_rng(devices=[]):
+        with torch.random.fork_rng(devices=[]):
             yield
     finally:
         torch.set_num_threads(before)

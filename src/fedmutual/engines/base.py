@@ -82,7 +82,6 @@ def let_go(client: Client, phase: Phase, message: Message, train: dict[str, floa
     return Reply(release(message, declared, client, inbox), told)
 
 
-@flushed()
 def examine(
     client: Client, exams: tuple[Exam, ...], inbox: Message, round: int, home: Path | None, keep: Keep | None = None
 ) -> tuple[Score, ...]:
@@ -132,6 +131,7 @@ def forward(net: nn.Module, x: Tensor) -> Tensor:
     return torch.cat([net(part) for part in torch.split(x, max(_NUMBERS // x[0].numel(), 1))])
 
 
+@flushed()
 @torch.no_grad()
 def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
     """A net's scores over all rows, in eval mode: those that the task declares."""

@@ -16,6 +16,7 @@ from torch.func import vmap
 
 from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec
 from fedmutual.data.rows import Picked
+from fedmutual.denormals import flushed
 from fedmutual.engines.base import Reply, let_go
 from fedmutual.engines.forward import Compiled, Forward, forward, gradients
 from fedmutual.engines.stack import Rows, Stack
@@ -107,6 +108,7 @@ class Steps:
         for stack in stacks.values():
             stack.skeleton.train()
 
+    @flushed()
     def take(self, plans: "Plans", most: int | None = None) -> None:
         """All steps, or at most so many."""
         for batches in islice(plans.steps(), most):

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from fedmutual.core import Algorithm, At, Message, Phase, Unusable
-from fedmutual.denormals import flushed
 from fedmutual.engines.base import COPY, Engine, Exam, examine, participate
 from fedmutual.engines.blame import blamed, check_state
 from fedmutual.records.best import Keep
@@ -51,7 +50,6 @@ Judge = Callable[[Message], Score]
 """Scores the complete shared model on the federation's test set: where there is none, nobody judges."""
 
 
-@flushed()
 def federate(
     plan: Plan, engine: Engine, server: Message, saved: int | None, observers: Sequence[Observer], judge: Judge | None
 ) -> Message:
