@@ -88,6 +88,8 @@ def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
     assert Path("again.html").read_text() == page
     assert "north, 20 examples" in page
     assert "Fine-tuned FML" in page
+    assert "there is no shared model: nothing is shared" in page, "by fine-tuning, and from scratch"
+    assert "a part of it stays with the clients" not in page
 
 
 def test_a_way_starts_from_the_shared_model_or_from_nothing(run, cli):

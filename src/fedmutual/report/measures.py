@@ -153,8 +153,9 @@ SEEN = "the best round was chosen on the very test examples that it is scored on
 
 
 def _no_global(method: Method) -> str:
-    if method.algorithm in NOTHING_SHARED:
-        return "there is no shared model: nothing is shared" if method.algorithm == ALONE else "there is no shared model"
+    trained = method.runs[0].algorithm  # fine-tuning is a method, and trains alone
+    if trained in NOTHING_SHARED:
+        return "there is no shared model: nothing is shared" if trained == ALONE else "there is no shared model"
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     if any(o.client is None for r in method.counted if r.last for o in r.last.others):
