@@ -98,31 +98,22 @@ def _check_shared(experiment: Experiment) -> None:
             )
         odd = differing(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
         if odd is not None:
+            cause, mend = _unlike(experiment, space)
             raise ConfigError(
-                f"what is shared differs in shape between clients {one!r} and {client!r}, {_cause(experiment, space)}: "
-                f"{odd!r} of network {config.model.shared!r}; {_mend(experiment, space)}"
+                f"what is shared differs in shape between clients {one!r} and {client!r}, {cause}: "
+                f"{odd!r} of network {config.model.shared!r}; {mend}"
             )
 
 
-def _by_outputs(experiment: Experiment, space: Space) -> bool:
-    """Whether what is shared would differ from the first client's with examples of its shape, too."""
-    nets = experiment.nets
-    return differing(nets.shared, nets.whole(replace(space, shape=experiment.data.space.shape)), nets.crossing) is not None
-
-
-def _cause(experiment: Experiment, space: Space) -> str:
-    first = experiment.data.space
-    if _by_outputs(experiment, space):
-        return f"whose networks have {first.outputs} and {space.outputs} outputs"
-    return f"whose examples have the shapes {list(first.shape)} and {list(space.shape)}"
-
-
-def _mend(experiment: Experiment, space: Space) -> str:
-    if _by_outputs(experiment, space):
-        return "share a part ('model.part') without the layer that gives the outputs"
-    if len(space.shape) == 1:
-        return f"share another part ({LATER})"
-    return "share another part ('model.part'), or resize images ('data.size')"
+def _unlike(experiment: Experiment, space: Space) -> tuple[str, str]:
+    """Why what is shared has another shape there than at the first client, and the mend."""
+    first, nets = experiment.data.space, experiment.nets
+    if differing(nets.shared, nets.whole(replace(space, shape=first.shape)), nets.crossing) is not None:
+        outputs = f"whose networks have {first.outputs} and {space.outputs} outputs"
+        return outputs, "share a part ('model.part') without the layer that gives the outputs"
+    shapes = f"whose examples have the shapes {list(first.shape)} and {list(space.shape)}"
+    part = f"({LATER})" if len(space.shape) == 1 else "('model.part'), or resize images ('data.size')"
+    return shapes, f"share another part {part}"
 
 
 def _takes_input(experiment: Experiment) -> bool:
