@@ -1,5 +1,6 @@
 """For whom a job is begun anew: a site that is heard, and not a dead connection; what a lead reads of a refusal."""
 
+import base64
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 from fedmutual.engines.loop import Paused
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.flare import comers, members, progress, workspace
+from fedmutual.engines.sites.flare.asked import results
 from fedmutual.engines.sites.flare.controller import _pause
 from fedmutual.engines.sites.flare.session import Lost, Session, _answer
 from fedmutual.engines.sites.flare.watch import Watch, _connected, _heard
@@ -118,6 +120,32 @@ def test_a_federation_that_is_under_way_is_looked_on_and_not_submitted_again(tmp
         Lead(says("running", contract="another")).under_way(agreed)
     with pytest.raises(ConfigError, match=r"the server is of fedmutual 0\.2\.0, and here is 0\.1\.0"):
         Lead(says(version="0.2.0")).status("wards")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../config.toml", "/tmp/config.toml", "clients/north/round-1.safetensors", "server/round-.safetensors", "server/../log.txt"]
+    + ["server/round-01.safetensors", "..", ""],
+)
+def test_a_server_cannot_name_where_a_lead_writes(tmp_path, name):
+    """A lead trusts it to average, and not with its own files."""
+    with pytest.raises(RunError, match="names a file that is no result of a federation"):
+        Lead({"files": ["config.toml", name]}).fetch("wards", tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lead_has_what_the_server_may_give(tmp_path):
+    """All of a run's folder but the clients'."""
+    folder = tmp_path / "there"
+    for file in ("config.toml", "ledger.jsonl", "server/round-12.safetensors", "clients/north/round-12.safetensors"):
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(b"x")
+    given = results(folder, 12)
+    assert sorted(given) == ["config.toml", "ledger.jsonl", "server/round-12.safetensors"]
+    body = {"body": base64.b64encode(b"x").decode()}
+    fetched = Lead({"files": sorted(given)}, *[body] * 3).fetch("wards", tmp_path / "out")
+    assert [file.relative_to(tmp_path / "out").as_posix() for file in fetched] == sorted(given)
+    assert all(file.read_bytes() == b"x" for file in fetched)
 
 
 def test_a_job_that_the_server_does_not_have_is_not_waited_for(tmp_path, monkeypatch, capsys):

@@ -1,3 +1,27 @@
-"""What a lead may ask the server beside FLARE's own commands, by name: both sides have it."""
+"""What a lead may ask the server beside FLARE's own commands, by name, and have of it: both sides hold by it."""
+
+from pathlib import Path, PurePosixPath
+
+from fedmutual.records.checkpoint import COMMIT, file_name
+from fedmutual.records.folder import CONFIG, ENVIRONMENT, PARTITION, SUMMARY
+from fedmutual.records.logs import LEDGER, METRICS
 
 STATUS, STOP, RESULT, AGAIN = (f"fedmutual_{what}" for what in ("status", "stop", "result", "again"))
+_FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, COMMIT, METRICS, LEDGER, "log.txt")
+
+
+def results(folder: Path, round: int | None) -> dict[str, Path]:
+    """What of a federation's folder a lead may have: what sites shared, and the shared model of a round, None before one."""
+    names = [name for name in _FILES if (folder / name).is_file()]
+    model = [] if round is None else [_model(round)]
+    return {name: folder / name for name in (*names, *model)}
+
+
+def is_result(name: str) -> bool:
+    """Whether a file is called as one of those. No other is written where a lead asked: a server has no say in names."""
+    number = PurePosixPath(name).stem.partition("-")[2]
+    return name in _FILES or (number.isdecimal() and number.isascii() and name == _model(int(number)))
+
+
+def _model(round: int) -> str:
+    return f"server/{file_name(round)}"

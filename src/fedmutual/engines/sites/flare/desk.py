@@ -12,13 +12,9 @@ from nvflare.fuel.hci.server.constants import ConnProps
 
 import fedmutual
 from fedmutual.engines.sites.flare import members, progress
-from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP
+from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP, results
 from fedmutual.engines.sites.flare.progress import Outcome
-from fedmutual.records.checkpoint import COMMIT, committed, file_name
-from fedmutual.records.folder import CONFIG, ENVIRONMENT, PARTITION, SUMMARY
-from fedmutual.records.logs import LEDGER, METRICS
-
-_FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, COMMIT, METRICS, LEDGER, "log.txt")
+from fedmutual.records.checkpoint import committed
 
 
 class Desk(CommandModule):  # type: ignore[misc]
@@ -62,21 +58,14 @@ class Desk(CommandModule):  # type: ignore[misc]
         if folder is None or found is None:
             conn.append_dict({"files": []})
             return
-        files = _result_files(folder)
+        saved = committed(folder)
+        files = results(folder, saved.round if saved else None)
         if len(args) > 2:
             path = files.get(args[2])
             body = base64.b64encode(path.read_bytes()).decode() if path else ""
             conn.append_dict({"body": body, "outcome": Outcome(found["outcome"])})
             return
         conn.append_dict({"files": sorted(files)})
-
-
-def _result_files(folder: Path) -> dict[str, Path]:
-    """What a lead may have: what sites shared, and the shared model."""
-    saved = committed(folder)
-    names = [name for name in _FILES if (folder / name).is_file()]
-    model = [f"server/{file_name(saved.round)}"] if saved else []
-    return {name: folder / name for name in (*names, *model)}
 
 
 def _named(args: list[str]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedmutual.engines.sites.contract import Contract, check_release
 from fedmutual.engines.sites.flare import job
-from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP
+from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP, is_result
 from fedmutual.engines.sites.flare.dial import in_the_way
 from fedmutual.engines.sites.flare.found import load, quiet
 from fedmutual.engines.sites.flare.kits import Kit, check_valid
@@ -116,9 +116,16 @@ class Session:
         return found
 
     def fetch(self, name: str, out: Path) -> list[Path]:
-        """What came of it, into a folder in the form of a run's -> the files."""
-        written = []
-        for file in self._ask(RESULT, name)["files"]:
+        """What came of it, into a folder in the form of a run's -> the files.
+
+        Raises:
+            RunError: the server names a file that is none of a federation's, which could lie anywhere. Nothing was written.
+        """
+        written, files = [], [str(file) for file in self._ask(RESULT, name)["files"]]
+        for file in files:
+            if not is_result(file):
+                raise RunError(f"the server names a file that is no result of a federation ({file!r}); nothing was fetched")
+        for file in files:
             body = base64.b64decode(self._ask(RESULT, name, file)["body"])
             write_bytes(out / file, body)
             written.append(out / file)
