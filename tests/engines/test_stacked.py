@@ -1,6 +1,8 @@
 """Stacked clients in whole runs: read from resident rows, resumed, and several runs at once."""
 
 import json
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,23 @@ def test_a_stop_by_hand_stops_all(small, cli):
     compare(config, ["fml", "fedavg"], 2, Path("out"), resume=True)
     alone = compare(config, ["fml"], 1, Path("alone"))
     assert difference(tensors(alone[0].folder), tensors(Path("out/fml/0"))) < 1e-4
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="a signal to one thread is POSIX's")
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_signal_stops_after_the_phase_that_is_under_way(small, seeds):
+    """Also where one run is alone in its lane, and waits for nobody."""
+
+    def watch(label):
+        def look(event):
+            if label == "fml, seed 0" and isinstance(event, Replied) and event.round == 2 and event.answered == 1:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        return look
+
+    with pytest.raises(KeyboardInterrupt):
+        compare(loaded(small, rounds=60), ["fml"], seeds, Path("out"), watch=watch)
+    assert not list(Path("out").rglob("summary.json"))
 
 
 def test_lower_precision_computes_lower_and_keeps_weights(small):

@@ -52,8 +52,8 @@ class Lanes:
             for thread in threads:
                 thread.join()
         except BaseException:  # a signal: it comes to the main thread only
+            self._stopped = True  # before the baton, which a lane that waits for no other holds to its end
             with self._baton:
-                self._stopped = True
                 self._baton.notify_all()
             for thread in threads:
                 thread.join()
