@@ -5,6 +5,7 @@ phase declared, and against what must never leave.
 """
 
 import hashlib
+import math
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -74,7 +75,7 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
 
 
 def tell(values: Mapping[str, Any], declared: Collection[str], client: str, width: int = 0) -> dict[str, Any]:
-    """The second channel, of losses and scores: a copy, checked.
+    """The second channel, of losses and scores: a copy, checked. What is no number (a correlation of constants) is None.
 
     values: name -> a number, None, or a list of exactly `width` of those (one a class).
 
@@ -87,7 +88,12 @@ def tell(values: Mapping[str, Any], declared: Collection[str], client: str, widt
         listed = value if isinstance(value, list) and len(value) == width else [value]
         if not all(v is None or type(v) in (int, float) for v in listed):
             raise Refused(client, name, f"a score is a number, None, or a list of one a class, not {type(value).__name__}")
-    return dict(values)
+    return {k: [_number(v) for v in value] if isinstance(value, list) else _number(value) for k, value in values.items()}
+
+
+def _number(value: float | None) -> float | None:
+    """None where there is no finite number, which no log can have."""
+    return value if value is None or math.isfinite(value) else None
 
 
 def constant(tensor: Tensor) -> bool:

@@ -28,7 +28,7 @@ from fedmutual.records import pretrained, tensorboard
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, load_client, read_state, sweep
 from fedmutual.records.events import Observer
 from fedmutual.records.files import read_json
-from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind
+from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
 from fedmutual.records.summary import write_summary
 from fedmutual.records.text import TextLog
 from fedmutual.trained import Run
@@ -266,12 +266,12 @@ def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -
     """The server's state and what was saved, with clients and logs as of the last saved round."""
     saved = committed(folder)
     sweep(folder, saved.round if saved else None)
-    due, rounds = experiment.config.records.evaluate_every, experiment.config.rounds
+    last, due, rounds = saved.round if saved else None, experiment.config.records.evaluate_every, experiment.config.rounds
     homes = {i: folder / "clients" / i for i in experiment.clients}
     for log in (folder / METRICS, *(home / METRICS for home in homes.values())):
-        rewind(log, lambda round: saved is not None and round <= saved.round and (round % due == 0 or round == rounds))
+        rewind(log, lambda round: stays_scored(round, last, due, rounds))
     if experiment.config.records.keep_best:
-        bests.settle(folder, saved.round if saved else None, rounds, due)
+        bests.settle(folder, last, rounds, due)
     rewind(folder / LEDGER, lambda round: saved is not None and round <= saved.round)
     server = experiment.server()
     if saved is None:

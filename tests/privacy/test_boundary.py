@@ -1,5 +1,6 @@
 """What leaves a client, tested on the bytes: an honest reply passes, every way of smuggling is refused before it is sent."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -369,3 +370,11 @@ def test_what_an_evaluation_tells_is_declared_too(said, sentence):
     with pytest.raises(Refused) as refused:
         examine(one, (exam,), {}, 1, None)
     assert sentence in str(refused.value)
+
+
+def test_a_score_that_is_no_number_is_told_as_none():
+    """A correlation of constants, a mean of nothing: no log has NaN, and a run does not end of it."""
+    talker = Talker({"accuracy": math.nan, "recall": [math.inf, 0.5, 1.0], "examples": 3})
+    one = client("0", FML(**E).algorithm(), own={"task": talker})
+    (score,) = examine(one, (Exam("personal", "validation", "personal", "0", "validation"),), {}, 1, None)
+    assert score.values == {"accuracy": None, "recall": [None, 0.5, 1.0], "examples": 3}

@@ -1,6 +1,7 @@
 """Sites that answer nonsense, late, twice or not at all; full disks; a server that lost its state. Without any network."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,15 +10,16 @@ import torch
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.core import Message
+from fedmutual.engines.base import participate
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites import diary, outbox
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.engines.sites.engine import TooFew
 from fedmutual.engines.sites.half import Half
-from fedmutual.engines.sites.post import EXAM, Garbled, Order, answer, order, packed
+from fedmutual.engines.sites.post import EXAM, Garbled, Order, Told, answer, order, packed
 from fedmutual.errors import ConfigError, RunError, UserError
 from fedmutual.records.events import Noted
-from fedmutual.records.logs import LEDGER, read_lines
+from fedmutual.records.logs import LEDGER, METRICS, read_lines
 from fedmutual.records.text import told
 from wards import COMMON, SITES, Desk, contract, halves, own, same, site, together
 
@@ -46,6 +48,11 @@ def with_tensor(content, change) -> bytes:
     return packed(said, {**message, name: change(message[name])})
 
 
+def with_words(content, **words) -> bytes:
+    said, message = answer(content)
+    return packed(replace(said, **words), message)
+
+
 def older(content) -> bytes:
     said, message = answer(content)
     return packed(type(said)(Order(said.order.kind, said.order.round - 1, said.order.phase), said.train), message)
@@ -64,6 +71,10 @@ ODD = {
     "it is declared and missing": lambda c: [packed(answer(c)[0], without(answer(c)[1], "classifier.bias"))],
     "the phase declares only": lambda c: [packed(answer(c)[0], {**answer(c)[1], "x": torch.zeros(1)})],
     "no message in safetensors form": lambda c: [c[:40]],
+    "something else than an answer (train.ce)": lambda c: [with_words(c, train={"ce": math.nan})],
+    "something else than an answer (train)": lambda c: [with_words(c, train=[0.5])],
+    "something else than an answer (up)": lambda c: [with_words(c, up=-1)],
+    "something else than an answer (order.round)": lambda c: [with_words(c, order=Order("work", 2**63, 0))],
     "answered to another order than the last: ignored": lambda c: [older(c)],
     "it did not answer in time": lambda c: [],
 }
@@ -91,8 +102,18 @@ def test_an_answer_that_makes_no_sense_is_left_out_of_its_round(tmp_path, why):
     assert all(t.isfinite().all() for t in fedmutual.Run(tmp_path / "server").global_model().state_dict().values())
 
 
+ODD_SCORES = {
+    "values.loss": {"loss": math.nan},
+    "values.error": {"error": -math.inf},
+    "values.examples": {"examples": 10**400},
+    "values.recall": {"recall": [0.5, "none"]},
+    "values.accuracy": {"accuracy": "0.9"},
+}
+
+
+@pytest.mark.parametrize("where", ODD_SCORES)
 @pytest.mark.parametrize("round", [1, 3])
-def test_scores_that_make_no_sense_are_said_in_their_own_round(tmp_path, round):
+def test_scores_that_make_no_sense_are_said_in_their_own_round(tmp_path, round, where):
     """Of the last round, too: nothing comes after it that would say so."""
     agreed, sites = halves(tmp_path, contract(tmp_path, {**COMMON, "rounds": 3}, MLPS), MLPS)
 
@@ -101,10 +122,15 @@ def test_scores_that_make_no_sense_are_said_in_their_own_round(tmp_path, round):
             for i, content in super().ask(orders, deadline):
                 said, _ = answer(content)
                 spoilt = i == "west" and (said.order.kind, said.order.round) == (EXAM, round - 1)
-                yield i, packed(replace(said, scores=({"values": {"accuracy": []}},)), {}) if spoilt else content
+                odd = replace(said, scores=(Told("personal", "west", "validation", ODD_SCORES[where]),))
+                yield i, packed(odd, {}) if spoilt else content
 
     notes, _ = run(tmp_path, Scored(sites), agreed)
-    assert notes == [f"note in round {round}: the scores of site 'west' are left out: they make no sense"]
+    (note,) = notes
+    said = "the scores of site 'west' are left out: its header says something else than an answer (scores.0."
+    assert note.startswith(f"note in round {round}: {said}{where}")
+    lines = read_lines(tmp_path / "server" / METRICS)
+    assert [any(s["client"] == "west" for s in line["scores"]) for line in lines] == [r != round for r in (1, 2, 3)]
 
 
 def test_a_second_answer_is_ignored(tmp_path):
@@ -135,6 +161,34 @@ def test_a_full_disk_costs_the_site_its_round_and_nothing_else(tmp_path, monkeyp
     assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
     assert "/" not in notes[0]  # no path leaves
     assert fedmutual.Run(sites["west"].folder).round == 3
+
+
+def test_a_network_of_its_own_that_raises_costs_the_site_its_round_and_nothing_else(tmp_path, monkeypatch):
+    """Whatever it raises: what the round had trained before is undone, as if the site had been away."""
+    kept, said = {}, []
+
+    def fails(client, phase, inbox, declared, at):
+        reply = participate(client, phase, inbox, declared, at)
+        if (client.id, at.round) == ("west", 1):
+            raise MemoryError("unable to allocate 3 GiB\nat once")
+        return reply
+
+    class Away(Desk):
+        def ask(self, orders, deadline):
+            gone = {i for i, content in orders.items() if i == "west" and order(content)[0].round == 1}
+            return super().ask({i: content for i, content in orders.items() if i not in gone}, deadline)
+
+    for what, desk in (("away", Away), ("raised", Desk)):
+        (tmp_path / what).mkdir()
+        agreed, sites = halves(tmp_path / what, contract(tmp_path / what, sites=MLPS), MLPS)
+        sites["west"]._say = said.append
+        notes, rounds = run(tmp_path / what, desk(sites), agreed)
+        assert rounds == [1, 3]
+        kept[what] = fedmutual.Run(sites["west"].folder).personal_model("west").state_dict()
+        monkeypatch.setattr("fedmutual.engines.sites.half.participate", fails)
+    assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
+    assert said == ["round 2: MemoryError: unable to allocate 3 GiB"]
+    assert same(kept["raised"], kept["away"])
 
 
 def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):

@@ -82,12 +82,7 @@ def reopen(folder: Path, config: Config) -> None:
     changed = sorted(_changes(before.model_dump(), config.model_dump()))
     changed = [key for key in changed if key not in _ANYWHERE]
     if changed == ["rounds"] and config.rounds > before.rounds:
-        moving = list(_schedules(config))
-        if moving:
-            raise RunError(
-                f"{folder}: rounds cannot grow from {before.rounds} to {config.rounds}, because the schedule "
-                f"{moving[0]!r} depends on their number; start a new run with --out"
-            )
+        _check_schedules(folder, before, config, "start a new run with --out")
     elif changed == ["rounds"]:
         raise RunError(
             f"{folder}: the run in it is of {before.rounds} rounds, and they cannot shrink to {config.rounds} on resume; "
@@ -98,6 +93,21 @@ def reopen(folder: Path, config: Config) -> None:
             f"{folder}: the run in it was started with another {changed[0]!r}; only 'rounds' may grow on resume: "
             "give the configuration it was started with, or another folder with --out"
         )
+
+
+def check_rounds(folder: Path, config: Config, done: int) -> None:
+    """Check that real sites may go on to so many rounds after those that are done: they may shrink too, if they were not.
+
+    What is saved has the same `identity`. Changes nothing.
+
+    Raises:
+        RunError: more rounds are done already, or a setting depends on their number and it was another.
+    """
+    if config.rounds < done:
+        raise RunError(
+            f"{folder}: round {done} is done, and the contract has {config.rounds}; set 'rounds' to {done} or more"
+        )
+    _check_schedules(folder, load_config(folder / CONFIG), config, "give the federation another name")
 
 
 def identity(config: Config, fingerprint: str) -> str:
@@ -159,6 +169,15 @@ def _changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
             yield from _changes(before.get(key), after.get(key), f"{path}.{key}" if path else key)
     elif before != after:
         yield path
+
+
+def _check_schedules(folder: Path, before: Config, config: Config, mend: str) -> None:
+    moving = next(_schedules(config), None)
+    if moving is not None and config.rounds != before.rounds:
+        raise RunError(
+            f"{folder}: rounds cannot {'grow' if config.rounds > before.rounds else 'shrink'} from {before.rounds} to "
+            f"{config.rounds}, because the schedule {moving!r} depends on their number; {mend}"
+        )
 
 
 def _schedules(config: Config) -> Iterator[str]:

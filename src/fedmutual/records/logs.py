@@ -93,6 +93,11 @@ def append(path: Path, lines: Iterable[str], sync: bool = False) -> None:
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem})") from None
 
 
+def stays_scored(round: int, saved: int | None, every: int, rounds: int) -> bool:
+    """Whether scores of a round stay on resume: it is not done again, and was not scored for being the last of fewer."""
+    return saved is not None and round <= saved and (round % every == 0 or round == rounds)
+
+
 def settle(folder: Path) -> None:
     """Until the disk has all lines of a run's logs: after a power failure nothing tells that a saved round lacks them."""
     for path in (folder / METRICS, folder / LEDGER, *(folder / "clients").glob(f"*/{METRICS}")):

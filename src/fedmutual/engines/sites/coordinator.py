@@ -25,7 +25,7 @@ from fedmutual.networks import Networks
 from fedmutual.records import folder as folders
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
 from fedmutual.records.events import Event, Observer, RoundDone
-from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind
+from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
 from fedmutual.records.summary import write_summary
 from fedmutual.records.text import TextLog
 
@@ -79,7 +79,7 @@ class Coordinator:
         Raises:
             TooFew: sites were missing; what was saved is kept, and the same call goes on.
             Disagreed: sites have different public seed sets.
-            RunError: the folder holds another federation, or cannot be written.
+            RunError: the folder holds another federation, or one that cannot go on to so many rounds, or cannot be written.
         """
         contract, experiment = self.contract, unmanned(self.contract)
         name = folders.identity(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
@@ -114,9 +114,13 @@ class Coordinator:
         saved = committed(self.folder)
         if saved is not None and saved.run != name:
             raise RunError(f"{self.folder}: holds another federation of this name; give the new one another name")
-        sweep(self.folder, saved.round if saved else None)
-        for log in (METRICS, LEDGER):
-            rewind(self.folder / log, lambda round: saved is not None and round <= saved.round)
+        config, last = self.contract.config, saved.round if saved else None
+        if last is not None:
+            folders.check_rounds(self.folder, config, last)
+        sweep(self.folder, last)
+        due = config.records.evaluate_every
+        rewind(self.folder / METRICS, lambda round: stays_scored(round, last, due, config.rounds))
+        rewind(self.folder / LEDGER, lambda round: last is not None and round <= last)
         if saved is None:
             return first, None
         return read_state(self.folder / "server" / file_name(saved.round), name, saved.round, first), saved

@@ -1,7 +1,7 @@
 """The loop's view of sites: each has one client, which lives there and nowhere else."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Concatenate, TypeVar, cast
 
 from fedmutual.core import At, Client, Disagreed, Message, Spec
@@ -78,12 +78,7 @@ class Sites:
             if said.problem is not None:
                 self._leave_out(i, said.order, said.problem)
                 continue
-            try:
-                scores = tuple(_score(found, i) for found in said.scores)
-            except (KeyError, TypeError, ValueError):
-                self._leave_out(i, said.order, "they make no sense")
-                continue
-            yield i, scores
+            yield i, tuple(replace(score, client=i) for score in said.scores)
 
     def _asked(self, orders: Mapping[str, tuple[Order, Message]]) -> Iterator[tuple[str, tuple[Answer, Message]]]:
         """Ask those that are there -> what they answered to this order, as it comes."""
@@ -127,17 +122,4 @@ def _wrong(said: Answer, message: Message, declared: Spec, site: str) -> str | N
     """
     if said.accused is not None:
         raise Disagreed(said.accused, said.problem or "")
-    why = said.problem or wrong(message, declared, site)
-    if why is not None:
-        return why
-    if not all(isinstance(v, float | int) and math.isfinite(v) for v in said.train.values()):
-        return "its losses are not finite numbers"
-    return None
-
-
-def _score(found: Mapping[str, Any], site: str) -> Score:
-    """A score that a site told, of its own rows."""
-    values = {str(k): v for k, v in dict(found["values"]).items()}
-    if not all(v is None or isinstance(v, int | float | list) for v in values.values()):
-        raise TypeError("no number")
-    return Score(str(found["model"]), site, str(found["data"]), values)
+    return said.problem or wrong(message, declared, site)

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedmutual import building, describing
@@ -16,20 +16,21 @@ from fedmutual.engines.sites.contract import Contract, parsed
 from fedmutual.engines.sites.diary import Diary, Entry, digest
 from fedmutual.engines.sites.outbox import LEFT, Outbox
 from fedmutual.engines.sites.peers import Exchange, by_hand
-from fedmutual.engines.sites.post import EXAM, Answer, Order, packed
+from fedmutual.engines.sites.post import EXAM, Answer, Order, Told, packed
 from fedmutual.engines.sites.post import answer as answered
 from fedmutual.engines.sites.post import order as ordered
 from fedmutual.engines.sites.public import Collected
 from fedmutual.engines.sites.schema import SiteFile
-from fedmutual.errors import ConfigError, RunError, UserError
+from fedmutual.errors import ConfigError, RunError, UserError, said
 from fedmutual.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
 from fedmutual.records import folder as folders
 from fedmutual.records.events import Evaluated, Score
-from fedmutual.records.logs import METRICS, Metrics, read_lines, rewind
+from fedmutual.records.logs import METRICS, Metrics, read_lines, rewind, stays_scored
 from fedmutual.records.summary import write_summary
 
 Say = Callable[[str], None]
+_SENTENCES = (Diverged, Refused, Disagreed, Unusable, UserError)
 SERVER = "server"
 
 
@@ -137,11 +138,21 @@ class Half:
         self.peers: Exchange | None = None
         if by_hand(algorithm):
             self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder)
+        self._check_rounds()
         self._client: Client | None = None
         self._at: tuple[int, int] | None = None  # where the client in memory is; None: before all
         if not looks:
             _prepare(self.folder, made, self.site)
             self._sum_up(max((line["round"] for line in read_lines(self.folder / METRICS)), default=0))
+
+    def _check_rounds(self) -> None:
+        """Raise RunError where what is saved cannot go on to so many rounds."""
+        done = max((entry.round + 1 for entry in self._diary.entries), default=None)
+        try:
+            if done is not None:
+                folders.check_rounds(self.folder, self.experiment.config, done)
+        except RunError as problem:  # a key of the site's own file has no client before it
+            raise RunError(str(problem).replace(f"'clients.{self.site}.", "'")) from None
 
     @property
     def tells(self) -> bool:
@@ -173,9 +184,9 @@ class Half:
             reply = packed(answer, {} if self.peers else message)
             if order.kind != EXAM:
                 self._write(order, content, reply)
-        except (Diverged, Refused, Disagreed, Unusable, UserError, OSError, RuntimeError) as problem:
+        except Exception as problem:  # of any type, where a network or a task of the site's own is at work
             self._client = None  # what was done since the last saved phase is undone
-            self._say(f"{order.said}: {problem}")
+            self._say(f"{order.said}: {problem if isinstance(problem, _SENTENCES) else said(problem)}")
             accused = problem.client if isinstance(problem, Disagreed) else None
             answer, message = Answer(order, problem=_said(problem), accused=accused), {}
             reply = packed(answer, message)
@@ -222,7 +233,7 @@ class Half:
         rewind(self.folder / METRICS, lambda round: round <= order.round)
         Metrics(self.folder)(Evaluated(order.round + 1, {}, scores))
         self._sum_up(order.round + 1)
-        return Answer(order, scores=tuple(asdict(s) for s in scores) if tells else ()), {}
+        return Answer(order, scores=tuple(Told(**vars(s)) for s in scores) if tells else ()), {}
 
     def _sum_up(self, round: int) -> None:
         """After the last round, as at the end of any run."""
@@ -277,8 +288,9 @@ def _prepare(folder: Path, made: Experiment, site: str) -> None:
     about |= {"engine": {"name": "sites"}, "scaling": made.data.space.scaling}
     sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in made.client(site).nets.items()}
     folders.write_about(folder, made.config, about | describing.networks(made, {site: sizes}), made.data.partition)
-    for log in (LEFT, METRICS):
-        rewind(folder / log, lambda round: True)  # drops a line that a kill, or a full disk, cut short
+    every, rounds = made.config.records.evaluate_every, made.config.rounds
+    rewind(folder / LEFT, lambda round: True)  # drops a line that a kill, or a full disk, cut short
+    rewind(folder / METRICS, lambda round: stays_scored(round, round, every, rounds))
 
 
 def _said(problem: BaseException) -> str:

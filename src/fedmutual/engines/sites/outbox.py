@@ -32,7 +32,7 @@ class Outbox:
 
     def record(self, answer: Answer, message: Message, content: bytes, to: str) -> None:
         """Write down what goes to whom, before it goes."""
-        told = {"train": dict(answer.train), "scores": [dict(s) for s in answer.scores], "remarks": list(answer.remarks)}
+        told = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
         line = {
             "round": answer.order.round + 1,
             "phase": answer.order.phase + 1,

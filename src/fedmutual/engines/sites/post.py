@@ -3,16 +3,21 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Protocol, TypeVar
 
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from fedmutual.boundary import Refused, check_declared
 from fedmutual.core import Message, Spec
+from fedmutual.records.events import Score
 
 WORK, EXAM = "work", "exam"
+T = TypeVar("T")
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)
@@ -20,8 +25,8 @@ class Order:
     """What a site is to do: its half of a phase, or to score its networks after a round."""
 
     kind: str  # WORK or EXAM
-    round: int  # from 0; -1 in the start
-    phase: int  # its number in the round, or in the start
+    round: Annotated[int, Field(ge=-1, lt=2**63)]  # from 0; -1 in the start
+    phase: Count  # its number in the round, or in the start
     senders: tuple[str, ...] | None = None  # whose messages of the phase before count, where sites send to each other
     asked: tuple[str, ...] | None = None  # and who does this phase too, so that messages go to no others
 
@@ -32,14 +37,21 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Told(Score):
+    """A score that a site tells, of its own rows: as a log can have it."""
+
+    values: dict[str, Finite | Count | list[Finite | None] | None]
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a site says beside the tensors of its message."""
 
     order: Order
-    train: Mapping[str, float] = field(default_factory=dict)  # mean of each loss term, if it tells
-    scores: tuple[Mapping[str, Any], ...] = ()  # of an exam, if it tells
-    up: int | None = None  # bytes that it sent to other sites, not by the server
-    down: int | None = None  # and had from them
+    train: Mapping[str, Finite] = field(default_factory=dict)  # mean of each loss term, if it tells
+    scores: tuple[Told, ...] = ()  # of an exam, if it tells
+    up: Count | None = None  # bytes that it sent to other sites, not by the server
+    down: Count | None = None  # and had from them
     remarks: tuple[str, ...] = ()  # whose messages it left out, and why
     problem: str | None = None  # why there is no message, in words that hold no data and no path
     accused: str | None = None  # whose public seed set is another one, if that is the problem
@@ -82,34 +94,26 @@ def packed(what: Order | Answer, tensors: Message) -> bytes:
 
 def order(content: bytes) -> tuple[Order, Message]:
     """An order and its tensors. Raises Garbled."""
-    about, tensors = _opened(content)
-    return _order(about), tensors
+    return _opened(content, _ORDER, "names no order")
 
 
 def answer(content: bytes) -> tuple[Answer, Message]:
     """An answer and its tensors. Raises Garbled."""
-    about, tensors = _opened(content)
+    return _opened(content, _ANSWER, "says something else than an answer")
+
+
+_ORDER, _ANSWER = TypeAdapter(Order), TypeAdapter(Answer)
+
+
+def _opened(content: bytes, kind: TypeAdapter[T], otherwise: str) -> tuple[T, Message]:
     try:
-        scores, remarks = tuple(dict(s) for s in about.pop("scores")), tuple(map(str, about.pop("remarks")))
-        return Answer(**about | {"order": _order(about["order"]), "scores": scores, "remarks": remarks}), tensors
-    except (TypeError, KeyError, ValueError, AttributeError) as problem:
-        raise Garbled(f"its header says something else than an answer ({type(problem).__name__})") from None
-
-
-def _order(about: Any) -> Order:
-    try:
-        senders, asked = (None if about[key] is None else tuple(map(str, about[key])) for key in ("senders", "asked"))
-        return Order(str(about["kind"]), int(about["round"]), int(about["phase"]), senders, asked)
-    except (TypeError, KeyError, ValueError) as problem:
-        raise Garbled(f"its header names no order ({type(problem).__name__})") from None
-
-
-def _opened(content: bytes) -> tuple[dict[str, Any], Message]:
-    try:
+        tensors = load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-        about = json.loads(header["__metadata__"]["fedmutual"])
-        if not isinstance(about, dict):
-            raise TypeError("no table")
-        return about, load(content)
+        words = header["__metadata__"]["fedmutual"]
+        return kind.validate_json(words, strict=True), tensors
+    except ValidationError as problem:
+        found = problem.errors(include_input=False, include_url=False)[0]  # what it says instead may be anything
+        at = ".".join(map(str, found["loc"])) or found["type"]
+        raise Garbled(f"its header {otherwise} ({at})") from None
     except (SafetensorError, ValueError, KeyError, TypeError) as problem:
         raise Garbled(f"it is no message in safetensors form ({type(problem).__name__})") from None

@@ -1,0 +1,62 @@
+"""A federation of real sites that is to go on to another number of rounds than it was begun with."""
+
+import re
+
+import pytest
+
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.engines.sites.half import Half
+from fedmutual.errors import RunError
+from fedmutual.records.logs import METRICS, read_lines
+from wards import COMMON, SITES, Desk, contract, halves, own
+
+MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+MOVING = {"start": 1.0, "end": 0.0}
+SCHEDULED = COMMON | {"algorithm": {"name": "fml", "alpha": MOVING}}
+SAVED = (".json", ".jsonl", ".safetensors")
+
+
+@pytest.mark.parametrize(
+    ("common", "sites", "rounds", "said"),
+    [
+        (
+            SCHEDULED,
+            MLPS,
+            5,
+            "rounds cannot grow from 3 to 5, because the schedule 'algorithm.alpha' depends on their number",
+        ),
+        (SCHEDULED, MLPS, 4, "give the federation another name"),
+        (COMMON, MLPS | {"west": MLPS["west"] | {"optimizer": {"lr": MOVING}}}, 5, "schedule 'optimizer.lr' depends"),
+        (COMMON, MLPS, 2, "round 3 is done, and the contract has 2; set 'rounds' to 3 or more"),
+    ],
+)
+def test_rounds_that_would_not_be_those_of_one_run_are_refused(tmp_path, common, sites, rounds, said):
+    """As a run in one process refuses them; by a site itself, for the server does not know what is its own."""
+    agreed, them = halves(tmp_path, contract(tmp_path, common, sites), sites)
+    Coordinator(agreed, tmp_path / "server").run(Desk(them))
+    own_key = "optimizer" in said
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.suffix in SAVED}
+    other = contracts.read(contract(tmp_path, {**common, "rounds": rounds}, sites))
+    for i in ("west",) if own_key else sites:
+        with pytest.raises(RunError, match=re.escape(said)):
+            Half(other, own(tmp_path / i / "site.toml"))
+    if not own_key:
+        with pytest.raises(RunError, match=re.escape(said)):
+            Coordinator(other, tmp_path / "server").run(Desk({}))
+    assert {p: p.read_bytes() for p in before} == before
+
+
+def test_rounds_that_grow_end_as_if_they_had_been_so_many_from_the_first(tmp_path):
+    """The scores of what was the last round, and is not due, go too, at the server and at home."""
+    common = COMMON | {"records": {"evaluate_every": 2}}
+    for name, steps in (("grown", (3, 4)), ("whole", (4,))):
+        (tmp_path / name).mkdir()
+        for rounds in steps:
+            path = contract(tmp_path / name, common | {"rounds": rounds}, MLPS)
+            agreed, sites = halves(tmp_path / name, path, MLPS)
+            Coordinator(agreed, tmp_path / name / "server").run(Desk(sites))
+    for place in ("server", "west/state/wards"):
+        grown, whole = (read_lines(tmp_path / name / place / METRICS) for name in ("grown", "whole"))
+        assert grown == whole
+        assert [line["round"] for line in whole] == [2, 4]
