@@ -2,8 +2,9 @@
 
 import pytest
 
-from fedmutual import building
+from fedmutual import building, run
 from fedmutual.config import parse_config
+from fedmutual.idle import engine_remarks
 
 
 def noted(**tables):
@@ -46,3 +47,25 @@ OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 
 )
 def test_keys_without_effect_are_said(tables, said):
     assert noted(**tables) == said
+
+
+@pytest.mark.parametrize(
+    ("engine", "keys"),
+    [
+        ("inprocess", ["engine.workers", "engine.gpus", "engine.compile"]),
+        ("processes", ["engine.gpus", "engine.compile", "data.workers"]),
+        ("stacked", ["engine.workers", "engine.gpus"]),
+        ("cluster", ["engine.compile"]),
+    ],
+)
+def test_keys_that_the_engine_does_not_look_at_are_said(engine, keys):
+    tables = {"data": {"name": "digits", "workers": 1}, "engine": {"workers": 2, "gpus": 0.5, "compile": True}}
+    config = parse_config({"rounds": 2, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables})
+    assert list(engine_remarks(config, engine)) == [f"engine {engine!r} does the work, so {k!r} has no effect" for k in keys]
+
+
+def test_a_run_says_them(tmp_path):
+    tables = {"data": {"name": "digits"}, "engine": {"name": "inprocess", "workers": 2}, "training": {"local_steps": 1}}
+    config = parse_config({"rounds": 1, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables})
+    run(config, tmp_path / "run")
+    assert "'engine.workers' has no effect" in (tmp_path / "run" / "log.txt").read_text()

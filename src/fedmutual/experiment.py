@@ -66,9 +66,7 @@ class Experiment:
 
     def client(self, id: str) -> Client:
         """One participant, as it is before round 1."""
-        if self.device.type == "cuda":
-            tf32 = self.config.engine.precision == "tf32"
-            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32  # for the whole process
+        self._set_tf32()
         nets, own, rows = self.nets.of(id), self.config.own(id), self.rows(id)
         if min(own.training.batch_size or self.config.training.batch_size, len(rows["private"]), self._exchanged()) == 1:
             self._check_alone(id, nets)
@@ -87,6 +85,12 @@ class Experiment:
             seeds=self.seeds,
             tells=(own.share or self.config.share).metrics == "all",
         )
+
+    def _set_tf32(self) -> None:
+        """For the whole process: of the clients, and of the shared model's scores, which may be another."""
+        if self.device.type == "cuda":
+            tf32 = self.config.engine.precision == "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
     def work(self) -> dict[str, Work]:
         """What each client has to do, by the arithmetic of its networks."""
@@ -137,6 +141,7 @@ class Experiment:
         learned = {space.task for space in self.data.spaces.values()}
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1:
             return None
+        self._set_tf32()
         net, test = self.nets.placed(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
         task = tasks.make(learned.pop())
 

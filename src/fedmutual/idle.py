@@ -1,12 +1,13 @@
-"""Keys that a run's algorithm does not look at: said, not refused, for several methods may be given one configuration."""
+"""Keys that a run's algorithm or engine does not look at: said, not refused, for several methods may share a configuration."""
 
 from collections.abc import Iterator, Sequence
 
 from fedmutual.config import Config
-from fedmutual.config.schema import ClientConfig, ModelConfig, TrainingConfig
+from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, TrainingConfig
 from fedmutual.data.draws import many
 
 _OWN = ("model", "training", "optimizer")
+_OF_ENGINES = {"workers": ("processes", "cluster"), "address": ("cluster",), "gpus": ("cluster",), "compile": ("stacked",)}
 
 
 def remarks(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str]:
@@ -19,6 +20,20 @@ def remarks(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str
         shown = ", ".join(repr(k) for k in keys[:3]) + (f" and {many(len(keys) - 3, 'more key')}" if len(keys) > 3 else "")
         if keys:
             yield f"{why.format(name=name)}, so {shown} {'has' if len(keys) == 1 else 'have'} no effect"
+
+
+def engine_remarks(config: Config, engine: str) -> Iterator[str]:
+    """The same of keys that the engine does not look at which does the work."""
+    plain, given = EngineConfig(), config.engine
+    keys = [
+        f"engine.{k}"
+        for k, engines in _OF_ENGINES.items()
+        if engine not in engines and getattr(given, k) != getattr(plain, k)
+    ]
+    if engine == "processes" and config.data.workers:
+        keys.append("data.workers")  # a worker process may have none of its own
+    for key in keys:
+        yield f"engine {engine!r} does the work, so {key!r} has no effect"
 
 
 def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple[str, list[str]]]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from fedmutual import building, data
+from fedmutual import building, data, idle
 from fedmutual.config import Config
 from fedmutual.core import Message
 from fedmutual.describing import networks
@@ -102,7 +102,8 @@ def attempt_together(
             with folders.held(outs[n]):
                 if _look(outs[n], configs[n], resume) is not None:
                     _describe(outs[n], built[n], lane, choice)
-                    _train(built[n], lane, outs[n], observers[n], _picked(choice))
+                    notes = *_picked(choice), *idle.engine_remarks(configs[n], choice.name)
+                    _train(built[n], lane, outs[n], observers[n], notes)
 
         raised = dict(zip(left, lanes.run([partial(train, n) for n in left]), strict=True))
     return [raised.get(n) for n in range(len(configs))]
@@ -165,8 +166,9 @@ class Hosted:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was picked, where the user left it open."""
-        return _picked(self.choice) if self._automatic else ()
+        """What was picked, where the user left it open, and what of the configuration it does not look at."""
+        picked = _picked(self.choice) if self._automatic else ()
+        return (*picked, *idle.engine_remarks(self.experiment.config, self.choice.name))
 
     def again(self) -> None:
         """A new engine, with clients as they are before round 1."""

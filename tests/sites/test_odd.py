@@ -13,7 +13,7 @@ from fedmutual.core import Message
 from fedmutual.engines.base import participate
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites import diary, outbox
-from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.engines.sites.coordinator import Coordinator, first_state, unmanned
 from fedmutual.engines.sites.engine import TooFew
 from fedmutual.engines.sites.half import Half
 from fedmutual.engines.sites.post import EXAM, Garbled, Order, Told, answer, order, packed
@@ -215,6 +215,19 @@ def test_asked_again_answers_as_before_and_trains_nothing_twice(tmp_path):
     fresh = Half(agreed, own(site(tmp_path / "fresh", "north", MLPS["north"])))
     assert same(answer(redone)[1], answer(fresh.do(other))[1])
     assert len(outbox.left(north.folder)) == 4  # every answer that left is written down, the repeated ones too
+
+
+def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
+    """Between a round's work and its scores."""
+    agreed, sites = halves(tmp_path, contract(tmp_path, COMMON | {"records": {"copies": True}}, MLPS), MLPS)
+    state = first_state(agreed, unmanned(agreed))
+    work, exam = packed(Order("work", 0, 0), state), packed(Order(EXAM, 0, 0), state)
+    sites["north"].do(work)
+    before = answer(sites["north"].do(exam))[0].scores
+    anew = Half(agreed, own(tmp_path / "north" / "site.toml"))
+    anew.do(work)  # answered as before
+    assert answer(anew.do(exam))[0].scores == before
+    assert "copy" in {score.model for score in before}
 
 
 def test_a_server_that_lost_its_state_is_told_so(tmp_path):

@@ -136,7 +136,9 @@ class DataConfig(Section):
     std: Spreads | None = key(None, "what they are divided by then, a value a channel or column; goes with `data.mean`")
     augment: Literal["none", "crop-flip"] = key("none", "what is done to training images at random")
     resident: bool | None = key(None, "keep all rows in memory; unset, if they take less than 4 GiB")
-    workers: Annotated[int, Field(ge=0)] = key(0, "processes that read rows which are not kept in memory")
+    workers: Annotated[int, Field(ge=0)] = key(
+        0, "processes that read rows which are not kept in memory; engine processes has none, for its own read them"
+    )
 
 
 class PartitionConfig(Section):

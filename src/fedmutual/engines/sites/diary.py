@@ -55,7 +55,7 @@ class Diary:
     def known(self, place: Place, inbox: str) -> bytes | None:
         """What was answered to this very order, if it was."""
         entry = next((e for e in self.entries if e.place == place and e.inbox == inbox), None)
-        return self._reply(entry).read_bytes() if entry else None
+        return self.reply(entry) if entry else None
 
     def before(self, place: Place) -> Entry | None:
         """The last entry before a place."""
@@ -69,6 +69,10 @@ class Diary:
     def load(self, client: Client, entry: Entry) -> None:
         """Give a freshly made client its state after a phase."""
         load_client(client, self._state(entry), self._run, entry.round + 1)
+
+    def reply(self, entry: Entry) -> bytes:
+        """What was answered after a phase."""
+        return self._reply(entry).read_bytes()
 
     def write(self, client: Client, entry: Entry, reply: bytes) -> None:
         """Save a phase that was done, with what will be answered.

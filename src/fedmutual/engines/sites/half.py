@@ -260,6 +260,7 @@ class Half:
             self._client = self.experiment.client(self.site)
             if entry is not None:
                 self._diary.load(self._client, entry)
+                _give_back(self._client, answered(self._diary.reply(entry))[1])
             self._at = place
         return self._client
 
@@ -269,6 +270,13 @@ class Half:
     def _when(self, order: Order) -> At:
         config = self.experiment.config
         return At(config.seed, order.round, config.rounds, order.phase)
+
+
+def _give_back(client: Client, sent: Message) -> None:
+    """Give a client that was made anew what of its meme it sent: no file has it, and it may be scored as it was trained."""
+    meme = client.nets.get("meme")
+    if meme is not None:
+        meme.load_state_dict(meme.state_dict() | {k: v for k, v in sent.items() if k in client.shared})
 
 
 def _digest(content: bytes) -> str:
