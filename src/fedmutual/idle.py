@@ -1,4 +1,4 @@
-"""Keys that a run's algorithm or engine does not look at: said, not refused, for several methods may share a configuration."""
+"""Keys that a run's algorithm or engine does not look at: said, not refused, for several methods may have one file."""
 
 from collections.abc import Iterator, Sequence
 

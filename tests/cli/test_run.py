@@ -315,6 +315,20 @@ def test_data_show_and_check(small, cli):
     assert err.startswith("error: ")
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("model.shared=mpl", "there is no network 'mpl'; did you mean 'mlp'?"),
+        ("model.personal=alexnet", "network 'alexnet' has a stem for images of 3 channels"),
+        ("model.shared=math:sqrt", "network 'math:sqrt' cannot be made"),
+    ],
+)
+def test_data_check_says_what_run_would_say_of_networks(small, cli, change, said):
+    code, _, err = cli("data", "check", small, "--set", change)
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
+
+
 def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):
     """Shortened: CI runs the whole of it from the wheel."""
     monkeypatch.chdir(tmp_path)

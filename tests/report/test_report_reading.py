@@ -59,8 +59,8 @@ def test_a_folder_given_twice_is_read_once(tmp_path):
     ("text", "said"),
     [
         ('{"round": 1, "scores": [{"model": "glo', "line 3 is cut off"),
-        ("hello\n", "line 3 is cut off or not fedmutual's.*not valid JSON"),
-        ('{"step": 3, "loss": 0.1}\n', "line 3 is cut off or not fedmutual's.*round: field required"),
+        ("hello\n", "line 3 is not fedmutual's.*not valid JSON"),
+        ('{"step": 3, "loss": 0.1}\n', "line 3 is not fedmutual's.*round: field required"),
         ('{"round": 3, "scores": [{"model": "a", "client": null, "data": "b", "accuracy": 91.2}]}\n', "line 3.*accuracy"),
         ('{"round": 3, "scores": [{"model": "a", "client": null, "data": "b", "accuracy": NaN}]}\n', "line 3.*accuracy"),
         ('{"round": 2, "scores": []}\n', "line 3.*round 2 follows round 2"),

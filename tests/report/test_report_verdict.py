@@ -61,10 +61,10 @@ def test_it_pays_with_one_and_costs_with_another(tmp_path):
     assert said[5] == "Always naming a client's most frequent class would score 50.0 % on its validation data."
     # a client's recall of class 2 is half its accuracy, so its loss is half of that too; one of 5 examples is 20 / 3 points
     assert said[6:] == [
-        "Worst class with FML: 2, recall 40.0 %, alone 35.0 %: 5.0 points above, which may be chance "
+        "Worst class of FML and local-only together: 2, recall 40.0 %, alone 35.0 %: 5.0 points above, which may be chance "
         "(the same in all 3 seeds).",
-        "Worst class with FedAvg: 2, recall 28.3 %, alone 35.0 %: 6.7 points below, which may be chance "
-        "(the same in all 3 seeds).",
+        "Worst class of FedAvg and local-only together: 2, recall 28.3 %, alone 35.0 %: 6.7 points below, which may be "
+        "chance (the same in all 3 seeds).",
     ]
 
 
@@ -72,15 +72,16 @@ def test_a_worst_class_that_may_be_chance_is_told_where_it_differs_much(tmp_path
     folders = write_all(tmp_path, [Made("fml", plus(-0.1, -0.1, -0.1)), alone], [0, 1])
     [line] = [s for s in verdict(folders) if s.startswith("Worst class")]
     assert line == (
-        "Worst class with FML: 2, recall 30.0 %, alone 35.0 %: 5.0 points below, and two seeds cannot exclude chance "
-        "(the same in both seeds)."
+        "Worst class of FML and local-only together: 2, recall 30.0 %, alone 35.0 %: 5.0 points below, and two seeds "
+        "cannot exclude chance (the same in both seeds)."
     )
 
 
 def test_a_worst_class_that_is_certain(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(-0.2, -0.2, -0.2)), alone], [0, 1, 2])
     [line] = [s for s in verdict(folders) if s.startswith("Worst class")]
-    assert line == "Worst class with FML: 2, recall 25.0 %, alone 35.0 %: 10.0 points below (the same in all 3 seeds)."
+    said = "Worst class of FML and local-only together: 2, recall 25.0 %, alone 35.0 %: 10.0 points below"
+    assert line == f"{said} (the same in all 3 seeds)."
 
 
 def test_a_worst_class_that_is_as_good_alone_is_not_told(tmp_path):
@@ -248,6 +249,19 @@ def test_an_unfinished_run_is_said_and_left_out(tmp_path):
     said = verdict(folders)
     assert "FML, seed 2, is unfinished: round 1 of 2. Its numbers are left out." in said
     assert "10.0 points above local-only (the same in both seeds)" in said[1]
+
+
+def test_a_diverged_run_is_called_so(tmp_path):
+    """It is not unfinished, for nobody can finish it; and it has the same seed and partition as the other."""
+    folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1), rounds=2, reached=0), alone], [0])
+    log = "2026-11-22T20:00:00+00:00  stopped in round 1: Diverged: client '0' diverged in round 1 at batch 1"
+    (folders[0] / "log.txt").write_text(f"2026-11-22T19:59:59+00:00  started, 2 rounds, clients 0, 1, 2\n{log}\n")
+    said = verdict(folders)
+    assert "FML, seed 0 diverged in round 1 of 2. It has no numbers." in said
+    assert not any("no run of the other method has the same seed" in s for s in said)
+    assert any("one of the two has no run with numbers" in s for s in said)
+    (folders[0] / "log.txt").write_text(f"{log}\n2026-11-22T20:01:00+00:00  resumed, going on with round 1 of 2\n")
+    assert "FML, seed 0, is unfinished: round 0 of 2. It has no numbers yet." in verdict(folders)
 
 
 def test_an_unfinished_run_alone_is_used_and_compared_at_its_round(tmp_path):

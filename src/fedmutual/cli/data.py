@@ -32,7 +32,9 @@ def check(file: File, set: Set = None) -> None:
     findings = data.findings(config, read)
     for finding in findings:
         say(finding)
-    building.build(config, device="cpu", prepared=read)
+    made = building.build(config, device="cpu", prepared=read)
+    for client in made.clients:
+        made.client(client)  # a network is made when it is needed
     if not findings:
         say("nothing stands out")
 

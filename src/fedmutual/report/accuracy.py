@@ -73,7 +73,7 @@ def _state(comparison: Comparison, use: Use) -> str:
     said = [use.name] if use.name else []
     said += [] if len({len(m.counted) for m in comparison.methods}) == 1 else [count(len(counted), "seed")]
     run = counted[0]
-    return ", ".join(said + ([] if run.finished else [f"unfinished: round {run.reached} of {run.settings.rounds}"]))
+    return ", ".join(said + ([] if run.finished else [run.state]))
 
 
 def _chosen(found: Iterable[Best]) -> str:

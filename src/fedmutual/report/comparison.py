@@ -244,9 +244,11 @@ def _telling(variant: Variant, beside: Sequence[Variant]) -> Variant:
 def _unfinished(method: Method) -> Iterator[str]:
     for run in method.runs:
         if not run.finished:
-            state = f"{method.label}, seed {run.seed}, is unfinished: round {run.reached} of {run.settings.rounds}."
+            unfinished = run.state.startswith("unfinished")
+            state = f"{method.label}, seed {run.seed}{', is' if unfinished else ''} {run.state}."
             use = "Its numbers are from that round." if run in method.counted else "Its numbers are left out."
-            yield f"{state} {use}" if run.evaluations else f"{state} It has no numbers yet."
+            none = f"It has no numbers{' yet' if unfinished else ''}."
+            yield f"{state} {use if run.evaluations else none}"
 
 
 def _variants(runs: Sequence[Run]) -> list[Variant]:

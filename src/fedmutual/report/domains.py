@@ -189,7 +189,7 @@ def _pace(comparison: Comparison, method: Method) -> str:
     if len(paces) > 1 or (run.local_steps or 1) > 1:
         each = f" of {count(run.local_steps, 'local step')}" if run.local_steps else ""
         said.append(f"{count(run.settings.rounds, 'round')}{each}")
-    return ", ".join(said + ([] if run.finished else [f"unfinished: round {run.reached} of {run.settings.rounds}"]))
+    return ", ".join(said + ([] if run.finished else [run.state]))
 
 
 def _why(method: Method) -> str:

@@ -107,13 +107,12 @@ def run_list(comparison: Comparison) -> Table:
     rows, lines = [], []
     for m in comparison.methods:
         for r in m.runs:
-            state = "finished" if r.finished else f"unfinished: round {r.reached} of {r.settings.rounds}"
             seconds = r.summary.seconds if r.summary else None
             took = "n/a" if seconds is None else f"{fixed(seconds, 1 if seconds < 100 else 0)} s"
             place = "/".join(r.folder.resolve().parts[-3:])
-            cells = (state, took, r.partition.fingerprint[:12], place)
+            cells = (r.state, took, r.partition.fingerprint[:12], place)
             rows.append((Cell(m.label), Cell(str(r.seed)), *map(Cell, cells)))
-            lines.append([m.label, r.seed, state, seconds, r.partition.fingerprint, place])
+            lines.append([m.label, r.seed, r.state, seconds, r.partition.fingerprint, place])
     columns = (
         Column("Method", numeric=False),
         Column("Seed"),

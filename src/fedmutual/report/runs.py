@@ -4,7 +4,7 @@ import itertools
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from fedmutual.report.lines import Environment, Evaluation, Partition, Record, S
 
 FORMAT = 1
 Table = dict[str, Any]
+_DIVERGED = re.compile(r"\S+  stopped in round (?P<round>\d+): Diverged: ")  # the last line of its log.txt
 _NOTE = re.compile(r"\S+  note(?: (?P<start>at the start)| in round (?P<round>\d+))?: (?P<text>.+)")  # a line of log.txt
 
 R = TypeVar("R", bound=Record)
@@ -39,16 +40,33 @@ class Run:
     @cached_property
     def notes(self) -> Mapping[str, set[int]]:
         """What its log.txt notes, each with the rounds that it came up in, 0 for the start; none where it has no log."""
-        try:
-            lines = (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
-        except OSError:
-            return {}
         found = dict[str, set[int]]()
-        for line in filter(None, map(_NOTE.match, lines)):
+        for line in filter(None, map(_NOTE.match, self._log)):
             rounds = found.setdefault(line["text"], set())
             if line["start"] or line["round"]:
                 rounds.add(int(line["round"] or 0))
         return found
+
+    @cached_property
+    def _log(self) -> Sequence[str]:
+        """The lines of its log.txt; none where it has no log."""
+        try:
+            return (self.folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ()
+
+    @cached_property
+    def state(self) -> str:
+        """ "finished", "unfinished: round 2 of 5", or why it cannot be: "diverged in round 3 of 5"."""
+        if self.finished:
+            return "finished"
+        diverged = _DIVERGED.match(self._log[-1]) if self._log else None
+        rounds = self.settings.rounds
+        return (
+            f"diverged in round {diverged['round']} of {rounds}"
+            if diverged
+            else f"unfinished: round {self.reached} of {rounds}"
+        )
 
     @property
     def algorithm(self) -> str:
@@ -171,7 +189,9 @@ def read_json(path: Path) -> Table:
         RunError: it is missing, damaged, or of another format.
     """
     if not path.is_file():
-        raise RunError(f"{path}: there is no such file, so the folder is no whole run; go on with it by --resume")
+        raise RunError(
+            f"{path}: there is no such file, so the folder is no whole run; restore it, or run again into another folder"
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as problem:
@@ -194,20 +214,21 @@ def _lines(path: Path, kind: type[R]) -> Iterator[R]:
     except (OSError, ValueError) as problem:
         raise RunError(f"{path}: cannot be read ({problem})") from None
     lines = text.splitlines()
+    cut = bool(text) and not text.endswith("\n")
     for number, line in enumerate(lines, 1):
         try:
             yield kind.model_validate_json(line)
         except ValidationError as problem:
-            raise _damaged(path, number, _why(problem)) from None
-    if text and not text.endswith("\n"):
-        raise _damaged(path, len(lines), "the line has no end")
+            raise _damaged(path, number, _why(problem), cut and number == len(lines)) from None
+    if cut:
+        raise _damaged(path, len(lines), "the line has no end", cut)
 
 
-def _damaged(path: Path, line: int, why: str) -> RunError:
-    return RunError(
-        f"{path}: line {line} is cut off or not fedmutual's ({why}); `--resume` takes a half-written last line back, "
-        "otherwise run again into another folder"
-    )
+def _damaged(path: Path, line: int, why: str, cut: bool = False) -> RunError:
+    """cut: a kill, or a full disk, left it half-written."""
+    if cut:
+        return RunError(f"{path}: line {line} is cut off ({why}); `--resume` takes a half-written last line back")
+    return RunError(f"{path}: line {line} is not fedmutual's ({why}); run again into another folder")
 
 
 def checked(path: Path, kind: type[R], text: str) -> R:

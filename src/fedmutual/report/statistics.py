@@ -152,6 +152,8 @@ def pair_clients(
         pairs += [Pair(a.seed, i, round, x.accuracy, y.accuracy, x.examples) for i, x, y in both]
     if pairs:
         return Gains(tuple(pairs))
+    if not ours or not others:
+        return Missing("one of the two has no run with numbers")
     if not matches(ours, others):
         return Missing("no run of the other method has the same seed and the same partition")
     return Missing("the two have no evaluated round, or no client that shares its scores, in common")
