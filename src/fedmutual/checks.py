@@ -10,6 +10,7 @@ from fedmutual.data.federation import Federation, Space
 from fedmutual.errors import ConfigError
 from fedmutual.experiment import Experiment
 from fedmutual.models.splice import differing
+from fedmutual.records import tensorboard
 
 LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
 
@@ -29,7 +30,9 @@ def check_clients(config: Config, data: Federation) -> None:
 
 
 def check(experiment: Experiment) -> None:
-    """Raise ConfigError, in one sentence, where networks, shared model and public data do not go together."""
+    """Raise ConfigError, in one sentence, where an extra is missing, or networks, shared model and public data do not fit."""
+    if experiment.config.records.tensorboard:
+        tensorboard.check_installed()
     _check_public(experiment)
     _check_weights(experiment)
     _check_shared(experiment)

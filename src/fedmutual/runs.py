@@ -27,7 +27,7 @@ from fedmutual.records import folder as folders
 from fedmutual.records import pretrained, tensorboard
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, load_client, read_state, sweep
 from fedmutual.records.events import Observer
-from fedmutual.records.files import read_json
+from fedmutual.records.files import read_json, read_tensors
 from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
 from fedmutual.records.summary import write_summary
 from fedmutual.records.text import TextLog
@@ -136,7 +136,8 @@ def _alone(threads: int) -> Iterator[None]:
 
 
 def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choice) -> None:
-    """Write what the run is, before it is."""
+    """Write what the run is, before it is; what is saved of it must be there, for it is another run's config.toml then."""
+    _check_saved(folder, experiment)
     about = folders.environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
     sizes = engine.each(parameters, dict.fromkeys(experiment.clients, ()))
@@ -253,6 +254,14 @@ def _train(
         data={"name": config.data.name, "classes": partition["classes"]},
         fingerprint=partition["fingerprint"],
     )
+
+
+def _check_saved(folder: Path, experiment: Experiment) -> None:
+    """Raise RunError where a file that a resumed run goes on from is missing or damaged. Changes nothing."""
+    saved = committed(folder)
+    if saved is not None:
+        for half in (folder / "server", *(folder / "clients" / i for i in experiment.clients)):
+            read_tensors(half / file_name(saved.round), ())
 
 
 def _fingerprint(experiment: Experiment) -> str:

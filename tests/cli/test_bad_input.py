@@ -51,6 +51,19 @@ def test_a_file_that_cannot_be_read(small, cli, name):
     assert name in err
 
 
+def test_a_file_with_a_byte_order_mark_is_read(small, cli):
+    """As Windows' own editor writes it."""
+    small.write_bytes(b"\xef\xbb\xbf" + small.read_bytes())
+    assert cli("data", "check", small)[0] == 0
+
+
+def test_an_extra_that_is_not_there_is_said_before_the_folder_is_made(small, cli, monkeypatch):
+    monkeypatch.setattr("fedmutual.records.tensorboard.find_spec", lambda name: None)
+    code, _, err = cli("run", small, "--set", "records.tensorboard=true")
+    assert (code, "key 'records.tensorboard' needs TensorBoard" in err) == (2, True), err
+    assert not (small.parent / "runs").exists()
+
+
 def test_set_without_a_value(small, cli):
     code, _, err = cli("run", small, "--set", "rounds")
     assert (code, "write key=value" in err) == (2, True)
@@ -166,6 +179,14 @@ def test_a_diverging_client_stops_the_run_and_the_last_good_state_is_kept(small,
     assert (folder / "clients/2/round-2.safetensors").exists()
     assert not (folder / "summary.json").exists()
     assert "stopped in round 3: Diverged" in (folder / "log.txt").read_text()
+
+
+def test_a_comparison_says_which_of_its_runs_diverged(small, cli):
+    rate = 'optimizer.lr={ start = 0.01, end = 1e30, shape = "step" }'
+    code, _, err = cli("compare", small, "--methods", "fedavg,fml", "--seeds", 1, "--set", "rounds=2", "--set", rate)
+    assert code == 3
+    assert "error: fedavg, seed 0: client '" in err
+    assert "diverged in round 2 at batch" in err
 
 
 def stopped(small, cli):

@@ -56,6 +56,11 @@ def test_arrays_that_would_be_unpickled(tmp_path: Path) -> None:
     assert not ran.exists()
 
 
+def test_a_text_file_is_not_called_a_pickle(tmp_path: Path) -> None:
+    (tmp_path / "t.npz").write_text("x,y\n1,2\n")
+    refused("no npz file of arrays (it begins as no such file does)", data={"name": "npz", "root": str(tmp_path / "t.npz")})
+
+
 class Malicious:
     """Leaves a file behind when it is unpickled."""
 

@@ -67,6 +67,19 @@ def test_an_extension_that_cannot_be_made_leaves_the_finished_run_as_it_was(smal
     assert fedmutual.Run(folder).summary["rounds"] == 4
 
 
+@pytest.mark.parametrize("half", ["server", "clients/1"])
+def test_an_extension_of_a_damaged_state_leaves_the_finished_run_as_it_was(small, cli, half):
+    """Else a report would call it unfinished, and it could not be finished."""
+    assert cli("run", small, "--set", "rounds=2")[0] == 0
+    folder = small.parent / "runs/small"
+    state = folder / half / "round-2.safetensors"
+    state.write_bytes(state.read_bytes()[:-50])
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    code, _, err = cli("run", small, "--resume", "--set", "rounds=4")
+    assert (code, f"{half}/round-2.safetensors: is truncated" in err) == (2, True), err
+    assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
 def test_a_second_process_is_turned_away(small, cli):
     folder = small.parent / "runs/small"
     imports = "from fedmutual.records.folder import held\nfrom pathlib import Path\nimport time\n"

@@ -29,6 +29,7 @@ class Watch:
             transient=True,
             disable=not console.is_terminal,
         )
+        self.failed: dict[BaseException, str] = {}  # what ended a run -> what the run is called
         self._said = set[str]()
         self._noted: dict[tuple[str, str], int] = {}
 
@@ -88,7 +89,9 @@ class _Line:
                 if self._task is not None:
                     self._watch.bar.remove_task(self._task)
                     self._task = None
-                if isinstance(event, Finished):
+                if isinstance(event, Failed):
+                    self._watch.failed[event.problem] = self._label
+                else:
                     self._finished(event)
 
     def _evaluated(self, event: Evaluated) -> None:

@@ -60,14 +60,17 @@ def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = No
     from fedmutual.core import Disagreed, Diverged
     from fedmutual.records.text import worst_line
 
+    watch = Watch(err, line) if line else Watch(err, end=worst_line)
     try:
-        with terminable(), Watch(err, line) if line else Watch(err, end=worst_line) as watch:
+        with terminable(), watch:
             yield watch
     except KeyboardInterrupt as told:
         how, code = ("told to stop", Code.TERMINATED) if isinstance(told, Terminated) else ("stopped by hand", Code.STOPPED)
         stop(f"{how}; what was saved is kept, go on with: {command}", code)
     except Diverged as problem:
-        stop(f"{problem}; the last saved round is kept. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
+        whose = watch.failed.get(problem)
+        what = f"{whose}: {problem}" if whose else str(problem)
+        stop(f"{what}; what was saved is kept. The usual mend is a smaller optimizer.lr, with another --out", Code.DIVERGED)
     except Disagreed as problem:
         stop(f"{problem}; nothing was trained", Code.REFUSED)
     except Refused as problem:

@@ -34,7 +34,7 @@ def load_config(path: str | Path, **overrides: Any) -> Config:
 def read_tables(path: Path) -> Table:
     """The tables of a TOML file, unchecked."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before it
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as problem:

@@ -105,8 +105,16 @@ def read(path: Path, missing: str = "key 'data.root' or 'data.test' names it", m
     except DataError:
         raise
     except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
-        why = "it is a pickle, and pickles are never loaded" if "pickle" in str(problem) else said(problem)
-        raise DataError(f"{path}: no npz file of arrays ({why}); {mend or _SAVE}") from None
+        raise DataError(f"{path}: no npz file of arrays ({_why(path, problem)}); {mend or _SAVE}") from None
+
+
+def _why(path: Path, problem: Exception) -> str:
+    """What is wrong with a file that numpy does not read, which takes whatever it does not know for a pickle."""
+    if "pickle" not in str(problem):
+        return said(problem)
+    with path.open("rb") as file:
+        pickled = "Object" in str(problem) or file.read(1) == b"\x80"
+    return "it is a pickle, and pickles are never loaded" if pickled else "it begins as no such file does"
 
 
 def _array(found: Any, name: str, path: Path, mend: str | None) -> npt.NDArray[Any]:

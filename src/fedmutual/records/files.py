@@ -1,5 +1,6 @@
 """Files that are whole or not there: written beside their place, flushed to the disk, then renamed into it."""
 
+import errno
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping
@@ -32,9 +33,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     except OSError as problem:
         with suppress(OSError):
             part.unlink()
-        raise RunError(
-            f"{path}: cannot be written ({problem.strerror or problem}); choose another folder with --out"
-        ) from None
+        full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
+        mend = "free some space; with --resume a run goes on" if full else "choose another folder with --out"
+        raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {mend}") from None
 
 
 def write_bytes(path: Path, content: bytes) -> None:

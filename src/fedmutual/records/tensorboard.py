@@ -1,26 +1,30 @@
 """TensorBoard, an extra (`pip install "fedmutual[tensorboard]"`): the same events, drawn by it as they come."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.events import Evaluated, Event, Failed, Finished
 
 
+def check_installed() -> None:
+    """Raise ConfigError where TensorBoard is not installed."""
+    if find_spec("tensorboard") is None:
+        raise ConfigError(
+            "key 'records.tensorboard' needs TensorBoard, fedmutual's extra 'tensorboard': pip install tensorboard"
+        )
+
+
 class Writer:
     """Observer: scores and training losses as scalars, under `tensorboard/` of the run's folder.
 
     Raises:
-        ConfigError: TensorBoard is not installed.
         RunError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise ConfigError(
-                "key 'records.tensorboard': TensorBoard is not installed; pip install 'fedmutual[tensorboard]'"
-            ) from None
+        from torch.utils.tensorboard import SummaryWriter
+
         try:
             self._writer = SummaryWriter(str(folder / "tensorboard"))
         except OSError as problem:
