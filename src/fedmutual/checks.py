@@ -30,7 +30,7 @@ def check_clients(config: Config, data: Federation) -> None:
 
 
 def check(experiment: Experiment) -> None:
-    """Raise ConfigError, in one sentence, where an extra is missing, or networks, shared model and public data do not fit."""
+    """Raise ConfigError, in one sentence, where an extra is missing, or networks, shared model and public data misfit."""
     if experiment.config.records.tensorboard:
         tensorboard.check_installed()
     _check_public(experiment)

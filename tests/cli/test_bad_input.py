@@ -136,6 +136,17 @@ def test_a_run_of_another_configuration_is_found_before_the_first_is_trained(sma
     assert not (small.parent / "c/fml").exists()
 
 
+def test_a_page_over_another_file(small, cli):
+    """What a page may replace is a page."""
+    cli("run", small, "--set", "rounds=1")
+    config = small.parent / "runs/small/config.toml"
+    before = config.read_bytes()
+    code, _, err = cli("report", "runs/small", "-o", config)
+    assert (code, "config.toml: is there and no page of HTML; name another file with -o" in err) == (2, True), err
+    assert config.read_bytes() == before
+    assert cli("report", "runs/small", "-o", "page.html")[0] == cli("report", "runs/small", "-o", "page.html")[0] == 0
+
+
 @pytest.mark.parametrize("page", [".", ".."])
 def test_a_page_that_is_a_folder(small, cli, page):
     cli("run", small, "--set", "rounds=1")

@@ -1,6 +1,7 @@
 """What the report says of a newcomer, from folders with made numbers."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -45,6 +46,22 @@ def test_the_sentence_holds_the_gains_with_their_intervals(out):
         "(95 % interval 2.5 behind to 2.5 ahead, 3 seeds); against the shared model as it came it is "
         "2.0 points behind (95 % interval 11.9 behind to 7.9 ahead, 3 seeds), which may be chance."
     )
+
+
+def test_a_fork_that_is_better_than_the_personal_model_is_said(out):
+    """Its gains on fine-tuning are 10, 10, 10 points; a worse one is not said, and stands in the table."""
+    better = "That is its personal model; its fork of the shared model, which it may use too, scores 94.0 %: against"
+    for fork, said in ((0.1, True), (-0.2, False)):
+        for seed, tuned in enumerate(ACCURACY["fine-tune"]):
+            own, forked = (lambda s, r, c, score=score: score for score in (ACCURACY["fml"][seed], tuned + fork))
+            made = Made("fml", own=own, shared_own=forked, clients=("0",))
+            shutil.rmtree(out / "fml/50" / str(seed))
+            write(out / "fml/50" / str(seed), replace(made, seed=seed))
+        table, (sentence,) = adapted(out)
+        assert [*table.columns[0].cells][-1] == "FML's fork of the shared model (mlp)"
+        assert (better in sentence) == ("its personal model" in sentence) == said
+        assert ("10.0 points ahead (the same in all 3 seeds)." in sentence) == said
+    assert [*table.columns[1].cells][-1].startswith("64.0")
 
 
 def test_the_page_has_a_section_for_the_size(out, tmp_path):

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 from dataclasses import replace
 
@@ -121,6 +122,19 @@ def test_a_best_that_test_rows_chose_is_marked(tmp_path):
     assert "too good for a forecast" in domains.by_node(seen, domains.ACC).columns[1].note
     fair = comparison([write(tmp_path / "y", replace(FEDH2L, pooled=False))])
     assert not any(c.note for t in domains.tables(fair) for c in t.columns)
+
+
+def test_the_ceiling_says_why_no_node_has_its_score(tmp_path):
+    folders = write_all(tmp_path, [FEDH2L, made("centralised"), ALONE], [0])
+    metrics = folders[1] / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    lines = [line | {"scores": [s for s in line["scores"] if not s["data"].startswith("test")]} for line in lines]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    summary = json.loads((folders[1] / "summary.json").read_text()) | {"transfer": None}
+    (folders[1] / "summary.json").write_text(json.dumps(summary))
+    seen = comparison(folders)
+    row = next(row for row in domains.averages(seen).rows if row[0].text == "Centralised")
+    assert {cell.note.partition(",")[0] for cell in row[1:8]} == {"n/a: one model is trained on all data"}
 
 
 def test_of_an_unfinished_run_the_last_round_counts_and_no_best(tmp_path):

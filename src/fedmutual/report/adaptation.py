@@ -1,7 +1,7 @@
 """What `adapt` made: a newcomer that adapts a shared model by mutual learning, trains from scratch, or fine-tunes."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -15,7 +15,7 @@ from fedmutual.report.comparison import ALONE, NAMES, Comparison, Method
 from fedmutual.report.html import write_page
 from fedmutual.report.lines import Record
 from fedmutual.report.measures import SEEDS
-from fedmutual.report.runs import checked, read_json, read_run
+from fedmutual.report.runs import Run, checked, read_json, read_run
 from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Missing, estimate, pair_clients
 from fedmutual.report.text import count, percent
 from fedmutual.report.verdicts import judge
@@ -85,7 +85,7 @@ def adapted(out: Path) -> tuple[Table, list[str]]:
         RunError: as `read_adaptation`.
     """
     found = read_adaptation(out)
-    return _table(found), [_lead(c, found).lead for c in _comparisons(out, found)]
+    return _table(out, found), [_lead(c, found).lead for c in _comparisons(out, found)]
 
 
 def write_adaptation(out: Path, page: Path) -> None:
@@ -98,7 +98,7 @@ def write_adaptation(out: Path, page: Path) -> None:
     write_page(_comparisons(out, found), page, lambda comparison: _lead(comparison, found))
 
 
-def _table(found: Adaptation) -> Table:
+def _table(out: Path, found: Adaptation) -> Table:
     held = sorted({c.validation for c in found.examples.values()})
     rows = f"{held[0]:,}" if len(held) == 1 else f"{held[0]:,} to {held[-1]:,}"
     seeds = len(next(iter(found.accuracy["fml"].values())))
@@ -120,7 +120,26 @@ def _table(found: Adaptation) -> Table:
     for arm in reversed(_ARMS):
         cells = (_cell(found.estimate(arm, size)) for size in found.examples)
         table.add_row(escape(f"{found.said(arm)} ({found.networks[arm]})"), *cells)
+    forks = [_fork(_runs(out, found, "fml", size)) for size in found.examples]
+    if all(forks):
+        table.add_row(escape(f"FML's fork of the shared model ({found.source.model})"), *(_cell(f) for f in forks if f))
     return table
+
+
+def _runs(out: Path, found: Adaptation, arm: str, size: str) -> tuple[Run, ...]:
+    return tuple(read_run(out / arm / size / seed) for seed in found.accuracy[arm][size])
+
+
+def _forked(runs: Sequence[Run]) -> str | None:
+    """What the scores call the newcomer's other model, its fork of the shared one; None where it is not scored."""
+    return next((m for run in runs for m in run.models if m != run.serves), None)
+
+
+def _fork(runs: Sequence[Run]) -> Estimate | None:
+    """The accuracy of the newcomer's fork of the shared model; None where it is not scored."""
+    model = _forked(runs)
+    scores = [s.accuracy for run in runs for s in run.own(run.last, model).values()] if model else []
+    return estimate(scores, SEEDS) if scores else None
 
 
 def _cell(e: Estimate) -> str:
@@ -137,7 +156,7 @@ def _comparisons(out: Path, found: Adaptation) -> list[Comparison]:
                     ALONE if arm == "scratch" else arm,
                     (),
                     found.said(arm),
-                    tuple(read_run(out / arm / size / seed) for seed in found.accuracy[arm][size]),
+                    _runs(out, found, arm, size),
                 )
                 for arm in _ARMS
             ),
@@ -171,7 +190,24 @@ def _lead(comparison: Comparison, found: Adaptation) -> Verdict:
         gain = estimate(ahead, SEEDS, 1 / found.examples[size].validation)
         parts.append(_against("the shared model as it came", gain, comparison))
     many = comparison.name.removeprefix(f"{found.name}, ")
-    return Verdict(f"Adapting by mutual learning with {many}: {'; '.join(parts)}.", judge(comparison).sentences)
+    lead = f"Adapting by mutual learning with {many}: {'; '.join(parts)}."
+    return Verdict(lead + _other(comparison, found), judge(comparison).sentences)
+
+
+def _other(comparison: Comparison, found: Adaptation) -> str:
+    """That the newcomer ends with two models, and the one that was not held against the others is the better one."""
+    fml, tuned, _ = comparison.methods
+    fork, model = _fork(fml.counted), _forked(fml.counted)
+    gains = pair_clients(fml.counted, tuned.counted, model) if model else Missing("")
+    if fork is None or isinstance(gains, Missing) or fork.mean <= estimate([*_personal(fml)], SEEDS).mean:
+        return ""
+    against = _against(f"fine-tuning {found.tuned.label}'s shared model", gains.estimate, comparison)
+    score = percent(fork.mean, comparison.decimals)
+    return f" That is its personal model; its fork of the shared model, which it may use too, scores {score} %: {against}."
+
+
+def _personal(fml: Method) -> Iterator[float]:
+    return (s.accuracy for run in fml.counted for s in run.own(run.last).values())
 
 
 def _against(name: str, gain: Estimate, comparison: Comparison) -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share, spread
-from fedmutual.report.comparison import OWN_DOMAIN, Comparison, Method
+from fedmutual.report.comparison import OWN_DOMAIN, POOLED, Comparison, Method
 from fedmutual.report.lines import Clients
 from fedmutual.report.measures import SEEN, chosen_by, over_seeds
 from fedmutual.report.runs import Run
@@ -42,6 +42,9 @@ _CHOSEN = {
 }
 
 
+_ONE = "one model is trained on all data, and no node has one; its score on the test set is with the shared models' below"
+
+
 def last(method: Method, measure: Measure, pick: Pick = fmean) -> Value:
     """A measure after the last round: the nodes' mean, or `pick` of them; over seeds."""
 
@@ -60,7 +63,8 @@ def best(method: Method, measure: Measure, of: Callable[[Clients], float | None]
         found = getattr(reached, measure.key) if reached else None
         return of(found.best) if found else None
 
-    return over_seeds(method.counted, number, "best rounds are chosen when the run is finished")
+    unfinished = "best rounds are chosen when the run is finished"
+    return over_seeds(method.counted, number, _ONE if method.algorithm == POOLED else unfinished)
 
 
 def per_node(run: Run, measure: Measure) -> dict[str, float]:
@@ -193,6 +197,8 @@ def _pace(comparison: Comparison, method: Method) -> str:
 
 
 def _why(method: Method) -> str:
+    if method.algorithm == POOLED:
+        return _ONE
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     return "no node was scored so: it shares no scores, or there is no other domain"

@@ -74,7 +74,7 @@ def write_report(runs: Sequence[Path | Run], out: Path) -> None:
     """Write the page of some run folders, in one step: `out` is the whole page, or as it was before.
 
     Raises:
-        RunError: a folder is no run's or damaged, or `out` cannot be written.
+        RunError: a folder is no run's or damaged, or `out` cannot be written or is another file than a page.
     """
     write_page(comparisons(read_runs(runs)), out)
 
@@ -84,6 +84,8 @@ def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Compari
     out = Path(out)
     if not out.name:  # "." or "/"
         raise RunError(f"{out}: is a folder; name a file with -o")
+    if _other(out):
+        raise RunError(f"{out}: is there and no page of HTML; name another file with -o")
     page = render(found, judged)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
@@ -94,6 +96,16 @@ def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Compari
         with suppress(OSError):  # where the folder is none, neither is there a part
             part.unlink(missing_ok=True)
         raise RunError(f"{out}: cannot be written ({problem.strerror or problem}); name another file with -o") from None
+
+
+def _other(out: Path) -> bool:
+    """Whether a file is there that is no page: a run's own, by a slip of the hand."""
+    try:
+        with out.open("rb") as file:
+            start = file.read(64)
+    except OSError:
+        return False
+    return bool(start) and not start.lstrip().lower().startswith((b"<!doctype html", b"<html"))
 
 
 def render(found: Sequence[Comparison], judged: Callable[[Comparison], Verdict] = judge) -> str:
