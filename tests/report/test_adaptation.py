@@ -72,6 +72,18 @@ def test_the_page_has_a_section_for_the_size(out, tmp_path):
     assert "The shared model as it came (r, round 5) scores 86.0" in page
 
 
+def test_more_seeds_are_those_of_adapt(out, tmp_path):
+    """FML's gain over fine-tuning is not certain with three."""
+    made = Made("fml", own=lambda seed, round, client: (0.8, 0.6, 0.88)[seed], clients=("0",))
+    for seed in range(3):
+        shutil.rmtree(out / "fml/50" / str(seed))
+        write(out / "fml/50" / str(seed), replace(made, seed=seed))
+    write_adaptation(out, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "fedmutual adapt RUN --seeds 5" in page
+    assert "fedmutual compare" not in page
+
+
 def test_a_damaged_file_is_named(out):
     about = json.loads((out / "adapt.json").read_text())
     (out / "adapt.json").write_text(json.dumps(about | {"rounds": "two"}))

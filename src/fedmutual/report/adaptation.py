@@ -11,7 +11,7 @@ from rich.table import Table
 
 from fedmutual.errors import RunError
 from fedmutual.report.cells import spread
-from fedmutual.report.comparison import ALONE, NAMES, Comparison, Method
+from fedmutual.report.comparison import ALONE, NAMES, TUNED, Comparison, Method
 from fedmutual.report.html import write_page
 from fedmutual.report.lines import Record
 from fedmutual.report.measures import SEEDS
@@ -21,7 +21,7 @@ from fedmutual.report.text import count, percent
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict, away, chance
 
-_ARMS = ("fml", "fine-tune", "scratch")  # as they are shown; the first is held against the others
+_ARMS = ("fml", TUNED, "scratch")  # as they are shown; the first is held against the others
 
 
 class Shared(Record):
@@ -63,7 +63,7 @@ class Adaptation(Record):
 
     def said(self, arm: str) -> str:
         """What a way is called."""
-        return {"fml": "FML", "fine-tune": f"Fine-tuned {self.tuned.label}", "scratch": "From scratch"}[arm]
+        return {"fml": "FML", TUNED: f"Fine-tuned {self.tuned.label}", "scratch": "From scratch"}[arm]
 
 
 def read_adaptation(out: Path) -> Adaptation:

@@ -21,6 +21,7 @@ NAMES = {  # in the order of their colours
 MODELS = {"personal": "personal models", "global": "shared model", "meme": "clients' forks"}
 SHORT = {"personal": "personal", "global": "shared", "meme": "fork"}
 ALONE, POOLED = "independent", "centralised"
+TUNED = "fine-tune"  # a newcomer's way of `adapt`
 NOTHING_SHARED = (ALONE, "fedh2l", "fedmd", "aggregate")  # methods without a shared model
 _ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on

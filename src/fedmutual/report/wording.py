@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fedmutual.report.comparison import Comparison
+from fedmutual.report.comparison import TUNED, Comparison
 from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing
 from fedmutual.report.text import count, listed, percent
 
@@ -129,4 +129,6 @@ def _more(comparison: Comparison, seeds: int) -> str:
     """How to get more seeds."""
     if comparison.at_sites:
         return "submitting the federation with another seed and another name"
+    if any(m.algorithm == TUNED for m in comparison.methods):
+        return f"`fedmutual adapt RUN --seeds {seeds}`"
     return f"`fedmutual compare FILE.toml --seeds {seeds}`"
