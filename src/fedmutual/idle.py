@@ -30,6 +30,8 @@ def engine_remarks(config: Config, engine: str) -> Iterator[str]:
         for k, engines in _OF_ENGINES.items()
         if engine not in engines and getattr(given, k) != getattr(plain, k)
     ]
+    if given.name == "auto" and "engine.workers" in keys:  # it was looked at, to choose the engine
+        keys.remove("engine.workers")
     if engine == "processes" and config.data.workers:
         keys.append("data.workers")  # a worker process may have none of its own
     for key in keys:

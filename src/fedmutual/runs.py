@@ -257,10 +257,14 @@ def _train(
 
 
 def _check_saved(folder: Path, experiment: Experiment) -> None:
-    """Raise RunError where a file that a resumed run goes on from is missing or damaged. Changes nothing."""
-    saved = committed(folder)
+    """Raise RunError where a file that a resumed run goes on from is missing or damaged. A half-written last line goes."""
+    saved, homes = committed(folder), [folder / "clients" / i for i in experiment.clients]
+    for log in (folder / LEDGER, folder / METRICS, *(home / METRICS for home in homes)):
+        rewind(log, lambda round: True)
+    if experiment.config.records.keep_best:
+        bests.check(folder)
     if saved is not None:
-        for half in (folder / "server", *(folder / "clients" / i for i in experiment.clients)):
+        for half in (folder / "server", *homes):
             read_tensors(half / file_name(saved.round), ())
 
 

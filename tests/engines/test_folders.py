@@ -67,16 +67,26 @@ def test_an_extension_that_cannot_be_made_leaves_the_finished_run_as_it_was(smal
     assert fedmutual.Run(folder).summary["rounds"] == 4
 
 
-@pytest.mark.parametrize("half", ["server", "clients/1"])
-def test_an_extension_of_a_damaged_state_leaves_the_finished_run_as_it_was(small, cli, half):
+DAMAGED = {
+    "server/round-2.safetensors": "is truncated",
+    "clients/1/round-2.safetensors": "is truncated",
+    "clients/1/best.safetensors": "is truncated",
+    "metrics.jsonl": "line 1 is damaged",
+    "ledger.jsonl": "line 1 is damaged",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_an_extension_of_a_damaged_state_leaves_the_finished_run_as_it_was(small, cli, name):
     """Else a report would call it unfinished, and it could not be finished."""
-    assert cli("run", small, "--set", "rounds=2")[0] == 0
+    keep = ("--set", "records.keep_best=true")
+    assert cli("run", small, "--set", "rounds=2", *keep)[0] == 0
     folder = small.parent / "runs/small"
-    state = folder / half / "round-2.safetensors"
-    state.write_bytes(state.read_bytes()[:-50])
+    content = (folder / name).read_bytes()
+    (folder / name).write_bytes(content[:-50] if name.endswith("safetensors") else b"?" + content)
     before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    code, _, err = cli("run", small, "--resume", "--set", "rounds=4")
-    assert (code, f"{half}/round-2.safetensors: is truncated" in err) == (2, True), err
+    code, _, err = cli("run", small, "--resume", "--set", "rounds=4", *keep)
+    assert (code, f"{name}: {DAMAGED[name]}" in err) == (2, True), err
     assert before == {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 

@@ -76,6 +76,18 @@ def test_a_damaged_line_is_named(tmp_path, text, said):
     assert "\n" not in str(problem.value)
 
 
+def test_resume_is_named_only_where_it_mends(tmp_path):
+    """A finished run is not gone on with."""
+    folder = write(tmp_path / "run", Made("fml", half))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3')
+    with pytest.raises(RunError, match=r"is cut off .*; restore it, or run again into another folder"):
+        read_runs([folder])
+    (folder / "summary.json").unlink()
+    with pytest.raises(RunError, match=r"is cut off .*; `--resume` takes a half-written last line back, or run again"):
+        read_runs([folder])
+
+
 def test_a_damaged_ledger_is_named(tmp_path):
     folder = write(tmp_path / "run", Made("fml", half))
     with (folder / "ledger.jsonl").open("a") as file:

@@ -264,6 +264,16 @@ def test_a_diverged_run_is_called_so(tmp_path):
     assert "FML, seed 0, is unfinished: round 0 of 2. It has no numbers yet." in verdict(folders)
 
 
+def test_a_diverged_run_says_of_which_round_its_numbers_are(tmp_path, cli):
+    folders = write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1), rounds=3, reached=1), alone], [0])
+    log = "2026-11-22T20:00:00+00:00  stopped in round 2: Diverged: client '0' diverged in round 2 at batch 1"
+    (folders[0] / "log.txt").write_text(f"{log}\n")
+    assert "FML, rounds = 3, seed 0 diverged in round 2 of 3. Its numbers are from round 1." in verdict(folders)
+    _, out, _ = cli("report", *folders, "-o", tmp_path / "page.html")
+    assert "(diverged)" in out
+    assert "unfinished" not in out
+
+
 def test_an_unfinished_run_alone_is_used_and_compared_at_its_round(tmp_path):
     late = Made("independent", lambda s, r, c: ALONE[c] if r == 1 else 0.1, rounds=2)
     said = verdict(write_all(tmp_path, [Made("fml", plus(0.1, 0.1, 0.1), rounds=2, reached=1), late], [0]))

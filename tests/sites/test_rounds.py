@@ -28,7 +28,6 @@ SAVED = (".json", ".jsonl", ".safetensors")
         ),
         (SCHEDULED, MLPS, 4, "give the federation another name"),
         (COMMON, MLPS | {"west": MLPS["west"] | {"optimizer": {"lr": MOVING}}}, 5, "schedule 'optimizer.lr' depends"),
-        (COMMON, MLPS, 2, "round 3 is done, and the contract has 2; set 'rounds' to 3 or more"),
     ],
 )
 def test_rounds_that_would_not_be_those_of_one_run_are_refused(tmp_path, common, sites, rounds, said):
@@ -45,6 +44,26 @@ def test_rounds_that_would_not_be_those_of_one_run_are_refused(tmp_path, common,
         with pytest.raises(RunError, match=re.escape(said)):
             Coordinator(other, tmp_path / "server").run(Desk({}))
     assert {p: p.read_bytes() for p in before} == before
+
+
+def test_fewer_rounds_than_are_done_are_refused_by_the_server(tmp_path):
+    """A site may be ahead of it, by a round that did not count."""
+    agreed, them = halves(tmp_path, contract(tmp_path, COMMON, MLPS), MLPS)
+    Coordinator(agreed, tmp_path / "server").run(Desk(them))
+    other, sites = halves(tmp_path, contract(tmp_path, COMMON | {"rounds": 2}, MLPS), MLPS)
+    with pytest.raises(RunError, match="round 3 is done, and the contract has 2; set 'rounds' to 3 or more"):
+        Coordinator(other, tmp_path / "server").run(Desk(sites))
+
+
+@pytest.mark.parametrize("common", [COMMON, SCHEDULED])
+def test_a_site_starts_again_with_the_rounds_that_its_kit_has(tmp_path, common):
+    """A submission may have others than the kit's file: whoever starts looks only whether the site can take part."""
+    agreed, them = halves(tmp_path, contract(tmp_path, common, MLPS), MLPS)
+    Coordinator(agreed, tmp_path / "server").run(Desk(them))
+    kit = contracts.read(contract(tmp_path, common | {"rounds": 1}, MLPS))
+    assert kit.differing(agreed) is None
+    Half(kit, own(tmp_path / "north" / "site.toml"), looks=True)
+    Half(agreed, own(tmp_path / "north" / "site.toml"))
 
 
 def test_rounds_that_grow_end_as_if_they_had_been_so_many_from_the_first(tmp_path):

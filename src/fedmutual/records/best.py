@@ -87,6 +87,13 @@ def settle(folder: Path, saved: int | None, rounds: int, every: int) -> None:
         _settle(half, saved, rounds, every)
 
 
+def check(folder: Path) -> None:
+    """Raise RunError where a best is damaged. Changes nothing."""
+    for half in (folder / "server", *(folder / "clients").glob("*")):
+        for file in _generations(half).values():
+            _about(file)
+
+
 def _settle(half: Path, saved: int | None, rounds: int, every: int) -> None:
     counts = {}
     for round, file in _generations(half).items():

@@ -34,7 +34,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             part.unlink()
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        mend = "free some space; with --resume a run goes on" if full else "choose another folder with --out"
+        mend = "free some space, then go on" if full else "choose another folder with --out"
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {mend}") from None
 
 

@@ -95,18 +95,12 @@ def reopen(folder: Path, config: Config) -> None:
         )
 
 
-def check_rounds(folder: Path, config: Config, done: int) -> None:
-    """Check that real sites may go on to so many rounds after those that are done: they may shrink too, if they were not.
-
-    What is saved has the same `identity`. Changes nothing.
+def check_schedules(folder: Path, config: Config) -> None:
+    """Check that real sites may go on to so many rounds, where what is saved has the same `identity`. Changes nothing.
 
     Raises:
-        RunError: more rounds are done already, or a setting depends on their number and it was another.
+        RunError: a setting depends on the number of rounds, and it was another.
     """
-    if config.rounds < done:
-        raise RunError(
-            f"{folder}: round {done} is done, and the contract has {config.rounds}; set 'rounds' to {done} or more"
-        )
     _check_schedules(folder, load_config(folder / CONFIG), config, "give the federation another name")
 
 

@@ -247,7 +247,8 @@ def _unfinished(method: Method) -> Iterator[str]:
         if not run.finished:
             unfinished = run.state.startswith("unfinished")
             state = f"{method.label}, seed {run.seed}{', is' if unfinished else ''} {run.state}."
-            use = "Its numbers are from that round." if run in method.counted else "Its numbers are left out."
+            there = "that round" if unfinished else f"round {run.reached}"
+            use = f"Its numbers are from {there}." if run in method.counted else "Its numbers are left out."
             none = f"It has no numbers{' yet' if unfinished else ''}."
             yield f"{state} {use if run.evaluations else none}"
 

@@ -6,6 +6,7 @@ by their CSV alone; style and script are 10 kB. Four methods over three seeds, f
 rounds make 130 kB; every further comparison in the page costs its own.
 """
 
+import codecs
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -101,8 +102,7 @@ def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Compari
 def _other(out: Path) -> bool:
     """Whether a file is there that is no page: a run's own, by a slip of the hand."""
     try:
-        with out.open("rb") as file:
-            start = file.read(64)
+        start = out.read_bytes()[:64].removeprefix(codecs.BOM_UTF8) if out.is_file() else b""
     except OSError:
         return False
     return bool(start) and not start.lstrip().lower().startswith((b"<!doctype html", b"<html"))

@@ -227,7 +227,8 @@ def _lines(path: Path, kind: type[R]) -> Iterator[R]:
 def _damaged(path: Path, line: int, why: str, cut: bool = False) -> RunError:
     """cut: a kill, or a full disk, left it half-written."""
     if cut:
-        return RunError(f"{path}: line {line} is cut off ({why}); `--resume` takes a half-written last line back")
+        mend = "restore it" if (path.parent / "summary.json").exists() else "`--resume` takes a half-written last line back"
+        return RunError(f"{path}: line {line} is cut off ({why}); {mend}, or run again into another folder")
     return RunError(f"{path}: line {line} is not fedmutual's ({why}); run again into another folder")
 
 

@@ -99,7 +99,8 @@ def _nodes(comparison: Comparison) -> Lines:
 
 
 def _unfinished(method: Method) -> str:
-    return "" if all(r.finished for r in method.counted) and method.counted else " (unfinished)"
+    states = {r.state.partition(" ")[0].rstrip(":") for r in method.counted or method.runs} - {"finished"}
+    return f" ({' and '.join(sorted(states))})" if states else ""
 
 
 def _gain(gains: Gains | Missing) -> str:

@@ -116,7 +116,11 @@ class Coordinator:
             raise RunError(f"{self.folder}: holds another federation of this name; give the new one another name")
         config, last = self.contract.config, saved.round if saved else None
         if last is not None:
-            folders.check_rounds(self.folder, config, last)
+            folders.check_schedules(self.folder, config)
+        if last is not None and config.rounds < last:
+            raise RunError(
+                f"{self.folder}: round {last} is done, and the contract has {config.rounds}; set 'rounds' to {last} or more"
+            )
         sweep(self.folder, last)
         due = config.records.evaluate_every
         rewind(self.folder / METRICS, lambda round: stays_scored(round, last, due, config.rounds))

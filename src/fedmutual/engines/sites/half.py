@@ -11,7 +11,7 @@ from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import other_columns
-from fedmutual.engines.base import examine, participate
+from fedmutual.engines.base import COPY, examine, participate
 from fedmutual.engines.sites.contract import Contract, parsed
 from fedmutual.engines.sites.diary import Diary, Entry, digest
 from fedmutual.engines.sites.outbox import LEFT, Outbox
@@ -138,19 +138,18 @@ class Half:
         self.peers: Exchange | None = None
         if by_hand(algorithm):
             self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder)
-        self._check_rounds()
+        if self._diary.entries and not looks:  # who looks may have the contract as the kit has it, of other rounds
+            self._check_schedules()
         self._client: Client | None = None
         self._at: tuple[int, int] | None = None  # where the client in memory is; None: before all
         if not looks:
             _prepare(self.folder, made, self.site)
             self._sum_up(max((line["round"] for line in read_lines(self.folder / METRICS)), default=0))
 
-    def _check_rounds(self) -> None:
-        """Raise RunError where what is saved cannot go on to so many rounds."""
-        done = max((entry.round + 1 for entry in self._diary.entries), default=None)
+    def _check_schedules(self) -> None:
+        """Raise RunError where a schedule of its own, or the contract's, was begun with other rounds."""
         try:
-            if done is not None:
-                folders.check_rounds(self.folder, self.experiment.config, done)
+            folders.check_schedules(self.folder, self.experiment.config)
         except RunError as problem:  # a key of the site's own file has no client before it
             raise RunError(str(problem).replace(f"'clients.{self.site}.", "'")) from None
 
@@ -225,6 +224,8 @@ class Half:
         tells, client.tells = client.tells, True
         try:
             exams = tuple(self.experiment.exams(self.site))
+            if any(exam.model == COPY for exam in exams):
+                self._give_back(client, order)
             scores: tuple[Score, ...] = examine(client, exams, inbox, order.round + 1, None)
         finally:
             client.tells = tells
@@ -234,6 +235,13 @@ class Half:
         Metrics(self.folder)(Evaluated(order.round + 1, {}, scores))
         self._sum_up(order.round + 1)
         return Answer(order, scores=tuple(Told(**vars(s)) for s in scores) if tells else ()), {}
+
+    def _give_back(self, client: Client, order: Order) -> None:
+        """Give a client what of its meme it sent, which is scored as it was trained: no file of its state has it."""
+        entry, meme = self._diary.before((order.round + 1, 0)), client.nets.get("meme")
+        if entry is not None and meme is not None:
+            sent = answered(self._diary.reply(entry))[1]
+            meme.load_state_dict(meme.state_dict() | {k: v for k, v in sent.items() if k in client.shared})
 
     def _sum_up(self, round: int) -> None:
         """After the last round, as at the end of any run."""
@@ -260,7 +268,6 @@ class Half:
             self._client = self.experiment.client(self.site)
             if entry is not None:
                 self._diary.load(self._client, entry)
-                _give_back(self._client, answered(self._diary.reply(entry))[1])
             self._at = place
         return self._client
 
@@ -270,13 +277,6 @@ class Half:
     def _when(self, order: Order) -> At:
         config = self.experiment.config
         return At(config.seed, order.round, config.rounds, order.phase)
-
-
-def _give_back(client: Client, sent: Message) -> None:
-    """Give a client that was made anew what of its meme it sent: no file has it, and it may be scored as it was trained."""
-    meme = client.nets.get("meme")
-    if meme is not None:
-        meme.load_state_dict(meme.state_dict() | {k: v for k, v in sent.items() if k in client.shared})
 
 
 def _digest(content: bytes) -> str:

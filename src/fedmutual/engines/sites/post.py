@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Protocol, TypeVar
 
 import torch
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
@@ -15,8 +15,10 @@ from fedmutual.core import Message, Spec
 from fedmutual.records.events import Score
 
 WORK, EXAM = "work", "exam"
+LONGEST = 500  # characters that another says in one sentence
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+Words = Annotated[str, AfterValidator(lambda text: plain(text))]  # for a console and a log
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -52,8 +54,8 @@ class Answer:
     scores: tuple[Told, ...] = ()  # of an exam, if it tells
     up: Count | None = None  # bytes that it sent to other sites, not by the server
     down: Count | None = None  # and had from them
-    remarks: tuple[str, ...] = ()  # whose messages it left out, and why
-    problem: str | None = None  # why there is no message, in words that hold no data and no path
+    remarks: tuple[Words, ...] = ()  # whose messages it left out, and why
+    problem: Words | None = None  # why there is no message, in words that hold no data and no path
     accused: str | None = None  # whose public seed set is another one, if that is the problem
 
 
@@ -81,6 +83,11 @@ def wrong(message: Message, declared: Spec, sender: str) -> str | None:
         return f"its message is refused, for {problem.tensor!r}: {problem.why}"
     odd = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
     return None if odd is None else f"its message holds numbers in {odd!r} that are not finite"
+
+
+def plain(text: str) -> str:
+    """What another says in words, without what would move a cursor or begin a line, and not for ever."""
+    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST]) + ("..." if len(text) > LONGEST else "")
 
 
 class Garbled(ValueError):
@@ -113,7 +120,7 @@ def _opened(content: bytes, kind: TypeAdapter[T], otherwise: str) -> tuple[T, Me
         return kind.validate_json(words, strict=True), tensors
     except ValidationError as problem:
         found = problem.errors(include_input=False, include_url=False)[0]  # what it says instead may be anything
-        at = ".".join(map(str, found["loc"])) or found["type"]
+        at = plain(".".join(map(str, found["loc"]))) or found["type"]
         raise Garbled(f"its header {otherwise} ({at})") from None
     except (SafetensorError, ValueError, KeyError, TypeError) as problem:
         raise Garbled(f"it is no message in safetensors form ({type(problem).__name__})") from None
