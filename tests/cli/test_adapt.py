@@ -81,7 +81,10 @@ def test_every_way_is_an_ordinary_run_and_the_others_are_not_touched(run, cli):
     assert fedmutual.Run("a/fml/20/0").config.algorithm == {"name": "fml", "alpha": 0.4, "beta": 0.7}
     assert "FML (cnn1)" in out
     said = " ".join(out.split())
-    assert said.count("against training from scratch it ") == said.count("against fine-tuning FML's shared model it ") == 2
+    assert "FML's fork of the shared model (mlp)" in said
+    forks = said.count("That is its personal model; its fork of the shared model, which it may use too, scores ")
+    assert said.count("against training from scratch it ") == 2
+    assert said.count("against fine-tuning FML's shared model it ") == 2 + forks
     assert said.count("against the shared model as it came it ") == 2
     assert cli("report", "a", "-o", "again.html")[1] == out.replace("a/report.html", "again.html")
     page = Path("a/report.html").read_text()

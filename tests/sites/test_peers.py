@@ -113,7 +113,7 @@ def test_a_site_hands_out_what_is_declared_and_nothing_else(tmp_path):
         assert told == packed(about, {})
         assert (about.order, about.remarks, about.problem, about.accused) == (what, (), None, None)
         assert set(about.train) == terms(what)
-        assert {(s["client"], s["data"]) for s in about.scores} == ({(i, "validation")} if what.kind == EXAM else set())
+        assert {(s.client, s.data) for s in about.scores} == ({(i, "validation")} if what.kind == EXAM else set())
     for i, half in found.desk.halves.items():
         written = [(line["to"], line["sha256"]) for line in left(half.folder) if line["to"] != "server"]
         mine = [(to, hashlib.sha256(letter).hexdigest()) for sender, to, letter in found.desk.letters if sender == i]
