@@ -191,23 +191,19 @@ def _lead(comparison: Comparison, found: Adaptation) -> Verdict:
         parts.append(_against("the shared model as it came", gain, comparison))
     many = comparison.name.removeprefix(f"{found.name}, ")
     lead = f"Adapting by mutual learning with {many}: {'; '.join(parts)}."
-    return Verdict(lead + _other(comparison, found), judge(comparison).sentences)
+    return Verdict(lead + _other(comparison, found, size), judge(comparison).sentences)
 
 
-def _other(comparison: Comparison, found: Adaptation) -> str:
+def _other(comparison: Comparison, found: Adaptation, size: str) -> str:
     """That the newcomer ends with two models, and the one that was not held against the others is the better one."""
     fml, tuned, _ = comparison.methods
     fork, model = _fork(fml.counted), _forked(fml.counted)
     gains = pair_clients(fml.counted, tuned.counted, model) if model else Missing("")
-    if fork is None or isinstance(gains, Missing) or fork.mean <= estimate([*_personal(fml)], SEEDS).mean:
+    if fork is None or isinstance(gains, Missing) or fork.mean <= found.estimate("fml", size).mean:
         return ""
     against = _against(f"fine-tuning {found.tuned.label}'s shared model", gains.estimate, comparison)
     score = percent(fork.mean, comparison.decimals)
     return f" That is its personal model; its fork of the shared model, which it may use too, scores {score} %: {against}."
-
-
-def _personal(fml: Method) -> Iterator[float]:
-    return (s.accuracy for run in fml.counted for s in run.own(run.last).values())
 
 
 def _against(name: str, gain: Estimate, comparison: Comparison) -> str:

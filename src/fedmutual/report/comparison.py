@@ -245,7 +245,7 @@ def _telling(variant: Variant, beside: Sequence[Variant]) -> Variant:
 def _unfinished(method: Method) -> Iterator[str]:
     for run in method.runs:
         if not run.finished:
-            unfinished = run.state.startswith("unfinished")
+            unfinished = run.diverged is None
             state = f"{method.label}, seed {run.seed}{', is' if unfinished else ''} {run.state}."
             there = "that round" if unfinished else f"round {run.reached}"
             use = f"Its numbers are from {there}." if run in method.counted else "Its numbers are left out."

@@ -56,17 +56,18 @@ class Run:
             return ()
 
     @cached_property
+    def diverged(self) -> int | None:
+        """The round in which it diverged, if that ended it."""
+        found = _DIVERGED.match(self._log[-1]) if self._log and not self.finished else None
+        return int(found["round"]) if found else None
+
+    @property
     def state(self) -> str:
         """ "finished", "unfinished: round 2 of 5", or why it cannot be: "diverged in round 3 of 5"."""
         if self.finished:
             return "finished"
-        diverged = _DIVERGED.match(self._log[-1]) if self._log else None
-        rounds = self.settings.rounds
-        return (
-            f"diverged in round {diverged['round']} of {rounds}"
-            if diverged
-            else f"unfinished: round {self.reached} of {rounds}"
-        )
+        state = f"unfinished: round {self.reached}" if self.diverged is None else f"diverged in round {self.diverged}"
+        return f"{state} of {self.settings.rounds}"
 
     @property
     def algorithm(self) -> str:

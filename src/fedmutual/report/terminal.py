@@ -99,7 +99,8 @@ def _nodes(comparison: Comparison) -> Lines:
 
 
 def _unfinished(method: Method) -> str:
-    states = {r.state.partition(" ")[0].rstrip(":") for r in method.counted or method.runs} - {"finished"}
+    left = [r for r in method.counted or method.runs if not r.finished]
+    states = {"unfinished" if r.diverged is None else "diverged" for r in left}
     return f" ({' and '.join(sorted(states))})" if states else ""
 
 
