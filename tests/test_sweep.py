@@ -93,6 +93,7 @@ split = {{ holdout = 0.2 }}
 model = {{ shared = "mlp" }}
 training = {{ local_epochs = 2, batch_size = 16 }}
 engine = {{ device = "cpu" }}
+records = {{ evaluate_on = "all" }}
 """
 
 
@@ -225,7 +226,16 @@ def test_a_configuration_in_memory(held):
     config = fedmutual.load_config(held, rounds=1)
     found = sweep(config, {"optimizer.lr": RATES}, out="s")
     assert found.chosen.label == "lr=0.1"
-    assert fedmutual.Run("s/lr=0.1/0").config == fedmutual.load_config(held, rounds=1, **{"optimizer.lr": 0.1})
+    changed = {"optimizer.lr": 0.1, "records.evaluate_on": "holdout"}
+    assert fedmutual.Run("s/lr=0.1/0").config == fedmutual.load_config(held, rounds=1, **changed)
+
+
+def test_the_data_that_choose_a_round_of_a_run_do_not_choose_of_a_sweep(held):
+    """A file may say so; the sweep's runs have no such score."""
+    grid = {"optimizer.lr": RATES, "records.best_by": ["test"], "rounds": [1]}
+    found = sweep(held, grid, out="s")
+    assert fedmutual.Run("s/lr=0.1/0").config.records.best_by is None
+    assert any("is the largest that was tried" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(
@@ -269,13 +279,15 @@ def test_nobody_tells_its_scores(held):
     assert not Path("s").exists()
 
 
-def test_a_partition_file_without_hold_out_rows(small, held):
+@pytest.mark.parametrize("scored", ["all", "holdout"])
+def test_a_partition_file_without_hold_out_rows(small, held, scored):
     fedmutual.run(fedmutual.load_config(small, rounds=1, **{"split.holdout": 0.0}), "first")
-    grid = {"optimizer.lr": RATES, "partition": [{"kind": "file", "file": "first/partition.json"}]}
+    file = {"kind": "file", "file": "first/partition.json"}
+    grid = {"optimizer.lr": RATES, "partition": [file], "records.evaluate_on": [scored]}
     held.write_text(
         held.read_text().replace('partition = { kind = "shards", clients = 3, classes_per_client = 4, examples = 40 }', "")
     )
-    with pytest.raises(ConfigError, match="the partition file holds no rows out to choose by"):
+    with pytest.raises(ConfigError, match="the partition file holds no rows out"):
         sweep(held, grid, out="s")
 
 

@@ -33,9 +33,20 @@ def check(experiment: Experiment) -> None:
     """Raise ConfigError, in one sentence, where an extra is missing, or networks, shared model and public data misfit."""
     if experiment.config.records.tensorboard:
         tensorboard.check_installed()
+    _check_holdout(experiment)
     _check_public(experiment)
     _check_weights(experiment)
     _check_shared(experiment)
+
+
+def _check_holdout(experiment: Experiment) -> None:
+    """Where hold-out rows alone are scored, every client has some."""
+    without = [i for i, shares in experiment.data.clients.items() if shares.holdout is None]
+    if experiment.config.records.evaluate_on == "holdout" and without:
+        raise ConfigError(
+            f"the partition file holds no rows out of client {without[0]!r}, which alone would be scored; take one of a run "
+            "that had split.holdout = 0.1, or divide the data by another partition.kind"
+        )
 
 
 def _check_public(experiment: Experiment) -> None:

@@ -139,7 +139,7 @@ class Experiment:
     def judge(self) -> Judge | None:
         """Scores the complete shared model on the test set."""
         learned = {space.task for space in self.data.spaces.values()}
-        if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1:
+        if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
             return None
         self._set_tf32()
         net, test = self.nets.placed(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
@@ -164,8 +164,14 @@ class Experiment:
         """What is scored at a client."""
         known = self.rows(id)
         if self.pooled:
-            return views.pooled_exams(known)
-        return views.exams(known, self.algorithm, self.nets.complete, self.config.records.copies, id)
+            found = views.pooled_exams(known)
+        else:
+            found = views.exams(known, self.algorithm, self.nets.complete, self.config.records.copies, id)
+        return (exam for exam in found if exam.data == "holdout" or not self._holdout_only)
+
+    @property
+    def _holdout_only(self) -> bool:
+        return self.config.records.evaluate_on == "holdout"
 
     def _exchanged(self) -> float:
         """The fewest public examples that a step of an exchange takes; infinity where there is none."""

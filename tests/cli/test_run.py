@@ -1,12 +1,15 @@
 """`run`, `compare`, `report`, `list` as their users type them."""
 
 import json
+import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
 
 import fedmutual
+from fedmutual.records import best
 
 
 def read(path):
@@ -46,6 +49,24 @@ def test_run_leaves_a_whole_run_folder(small, cli):
     assert last["per_client"] == own
     assert last["mean"] == pytest.approx(sum(own.values()) / 3)
     assert last["worst"] == min(own.values())
+
+
+@pytest.mark.parametrize("method", ["fml", "fedavg", "centralised"])
+def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, method):
+    held = ("--set", "records.evaluate_on=holdout", "--set", "split.holdout=0.2", "--set", "records.keep_best=true")
+    code, out, err = cli("run", small, "--set", f"algorithm.name={method}", *held, "--out", "x")
+    assert code == 0, err
+    assert re.search(r"round 3/3 .*shared [0-9.]+ % on hold-out", err)
+    lines = read(Path("x/metrics.jsonl"))
+    scores = [s for line in lines for s in line["scores"]]
+    assert {s["data"] for s in scores} == {"holdout"}
+    assert {s["client"] for s in scores} == {"0", "1", "2"}
+    summary = json.loads(Path("x/summary.json").read_text())
+    assert summary["global"]["test_accuracy"] is summary["personal"]["val_accuracy"] is None
+    judged = [fmean(s["accuracy"] for s in line["scores"] if s["model"] == "global") for line in lines]
+    kept = Path("x/clients/pooled" if method == "centralised" else "x/server")
+    assert best.chosen(kept, 3)[0] == 1 + judged.index(max(judged))
+    assert "n/a" in out
 
 
 def test_the_ledger_counts_the_tensors_sent(small, cli):

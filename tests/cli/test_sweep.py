@@ -34,18 +34,17 @@ def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held, cli):
     assert "all of it: runs/small-sweep/sweep.json" in out
 
 
-def test_no_score_of_test_or_validation_data_is_shown(held, cli):
+def test_no_row_of_test_or_validation_data_is_scored(held, cli):
     code, _, err = cli("sweep", held, "--set", "optimizer.lr=1e-6,0.1", "--out", "s")
     assert code == 0, err
     assert "on hold-out" in err
     assert "worst" not in err
     metrics = [json.loads(line) for p in Path("s").rglob("metrics.jsonl") for line in p.read_text().splitlines()]
-    shown = {
-        f"{100 * s['accuracy']:.1f} %" for m in metrics for s in m["scores"] if s["data"] == "test" and s["client"] is None
-    }
-    assert shown
-    assert not any(f"shared {score}  personal" in err for score in shown)
+    assert {s["data"] for m in metrics for s in m["scores"]} == {"holdout"}
     assert "test" not in json.dumps(json.loads(Path("s/sweep.json").read_text())["settings"])
+    page = cli("report", "s")
+    assert page[0] == 0, page[2]
+    assert "only hold-out rows were scored" in " ".join(page[1].split())
 
 
 def test_what_diverged_is_marked_and_the_sweep_goes_on(held, cli):

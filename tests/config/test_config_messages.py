@@ -173,6 +173,15 @@ WRONG = [
         "[records]\nbest_by = 'holdout'",
         "records.best_by = 'holdout' needs rows to choose by; set the key 'split.holdout', say to 0.1",
     ),
+    (
+        "[records]\nevaluate_on = 'holdout'",
+        "records.evaluate_on = 'holdout' needs rows to score on; set the key 'split.holdout', say to 0.1",
+    ),
+    (
+        "[split]\nholdout = 0.1\n[records]\nevaluate_on = 'holdout'\nbest_by = 'test'",
+        "records.best_by = 'test' chooses by rows that records.evaluate_on = 'holdout' leaves unscored; "
+        "take one of the two out",
+    ),
     # What only the federation sets.
     (
         "[algorithm]\nname = 'fedavg'\n[clients.0]\nalgorithm.weighting = 'uniform'",

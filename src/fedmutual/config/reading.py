@@ -287,7 +287,24 @@ def _check_effect(config: Config, source: str) -> None:
         }
     for key, beside in idle.items():
         raise ConfigError(f"{source}: key {key!r} has no effect with {beside}; take it out")
-    if config.records.best_by == "holdout" and not config.split.holdout:
+    _check_holdout(config, source)
+
+
+def _check_holdout(config: Config, source: str) -> None:
+    """What speaks of hold-out rows needs some; those of a partition file are looked for when it is read."""
+    records = config.records
+    if records.best_by == "holdout" and not config.split.holdout:
         raise ConfigError(
             f"{source}: records.best_by = 'holdout' needs rows to choose by; set the key 'split.holdout', say to 0.1"
+        )
+    if records.evaluate_on != "holdout":
+        return
+    if not config.split.holdout and config.partition.kind != "file":
+        raise ConfigError(
+            f"{source}: records.evaluate_on = 'holdout' needs rows to score on; set the key 'split.holdout', say to 0.1"
+        )
+    if records.best_by in ("validation", "test"):
+        raise ConfigError(
+            f"{source}: records.best_by = {records.best_by!r} chooses by rows that records.evaluate_on = 'holdout' leaves "
+            "unscored; take one of the two out"
         )

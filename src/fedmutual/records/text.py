@@ -83,7 +83,7 @@ def scores_line(scores: tuple[Score, ...]) -> str:
         if shares:
             parts.append(f"{_CALLED[model]} {percent(sum(shares) / len(shares))} (worst {percent(min(shares))})")
         parts += [f"{_CALLED[model]} of {s.client} {said(s.values)}" for s in own if accuracy(s.values) is None]
-    return "  ".join(parts) or "no scores are shared"
+    return "  ".join(parts) or holdout_line(scores)
 
 
 def worst_line(scores: tuple[Score, ...]) -> str:

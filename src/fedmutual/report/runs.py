@@ -90,6 +90,11 @@ class Run:
         return self.evaluations[-1].round if self.evaluations else 0
 
     @property
+    def held_out(self) -> bool:
+        """Whether nothing but hold-out rows was scored, as in a sweep."""
+        return bool(self.config.get("records", {}).get("evaluate_on") == "holdout")
+
+    @property
     def finished(self) -> bool:
         """Whether all rounds are done and summed up."""
         return self.summary is not None and self.summary.rounds >= self.settings.rounds

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from fedmutual.config import Config, dump_config, make_algorithm, parse_config, read_tables, with_algorithm
 from fedmutual.config.grid import Grid, combinations, folder_name, label, whole
 from fedmutual.errors import ConfigError
+from fedmutual.report.choice import HOLDOUT
 from fedmutual.report.comparison import ALONE, POOLED
 
 By = Literal["personal", "global"]
@@ -76,7 +77,7 @@ def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | N
     for values in combinations(lists):
         said = label({key: values[key] for key in several})
         try:
-            config = parse_config(tables, "configuration" if given else str(experiment), values)
+            config = _unseen(parse_config(tables, "configuration" if given else str(experiment), values))
             _check_by(config, by)
         except ConfigError as problem:
             raise ConfigError(f"with {said}: {problem}") from None
@@ -85,6 +86,14 @@ def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | N
         settings.append(Setting(values, said, config, folder_name(said)))
     first = settings[0].config
     return Plan(first.name, tuple(several), _held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
+
+
+def _unseen(config: Config) -> Config:
+    """With no score of test or validation data, unless it asks for them: none chooses, and a test set may take long."""
+    if config.records.evaluate_on is not None:
+        return config
+    records = config.records.model_copy(update={"evaluate_on": HOLDOUT, "best_by": None})
+    return config.model_copy(update={"records": records})
 
 
 def _held_out(settings: list[Setting]) -> tuple[Setting, ...]:
