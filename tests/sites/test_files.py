@@ -1,0 +1,90 @@
+"""A federation's file and a site's own: what has no place in them, and what does."""
+
+import pytest
+
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.half import Half
+from fedmutual.errors import ConfigError, RunError
+from wards import COMMON, SITES, contract, own, site
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"records": {"keep_best": False, "checkpoint_every": 1, "tensorboard": False}},
+        {"algorithm": {"name": "independent"}, "model": {"personal": ["mlp"], "pretrained": "weights"}},
+    ],
+)
+def test_what_asks_for_nothing_else_or_serves_sites_own_networks_is_taken(tables):
+    assert contracts.made({**COMMON, "sites": {"names": ["a", "b"], "input": [1, 8, 8]}, **tables}, "f.toml")
+
+
+@pytest.mark.parametrize(("given", "read"), [("weights", "north/weights"), ("imagenet", "imagenet"), ("/w.pth", "/w.pth")])
+def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
+    found = own(site(tmp_path, "north", {**SITES["north"], "model": {"pretrained": given}})).file.model.pretrained
+    assert found == (str(tmp_path / read) if "north" in read else read)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"partition": {"clients": 3}}, "key 'partition' has no place in a federation's file"),
+        ({"clients": {"north": {}}}, "key 'clients' has no place in a federation's file"),
+        ({"engine": {"name": "auto"}}, "key 'engine' has no place in a federation's file"),
+        ({"data": {"name": "digits"}}, "key 'data.name' has no place in a federation's file"),
+        (
+            {"model": {"shared": "mlp", "pretrained": "imagenet"}},
+            "key 'model.pretrained' cannot be here",
+        ),
+        ({"model": 3}, "key 'model'"),
+        ({"records": True}, "key 'records'"),
+        ({"data": "digits"}, "key 'data'"),
+        ({"model": {"shared": "mlp", "weights": "runs/before"}}, "key 'model.weights' has no effect between real sites"),
+        ({"records": {"keep_best": True}}, "key 'records.keep_best' has no effect between real sites"),
+        ({"records": {"tensorboard": True}}, "key 'records.tensorboard' has no effect between real sites"),
+        ({"records": {"checkpoint_every": 5}}, "key 'records.checkpoint_every' has no effect between real sites"),
+        ({"data": {"classes": None}}, "the key 'data.classes' is missing"),
+        ({"sites": {"input": [1, 8, 8]}}, "the key 'sites.names' is missing"),
+        ({"sites": {"names": ["a", "a"], "input": [1]}}, "two sites have the same name"),
+        ({"sites": {"names": ["a b"], "input": [1]}}, "a site's name is of letters, digits and '-'"),
+        ({"sites": {"names": ["a"], "input": [1], "quorom": 2}}, "unknown key 'sites.quorom'; did you mean 'sites.quorum'?"),
+        ({"server": {"port": 70000}}, "key 'server.port'"),
+        ({"server": {"hosts": ["a_b"]}}, "a host is a name or an IPv4 address"),
+        ({"sites": {"names": ["a"], "input": [1], "leads": ["me"]}}, "who may submit is called by a mail address"),
+    ],
+)
+def test_a_federation_file_that_is_wrong_is_one_sentence(tables, said):
+    good = {**COMMON, "sites": {"names": ["a", "b"], "input": [1, 8, 8]}}
+    if tables == {"data": {"classes": None}}:
+        tables = {"data": {}}
+    with pytest.raises(ConfigError) as caught:
+        contracts.made({**good, **tables}, "f.toml")
+    assert said in str(caught.value)
+    assert str(caught.value).startswith("f.toml: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("own_tables", "said"),
+    [
+        ({"data": {}}, "the key 'data.name' is missing"),
+        ({"data": {"name": "digits"}, "state": {}}, "the key 'state.folder' is missing"),
+        ({"data": {"name": "digits"}, "optimiser": {}}, "unknown key 'optimiser'; did you mean 'optimizer'?"),
+        ({"data": {"name": "digits"}, "optimizer": {"lr": "x"}}, "key 'optimizer.lr'"),
+        ({"data": {"name": "digits"}, "algorithm": {"alpha": 2}}, "key 'algorithm.alpha' must be between 0 and 1"),
+        ({"data": {"name": "digits", "size": [16, 16]}}, "the examples have the shape [1, 16, 16]"),
+        ({"data": {"name": "digits"}, "site": "east"}, "site 'east' is not of federation 'wards'"),
+    ],
+)
+def test_a_site_file_that_is_wrong_is_one_sentence(tmp_path, own_tables, said):
+    agreed = contracts.read(contract(tmp_path))
+    with pytest.raises((ConfigError, RunError)) as caught:
+        Half(agreed, own(site(tmp_path, "north", own_tables)))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_contract_without_a_name_has_one_that_crosses():
+    plain = {k: v for k, v in COMMON.items() if k != "name"}
+    found = contracts.made({**plain, "sites": {"names": ["a"], "input": [1, 8, 8]}}, "f.toml")
+    assert found.record()["name"] == found.name == contracts.restored(found.record()).name
