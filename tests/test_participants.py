@@ -351,3 +351,21 @@ def test_a_score_that_is_none_is_no_accuracy(tmp_path, monkeypatch, cli):
     assert fedmutual.Run("run").summary["personal"]["other_tasks"]["last"]["light"].keys() == {"accuracy", "mae"}
     code, _, err = cli("report", "run", "-o", "page.html")
     assert code == 0, err
+
+
+@pytest.mark.parametrize(
+    ("shape", "mend"),
+    [((3, 8, 8), "or give all images as many channels"), ((1, 9, 9), "or resize images ('data.size')")],
+)
+def test_images_that_the_shared_part_cannot_take_alike_are_said(tmp_path, monkeypatch, cli, shape, mend):
+    monkeypatch.chdir(tmp_path)
+    for client, own in (("a", (1, 8, 8)), ("b", shape)):
+        np.savez(f"{client}.npz", x=np.zeros((20, *own), "float32"), y=np.arange(20) % 2)
+    both = "".join(f'[clients.{i}]\ndata = {{ name = "npz", root = "{i}.npz" }}\n' for i in "ab")
+    model = 'model = { shared = "mlp", part = "features", personal = "mlp" }\nsplit = { test = 0.5 }\n'
+    (tmp_path / "f.toml").write_text(f'name = "f"\nrounds = 1\n{model}{both}')
+    code, _, err = cli("run", "f.toml", "--out", "f")
+    assert code == 2
+    assert f"the shapes [1, 8, 8] and {[*shape]}: " in err
+    assert err.rstrip().endswith(mend)
+    assert not (tmp_path / "f").exists()

@@ -126,8 +126,12 @@ def _unlike(experiment: Experiment, space: Space) -> tuple[str, str]:
         outputs = f"whose networks have {first.outputs} and {space.outputs} outputs"
         return outputs, "share a part ('model.part') without the layer that gives the outputs"
     shapes = f"whose examples have the shapes {list(first.shape)} and {list(space.shape)}"
-    part = f"({LATER})" if len(space.shape) == 1 else "('model.part'), or resize images ('data.size')"
-    return shapes, f"share another part {part}"
+    if len(space.shape) == 1:
+        return shapes, f"share another part ({LATER})"
+    other = "share another part ('model.part')"
+    if space.shape[0] != first.shape[0]:
+        return shapes, f"{other}, or give all images as many channels"
+    return shapes, f"{other}, or resize images ('data.size')"
 
 
 def _takes_input(experiment: Experiment) -> bool:

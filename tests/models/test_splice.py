@@ -89,11 +89,37 @@ def test_an_adaptor_that_cannot_be_inferred_is_said(part, sentence):
     assert sentence in str(problem.value)
 
 
-def test_a_part_that_is_called_twice_has_no_adaptor():
+class Pair(nn.Module):
+    """Gives two tensors, or takes two."""
+
+    def __init__(self, gives):
+        super().__init__()
+        self.inner, self.last = Two(gives), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.last(self.inner(x)[0]) if self.inner.gives else self.last(self.inner(x, x))
+
+
+class Two(nn.Module):
+    """Of one tensor two, or of two one."""
+
+    def __init__(self, gives):
+        super().__init__()
+        self.gives, self.layer = gives, nn.Linear(4, 4)
+
+    def forward(self, x, other=None):
+        return (self.layer(x), x) if self.gives else self.layer(x) + other
+
+
+def test_a_part_that_is_no_map_of_one_tensor_to_one_has_no_adaptor():
     layer = nn.Linear(4, 4)
-    net = named(layer=layer, again=layer, last=nn.Linear(4, 2))
-    with pytest.raises(ConfigError, match="is not called once"):
-        splice(net, ["layer"], "linear", (4,), 2, stream(0), "twice")
+    for net, part, why in (
+        (named(layer=layer, again=layer, last=nn.Linear(4, 2)), "layer", "is called 2 times an example, not once"),
+        (Pair(gives=True), "inner", "gives a tuple, not a tensor"),
+        (Pair(gives=False), "inner", "takes 2 arguments, not one"),
+    ):
+        with pytest.raises(ConfigError, match=f"cannot be inferred, for the module {why}; use model.adaptor = 'rest'"):
+            splice(net, [part], "linear", (4,), 2, stream(0), "odd")
 
 
 def test_ones_own_adaptor_is_told_what_the_part_gives(tmp_path, monkeypatch):

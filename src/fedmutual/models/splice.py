@@ -138,10 +138,9 @@ def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tupl
     with torch.no_grad(), handle:
         output = net.eval()(x)
     mend = "use model.adaptor = 'rest', which keeps the network's other layers at home"
-    if len(seen) != 1 or not isinstance(seen[0][1], Tensor) or len(seen[0][0]) != 1:
+    if odd := _odd(seen):
         raise ConfigError(
-            f"key {_ADAPTOR!r}: an adaptor beside {path!r} of network {name!r} cannot be inferred, for the module is not "
-            f"called once with one tensor, and gives one; {mend}"
+            f"key {_ADAPTOR!r}: an adaptor beside {path!r} of network {name!r} cannot be inferred, for {odd}; {mend}"
         )
     (taken,), given, version = seen[0]
     last = given is output and given._version == version  # what follows may change it in place
@@ -151,6 +150,16 @@ def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tupl
             f"of network {name!r}; {mend}"
         )
     return tuple(taken.shape[1:]), tuple(given.shape[1:]), taken is x
+
+
+def _odd(calls: Sequence[tuple[Any, Any, Any]]) -> str | None:
+    """Why no adaptor fits beside a module that was called so: (what it takes, what it gives, ...) of each call."""
+    if len(calls) != 1:
+        return f"the module is called {len(calls)} times an example, not once"
+    taken, given, _ = calls[0]
+    if len(taken) != 1:
+        return f"the module takes {len(taken)} arguments, not one"
+    return None if isinstance(given, Tensor) else f"the module gives a {type(given).__name__}, not a tensor"
 
 
 def _linear(features: tuple[int, ...], shape: tuple[int, ...], outputs: int, first: bool) -> nn.Module:
