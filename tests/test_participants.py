@@ -355,7 +355,12 @@ def test_a_score_that_is_none_is_no_accuracy(tmp_path, monkeypatch, cli):
 
 @pytest.mark.parametrize(
     ("shape", "mend"),
-    [((3, 8, 8), "or give all images as many channels"), ((1, 9, 9), "or resize images ('data.size')")],
+    [
+        ((3, 8, 8), "or give all images the same number of channels"),
+        ((1, 9, 9), "or resize images ('data.size')"),
+        ((3, 9, 9), "or give all images the same number of channels and resize images ('data.size')"),
+        ((81,), "with model.adaptor = 'rest')"),
+    ],
 )
 def test_images_that_the_shared_part_cannot_take_alike_are_said(tmp_path, monkeypatch, cli, shape, mend):
     monkeypatch.chdir(tmp_path)

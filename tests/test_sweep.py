@@ -93,7 +93,6 @@ split = {{ holdout = 0.2 }}
 model = {{ shared = "mlp" }}
 training = {{ local_epochs = 2, batch_size = 16 }}
 engine = {{ device = "cpu" }}
-records = {{ evaluate_on = "all" }}
 """
 
 
@@ -105,12 +104,13 @@ def test_test_and_validation_labels_do_not_move_the_choice(tmp_path, monkeypatch
         digits(tmp_path / f"{name}.npz", shift)
         (tmp_path / f"{name}.toml").write_text(POISONED.format(root=f"{name}.npz"))
         found[name] = sweep(f"{name}.toml", {"optimizer.lr": RATES}, out=name)
-    last = {lr: fedmutual.Run(f"wrong/lr={lr}/0").summary for lr in ("1e-06", "0.1")}
+    configs = {lr: fedmutual.load_config("wrong.toml", **{"optimizer.lr": lr}) for lr in RATES}
+    last = {lr: fedmutual.run(config, f"plain/{lr}").summary for lr, config in configs.items()}
     for score in ("personal", "global"):
         by = {lr: summary[score] for lr, summary in last.items()}
         there = {lr: (s.get("val_accuracy") or s["test_accuracy"])["last"] for lr, s in by.items()}
         means = {lr: s["mean"] if isinstance(s, dict) else s for lr, s in there.items()}
-        assert means["1e-06"] > means["0.1"], "a choice by these would be another"
+        assert means[1e-6] > means[0.1], "a choice by these would be another"
     assert found["right"].chosen.label == found["wrong"].chosen.label == "lr=0.1"
     assert result("right") == result("wrong")
 
@@ -232,8 +232,8 @@ def test_a_configuration_in_memory(held):
 
 def test_the_data_that_choose_a_round_of_a_run_do_not_choose_of_a_sweep(held):
     """A file may say so; the sweep's runs have no such score."""
-    grid = {"optimizer.lr": RATES, "records.best_by": ["test"], "rounds": [1]}
-    found = sweep(held, grid, out="s")
+    held.write_text(f'{held.read_text()}records = {{ best_by = "test" }}\n')
+    found = sweep(held, {"optimizer.lr": RATES, "rounds": [1]}, out="s")
     assert fedmutual.Run("s/lr=0.1/0").config.records.best_by is None
     assert any("is the largest that was tried" in warning for warning in found.warnings)
 
@@ -279,15 +279,13 @@ def test_nobody_tells_its_scores(held):
     assert not Path("s").exists()
 
 
-@pytest.mark.parametrize("scored", ["all", "holdout"])
-def test_a_partition_file_without_hold_out_rows(small, held, scored):
+def test_a_partition_file_without_hold_out_rows(small, held):
     fedmutual.run(fedmutual.load_config(small, rounds=1, **{"split.holdout": 0.0}), "first")
-    file = {"kind": "file", "file": "first/partition.json"}
-    grid = {"optimizer.lr": RATES, "partition": [file], "records.evaluate_on": [scored]}
+    grid = {"optimizer.lr": RATES, "partition": [{"kind": "file", "file": "first/partition.json"}]}
     held.write_text(
         held.read_text().replace('partition = { kind = "shards", clients = 3, classes_per_client = 4, examples = 40 }', "")
     )
-    with pytest.raises(ConfigError, match="the partition file holds no rows out"):
+    with pytest.raises(ConfigError, match="the partition file holds out no rows of client '0' to choose by"):
         sweep(held, grid, out="s")
 
 

@@ -128,6 +128,10 @@ def test_validation_rows_that_are_test_rows_choose_nothing_pooled_and_it_is_said
     assert "validation.all" not in experiment.rows("0")
     assert any("validation rows are test rows" in note for note in experiment.plan({}).notes)
     assert not any("validation rows are test rows" in note for note in made("fedh2l").plan({}).notes)
+    for by, said in ((None, False), ("holdout", False), ("validation", True)):
+        chosen = common | {"split.public": 0.2, "split.holdout": 0.1, "records.best_by": by} | PARTITIONS["turned"]
+        notes = build(parse_config({}, overrides=chosen)).plan({}).notes
+        assert any("validation rows are test rows" in note for note in notes) == said, by
 
 
 def test_methods_of_steps_and_of_epochs_are_not_compared_unless_all_count_steps():

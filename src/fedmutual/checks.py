@@ -40,12 +40,20 @@ def check(experiment: Experiment) -> None:
 
 
 def _check_holdout(experiment: Experiment) -> None:
-    """Where hold-out rows alone are scored, every client has some."""
-    without = [i for i, shares in experiment.data.clients.items() if shares.holdout is None]
-    if experiment.config.records.evaluate_on == "holdout" and without:
+    """What rests on hold-out rows has them, and the shared model's scores on them where it is to be kept by these."""
+    records, of = experiment.config.records, experiment.data.clients
+    without = [i for i, shares in of.items() if shares.holdout is None]
+    if "holdout" in (records.evaluate_on, records.best_by) and without:
         raise ConfigError(
-            f"the partition file holds no rows out of client {without[0]!r}, which alone would be scored; take one of a run "
-            "that had split.holdout = 0.1, or divide the data by another partition.kind"
+            f"the partition file holds out no rows of client {without[0]!r} to choose by; take one of a run that had "
+            "split.holdout = 0.1, or divide the data by another partition.kind"
+        )
+    shared = "global" in experiment.algorithm.scores and not experiment.pooled
+    tell = (own.share or experiment.config.share for own in map(experiment.config.own, of))
+    if records.keep_best and records.evaluate_on == "holdout" and shared and all(t.metrics == "none" for t in tell):
+        raise ConfigError(
+            "records.keep_best: no client tells its hold-out scores, and nothing else is scored, so the server cannot know "
+            "the shared model's best round; set share.metrics = 'all', or take records.evaluate_on out"
         )
 
 
@@ -126,12 +134,11 @@ def _unlike(experiment: Experiment, space: Space) -> tuple[str, str]:
         outputs = f"whose networks have {first.outputs} and {space.outputs} outputs"
         return outputs, "share a part ('model.part') without the layer that gives the outputs"
     shapes = f"whose examples have the shapes {list(first.shape)} and {list(space.shape)}"
-    if len(space.shape) == 1:
+    if 1 in (len(space.shape), len(first.shape)):
         return shapes, f"share another part ({LATER})"
-    other = "share another part ('model.part')"
-    if space.shape[0] != first.shape[0]:
-        return shapes, f"{other}, or give all images as many channels"
-    return shapes, f"{other}, or resize images ('data.size')"
+    mends = ["give all images the same number of channels"] if space.shape[0] != first.shape[0] else []
+    mends += ["resize images ('data.size')"] if space.shape[1:] != first.shape[1:] else []
+    return shapes, f"share another part ('model.part'), or {' and '.join(mends)}"
 
 
 def _takes_input(experiment: Experiment) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmutual.config import Config, with_algorithm
+from fedmutual.config import Config, check_scored, with_algorithm
 from fedmutual.errors import ConfigError
 from fedmutual.records.events import Observer
 from fedmutual.records.folder import CONFIG, check_free, reopen
@@ -30,6 +30,7 @@ def variants(
     twice = [method for n, method in enumerate(methods) if method in methods[:n]]
     if twice:
         raise ConfigError(f"--methods names {twice[0]!r} twice; name each algorithm once")
+    check_scored(config, config.name)
     changed = {method: with_algorithm(config, method, own)[0] for method in methods}
     _check_paces(changed)
     for method, variant in changed.items():

@@ -125,7 +125,7 @@ class Experiment:
                 *self.algorithm.remarks,
                 *idle.remarks(config, self.algorithm.scores, self.pooled),
                 *self.data.notes,
-                *views.notes(self.data),
+                *views.notes(self.data, config.records.best_by),
                 *(w.said for w in self.nets.pretrained.values()),
                 *notes,
             ),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual import data
-from fedmutual.config import Config, merge, parse_config, read_tables
+from fedmutual.config import Config, check_scored, merge, parse_config, read_tables
 from fedmutual.config.schema import Table
 from fedmutual.data.examples import listed
 from fedmutual.data.labels import UnknownClass
@@ -186,6 +186,7 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
             raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
     joined = merge({"model": shared.model}, {"model": tables.get("model", {})})
     parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
+    check_scored(parsed, str(file))
     given = tables.get("data", {})
     if "name" not in given:
         raise ConfigError(f"{file}: the key 'data.name' is missing, which says where the newcomer's examples come from")

@@ -50,9 +50,11 @@ def judges(data: Federation) -> bool:
     return any(not test.isdisjoint(s.validation.index.tolist()) for s in data.clients.values())
 
 
-def notes(data: Federation) -> tuple[str, ...]:
-    """What a user should know of it."""
+def notes(data: Federation, best_by: str | None) -> tuple[str, ...]:
+    """What a user should know of it. best_by: `records.best_by`."""
     if all(s.test is None for s in data.clients.values()) or not isinstance(data.test, Rows) or not judges(data):
+        return ()
+    if best_by == "holdout" or (best_by is None and all(s.holdout is not None for s in data.clients.values())):
         return ()
     return (
         "split.validation is unset, so clients' validation rows are test rows: a best round that they choose is chosen by "

@@ -111,6 +111,15 @@ def test_a_shared_model_counts_for_every_node_and_no_domains_have_no_such_line()
     assert worst_line(plain) == ""
 
 
+def test_where_hold_out_rows_alone_are_scored_they_are_what_is_shown():
+    """A regression's too, in the scores that it has."""
+    held = tuple(Score("personal", i, "holdout", {"accuracy": share}) for i, share in (("0", 0.5), ("40", 0.7)))
+    other = (Score("personal", "c", "holdout", {"loss": 0.1234}), Score("meme", "c", "holdout", {"loss": 0.2}))
+    line = "personal 60.0 %  personal of c loss 0.1234  fork of c loss 0.2 on hold-out"
+    assert text.scores_line((*held, *other)) == line
+    assert text.scores_line(()) == "no scores are shared"
+
+
 def test_what_goes_wrong_in_every_round_is_said_twice():
     watch, out = screen(terminal=False)
     observer = watch.of("")

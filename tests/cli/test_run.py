@@ -66,7 +66,31 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
     judged = [fmean(s["accuracy"] for s in line["scores"] if s["model"] == "global") for line in lines]
     kept = Path("x/clients/pooled" if method == "centralised" else "x/server")
     assert best.chosen(kept, 3)[0] == 1 + judged.index(max(judged))
-    assert "n/a" in out
+    assert out == "x: hold-out rows alone were scored; metrics.jsonl has the scores\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("compare", "small.toml", "--methods", "fml,independent"), "leaves out the validation and test scores that are"),
+        (("sweep", "small.toml", "--set", "optimizer.lr=0.1,0.2"), "a sweep scores hold-out rows alone; take it out"),
+        (("adapt", "first", "--data", "small.toml"), "leaves out the validation and test scores that are compared"),
+        (("reproduce", "stability"), "leaves out the validation and test scores that are compared"),
+        (
+            ("run", "small.toml", "--set", "records.keep_best=true", "--set", "share.metrics=none"),
+            "no client tells its hold-out scores, and nothing else is scored, so the server cannot know",
+        ),
+    ],
+)
+def test_who_needs_other_scores_refuses_hold_out_rows_alone(small, cli, command, said):
+    if command[0] == "adapt":
+        assert cli("run", small, "--set", "rounds=1", "--out", "first")[0] == 0
+        lines = [line for line in small.read_text().splitlines() if line.split(" ")[0] not in ("partition", "model")]
+        small.write_text("\n".join(lines))
+    code, _, err = cli(*command, "--set", "records.evaluate_on=holdout", "--set", "split.holdout=0.2", "--out", "x")
+    assert code == 2
+    assert said in " ".join(err.split())
+    assert not Path("x").exists()
 
 
 def test_the_ledger_counts_the_tensors_sent(small, cli):

@@ -42,9 +42,22 @@ def test_no_row_of_test_or_validation_data_is_scored(held, cli):
     metrics = [json.loads(line) for p in Path("s").rglob("metrics.jsonl") for line in p.read_text().splitlines()]
     assert {s["data"] for m in metrics for s in m["scores"]} == {"holdout"}
     assert "test" not in json.dumps(json.loads(Path("s/sweep.json").read_text())["settings"])
-    page = cli("report", "s")
-    assert page[0] == 0, page[2]
-    assert "only hold-out rows were scored" in " ".join(page[1].split())
+    code, _, err = cli("report", "s")
+    assert code != 0
+    assert (
+        "s/independent,lr=0.1/0: hold-out rows alone were scored (records.evaluate_on), as `sweep` does, so there is" in err
+    )
+
+
+def test_the_chosen_run_is_reported_and_the_sweeps_own_is_not(held, cli):
+    """They are of one setting and seed, and only one of them has numbers."""
+    assert cli("sweep", held, "--set", "optimizer.lr=1e-6,0.1", "--set", "rounds=1", "--out", "s")[0] == 0
+    assert cli("run", held, "--set", "optimizer.lr=0.1", "--set", "rounds=1", "--out", "chosen")[0] == 0
+    code, out, err = cli("report", "s", "chosen")
+    assert code == 0, err
+    said = [line for line in out.splitlines() if line.startswith("left out, for hold-out rows alone were scored there: s/")]
+    assert len(said) == 1
+    assert out.replace(f"{said[0]}\n", "") == cli("report", "chosen")[1]
 
 
 def test_what_diverged_is_marked_and_the_sweep_goes_on(held, cli):

@@ -171,11 +171,13 @@ WRONG = [
     ("[partition]\nmin_size = 3", f"key 'partition.min_size' {IDLE} partition.kind = 'iid'; take it out"),
     (
         "[records]\nbest_by = 'holdout'",
-        "records.best_by = 'holdout' needs rows to choose by; set the key 'split.holdout', say to 0.1",
+        "records.best_by = 'holdout' needs rows to choose by; set the key 'split.holdout', say to 0.1, or take "
+        "'records.best_by' out",
     ),
     (
         "[records]\nevaluate_on = 'holdout'",
-        "records.evaluate_on = 'holdout' needs rows to score on; set the key 'split.holdout', say to 0.1",
+        "records.evaluate_on = 'holdout' needs rows to score on; set the key 'split.holdout', say to 0.1, or take "
+        "'records.evaluate_on' out",
     ),
     (
         "[split]\nholdout = 0.1\n[records]\nevaluate_on = 'holdout'\nbest_by = 'test'",

@@ -90,14 +90,16 @@ def test_an_adaptor_that_cannot_be_inferred_is_said(part, sentence):
 
 
 class Pair(nn.Module):
-    """Gives two tensors, or takes two."""
+    """Has a part that gives two tensors, or is given two, or none."""
 
     def __init__(self, gives):
         super().__init__()
         self.inner, self.last = Two(gives), nn.Linear(4, 2)
 
     def forward(self, x):
-        return self.last(self.inner(x)[0]) if self.inner.gives else self.last(self.inner(x, x))
+        if self.inner.gives is None:
+            return self.last(x)
+        return self.last(self.inner(x)[0]) if self.inner.gives else self.last(self.inner(x, other=x))
 
 
 class Two(nn.Module):
@@ -114,9 +116,10 @@ class Two(nn.Module):
 def test_a_part_that_is_no_map_of_one_tensor_to_one_has_no_adaptor():
     layer = nn.Linear(4, 4)
     for net, part, why in (
-        (named(layer=layer, again=layer, last=nn.Linear(4, 2)), "layer", "is called 2 times an example, not once"),
+        (named(layer=layer, again=layer, last=nn.Linear(4, 2)), "layer", "is called 2 times, not once"),
         (Pair(gives=True), "inner", "gives a tuple, not a tensor"),
         (Pair(gives=False), "inner", "takes 2 arguments, not one"),
+        (Pair(gives=None), "inner", "is never called"),
     ):
         with pytest.raises(ConfigError, match=f"cannot be inferred, for the module {why}; use model.adaptor = 'rest'"):
             splice(net, [part], "linear", (4,), 2, stream(0), "odd")

@@ -53,6 +53,9 @@ def run(
     folder = out_folder or Path("runs") / config.name
     with watched(again("run", set, folder, str(file))) as watch:
         done = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
+    if config.records.evaluate_on == "holdout":
+        say(f"{done.folder}: hold-out rows alone were scored; metrics.jsonl has the scores", soft_wrap=True)
+        return
     from fedmutual.report import headline
 
     out.print(headline([folder]))
@@ -168,6 +171,8 @@ def report(
     out.print(headline(found))
     for line in verdict(found):
         say(line)
+    if held_out := [run.folder for run in found if run.held_out]:
+        say(f"left out, for hold-out rows alone were scored there: {', '.join(map(str, held_out))}", soft_wrap=True)
     say(f"report: {output}", soft_wrap=True)
 
 

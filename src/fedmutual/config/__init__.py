@@ -2,6 +2,7 @@
 
 from fedmutual.config.methods import all_keys, client_settings, make_algorithm, settings_of
 from fedmutual.config.reading import (
+    check_scored,
     dump_config,
     load_compared,
     load_config,
@@ -24,6 +25,7 @@ __all__ = [
     "all_keys",
     "alone",
     "brings_data",
+    "check_scored",
     "client_settings",
     "dump_config",
     "load_compared",

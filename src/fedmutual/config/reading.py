@@ -293,18 +293,24 @@ def _check_effect(config: Config, source: str) -> None:
 def _check_holdout(config: Config, source: str) -> None:
     """What speaks of hold-out rows needs some; those of a partition file are looked for when it is read."""
     records = config.records
-    if records.best_by == "holdout" and not config.split.holdout:
-        raise ConfigError(
-            f"{source}: records.best_by = 'holdout' needs rows to choose by; set the key 'split.holdout', say to 0.1"
-        )
-    if records.evaluate_on != "holdout":
-        return
-    if not config.split.holdout and config.partition.kind != "file":
-        raise ConfigError(
-            f"{source}: records.evaluate_on = 'holdout' needs rows to score on; set the key 'split.holdout', say to 0.1"
-        )
-    if records.best_by in ("validation", "test"):
+    only = records.evaluate_on == "holdout"
+    for key, asked, what in (("best_by", records.best_by == "holdout", "choose by"), ("evaluate_on", only, "score on")):
+        if asked and not config.split.holdout and config.partition.kind != "file":
+            raise ConfigError(
+                f"{source}: records.{key} = 'holdout' needs rows to {what}; set the key 'split.holdout', say to 0.1, or "
+                f"take 'records.{key}' out"
+            )
+    if only and records.best_by in ("validation", "test"):
         raise ConfigError(
             f"{source}: records.best_by = {records.best_by!r} chooses by rows that records.evaluate_on = 'holdout' leaves "
             "unscored; take one of the two out"
+        )
+
+
+def check_scored(config: Config, source: str) -> None:
+    """Raise ConfigError where the scores are not taken that runs are held against each other by."""
+    if config.records.evaluate_on != "all":
+        raise ConfigError(
+            f"{source}: records.evaluate_on = {config.records.evaluate_on!r} leaves out the validation and test scores that "
+            "are compared; take it out"
         )

@@ -236,8 +236,8 @@ class RecordsConfig(Section):
     """What is written, and how often (in rounds)."""
 
     evaluate_every: Count = key(1, "rounds from one scoring to the next; the last round is always scored")
-    evaluate_on: Literal["all", "holdout"] | None = key(
-        None, "what is scored: all rows that are no training rows, or only hold-out rows; unset, all, and in a sweep holdout"
+    evaluate_on: Literal["all", "holdout"] = key(
+        "all", "the rows that are scored: validation, test and hold-out rows, or hold-out rows alone, as `sweep` has it"
     )
     checkpoint_every: Count = key(1, "rounds from one saved state to the next; the last is always saved")
     best_by: Literal["holdout", "validation", "test"] | None = key(

@@ -129,7 +129,8 @@ def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tupl
     x = torch.zeros(2, *shape)
     try:
         handle = net.get_submodule(path).register_forward_hook(
-            lambda _, taken, given: seen.append((taken, given, getattr(given, "_version", 0)))
+            lambda _, taken, named, given: seen.append(((*taken, *named.values()), given, getattr(given, "_version", 0))),
+            with_kwargs=True,
         )
     except AttributeError:
         raise ConfigError(
@@ -155,11 +156,12 @@ def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tupl
 def _odd(calls: Sequence[tuple[Any, Any, Any]]) -> str | None:
     """Why no adaptor fits beside a module that was called so: (what it takes, what it gives, ...) of each call."""
     if len(calls) != 1:
-        return f"the module is called {len(calls)} times an example, not once"
+        return f"the module is called {len(calls)} times, not once" if calls else "the module is never called"
     taken, given, _ = calls[0]
     if len(taken) != 1:
         return f"the module takes {len(taken)} arguments, not one"
-    return None if isinstance(given, Tensor) else f"the module gives a {type(given).__name__}, not a tensor"
+    odd = [(verb, x) for verb, x in (("takes", taken[0]), ("gives", given)) if not isinstance(x, Tensor)]
+    return f"the module {odd[0][0]} a {type(odd[0][1]).__name__}, not a tensor" if odd else None
 
 
 def _linear(features: tuple[int, ...], shape: tuple[int, ...], outputs: int, first: bool) -> nn.Module:

@@ -78,12 +78,17 @@ def scores_line(scores: tuple[Score, ...]) -> str:
         return "  ".join(f"{name} {percent(sum(of.values()) / len(of))}" for name, of in nodes.items())
     parts = [f"{_CALLED['global']} {said(s.values)}" for s in scores if s.model == "global" and s.client is None]
     for model in ("personal", "meme"):
-        own = [s for s in scores if s.model == model and s.data == "validation"]
-        shares = [share for s in own if (share := accuracy(s.values)) is not None]
-        if shares:
-            parts.append(f"{_CALLED[model]} {percent(sum(shares) / len(shares))} (worst {percent(min(shares))})")
-        parts += [f"{_CALLED[model]} of {s.client} {said(s.values)}" for s in own if accuracy(s.values) is None]
+        parts += _of_clients(scores, model, "validation", worst=True)
     return "  ".join(parts) or holdout_line(scores)
+
+
+def _of_clients(scores: tuple[Score, ...], model: str, data: str, worst: bool = False) -> list[str]:
+    """The mean accuracy of a model on the clients' own such rows, and the worst; each client's score whose task has none."""
+    own = [s for s in scores if s.model == model and s.data == data and s.client is not None]
+    shares = [share for s in own if (share := accuracy(s.values)) is not None]
+    low = f" (worst {percent(min(shares))})" if shares and worst else ""
+    mean = [f"{_CALLED[model]} {percent(sum(shares) / len(shares))}{low}"] if shares else []
+    return mean + [f"{_CALLED[model]} of {s.client} {said(s.values)}" for s in own if accuracy(s.values) is None]
 
 
 def worst_line(scores: tuple[Score, ...]) -> str:
@@ -107,12 +112,7 @@ def transfers(scores: tuple[Score, ...]) -> dict[str, dict[str, float]]:
 
 def holdout_line(scores: tuple[Score, ...]) -> str:
     """ "personal 98.1 % on hold-out": what a setting is chosen by, and nothing of test or validation data."""
-    found = []
-    for model in ("personal", "global", "meme"):
-        own = [s.values for s in scores if s.model == model and s.data == "holdout" and s.client is not None]
-        shares = [share for values in own if (share := accuracy(values)) is not None]
-        if shares:
-            found.append(f"{_CALLED[model]} {percent(sum(shares) / len(shares))}")
+    found = [part for model in ("personal", "global", "meme") for part in _of_clients(scores, model, "holdout")]
     return f"{'  '.join(found)} on hold-out" if found else "no scores are shared"
 
 

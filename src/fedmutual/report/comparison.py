@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fedmutual.errors import RunError
 from fedmutual.report.runs import Run
 
 NAMES = {  # in the order of their colours
@@ -141,9 +142,13 @@ class Comparison:
 
 
 def comparisons(runs: Sequence[Run]) -> list[Comparison]:
-    """Sort runs into comparisons, in the order in which they were given."""
+    """Sort runs into comparisons, in the order in which they were given. A sweep's have no scores to compare by.
+
+    Raises:
+        RunError: there are none but a sweep's.
+    """
     groups: dict[str, list[Run]] = {}
-    for run in runs:
+    for run in _scored(runs):
         same = {k: v for k, v in flat({key: run.config.get(key, {}) for key in _SAME_DATA}) if _matters(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
         groups.setdefault(key, []).append(run)
@@ -152,6 +157,17 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
         _comparison(group, name if names.count(name) == 1 else f"{name} ({number})")
         for number, (name, group) in enumerate(zip(names, groups.values(), strict=True), 1)
     ]
+
+
+def _scored(runs: Sequence[Run]) -> Sequence[Run]:
+    """Those that were scored on validation and test rows: beside these the others would be duplicates without numbers."""
+    found = [run for run in runs if not run.held_out]
+    if runs and not found:
+        raise RunError(
+            f"{runs[0].folder}: hold-out rows alone were scored (records.evaluate_on), as `sweep` does, so there is nothing "
+            "to report; a sweep's sweep.json holds what chose, and `fedmutual run` trains the chosen setting"
+        )
+    return found
 
 
 def differences(found: Sequence[Comparison]) -> list[tuple[str, list[str]]]:

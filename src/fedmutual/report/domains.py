@@ -7,7 +7,7 @@ from statistics import fmean
 from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share, spread
 from fedmutual.report.comparison import OWN_DOMAIN, POOLED, Comparison, Method
 from fedmutual.report.lines import Clients
-from fedmutual.report.measures import HELD_OUT, SEEN, chosen_by, over_seeds
+from fedmutual.report.measures import SEEN, chosen_by, over_seeds
 from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Missing, Value
 from fedmutual.report.text import count, listed, percent
@@ -201,8 +201,6 @@ def _why(method: Method) -> str:
         return _ONE
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
-    if method.runs[0].held_out:
-        return HELD_OUT
     return "no node was scored so: it shares no scores, or there is no other domain"
 
 

@@ -149,7 +149,6 @@ def validation_is_test(run: Run) -> bool:
     return any(c.validation and c.validation.of == "test" for c in run.partition.clients.values())
 
 
-HELD_OUT = 'only hold-out rows were scored (records.evaluate_on = "holdout", as in a sweep)'
 SEEN = "the best round was chosen on the very test examples that it is scored on: too good for a forecast"
 
 
@@ -159,8 +158,6 @@ def _no_global(method: Method) -> str:
         return "there is no shared model: nothing is shared" if trained == ALONE else "there is no shared model"
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
-    if method.runs[0].held_out:
-        return HELD_OUT
     if any(o.client is None for r in method.counted if r.last for o in r.last.others):
         return "its task knows no accuracy"
     if "global" in method.counted[0].models:
@@ -171,8 +168,6 @@ def _no_global(method: Method) -> str:
 def _no_own(method: Method) -> str:
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
-    if method.runs[0].held_out:
-        return HELD_OUT
     if any(r.last.others for r in method.counted if r.last):
         return "the clients' task knows no accuracy; their scores stand in a table of their own"
     return 'no client shares its scores (share.metrics = "none")'

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from fedmutual.config import Config, parse_config, read_tables
+from fedmutual.config import Config, check_scored, parse_config, read_tables
 from fedmutual.config.schema import Table
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce.checks import check_claims, check_measures, near
@@ -66,7 +66,9 @@ class Cell:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # that FedAvg has no alpha is as it should be
-                return parse_config(tables, source, {**self.arms[arm].set, **overrides})
+                config = parse_config(tables, source, {**self.arms[arm].set, **overrides})
+                check_scored(config, source)
+                return config
         except ConfigError as problem:
             said = str(problem)
             raise ConfigError(said if source in said else f"{source}: {said}") from None

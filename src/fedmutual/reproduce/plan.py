@@ -17,7 +17,7 @@ from fedmutual.reproduce.schema import Arm
 _ANYWHERE = {"name", "engine", "records", "data"}  # tables of which not every key tells in the result
 _DATA_ANYWHERE = {"root", "resident", "workers"}
 _ENGINE_TELLS = {"participation", "precision"}
-_RECORDS_TELL = {"evaluate_every", "best_by", "copies"}
+_RECORDS_TELL = {"evaluate_every", "evaluate_on", "best_by", "copies"}
 
 Here = Mapping[str, Any]
 Changed = tuple[tuple[str, Any], ...]

@@ -61,11 +61,6 @@ def _rehearse(works: Sequence[Work]) -> None:
 
 def _check_scores(made: Experiment) -> None:
     """Raise UserError where a client cannot be made, or there is nothing to choose by."""
-    if any(shares.holdout is None for shares in made.data.clients.values()):
-        raise ConfigError(
-            "the partition file holds no rows out to choose by; take one of a run that had split.holdout = 0.1, or divide "
-            "the data by another partition.kind"
-        )
     tells = [id for id in made.clients if made.client(id).tells]
     if not tells:
         raise ConfigError("no client tells its scores, so there is nothing to choose by; set share.metrics to 'all'")
