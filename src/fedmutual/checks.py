@@ -43,17 +43,18 @@ def _check_holdout(experiment: Experiment) -> None:
     """What rests on hold-out rows has them, and the shared model's scores on them where it is to be kept by these."""
     records, of = experiment.config.records, experiment.data.clients
     without = [i for i, shares in of.items() if shares.holdout is None]
-    if "holdout" in (records.evaluate_on, records.best_by) and without:
+    asked = next((k for k in ("best_by", "evaluate_on") if getattr(records, k) == "holdout"), None)
+    if asked and without:
         raise ConfigError(
-            f"the partition file holds out no rows of client {without[0]!r} to choose by; take one of a run that had "
-            "split.holdout = 0.1, or divide the data by another partition.kind"
+            f"{experiment.config.partition.file}: holds out no rows of client {without[0]!r} (records.{asked} = 'holdout'); "
+            "take the file of a run that had split.holdout = 0.1, or divide the data by another partition.kind"
         )
-    shared = "global" in experiment.algorithm.scores and not experiment.pooled
+    shared = "global" in experiment.algorithm.scores and not experiment.pooled and experiment.nets.complete
     tell = (own.share or experiment.config.share for own in map(experiment.config.own, of))
     if records.keep_best and records.evaluate_on == "holdout" and shared and all(t.metrics == "none" for t in tell):
         raise ConfigError(
             "records.keep_best: no client tells its hold-out scores, and nothing else is scored, so the server cannot know "
-            "the shared model's best round; set share.metrics = 'all', or take records.evaluate_on out"
+            "the shared model's best round; set share.metrics = 'all', or take records.keep_best out"
         )
 
 

@@ -66,14 +66,17 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
     judged = [fmean(s["accuracy"] for s in line["scores"] if s["model"] == "global") for line in lines]
     kept = Path("x/clients/pooled" if method == "centralised" else "x/server")
     assert best.chosen(kept, 3)[0] == 1 + judged.index(max(judged))
-    assert out == "x: hold-out rows alone were scored; metrics.jsonl has the scores\n"
+    assert out == "x: hold-out rows alone were scored; metrics.jsonl has the scores that clients share\n"
 
 
 @pytest.mark.parametrize(
     ("command", "said"),
     [
         (("compare", "small.toml", "--methods", "fml,independent"), "leaves out the validation and test scores that are"),
-        (("sweep", "small.toml", "--set", "optimizer.lr=0.1,0.2"), "a sweep scores hold-out rows alone; take it out"),
+        (
+            ("sweep", "small.toml", "--set", "optimizer.lr=0.1,0.2"),
+            "a sweep scores hold-out rows alone by itself; take the key out",
+        ),
         (("adapt", "first", "--data", "small.toml"), "leaves out the validation and test scores that are compared"),
         (("reproduce", "stability"), "leaves out the validation and test scores that are compared"),
         (

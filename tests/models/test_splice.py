@@ -102,6 +102,22 @@ class Pair(nn.Module):
         return self.last(self.inner(x)[0]) if self.inner.gives else self.last(self.inner(x, other=x))
 
 
+class Named(nn.Module):
+    """Has a part that is given settings by name, and one that is given its input so."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner, self.last = Two(gives=False), Last()
+
+    def forward(self, x):
+        return self.last(input=self.inner(x, other=None))
+
+
+class Last(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 2)
+
+
 class Two(nn.Module):
     """Of one tensor two, or of two one."""
 
@@ -110,19 +126,25 @@ class Two(nn.Module):
         self.gives, self.layer = gives, nn.Linear(4, 4)
 
     def forward(self, x, other=None):
-        return (self.layer(x), x) if self.gives else self.layer(x) + other
+        return (self.layer(x), x) if self.gives else self.layer(x) + (0 if other is None else other)
 
 
 def test_a_part_that_is_no_map_of_one_tensor_to_one_has_no_adaptor():
     layer = nn.Linear(4, 4)
     for net, part, why in (
         (named(layer=layer, again=layer, last=nn.Linear(4, 2)), "layer", "is called 2 times, not once"),
-        (Pair(gives=True), "inner", "gives a tuple, not a tensor"),
+        (Pair(gives=True), "inner", "gives no tensor but tuple"),
         (Pair(gives=False), "inner", "takes 2 arguments, not one"),
         (Pair(gives=None), "inner", "is never called"),
+        (Named(), "last", "is given its input by name"),
     ):
         with pytest.raises(ConfigError, match=f"cannot be inferred, for the module {why}; use model.adaptor = 'rest'"):
             splice(net, [part], "linear", (4,), 2, stream(0), "odd")
+
+
+def test_a_part_may_be_given_settings_by_name():
+    """As torch's transformer gives its layers a mask of None."""
+    assert splice(Named(), ["inner"], "linear", (4,), 2, stream(0), "named")(torch.zeros(3, 4)).shape == (3, 2)
 
 
 def test_ones_own_adaptor_is_told_what_the_part_gives(tmp_path, monkeypatch):

@@ -44,9 +44,10 @@ def test_best_on_test_is_the_first_of_the_greatest_and_says_so():
     assert (found["transfer"], found["projected"]) == (None, None)
 
 
-def test_best_by_holdout_reports_the_round_that_the_holdout_chose_not_the_greatest():
+@pytest.mark.parametrize("config", [{"split": {"holdout": 0.1}}, {"partition": {"kind": "file", "file": "p.json"}}])
+def test_best_by_holdout_reports_the_round_that_the_holdout_chose_not_the_greatest(config):
     lines = [fml(1, 0.5, [0.6, 0.8], [0.9, 0.9]), fml(2, 0.7, [0.9, 0.7], [0.2, 0.3])]
-    found = summarise(parse_config({"split": {"holdout": 0.1}}), lines, LEDGER)
+    found = summarise(parse_config(config), lines, LEDGER)
     assert found["global"]["test_accuracy"] == {"last": 0.7, "best": 0.5, "best_round": 1, "best_by": "holdout"}
     best = found["personal"]["val_accuracy"]["best"]
     assert (best["best_round"], best["best_by"]) == (1, "holdout")

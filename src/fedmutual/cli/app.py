@@ -54,7 +54,10 @@ def run(
     with watched(again("run", set, folder, str(file))) as watch:
         done = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
     if config.records.evaluate_on == "holdout":
-        say(f"{done.folder}: hold-out rows alone were scored; metrics.jsonl has the scores", soft_wrap=True)
+        say(
+            f"{done.folder}: hold-out rows alone were scored; metrics.jsonl has the scores that clients share",
+            soft_wrap=True,
+        )
         return
     from fedmutual.report import headline
 

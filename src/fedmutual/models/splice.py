@@ -125,11 +125,11 @@ def _under(name: str, path: str) -> bool:
 
 def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
     """What the part takes and gives for one example, and whether it is the network's beginning rather than its end."""
-    seen: list[tuple[Any, Any, Any]] = []
+    seen: list[tuple[Any, Any, Any, Any]] = []
     x = torch.zeros(2, *shape)
     try:
         handle = net.get_submodule(path).register_forward_hook(
-            lambda _, taken, named, given: seen.append(((*taken, *named.values()), given, getattr(given, "_version", 0))),
+            lambda _, taken, named, given: seen.append((taken, named, given, getattr(given, "_version", 0))),
             with_kwargs=True,
         )
     except AttributeError:
@@ -143,7 +143,7 @@ def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tupl
         raise ConfigError(
             f"key {_ADAPTOR!r}: an adaptor beside {path!r} of network {name!r} cannot be inferred, for {odd}; {mend}"
         )
-    (taken,), given, version = seen[0]
+    (taken,), _, given, version = seen[0]
     last = given is output and given._version == version  # what follows may change it in place
     if taken is not x and not last:
         raise ConfigError(
@@ -153,15 +153,18 @@ def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tupl
     return tuple(taken.shape[1:]), tuple(given.shape[1:]), taken is x
 
 
-def _odd(calls: Sequence[tuple[Any, Any, Any]]) -> str | None:
-    """Why no adaptor fits beside a module that was called so: (what it takes, what it gives, ...) of each call."""
+def _odd(calls: Sequence[tuple[Any, Any, Any, Any]]) -> str | None:
+    """Why no adaptor fits beside a module that was called so: (takes, by name, gives, ...) of each call."""
     if len(calls) != 1:
         return f"the module is called {len(calls)} times, not once" if calls else "the module is never called"
-    taken, given, _ = calls[0]
-    if len(taken) != 1:
-        return f"the module takes {len(taken)} arguments, not one"
+    taken, named, given, _ = calls[0]
+    if not taken:
+        return "the module is given its input by name"
+    tensors = [*taken, *(v for v in named.values() if isinstance(v, Tensor))]  # others are settings, such as a mask of None
+    if len(tensors) != 1:
+        return f"the module takes {len(tensors)} arguments, not one"
     odd = [(verb, x) for verb, x in (("takes", taken[0]), ("gives", given)) if not isinstance(x, Tensor)]
-    return f"the module {odd[0][0]} a {type(odd[0][1]).__name__}, not a tensor" if odd else None
+    return f"the module {odd[0][0]} no tensor but {type(odd[0][1]).__name__}" if odd else None
 
 
 def _linear(features: tuple[int, ...], shape: tuple[int, ...], outputs: int, first: bool) -> nn.Module:

@@ -23,7 +23,8 @@ def write_summary(folder: Path, config: Config, **more: Any) -> None:
 
 def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:
     """The scores and bytes of summary.json. Accuracies are fractions; rounds count from 1."""
-    chosen_by = config.records.best_by or ("holdout" if config.split.holdout > 0 else None)
+    held = any(s["data"] == "holdout" for line in metrics for s in line["scores"])  # those of a partition file too
+    chosen_by = config.records.best_by or ("holdout" if held else None)
     scored = {s["model"] for line in metrics for s in line["scores"] if s["client"] is not None}
     model = next((m for m in ("personal", "global", "meme") if m in scored), None)  # what a client would use, if scored
     return {

@@ -165,7 +165,7 @@ def _scored(runs: Sequence[Run]) -> Sequence[Run]:
     if runs and not found:
         raise RunError(
             f"{runs[0].folder}: hold-out rows alone were scored (records.evaluate_on), as `sweep` does, so there is nothing "
-            "to report; a sweep's sweep.json holds what chose, and `fedmutual run` trains the chosen setting"
+            "to report; a sweep's sweep.json holds what chose, and a run without that key can be reported"
         )
     return found
 

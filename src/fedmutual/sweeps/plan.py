@@ -15,7 +15,6 @@ from fedmutual.report.choice import HOLDOUT
 from fedmutual.report.comparison import ALONE, POOLED
 
 By = Literal["personal", "global"]
-_SCORED = "records.evaluate_on"
 SHARE = 0.1  # of each client's training data, held out where the experiment holds nothing out
 
 
@@ -72,16 +71,13 @@ def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | N
     for key in filter(_moves_rows, several):
         mend = "--seeds 3 tries each setting with three" if key == "seed" else "make a sweep for each"
         raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {mend}")
-    if _SCORED in lists:
-        raise ConfigError(f"--set {_SCORED}: a sweep scores hold-out rows alone; take it out")
     given = isinstance(experiment, Config)
     tables = tomllib.loads(dump_config(experiment)) if isinstance(experiment, Config) else read_tables(Path(experiment))
     settings: list[Setting] = []
     for values in combinations(lists):
         said = label({key: values[key] for key in several})
         try:
-            values_of = {**values, _SCORED: "all"}  # until rows are held out
-            config = _unseen(parse_config(tables, "configuration" if given else str(experiment), values_of))
+            config = _unseen(parse_config(tables, "configuration" if given else str(experiment), values))
             _check_by(config, by)
         except ConfigError as problem:
             raise ConfigError(f"with {said}: {problem}") from None
@@ -94,6 +90,8 @@ def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | N
 
 def _unseen(config: Config) -> Config:
     """With no score of test or validation data: none chooses, and a test set may take longer than the training."""
+    if config.records.evaluate_on != "all":  # the command for the chosen setting would not score them either
+        raise ConfigError("records.evaluate_on: a sweep scores hold-out rows alone by itself; take the key out")
     return config.model_copy(update={"records": config.records.model_copy(update={"evaluate_on": HOLDOUT, "best_by": None})})
 
 
