@@ -49,7 +49,7 @@ def _check_holdout(experiment: Experiment) -> None:
             f"{experiment.config.partition.file}: holds out no rows of client {without[0]!r} (records.{asked} = 'holdout'); "
             "take the file of a run that had split.holdout = 0.1, or divide the data by another partition.kind"
         )
-    shared = "global" in experiment.algorithm.scores and not experiment.pooled and experiment.nets.complete
+    shared = experiment.nets.complete and not experiment.pooled
     tell = (own.share or experiment.config.share for own in map(experiment.config.own, of))
     if records.keep_best and records.evaluate_on == "holdout" and shared and all(t.metrics == "none" for t in tell):
         raise ConfigError(

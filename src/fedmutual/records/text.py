@@ -72,7 +72,7 @@ def told(event: Event) -> list[str]:
 def scores_line(scores: tuple[Score, ...]) -> str:
     """ "shared 91.2 %  personal 98.1 % (worst 97.0 %)": the shared model on the test set, the clients' own on their rows.
 
-    Where clients are domains "ACC 89.1 %  BWT 93.3 %  FWT 87.7 %", means over them.
+    Where clients are domains "ACC 89.1 %  BWT 93.3 %  FWT 87.7 %", means over them; of hold-out rows alone `holdout_line`.
     """
     if nodes := transfers(scores):
         return "  ".join(f"{name} {percent(sum(of.values()) / len(of))}" for name, of in nodes.items())

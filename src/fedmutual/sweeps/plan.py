@@ -11,7 +11,6 @@ from typing import Any, Literal
 from fedmutual.config import Config, dump_config, make_algorithm, parse_config, read_tables, with_algorithm
 from fedmutual.config.grid import Grid, combinations, folder_name, label, whole
 from fedmutual.errors import ConfigError
-from fedmutual.report.choice import HOLDOUT
 from fedmutual.report.comparison import ALONE, POOLED
 
 By = Literal["personal", "global"]
@@ -92,7 +91,9 @@ def _unseen(config: Config) -> Config:
     """With no score of test or validation data: none chooses, and a test set may take longer than the training."""
     if config.records.evaluate_on != "all":  # the command for the chosen setting would not score them either
         raise ConfigError("records.evaluate_on: a sweep scores hold-out rows alone by itself; take the key out")
-    return config.model_copy(update={"records": config.records.model_copy(update={"evaluate_on": HOLDOUT, "best_by": None})})
+    return config.model_copy(
+        update={"records": config.records.model_copy(update={"evaluate_on": "holdout", "best_by": None})}
+    )
 
 
 def _held_out(settings: list[Setting]) -> tuple[Setting, ...]:

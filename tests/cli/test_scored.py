@@ -1,0 +1,56 @@
+"""`records.evaluate_on = "holdout"`: a run that is scored on nothing else, and the commands that cannot do with it."""
+
+import re
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from fedmutual.records import best
+from fedmutual.records.files import read_json
+from fedmutual.records.logs import read_lines
+
+
+@pytest.mark.parametrize("method", ["fml", "fedavg", "centralised"])
+def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, method):
+    held = ("--set", "records.evaluate_on=holdout", "--set", "split.holdout=0.2", "--set", "records.keep_best=true")
+    code, out, err = cli("run", small, "--set", f"algorithm.name={method}", *held, "--out", "x")
+    assert code == 0, err
+    assert re.search(r"round 3/3 .*shared [0-9.]+ % on hold-out", err)
+    lines = read_lines(Path("x/metrics.jsonl"))
+    scores = [s for line in lines for s in line["scores"]]
+    assert {s["data"] for s in scores} == {"holdout"}
+    assert {s["client"] for s in scores} == {"0", "1", "2"}
+    summary = read_json(Path("x/summary.json"))
+    assert summary["global"]["test_accuracy"] is summary["personal"]["val_accuracy"] is None
+    judged = [fmean(s["accuracy"] for s in line["scores"] if s["model"] == "global") for line in lines]
+    kept = Path("x/clients/pooled" if method == "centralised" else "x/server")
+    assert best.chosen(kept, 3)[0] == 1 + judged.index(max(judged))
+    assert out == "x: hold-out rows alone were scored; metrics.jsonl has the scores that clients share\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("compare", "small.toml", "--methods", "fml,independent"), "leaves out the validation and test scores that are"),
+        (
+            ("sweep", "small.toml", "--set", "optimizer.lr=0.1,0.2"),
+            "a sweep scores hold-out rows alone by itself; take the key out",
+        ),
+        (("adapt", "first", "--data", "small.toml"), "leaves out the validation and test scores that are compared"),
+        (("reproduce", "stability"), "leaves out the validation and test scores that are compared"),
+        (
+            ("run", "small.toml", "--set", "records.keep_best=true", "--set", "share.metrics=none"),
+            "no client tells its hold-out scores, and nothing else is scored, so the server cannot know",
+        ),
+    ],
+)
+def test_who_needs_other_scores_refuses_hold_out_rows_alone(small, cli, command, said):
+    if command[0] == "adapt":
+        assert cli("run", small, "--set", "rounds=1", "--out", "first")[0] == 0
+        lines = [line for line in small.read_text().splitlines() if line.split(" ")[0] not in ("partition", "model")]
+        small.write_text("\n".join(lines))
+    code, _, err = cli(*command, "--set", "records.evaluate_on=holdout", "--set", "split.holdout=0.2", "--out", "x")
+    assert code == 2
+    assert said in " ".join(err.split())
+    assert not Path("x").exists()
