@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from fedmutual.cli.arguments import File, Set, configured
+from fedmutual.cli.arguments import File, Set, TrustCode, configured
 from fedmutual.cli.terminal import out, say
 
 app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them; give some to all.")
 
 
 @app.command()
-def show(file: File, set: Set = None) -> None:
+def show(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     """Draw who has what: clients by classes."""
     from fedmutual import data
 
@@ -23,7 +23,7 @@ def show(file: File, set: Set = None) -> None:
 
 
 @app.command()
-def check(file: File, set: Set = None) -> None:
+def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     """Say in plain sentences what is wrong, or worth knowing, about the data; and whether the networks go with them."""
     from fedmutual import building, data
 
