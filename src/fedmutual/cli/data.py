@@ -50,6 +50,8 @@ def give(
     It holds the rows that `split.public` sets apart in the site's own data, and no others. Trains nothing, sends nothing.
     """
     from fedmutual.engines.sites import giving
+    from fedmutual.engines.sites.modules import leave_working_folders
 
+    leave_working_folders()
     for line in giving.told(giving.give(file, site, folder), folder):
         say(line, soft_wrap=True)
