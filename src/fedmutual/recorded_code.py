@@ -6,7 +6,7 @@ or where the user trusts the code.
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,14 @@ def _names(tables: Any) -> Iterator[tuple[str, str]]:
 def digests(tables: Mapping[str, Any]) -> dict[str, str]:
     """The digests of the modules that a configuration's tables name, for environment.json: as they are imported here.
 
-    Raises:
-        ConfigError: one of them may not be imported in this process.
+    Modules that may not be imported in this process are left out: a server does not need its sites' networks.
     """
-    rule, named = plugins.rule_in_force() or plugins.WorkingFolder(), modules_named(tables)
-    for module, key in named.items():
-        rule.admit(module, key)
-    specs = {top: module_files.spec_on_path(top) for top in sorted({top_of(module) for module in named})}
+    rule, tops = plugins.rule_in_force() or plugins.WorkingFolder(), set[str]()
+    for module, key in modules_named(tables).items():
+        with suppress(ConfigError):
+            rule.admit(module, key)
+            tops.add(top_of(module))
+    specs = {top: module_files.spec_on_path(top) for top in sorted(tops)}
     return {top: module_files.digest(spec) for top, spec in specs.items() if module_files.has_file(spec)}
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmutual import plugins
+from fedmutual import plugins, recorded_code
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.half import built, own
 from fedmutual.engines.sites.modules import ListedModules, leave_working_folders, modules_of_server
@@ -148,6 +148,16 @@ def test_a_listed_package_covers_what_is_in_it(tmp_path):
     (path.parent / "lab" / "__init__.py").write_text("")
     (path.parent / "lab" / "nets.py").write_text(NET)
     assert make_client(path).nets["personal"]
+
+
+def test_a_server_needs_no_trust_in_networks_of_the_sites(tmp_path):
+    """It records the digests of what it imports alone."""
+    file = tmp_path / "federation.toml"
+    for name in ("own", "lab"):
+        (tmp_path / f"{name}.py").write_text(NET)
+    tables = {"algorithm": {"name": "own:Mine"}, "model": {"personal": ["lab:Net"]}}
+    with plugins.under(modules_of_server(["own"], [file])):
+        assert recorded_code.digests(tables).keys() == {"own"}
 
 
 def test_a_process_that_is_confined_is_so_in_all_threads(monkeypatch):
