@@ -55,8 +55,8 @@ def digest(spec: ModuleSpec) -> str:
         suffixes = tuple(all_suffixes())
         paths = (path for path in folder.rglob("*") if path.name.endswith(suffixes) and path.parent.name != "__pycache__")
         files |= {path.relative_to(folder).as_posix(): path for path in paths}
-    found = hashlib.sha256()
+    code = hashlib.sha256()
     for name, path in sorted(files.items()):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
-        found.update(f"{name}\n{content}\n".encode())
-    return found.hexdigest()
+        code.update(f"{name}\n{content}\n".encode())
+    return code.hexdigest()

@@ -79,7 +79,7 @@ def load(name: str, key: str) -> Any:
     rule = rule_in_force() or WorkingFolder()
     rule.admit(module, key)
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as problem:
         if problem.name and f"{module}.".startswith(f"{problem.name}."):
             file = f"{module.replace('.', '/')}.py"
@@ -89,6 +89,6 @@ def load(name: str, key: str) -> Any:
         raise ConfigError(f"key {key!r}: module {module!r} does not import: {problem}") from None
     except Exception as problem:  # a user's module may fail in any way
         raise ConfigError(f"key {key!r}: module {module!r} does not import: {type(problem).__name__}: {problem}") from None
-    if not hasattr(found, attribute):
+    if not hasattr(imported, attribute):
         raise ConfigError(f"key {key!r}: module {module!r} has no {attribute!r}")
-    return getattr(found, attribute)
+    return getattr(imported, attribute)

@@ -38,15 +38,15 @@ def trusting(trust_code: bool) -> Iterator[None]:
 
 def modules_named(tables: Mapping[str, Any]) -> dict[str, str]:
     """The modules of the user's own that a configuration's tables name -> for each, the first key that names it."""
-    found: dict[str, str] = {}
+    named: dict[str, str] = {}
     clients = tables.get("clients")
-    own = clients.items() if isinstance(clients, Mapping) else ()
-    for prefix, table in (("", tables), *((f"clients.{i}.", client) for i, client in own)):
+    per_client = clients.items() if isinstance(clients, Mapping) else ()
+    for prefix, table in (("", tables), *((f"clients.{i}.", client) for i, client in per_client)):
         for key, name in _names(table):
             module, colon, _ = name.partition(":")
             if colon and module not in SHIPPED:
-                found.setdefault(module, f"{prefix}{key}")
-    return found
+                named.setdefault(module, f"{prefix}{key}")
+    return named
 
 
 def _names(tables: Any) -> Iterator[tuple[str, str]]:

@@ -84,10 +84,10 @@ def _read(content: bytes, expected: Mapping[str, str]) -> dict[str, bytes]:
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     with archive.open(entry) as file:
-        found = file.read(LARGEST + 1)
-    if len(found) > LARGEST:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
         raise _refusal("a file of it is too large, or a link")
-    return found
+    return content
 
 
 def _contract(files: Mapping[str, bytes]) -> str:
