@@ -13,6 +13,7 @@ from fedmutual.core import Message
 from fedmutual.engines.base import participate
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites import diary, outbox
+from fedmutual.engines.sites.consent import difference
 from fedmutual.engines.sites.coordinator import Coordinator, first_state, unmanned
 from fedmutual.engines.sites.engine import TooFew
 from fedmutual.engines.sites.half import Half
@@ -336,7 +337,9 @@ def test_a_newcomer_joins_and_a_site_leaves_for_good(tmp_path):
     assert first.keys() == {"north", "west"}
     assert all(same(message, shared) for message in first.values())
     assert fedmutual.Run(later["north"].folder).round == 5
-    assert "'sites.names'" in (agreed.differing(longer) or "")  # who did not agree to the new one refuses it
+    assert "'sites.names'" in (
+        difference(agreed.record(), longer.record()) or ""
+    )  # who did not agree to the new one refuses it
 
 
 def test_a_site_that_starts_again_after_the_end_is_still_at_the_end(tmp_path):

@@ -9,6 +9,7 @@ from fedmutual.config.reading import (
     merge,
     override,
     parse_config,
+    read_dumped,
     read_tables,
     with_algorithm,
 )
@@ -34,6 +35,7 @@ __all__ = [
     "merge",
     "override",
     "parse_config",
+    "read_dumped",
     "read_tables",
     "settings_of",
     "with_algorithm",

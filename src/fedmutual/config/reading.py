@@ -17,6 +17,7 @@ from fedmutual.config.sentences import sentence
 from fedmutual.config.sites import brings_data
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
+from fedmutual.recorded_code import check_tables, is_run_config
 
 
 def load_config(path: str | Path, **overrides: Any) -> Config:
@@ -32,7 +33,31 @@ def load_config(path: str | Path, **overrides: Any) -> Config:
 
 
 def read_tables(path: Path) -> Table:
-    """The tables of a TOML file, unchecked."""
+    """The tables of a TOML file, unchecked.
+
+    Raises:
+        ConfigError: the file cannot be read; or it is a run folder's config.toml and names code that may not be imported
+            (see `recorded_code`).
+    """
+    tables = _tables(path)
+    if is_run_config(path):
+        check_tables(tables, path.parent)
+    return tables
+
+
+def read_dumped(path: Path) -> Config:
+    """The configuration that `dump_config` wrote into a run folder. No code that it names is imported.
+
+    Raises:
+        ConfigError: in one sentence, what is wrong with which key.
+    """
+    try:
+        return Config.model_validate(_tables(path))
+    except ValidationError as problem:
+        raise ConfigError(f"{path}: {sentence(problem.errors()[0], all_keys())}") from None
+
+
+def _tables(path: Path) -> Table:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before it
     except FileNotFoundError:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +16,7 @@ from fedmutual.config.schema import Section, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
+from fedmutual.engines.sites.consent import FORMAT, check_agreed
 from fedmutual.engines.sites.schema import SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.errors import ConfigError
 
@@ -31,8 +32,6 @@ _NOT_READ = {
     ("records", "tensorboard"): (False, "it is not written there"),
     ("model", "weights"): (None, "the server begins with random weights, or goes on with its own"),
 }
-_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads")
-# what a submission may change without the sites' consent: nothing that says what leaves a site
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class Contract:
     @property
     def quorum(self) -> int:
         """How many sites must answer."""
-        return min(self.sites.quorum or len(self.sites.names) // 2 + 1, len(self.sites.names))
+        return self.sites.least
 
     def at(self, own: SiteFile, source: str) -> Config:
         """The whole configuration of one site: a federation of one client, who brings its own data.
@@ -85,8 +84,9 @@ class Contract:
         """As it crosses, in JSON. Where the public seed set lies is for everybody to know alone."""
         sites = self.sites.model_dump(mode="json", exclude={"public"})
         tables = {"server": self.server.model_dump(mode="json"), "sites": sites}
-        about = {"format": 1, "version": self.version, "name": self.name}
-        return {**about, "public": self.public, "tables": {**self.tables, **tables}}
+        about = {"format": FORMAT, "version": self.version, "name": self.name}
+        record: Table = json.loads(json.dumps({**about, "public": self.public, "tables": {**self.tables, **tables}}))
+        return record  # as JSON has it, in which no tuple is
 
     @property
     def imprint(self) -> str:
@@ -97,15 +97,6 @@ class Contract:
     def digest(self) -> str:
         """Of what may not change while a federation goes on, beside its settings: sites may come and go. Hex."""
         return hashlib.sha256(json.dumps(list(self.sites.input)).encode()).hexdigest()
-
-    def differing(self, other: "Contract") -> str | None:
-        """What of another contract this one's site did not consent to, in one clause; None: nothing."""
-        ours, theirs = (dict(_flat(c.record()["tables"])) for c in (self, other))
-        for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key) and not key.startswith(_OPEN):
-                now, then = (json.dumps(t[key]) if key in t else "unset" for t in (theirs, ours))
-                return f"its {key!r} is {now}, and this site agreed to {then}"
-        return None
 
 
 def read(path: Path) -> Contract:
@@ -168,15 +159,13 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     return contract
 
 
-def restored(record: Mapping[str, Any]) -> Contract:
-    """A contract that crossed.
+def accept(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contract:
+    """The contract that a job brought, once it is known to be what the operator agreed to; as `consent.check_agreed`.
 
     Raises:
-        ConfigError: it is of a version that this one cannot read.
+        ConfigError: it is not, or cannot be carried out by this version.
     """
-    if record.get("format") != 1:
-        raise ConfigError("the contract is of another format than this version of fedmutual reads; install the same one")
-    check_release(record["version"], "the contract")
+    record = check_agreed(text, agreed, who)
     seeds = record["public"]
     if seeds is not None:
         seeds = parsed(SeedsTable, seeds, "the contract", "public").model_dump()
@@ -199,19 +188,3 @@ def _fits(contract: Contract, seeds: Table) -> bool:
         return False
     classes = len(contract.config.data.classes or ())
     return counts is None or (tuple(counts) == names and all(len(own) == classes for own in counts.values()))
-
-
-def check_release(version: str, whose: str) -> None:
-    """Raise ConfigError where somebody runs a version that speaks otherwise: its first two numbers are others."""
-    if version.split(".")[:2] != fedmutual.__version__.split(".")[:2]:
-        raise ConfigError(
-            f"{whose} is of fedmutual {version}, and here is {fedmutual.__version__}; install the same version everywhere"
-        )
-
-
-def _flat(tables: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tables, Mapping) and tables:
-        for key, value in tables.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, tables

@@ -1,11 +1,11 @@
 """One site's half of a federation: its data, its model, its state on disk; orders in, answers out, as bytes."""
 
-import sys
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fedmutual import building, describing
+from fedmutual import building, describing, plugins
 from fedmutual.boundary import Refused
 from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
@@ -14,6 +14,7 @@ from fedmutual.data.federation import other_columns
 from fedmutual.engines.base import COPY, examine, participate
 from fedmutual.engines.sites.contract import Contract, parsed
 from fedmutual.engines.sites.diary import Diary, Entry, digest
+from fedmutual.engines.sites.modules import ListedModules
 from fedmutual.engines.sites.outbox import LEFT, Outbox
 from fedmutual.engines.sites.peers import Exchange, by_hand
 from fedmutual.engines.sites.post import EXAM, Answer, Order, Told, packed
@@ -46,6 +47,16 @@ class Own:
         """Where the site keeps what it must not lose."""
         return _from(self.source, self.file.state.folder)
 
+    @property
+    def code(self) -> ListedModules:
+        """Which modules the site imports where its file, or the federation's, names code."""
+        listed = self.file.trust.modules
+        return ListedModules(
+            listed,
+            [self.source.parent],
+            lambda name: f"write trust = {{ modules = {json.dumps([*listed, name])} }} into {self.source}",
+        )
+
 
 def own(path: Path) -> Own:
     """A site's own file. Paths in it count from the folder that it is in.
@@ -73,7 +84,9 @@ def built(contract: Contract, mine: Own) -> Experiment:
     Raises:
         UserError: what of its file, its data or its network does not go together with the contract.
     """
-    made = building.build(configured(contract, mine), gathered=_collected(contract, mine))
+    config = configured(contract, mine)
+    with plugins.under(mine.code):
+        made = building.build(config, gathered=_collected(contract, mine))
     shape = list(made.data.space.shape)
     if shape != list(contract.sites.input) and (made.nets.shares or made.algorithm.public):
         raise ConfigError(
@@ -100,9 +113,8 @@ def configured(contract: Contract, mine: Own) -> Config:
             f"{mine.source}: site {mine.file.site!r} is not of federation {contract.name!r}, whose sites are "
             f"{', '.join(contract.sites.names)}"
         )
-    if str(mine.source.parent) not in sys.path:
-        sys.path.insert(0, str(mine.source.parent))  # where a network, or data, of the site's own may be
-    return contract.at(mine.file, str(mine.source))
+    with plugins.under(mine.code):
+        return contract.at(mine.file, str(mine.source))
 
 
 def _collected(contract: Contract, mine: Own) -> Collected | None:

@@ -21,6 +21,7 @@ from fedmutual.config.schema import (
     key,
     optional,
 )
+from fedmutual.module_files import is_of_python
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(gt=0)]
@@ -78,6 +79,11 @@ class SitesTable(Section):
         "the folder of the public seed set, SITE.npz of each, counted from this file; fedh2l, fedmd and aggregate need it",
     )
 
+    @property
+    def least(self) -> int:
+        """How many sites must answer for a round to count."""
+        return min(self.quorum or len(self.names) // 2 + 1, len(self.names))
+
 
 class SeedsTable(Section):
     """What a contract says of the public seed set: of each site, and of the whole."""
@@ -100,6 +106,26 @@ class PublicTable(Section):
 
     folder: PathSetting = Field(
         description="the folder with SITE.npz of every site, this one's too; fedh2l, fedmd and aggregate need it"
+    )
+
+
+def check_modules(value: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of modules, as they are. Raises ValueError where one is no module's, or one of Python's own."""
+    for module in value:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ValueError(f"a module is named as in Python, 'networks' or 'lab.networks', and {module!r} is not")
+        if is_of_python(module):
+            raise ValueError(f"{module!r} is a module of Python itself, which holds no network, data or algorithm")
+    return value
+
+
+class TrustTable(Section):
+    """Which code the site runs beside fedmutual's."""
+
+    modules: Annotated[Names, AfterValidator(check_modules)] = key(
+        (),
+        'the modules that "module:name" may name here, in this file or in the federation\'s; each lies beside this file or '
+        "is installed, and can do all that the site's process may",
     )
 
 
@@ -129,3 +155,4 @@ class SiteFile(Section):
     share: ShareConfig = ShareConfig()
     state: StateTable
     public: PublicTable | None = None
+    trust: TrustTable = TrustTable()

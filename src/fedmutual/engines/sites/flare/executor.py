@@ -1,6 +1,5 @@
 """In the job's process at a site: the half, over FLARE's tasks and, between sites, its messages."""
 
-import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,13 +12,15 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedmutual.engines.sites.contract import read, restored
+from fedmutual import plugins
+from fedmutual.engines.sites.contract import accept
 from fedmutual.engines.sites.flare import workspace
 from fedmutual.engines.sites.flare.console import say
 from fedmutual.engines.sites.flare.door import LETTER
 from fedmutual.engines.sites.half import Half, own
+from fedmutual.engines.sites.modules import leave_working_folders
 from fedmutual.engines.sites.post import Answer, Garbled, order, packed
-from fedmutual.errors import ConfigError, UserError
+from fedmutual.errors import UserError
 from fedmutual.records import folder as folders
 
 READY, BODY = "ready", "body"
@@ -83,13 +84,13 @@ class Site(Executor):  # type: ignore[misc]
             self._told = time.monotonic()
 
     def _begin(self, fl_ctx: FLContext, patience: float) -> None:
-        """Read what is this site's own, and hold the job's contract against what was agreed to."""
-        told = workspace.pointer(Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
-        mine, agreed = own(Path(told["config"])), read(Path(told["contract"]))
-        contract = restored(json.loads(self._contract))
-        odd = agreed.differing(contract)
-        if odd is not None:
-            raise ConfigError(f"the job is not of the federation that was agreed to: {odd}")
+        """Read the site's own file, and compare the job's contract with what the operator agreed to before it is parsed."""
+        work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+        about = workspace.pointer(work)
+        mine = own(Path(about["config"]))
+        leave_working_folders(work)
+        plugins.confine(mine.code)
+        contract = accept(self._contract, about["contracts"])
         _alone(self._held, mine.state / contract.name, patience)
         torch.set_num_threads(mine.file.engine.threads)
         half = Half(contract, mine, say)

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmutual.engines.sites.flare import leftovers
 from fedmutual.engines.sites.flare.kits import Kit
 from fedmutual.records.files import write_json
 
+FOLDER = "flare"  # below the state folder
 POINTER = "fedmutual.json"  # what our classes, which run in FLARE's processes, are told of this host
 _OURS = "fedmutual.engines.sites.flare"
 ALLOWED = {
@@ -22,13 +24,14 @@ _IMPL = "nvflare.app_common"
 
 def made(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
     """FLARE's workspace of a server's or a site's kit. told: what its processes read from `pointer`."""
-    work = state / "flare"
+    work = state / FOLDER
+    leftovers.remove_folders(work)  # of jobs that a process which is no more had begun
     for part in ("startup", "local"):
         shutil.rmtree(work / part, ignore_errors=True)
     shutil.copytree(kit.startup, work / "startup")
     local = work / "local"
     local.mkdir(parents=True)
-    write_json(local / "resources.json", _server(work) if kit.kind == "server" else _site())
+    write_json(local / "resources.json", _server(work) if kit.kind == "server" else _site(work))
     write_json(local / "authorization.json", _RIGHTS)
     write_json(local / "log_config.json", _LOGS)
     write_json(local / "comm_config.json", _COMM)
@@ -119,7 +122,7 @@ def _common(kind: str) -> dict[str, Any]:
     }
 
 
-def _site() -> dict[str, Any]:
+def _site(work: Path) -> dict[str, Any]:
     """A site's resources: no log leaves it, and a job's process is the only thing that it starts."""
     managers, consumers = f"{_IMPL}.resource_managers", f"{_IMPL}.resource_consumers"
     none = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
@@ -128,9 +131,10 @@ def _site() -> dict[str, Any]:
         "components": [
             _component("resource_manager", f"{managers}.gpu_resource_manager.GPUResourceManager", none),
             _component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),
-            _component("process_launcher", f"{_IMPL}.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
+            _component("process_launcher", f"{_OURS}.launcher.SiteLauncher"),
             _component("lookout", f"{_OURS}.console.Lookout"),
-            _component("door", f"{_OURS}.door.Door"),
+            _component("sweeper", f"{_OURS}.sweeper.Sweeper", {"work": str(work)}),
+            _component("door", f"{_OURS}.door.Door", {"work": str(work)}),
         ],
     }
 
@@ -157,9 +161,9 @@ def _server(work: Path) -> dict[str, Any]:
                 {"uri_root": str(work / "jobs"), "job_store_id": "job_store"},
             ),
             _component("job_store", storage),
-            _component("process_launcher", f"{_IMPL}.job_launcher.server_process_launcher.ServerProcessJobLauncher"),
+            _component("process_launcher", f"{_OURS}.launcher.ServerLauncher"),
             _component("watch", f"{_OURS}.watch.Watch"),
-            _component("door", f"{_OURS}.door.Door"),
+            _component("door", f"{_OURS}.door.Door", {"work": str(work)}),
         ],
     }
 
