@@ -23,6 +23,8 @@ _IMPL = "nvflare.app_common"
 def made(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
     """FLARE's workspace of a server's or a site's kit. told: what its processes read from `pointer`."""
     work = state / "flare"
+    state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o700)  # models, ledgers and keys are nobody else's on this host, from before they lie there
     for part in ("startup", "local"):
         shutil.rmtree(work / part, ignore_errors=True)
     shutil.copytree(kit.startup, work / "startup")
@@ -35,7 +37,6 @@ def made(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
     write_json(local / POINTER, {"format": 1, **told})
     (work / "transfer").mkdir(exist_ok=True)
     _harden(work / "startup")
-    state.chmod(0o700)  # models and ledgers are nobody else's on this host
     for path in (work, *work.rglob("*")):
         if path.is_dir() or path.parent.name in ("startup", "local"):
             path.chmod(0o700 if path.is_dir() else 0o600)
