@@ -175,6 +175,11 @@ SPOILT = {
     ),
     "wrong accuracy": (holding(lambda m: m | {"accuracy": torch.tensor(1.5)}), "its accuracy is above 1"),
     "no such rows": (holding(lambda m: m | {"index": m["index"] + 999}), "samples that the public seed set of 252 has not"),
+    "another's rows": (
+        holding(lambda m: m | {"index": m["index"] % 84}),
+        "it speaks of samples that another participant ga",
+    ),
+    "rows twice": (holding(lambda m: m | {"index": m["index"][:1].repeat(B)}), "it speaks of a sample twice"),
     "more": (holding(lambda m: m | {"x": torch.zeros(1)}), "its message is refused, for 'x': the phase declares only acc"),
     "less": (holding(lambda m: {"index": m["index"]}), "its message is refused, for 'accuracy': it is declared and missing"),
     "empty": (holding(lambda m: {}), "its letter is empty"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 
-from fedmutual.algorithms.peers import Peering
+from fedmutual.algorithms.peers import Peering, forwarded
 from fedmutual.core import Algorithm, At, Message, Phase, Unusable
 from fedmutual.engines.loop import size
 from fedmutual.engines.sites.post import Answer, Garbled, Order, packed, wrong
@@ -106,7 +106,10 @@ class Exchange:
         if not message or order.phase + 1 == len(phases):
             return False
         phase, following = phases[order.phase : order.phase + 2]
-        held = phase.receive(self._state, {sender: message}, at)
+        try:
+            held = phase.receive(self._state, {sender: message}, at)
+        except Unusable:  # of another sender's rows this site's own message cannot speak; who hears whom is the same
+            held = self._state | forwarded({sender: message})
         return bool(following.send(held, to, replace(at, phase=order.phase + 1)))
 
     def _kept(self, order: Order) -> Message:
