@@ -13,6 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+from fedmutual.algorithms import FedH2L
+from fedmutual.algorithms.peers import agreed as owned_by
 from fedmutual.engines.sites import engine
 from fedmutual.engines.sites.coordinator import Coordinator, first_state, unmanned
 from fedmutual.engines.sites.engine import TooFew
@@ -328,5 +330,6 @@ def test_the_largest_honest_messages_are_within_their_sizes(federation):
     full = Answer(asked, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names[-1])
     assert sizes.open_answer(asked, packed(full, state))[0].accused == names[-1]
     later = replace(asked, phase=1)  # of peers: a remark on each sender of the phase before
-    letters = Sizes(agreed.algorithm, state, names, by_hand=True)
+    peers = FedH2L(batch_size=8, public_batch=4).algorithm()
+    letters = Sizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names, by_hand=True)
     assert letters.open_answer(later, packed(Answer(later, remarks=(words,) * 4), {}))[0].remarks[0].startswith("😀")

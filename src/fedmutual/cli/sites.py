@@ -58,14 +58,17 @@ def server(
 
     It has no data. A federation that was under way goes on by itself after a restart.
     """
-    from fedmutual.engines.sites.flare import kits, run
+    from fedmutual.engines.sites import contract as contracts
+    from fedmutual.engines.sites.coordinator import longest_message
+    from fedmutual.engines.sites.flare import kits, run, workspace
     from fedmutual.records.folder import held
 
     found = run.of_kind(kits.opened(kit), "server")
+    longest = longest_message(contracts.read(found.folder / kits.FEDERATION))
     with held(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
         until = f"{found.expires:%Y-%m-%d}{_soon(found)}"
         say(f"server {found.hosts[0]}:{found.port}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
-        _serve(found, state.resolve(), {"state": str(state.resolve())})
+        _serve(found, state.resolve(), {"state": str(state.resolve()), workspace.LONGEST: longest})
 
 
 def site(
@@ -80,7 +83,8 @@ def site(
     Says first all that may leave. A job that is of another contract than the one you agreed to is refused.
     """
     from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.flare import kits, run
+    from fedmutual.engines.sites.coordinator import longest_message
+    from fedmutual.engines.sites.flare import kits, run, workspace
     from fedmutual.engines.sites.half import Half, own
     from fedmutual.records.folder import held
 
@@ -89,13 +93,15 @@ def site(
         stop(f"{config}: is of site {mine.file.site!r}, and {kit} is the kit of {found.name!r}", Code.BAD_INPUT)
     kits.check_valid(found)
     agreed = (contract or found.folder / kits.FEDERATION).resolve()
-    half = Half(contracts.read(agreed), mine, looks=True)  # at all that can be wrong before anything is opened
+    known = contracts.read(agreed)
+    half = Half(known, mine, looks=True)  # at all that can be wrong before anything is opened
     with held(mine.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
         _say_leaves(half.leaves(), half.tells, half.peers is not None)
         say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
         say(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
         _dial(found)
-        _serve(found, mine.state, {"config": str(mine.source), "contract": str(agreed)})
+        about = {"config": str(mine.source), "contract": str(agreed), workspace.LONGEST: longest_message(known)}
+        _serve(found, mine.state, about)
 
 
 def submit(

@@ -57,6 +57,16 @@ def first_state(contract: Contract, experiment: Experiment) -> Message:
     return agreed(owners(contract), experiment.data.space.outputs)
 
 
+def longest_message(contract: Contract) -> int:
+    """Bytes of the longest message that the server and the sites of a federation send each other."""
+    experiment, names = unmanned(contract), contract.sites.names
+    if contract.algorithm.public is None:
+        state = experiment.server()
+    else:  # how many rows each gives, a contract that was not submitted does not say: no size depends on it
+        state = agreed(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
+    return Sizes(contract.algorithm, state, names, by_hand(contract.algorithm)).longest
+
+
 def owners(contract: Contract) -> dict[str, range]:
     """Whose rows lie where in the public seed set."""
     found, start = {}, 0

@@ -8,8 +8,8 @@ from collections.abc import Collection
 from math import prod
 
 from fedmutual.algorithms.peers import PEER
-from fedmutual.core import Algorithm, Message, Phase, Spec
-from fedmutual.engines.sites.post import EXAM, LONGEST, Answer, Garbled, Limit, Order, answer
+from fedmutual.core import Algorithm, Message, Spec
+from fedmutual.engines.sites.post import EXAM, LONGEST, WORK, Answer, Garbled, Limit, Order, answer
 
 _ESCAPED = 14  # bytes that a character takes at most, in JSON that is a text within JSON
 _FIXED = 2**10  # bytes of an order's or an answer's own keys, brackets and numbers
@@ -42,10 +42,13 @@ class Sizes:
         found = [limit(phase.leaves(self._state), _FIXED) for phase in (*self._algorithm.start, *self._algorithm.phases)]
         return Limit(max(one.header for one in found), max(one.tensors for one in found))
 
-    def phase(self, order: Order) -> Phase | None:
-        """The phase that an order is of; None where there is no such phase."""
-        phases = self._algorithm.start if order.round < 0 else self._algorithm.phases
-        return phases[order.phase] if order.phase < len(phases) else None
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message of all."""
+        rounds = ((-1, self._algorithm.start), (0, self._algorithm.phases))
+        work = [self._answer(Order(WORK, round, n)) for round, phases in rounds for n in range(len(phases))]
+        answers = (*work, self._answer(Order(EXAM, 0, 0)))
+        return _ALIGNED + max(one.header + one.tensors for one in (self.order, self.letter, *answers))
 
     def open_answer(self, order: Order, content: bytes) -> tuple[Answer, Message]:
         """What a site answered to an order.
@@ -53,19 +56,23 @@ class Sizes:
         Raises:
             Garbled: it is larger than an answer can be, or counts more than there is.
         """
-        phase = self.phase(order)
-        remarks = order.phase * len(self._sites)  # one a sender, of each phase before
-        if order.kind == EXAM or phase is None:
-            allowed = limit({}, self._words() + _SCORES)
-        else:
-            declared = {} if self._by_hand else phase.leaves(self._state)
-            allowed = limit(declared, self._words(remarks, phase.terms))
-        said, message = answer(content, allowed)
-        if len(said.remarks) > remarks:
-            raise Garbled(f"it makes {len(said.remarks):,} remarks, and {remarks} are possible")
+        said, message = answer(content, self._answer(order))
+        if len(said.remarks) > self._remarks(order):
+            raise Garbled(f"it makes {len(said.remarks):,} remarks, and {self._remarks(order)} are possible")
         if max(said.up or 0, said.down or 0) > self._traffic:
             raise Garbled("it counts more bytes than the messages of a round have")
         return said, message
+
+    def _answer(self, order: Order) -> Limit:
+        """Of an answer: scores, or a message, losses and remarks."""
+        if order.kind == EXAM:
+            return limit({}, self._words() + _SCORES)
+        phase = (self._algorithm.start if order.round < 0 else self._algorithm.phases)[order.phase]
+        return limit({} if self._by_hand else phase.leaves(self._state), self._words(self._remarks(order), phase.terms))
+
+    def _remarks(self, order: Order) -> int:
+        """How many an answer makes at most: one on each sender, of each phase before."""
+        return order.phase * len(self._sites)
 
     def _words(self, remarks: int = 0, terms: Collection[str] = ()) -> int:
         """Bytes of the words in a header: names of who is asked, whose messages count and who is accused; remarks, and a
