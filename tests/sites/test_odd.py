@@ -68,9 +68,14 @@ ODD = {
     "'classifier.bias': declared as torch.float32 (10,), found torch.float32 (9,)": lambda c: [
         with_tensor(c, lambda t: t[:9])
     ],
-    "found torch.float64": lambda c: [with_tensor(c, lambda t: t.double())],
+    "its tensors have 220,880 bytes, and 220,840 are declared": lambda c: [with_tensor(c, lambda t: t.double())],
+    "found torch.int32": lambda c: [with_tensor(c, lambda t: t.view(torch.int32))],
     "it is declared and missing": lambda c: [packed(answer(c)[0], without(answer(c)[1], "classifier.bias"))],
-    "the phase declares only": lambda c: [packed(answer(c)[0], {**answer(c)[1], "x": torch.zeros(1)})],
+    "its tensors have 220,844 bytes": lambda c: [packed(answer(c)[0], {**answer(c)[1], "x": torch.zeros(1)})],
+    "the phase declares only": lambda c: [packed(answer(c)[0], {**answer(c)[1], "x": torch.zeros(0)})],
+    "it makes 100 remarks, and 0 are possible": lambda c: [with_words(c, remarks=("",) * 100)],
+    "it counts more bytes than the messages of a round have": lambda c: [with_words(c, up=2**62)],
+    "bytes, and 10,": lambda c: [with_words(c, problem="x" * 10**6)],
     "no message in safetensors form": lambda c: [c[:40]],
     "something else than an answer (train.ce)": lambda c: [with_words(c, train={"ce": math.nan})],
     "something else than an answer (train)": lambda c: [with_words(c, train=[0.5])],

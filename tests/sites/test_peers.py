@@ -170,12 +170,27 @@ SPOILT = {
     "no posterior": (holding(lambda m: m | {"posterior": m["posterior"] * 2}), "its posteriors do not sum to one"),
     "other shape": (holding(lambda m: m | {"index": m["index"][:-1]}), "refused, for 'index': declared as torch.int32 (8,)"),
     "other type": (
-        holding(lambda m: m | {"accuracy": m["accuracy"].double()}),
+        holding(lambda m: m | {"accuracy": m["accuracy"].view(torch.int32)}),
         "refused, for 'accuracy': declared as torch.",
     ),
     "wrong accuracy": (holding(lambda m: m | {"accuracy": torch.tensor(1.5)}), "its accuracy is above 1"),
     "no such rows": (holding(lambda m: m | {"index": m["index"] + 999}), "samples that the public seed set of 252 has not"),
-    "more": (holding(lambda m: m | {"x": torch.zeros(1)}), "its message is refused, for 'x': the phase declares only acc"),
+    "another's rows": (
+        holding(lambda m: m | {"index": m["index"] % 84}),
+        "it speaks of samples that another participant ga",
+    ),
+    "rows twice": (holding(lambda m: m | {"index": m["index"][:1].repeat(B)}), "it speaks of a sample twice"),
+    "more": (holding(lambda m: m | {"x": torch.zeros(1)}), "its tensors have 360 bytes, and 356 are declared"),
+    "more names": (holding(lambda m: m | {"x": torch.zeros(0)}), "refused, for 'x': the phase declares only accuracy"),
+    "wider": (holding(lambda m: m | {"accuracy": m["accuracy"].double()}), "its tensors have 360 bytes, and 356 are"),
+    "many names": (
+        holding(lambda m: m | {f"x{k}": torch.zeros(0) for k in range(1000)}),
+        " bytes, and ",
+    ),
+    "words": (
+        lambda letter: packed(replace(answer(letter)[0], problem="x"), answer(letter)[1]),
+        "it says more than a letter does",
+    ),
     "less": (holding(lambda m: {"index": m["index"]}), "its message is refused, for 'accuracy': it is declared and missing"),
     "empty": (holding(lambda m: {}), "its letter is empty"),
 }

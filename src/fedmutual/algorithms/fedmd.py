@@ -14,9 +14,9 @@ from torch import Tensor
 from fedmutual.aggregation import mean
 from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
 from fedmutual.algorithms.independent import Independent
-from fedmutual.algorithms.peers import one_batch, opinion
+from fedmutual.algorithms.peers import one_batch, opinion, posterior_flaw
 from fedmutual.batches import draws
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Spec, setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Spec, Unusable, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,11 @@ class Announce(FedMD):
         return one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The consensus: the mean."""
+        """The consensus: the mean. Raises Unusable where what should be posteriors are none."""
+        said = {i: reply[self.consensus] for i, reply in replies.items()} if self.consensus == "posteriors" else {}
+        flaws = {i: why for i, p in said.items() if (why := posterior_flaw(p)) is not None}
+        if flaws:
+            raise Unusable(flaws)
         return server | ({"consensus": mean(replies)[self.consensus]} if replies else {})
 
 

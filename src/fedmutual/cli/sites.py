@@ -75,7 +75,8 @@ def server(
     """
     from fedmutual import plugins
     from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.flare import kits, run
+    from fedmutual.engines.sites.coordinator import longest_message
+    from fedmutual.engines.sites.flare import kits, run, workspace
     from fedmutual.engines.sites.modules import leave_working_folders, modules_of_server
     from fedmutual.records.folder import held
 
@@ -85,6 +86,7 @@ def server(
     code = modules_of_server(_modules(trust_module), files)
     with plugins.under(code):
         agreed = [contracts.read(path) for path in files]
+        longest = max(longest_message(one) for one in agreed)
     names = [one.name for one in agreed]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
@@ -94,7 +96,7 @@ def server(
         until = f"{found.expires:%Y-%m-%d}{_soon(found)}"
         say(f"server {found.hosts[0]}:{found.port}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
         say(f"it carries out {', '.join(names)}", soft_wrap=True)
-        _serve(found, state.resolve(), {"state": str(state.resolve()), **about})
+        _serve(found, state.resolve(), {"state": str(state.resolve()), **about, workspace.LONGEST: longest})
 
 
 def site(
@@ -110,7 +112,8 @@ def site(
     """
     from fedmutual import plugins
     from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.flare import kits, run
+    from fedmutual.engines.sites.coordinator import longest_message
+    from fedmutual.engines.sites.flare import kits, run, workspace
     from fedmutual.engines.sites.half import Half, own
     from fedmutual.engines.sites.modules import leave_working_folders
     from fedmutual.records.folder import held
@@ -123,12 +126,13 @@ def site(
     with plugins.under(mine.code):
         agreed = contracts.read((contract or found.folder / kits.FEDERATION).resolve())
         half = Half(agreed, mine, looks=True)  # at all that can be wrong before anything is opened
+        longest = longest_message(agreed)
     with held(mine.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
         _say_leaves(half.leaves(), half.tells, half.peers is not None)
         say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
         say(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
         _dial(found)
-        _serve(found, mine.state, {"config": str(mine.source), "contracts": [agreed.record()]})
+        _serve(found, mine.state, {"config": str(mine.source), "contracts": [agreed.record()], workspace.LONGEST: longest})
 
 
 def submit(

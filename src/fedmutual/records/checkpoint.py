@@ -113,7 +113,10 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
 
 
 def read_state(path: Path, run: str, round: int, first: Message | None = None) -> Message:
-    """The tensors of a checkpoint file of this run and round. first: what such a state begins with, all of which it keeps.
+    """The tensors of a checkpoint file of this run and round.
+
+    first: what such a state begins with, all of which it keeps, in that order: a file has an order of its own, and peers'
+        rows lie in the order of the state.
 
     Raises:
         RunError: the file is missing, damaged, another run's or another round's, or of a version that kept something else.
@@ -126,7 +129,7 @@ def read_state(path: Path, run: str, round: int, first: Message | None = None) -
         raise RunError(
             f"{path}: was written by another version of fedmutual: it lacks {lost[0]!r}; start a new run by --out"
         )
-    return tensors
+    return {k: tensors[k] for k in first or {}} | tensors
 
 
 def shared_state(folder: Path) -> Message:

@@ -19,6 +19,7 @@ from fedmutual.engines.sites.contract import Contract
 from fedmutual.engines.sites.engine import Sites
 from fedmutual.engines.sites.peers import by_hand
 from fedmutual.engines.sites.post import Post
+from fedmutual.engines.sites.sizes import Sizes
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment, leaves
 from fedmutual.networks import Networks
@@ -56,6 +57,16 @@ def first_state(contract: Contract, experiment: Experiment) -> Message:
     return agreed(owners(contract), experiment.data.space.outputs)
 
 
+def longest_message(contract: Contract) -> int:
+    """Bytes of the longest message that the server and the sites of a federation send each other."""
+    experiment, names = unmanned(contract), contract.sites.names
+    if contract.algorithm.public is None:
+        state = experiment.server()
+    else:  # how many rows each gives, a contract that was not submitted does not say: no size depends on it
+        state = agreed(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
+    return Sizes(contract.algorithm, state, names, by_hand(contract.algorithm)).longest
+
+
 def owners(contract: Contract) -> dict[str, range]:
     """Whose rows lie where in the public seed set."""
     found, start = {}, 0
@@ -84,10 +95,12 @@ class Coordinator:
         contract, experiment = self.contract, unmanned(self.contract)
         name = folders.identity(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
         with folders.held(self.folder):
-            server, saved = self._restored(first_state(contract, experiment), name)
+            first = first_state(contract, experiment)
+            server, saved = self._restored(first, name)
             self._describe(experiment)
             hand = by_hand(contract.algorithm)
-            engine = Sites(post, contract.quorum, contract.sites.deadline, hand)
+            sizes = Sizes(contract.algorithm, first, contract.sites.names, hand)
+            engine = Sites(post, contract.quorum, contract.sites.deadline, hand, sizes)
             checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0)
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
             rounds = saved.round if saved else None

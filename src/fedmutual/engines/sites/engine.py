@@ -1,15 +1,18 @@
 """The loop's view of sites: each has one client, which lives there and nowhere else."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Concatenate, TypeVar, cast
 
 from fedmutual.core import At, Client, Disagreed, Message, Spec
 from fedmutual.engines.base import Reply, examine, participate
-from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Order, Post, answer, packed, wrong
+from fedmutual.engines.sites.post import EXAM, LONGEST, WORK, Answer, Garbled, Order, Post, packed, wrong
+from fedmutual.engines.sites.sizes import Sizes
 from fedmutual.records.events import Score
 
 R = TypeVar("R")
+_WORDS = 1000 * LONGEST  # characters of each site's own that the logs of a federation take, while this process lives
 
 
 class TooFew(RuntimeError):
@@ -19,9 +22,10 @@ class TooFew(RuntimeError):
 class Sites:
     """An engine over a post. A site that does not answer in time, or answers nonsense, is named and left out."""
 
-    def __init__(self, post: Post, quorum: int, deadline: float, by_hand: bool) -> None:
-        """by_hand: sites send their messages to each other, so that answers hold none."""
+    def __init__(self, post: Post, quorum: int, deadline: float, by_hand: bool, sizes: Sizes) -> None:
+        """by_hand: sites send their messages to each other, so that answers hold none. sizes: how large answers may be."""
         self._post, self._quorum, self._deadline, self._by_hand = post, quorum, deadline, by_hand
+        self._sizes, self._written = sizes, Counter[str]()  # characters of each site's own words so far
         self._remarks = list[str]()
         self._spoke: tuple[str, ...] = ()  # who did its part of the phase before
 
@@ -58,7 +62,7 @@ class Sites:
             if why is not None:
                 self._leave_out(i, said.order, why)
                 continue
-            self._remarks += [f"site {i!r} left out the message of {remark}" for remark in said.remarks]
+            self._remarks += [f"site {i!r} left out the message of {self._quoted(i, remark)}" for remark in said.remarks]
             spoke.append(i)
             yield i, Reply(message, dict(said.train), said.up, said.down)
         self._spoke = tuple(sorted(spoke))
@@ -92,7 +96,7 @@ class Sites:
             if i not in left:
                 continue  # a second answer
             try:
-                said, message = answer(content)
+                said, message = self._sizes.open_answer(orders[i][0], content)
             except Garbled as problem:
                 self._leave_out(i, orders[i][0], str(problem))
                 left.discard(i)
@@ -107,7 +111,12 @@ class Sites:
 
     def _leave_out(self, site: str, order: Order, why: str) -> None:
         whose = f"the scores of site {site!r} are" if order.kind == EXAM else f"site {site!r} is"
-        self._remarks.append(f"{whose} left out: {why}")
+        self._remarks.append(f"{whose} left out: {self._quoted(site, why)}")
+
+    def _quoted(self, site: str, words: str) -> str:
+        """A site's own words, as far as the logs have room for them: it may say others in every round."""
+        self._written[site] += len(words)
+        return words if self._written[site] <= _WORDS else f"(site {site!r} has said more than is written down)"
 
 
 def _key(order: Order) -> tuple[str, int, int]:

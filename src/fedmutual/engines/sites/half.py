@@ -1,6 +1,7 @@
 """One site's half of a federation: its data, its model, its state on disk; orders in, answers out, as bytes."""
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,11 +18,12 @@ from fedmutual.engines.sites.diary import Diary, Entry, digest
 from fedmutual.engines.sites.modules import ListedModules
 from fedmutual.engines.sites.outbox import LEFT, Outbox
 from fedmutual.engines.sites.peers import Exchange, by_hand
-from fedmutual.engines.sites.post import EXAM, Answer, Order, Told, packed
+from fedmutual.engines.sites.post import EXAM, Answer, Garbled, Order, Told, packed
 from fedmutual.engines.sites.post import answer as answered
 from fedmutual.engines.sites.post import order as ordered
 from fedmutual.engines.sites.public import Collected
 from fedmutual.engines.sites.schema import SiteFile
+from fedmutual.engines.sites.sizes import Sizes
 from fedmutual.errors import ConfigError, RunError, UserError, said
 from fedmutual.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
@@ -33,6 +35,7 @@ from fedmutual.records.summary import write_summary
 Say = Callable[[str], None]
 _SENTENCES = (Diverged, Refused, Disagreed, Unusable, UserError)
 SERVER = "server"
+_REPEATS = 100  # how often a process answers one order: an answer is lost once or twice, and each is a line in the ledger
 
 
 @dataclass(frozen=True)
@@ -149,9 +152,11 @@ class Half:
         self._public = made.server()  # what all know of the first state: names and shapes, not what later rounds hold
         self.peers: Exchange | None = None
         if by_hand(algorithm):
-            self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder)
+            self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder, made.config.rounds)
+        self._limit = Sizes(algorithm, self._public, contract.sites.names, self.peers is not None).order
         if self._diary.entries and not looks:  # who looks may have the contract as the kit has it, of other rounds
             self._check_schedules()
+        self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was given again
         self._client: Client | None = None
         self._at: tuple[int, int] | None = None  # where the client in memory is; None: before all
         if not looks:
@@ -180,12 +185,13 @@ class Half:
         """Carry an order out -> the answer, which is all that leaves by the server.
 
         Raises:
-            Garbled: it is no order.
+            Garbled: it is no order, larger than one, or was answered so often that no loss explains it.
             RunError: what leaves cannot be written down, so nothing may.
         """
-        order, inbox = ordered(content)
+        order, inbox = ordered(content, self._limit)
         known = None if order.kind == EXAM else self._diary.known((order.round, order.phase), _digest(content))
         if known is not None:
+            self._count_repeat(order)
             self._say(f"{order.said}: asked again, answered as before")
             self._outbox.record(*answered(known), known, SERVER)
             return known
@@ -203,6 +209,13 @@ class Half:
             reply = packed(answer, message)
         self._outbox.record(answer, {} if self.peers else message, reply, SERVER)
         return reply
+
+    def _count_repeat(self, order: Order) -> None:
+        """Raise Garbled where a server asks for one thing for ever, which would fill the disk with lines of the ledger."""
+        place = order.kind, order.round, order.phase
+        self._repeats[place] += 1
+        if self._repeats[place] > _REPEATS:
+            raise Garbled(f"{order.said} was answered {_REPEATS} times, and is not answered again")
 
     def letters(self, content: bytes) -> dict[str, bytes]:
         """What goes to other sites after an order was carried out -> site -> bytes, written down."""

@@ -15,7 +15,7 @@ from nvflare.apis.signal import Signal
 from fedmutual import plugins
 from fedmutual.engines.sites.contract import accept
 from fedmutual.engines.sites.flare import workspace
-from fedmutual.engines.sites.flare.console import say
+from fedmutual.engines.sites.flare.console import say, say_seldom
 from fedmutual.engines.sites.flare.door import LETTER
 from fedmutual.engines.sites.half import Half, own
 from fedmutual.engines.sites.modules import leave_working_folders
@@ -63,7 +63,10 @@ class Site(Executor):  # type: ignore[misc]
             self._send(self._half.letters(content), fl_ctx)
             self._tell(content)
             return _reply(answer)
-        except (Garbled, UserError, OSError) as problem:  # what leaves could not be written down, so nothing does
+        except Garbled as problem:
+            say_seldom("order", f"an order of the server is not carried out: {problem}")
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        except (UserError, OSError) as problem:  # what leaves could not be written down, so nothing does
             say(str(problem))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
@@ -105,8 +108,8 @@ class Site(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         try:
             self._half.peers.receive(sender, request.get(BODY))
-        except (Garbled, TypeError) as problem:
-            say(f"a letter of site {sender!r} is ignored: {problem}")
+        except Garbled as problem:
+            say_seldom("letter", f"a letter of site {sender!r} is refused: {problem}")
             return make_reply(ReturnCode.BAD_REQUEST_DATA)
         return make_reply(ReturnCode.OK)
 
