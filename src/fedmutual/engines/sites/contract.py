@@ -16,7 +16,7 @@ from fedmutual.config.schema import Section, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
-from fedmutual.engines.sites.schema import SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.engines.sites.schema import LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
@@ -31,8 +31,8 @@ _NOT_READ = {
     ("records", "tensorboard"): (False, "it is not written there"),
     ("model", "weights"): (None, "the server begins with random weights, or goes on with its own"),
 }
-_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads")
-# what a submission may change without the sites' consent: nothing that says what leaves a site
+_OPEN = frozenset({"rounds", "server.hosts", "server.port", "sites.deadline", "sites.wait", "sites.retries"})
+# what a submission may change without the sites' consent, rounds within each site's limit; docs/sites.md says why each may
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Contract:
         """What of another contract this one's site did not consent to, in one clause; None: nothing."""
         ours, theirs = (dict(_flat(c.record()["tables"])) for c in (self, other))
         for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key) and not key.startswith(_OPEN):
+            if ours.get(key) != theirs.get(key) and key not in _OPEN:
                 now, then = (json.dumps(t[key]) if key in t else "unset" for t in (theirs, ours))
                 return f"its {key!r} is {now}, and this site agreed to {then}"
         return None
@@ -181,6 +181,21 @@ def restored(record: Mapping[str, Any]) -> Contract:
     if seeds is not None:
         seeds = parsed(SeedsTable, seeds, "the contract", "public").model_dump()
     return made(record["tables"], "the contract", public=seeds, version=record["version"])
+
+
+def check_rounds(rounds: int, agreed: int, limits: LimitsTable) -> None:
+    """Check a submitted contract's rounds against a site's limit.
+
+    agreed: the rounds of the contract that the site agreed to, which are the limit where the site's file sets none.
+
+    Raises:
+        ConfigError: they are more.
+    """
+    most = limits.rounds or agreed
+    if rounds > most:
+        raise ConfigError(
+            f"the job is of {rounds} rounds, and this site agreed to {most}; set 'limits.rounds' in its file to allow more"
+        )
 
 
 def parsed(kind: type[S], table: Any, source: str, prefix: str = "") -> S:

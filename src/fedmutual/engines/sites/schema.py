@@ -107,6 +107,14 @@ class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
     """What a site holds out its own way."""
 
 
+class LimitsTable(Section):
+    """What a site does not go beyond, whatever is submitted."""
+
+    rounds: Count | None = key(
+        None, "the most rounds that this site takes part in; unset, as many as the contract that it agreed to has"
+    )
+
+
 class SiteEngine(Section):
     """Where a site's work runs."""
 
@@ -127,5 +135,6 @@ class SiteFile(Section):
     optimizer: ClientOptimizer = ClientOptimizer()
     engine: SiteEngine = SiteEngine()
     share: ShareConfig = ShareConfig()
+    limits: LimitsTable = LimitsTable()
     state: StateTable
     public: PublicTable | None = None

@@ -13,7 +13,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedmutual.engines.sites.contract import read, restored
+from fedmutual.engines.sites.contract import check_rounds, read, restored
 from fedmutual.engines.sites.flare import workspace
 from fedmutual.engines.sites.flare.console import say
 from fedmutual.engines.sites.flare.door import LETTER
@@ -90,6 +90,7 @@ class Site(Executor):  # type: ignore[misc]
         odd = agreed.differing(contract)
         if odd is not None:
             raise ConfigError(f"the job is not of the federation that was agreed to: {odd}")
+        check_rounds(contract.config.rounds, agreed.config.rounds, mine.file.limits)
         _alone(self._held, mine.state / contract.name, patience)
         torch.set_num_threads(mine.file.engine.threads)
         half = Half(contract, mine, say)
