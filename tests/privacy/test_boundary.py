@@ -228,13 +228,13 @@ def test_the_released_copy_is_no_view_of_the_clients_tensors():
         assert tensor.untyped_storage().data_ptr() != reply[name].untyped_storage().data_ptr()
 
 
-def test_losses_stay_home_where_no_metrics_are_shared():
+def test_losses_stay_home_unless_all_is_told():
     algorithm = FML(**E).algorithm()
-    events = []
-    federation(algorithm, [client("0", algorithm), client("1", algorithm, tells=False)], rounds=1, events=events)
+    events, metrics = [], {"0": "all", "1": "none", "2": "accuracy"}
+    federation(algorithm, [client(i, algorithm, metrics=told) for i, told in metrics.items()], rounds=1, events=events)
     (done,) = [e for e in events if isinstance(e, PhaseDone)]
     assert set(done.train) == {"0"}
-    assert set(done.up) == {"0", "1"}
+    assert set(done.up) == {"0", "1", "2"}
 
 
 def test_bytes_are_counted_from_the_tensors_sent():

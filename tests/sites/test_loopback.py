@@ -7,7 +7,7 @@ import pytest
 import fedmutual
 from fedmutual.config import parse_config
 from loopback import loopback
-from wards import COMMON, SEEDED, SITES, same, together, with_data
+from wards import COMMON, SEEDED, SITES, TELLING, same, together, with_data
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
@@ -22,7 +22,7 @@ def Tiny(shape, classes):
 
 def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
     """Two architectures, one of them the site's own; kill -9 of a site's job: the bits of a run in one process."""
-    common = {**COMMON, "rounds": 6}
+    common = {**COMMON, **TELLING, "rounds": 6}
     (tmp_path / "lenet.py").write_text(LENET)
     monkeypatch.chdir(tmp_path)
     run = fedmutual.run(parse_config(together(common, TWO)), tmp_path / "one")
@@ -63,7 +63,7 @@ def captured(fed):
 def test_peers_send_to_each_other(tmp_path):
     """FedH2L: posteriors go from site to site, and the server gets none of them; the bits of a run in one process."""
     sites = {i: own for i, own in with_data(tmp_path).items() if i != "west"}
-    common = {**SEEDED, "rounds": 12, "records": {"evaluate_every": 6}}
+    common = {**SEEDED, **TELLING, "rounds": 12, "records": {"evaluate_every": 6}}
     run = fedmutual.run(parse_config(together(common, sites)), tmp_path / "one")
     there = {"public": {"folder": str(tmp_path / "fed" / "public")}}
     with loopback(tmp_path / "fed", common, {i: own | there for i, own in sites.items()}, public="public") as fed:

@@ -6,6 +6,7 @@ from typing import Any, Concatenate, TypeVar, cast
 
 from fedmutual.core import At, Client, Disagreed, Message, Spec
 from fedmutual.engines.base import Reply, examine, participate
+from fedmutual.engines.sites.attempts import Attempts
 from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Order, Post, answer, packed, wrong
 from fedmutual.records.events import Score
 
@@ -19,9 +20,10 @@ class TooFew(RuntimeError):
 class Sites:
     """An engine over a post. A site that does not answer in time, or answers nonsense, is named and left out."""
 
-    def __init__(self, post: Post, quorum: int, deadline: float, by_hand: bool) -> None:
+    def __init__(self, post: Post, quorum: int, deadline: float, by_hand: bool, attempts: Attempts) -> None:
         """by_hand: sites send their messages to each other, so that answers hold none."""
         self._post, self._quorum, self._deadline, self._by_hand = post, quorum, deadline, by_hand
+        self._attempts = attempts
         self._remarks = list[str]()
         self._spoke: tuple[str, ...] = ()  # who did its part of the phase before
 
@@ -52,7 +54,8 @@ class Sites:
         asked = None
         if self._by_hand:  # a letter to who hangs would keep its sender waiting
             asked = tuple(sorted(arguments.keys() & set(self._post.there()) - set(self._post.late())))
-        for i, (said, message) in self._asked({i: self._order(given, asked) for i, given in arguments.items()}):
+        orders = self._attempts.stamp({i: self._order(given, asked) for i, given in arguments.items()})
+        for i, (said, message) in self._asked(orders):
             _, _, declared, _ = arguments[i]
             why = _wrong(said, message, declared if not self._by_hand else {}, i)
             if why is not None:
@@ -68,12 +71,13 @@ class Sites:
     def _order(self, given: tuple[Any, ...], asked: tuple[str, ...] | None) -> tuple[Order, Message]:
         _, inbox, _, at = given
         assert isinstance(at, At)
-        senders = self._spoke if self._by_hand and at.phase else None
+        senders = self._attempts.settle_senders(at.round, at.phase, self._spoke) if self._by_hand and at.phase else None
         return Order(WORK, at.round, at.phase, senders, asked), {} if self._by_hand else inbox
 
     def _exam(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
         given = {i: arguments[i] for i in arguments if i in self._spoke}  # who missed the round is not waited for again
-        orders = {i: (Order(EXAM, round - 1, 0), inbox) for i, (_, inbox, round, _, _) in given.items()}
+        number = self._attempts.number
+        orders = {i: (Order(EXAM, round - 1, 0, attempt=number), inbox) for i, (_, inbox, round, _, _) in given.items()}
         for i, (said, _) in self._asked(orders):
             if said.problem is not None:
                 self._leave_out(i, said.order, said.problem)

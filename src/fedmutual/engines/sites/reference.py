@@ -19,7 +19,7 @@ _HEAD = """## FEDERATION.toml
 
 What all participants of a [federation of real sites](sites.md) have: the keys above but for `partition`, `engine`,
 `clients`, and of `data` what is of one's own data (`name`, `root`, `test`, `label`, `labels`, `group_by`); where classes are
-learned it must have `data.classes`. And these two tables.
+learned it must have `data.classes`. `share.metrics` is "accuracy" where the file does not set it. And these two tables.
 """
 _SITE = """
 ## site.toml

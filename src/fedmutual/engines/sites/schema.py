@@ -107,6 +107,10 @@ class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
     """What a site holds out its own way."""
 
 
+class SiteShare(optional(ShareConfig)):  # type: ignore[misc]
+    """What a site tells beside its messages."""
+
+
 class LimitsTable(Section):
     """What a site does not go beyond, whatever is submitted."""
 
@@ -134,7 +138,7 @@ class SiteFile(Section):
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
     engine: SiteEngine = SiteEngine()
-    share: ShareConfig = ShareConfig()
+    share: SiteShare = SiteShare()
     limits: LimitsTable = LimitsTable()
     state: StateTable
     public: PublicTable | None = None

@@ -20,7 +20,7 @@ from fedmutual.errors import ConfigError, UserError
 
 FLARE = ((2, 8, 3), (2, 10))  # from, and before, as the extra `sites` has it
 
-_TIMES = 8  # a site's state takes so many times its networks: two rounds of them, optimisers too, and what was answered
+_TIMES = 16  # a site's state takes so many times its networks: four rounds of them, optimisers too, and what was answered
 
 
 def examine(folder: Path, config: Path | None = None, contract: Path | None = None) -> Iterator[Finding]:
