@@ -195,6 +195,19 @@ def test_what_comes_back_as_it_went_tells_nothing_and_passes():
     assert not torch.equal(got["2.weight"], start["2.weight"])
 
 
+def test_a_row_that_the_server_guessed_and_the_client_never_touched_is_not_refused():
+    """Else a server would put guesses into units that never fire, and learn by a refusal which of them a client has."""
+    algorithm = FML(alpha=0.3, **E).algorithm()
+    one = client("0", algorithm)
+    guess = one.data["private"].x[3].repeat(8, 1)
+    sent = {"0.weight": torch.cat([guess[:5], guess[5:] + 2])}
+    reply = {"0.weight": torch.cat([guess[:5], guess[5:] + 1])}
+    declared = {"0.weight": (torch.float32, tuple(guess.shape))}
+    assert torch.equal(release(reply, declared, one, sent)["0.weight"], reply["0.weight"])
+    with pytest.raises(Refused, match="it holds a row of the client's private data"):
+        release({"0.weight": reply["0.weight"].flip(0)}, declared, one, sent)  # in other places than it was sent in
+
+
 def test_what_stays_home_of_the_meme_stays_home():
     algorithm = FML(**E).algorithm()
     home = ("2.weight", "2.bias")
