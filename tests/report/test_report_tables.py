@@ -240,7 +240,7 @@ def test_an_undefined_auroc(tmp_path):
     assert (row[4].text, row[4].note) == ("0.800", "over the 2 of 3 for which it is defined")
     never = replace(made, auroc=lambda client: None)
     [row, _] = tables.beyond_accuracy(comparison([write(tmp_path / "b", never)])).rows
-    assert (row[4].text, row[4].note) == ("n/a", "n/a: undefined: the data scored hold one class only")
+    assert (row[4].text, row[4].note) == ("n/a", "n/a: not told, or undefined: the data scored hold one class only")
 
 
 def test_recall_by_class(two_seeds):

@@ -8,6 +8,7 @@ import torch
 from fedmutual.core import Data, Diverged, Message
 from fedmutual.engines.sites import admission, half
 from fedmutual.engines.sites.diary import ROUNDS_BACK
+from fedmutual.engines.sites.disclosure import describe_disclosure
 from fedmutual.engines.sites.half import Half, own
 from fedmutual.engines.sites.outbox import left
 from fedmutual.engines.sites.post import ATTEMPTS, EXAM, WORK, Answer, Order, answer, packed
@@ -261,3 +262,18 @@ def test_a_site_may_tell_less_while_the_federation_goes_on(tmp_path):
     silent = MLP["north"] | {"share": {"metrics": "none"}}
     again = Half(halves(tmp_path, tmp_path / "federation.toml", MLP)[0], own(site(tmp_path, "north", silent)))
     assert told(ask(again, EXAM, 0, seed=1)[0]) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "Accuracies to 1 %, of its validation rows, are told once a round"),
+        ({"split": {"holdout": 0.2}}, "Accuracies to 1 %, of its validation and holdout rows, are told"),
+        ({"split": {"validation": 0.02}}, "not told: it has fewer than 50 validation rows"),
+        ({"share": {"metrics": "none"}}, "Its losses and scores are not told."),
+        (TELLING, "All its losses and scores are told"),
+    ],
+)
+def test_an_operator_is_told_what_the_setting_means_for_the_rows_that_there_are(tmp_path, more, words):
+    (found,) = halves(tmp_path, contract(tmp_path, LONG, MLP), {"north": MLP["north"] | more})[1].values()
+    assert words in describe_disclosure(found.experiment, "north")

@@ -107,7 +107,7 @@ def _majority(share: float | None, decimals: int) -> Cell:
 
 _UNTOLD = "not told: the run is missing or unfinished, or the client does not share this score (share.metrics)"
 _UNDEFINED = {
-    "auroc": "undefined: the data scored hold one class only",
+    "auroc": "not told, or undefined: the data scored hold one class only",
     **dict.fromkeys(("accuracy", "majority", "balanced_accuracy", "loss"), "not told: by this task, or by these clients"),
 }
 
