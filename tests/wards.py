@@ -45,6 +45,7 @@ SEEDED = COMMON | {  # with a public seed set
 }
 
 
+TELLING = {"share": {"metrics": "all"}}  # all scores and losses, as one process has it unless it is told otherwise
 UNLABELLED = SEEDED | {"algorithm": SEEDED["algorithm"] | {"labels": False}}
 
 

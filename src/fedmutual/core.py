@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,9 @@ Spec = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 Batch = tuple[Tensor, ...]
 """x [B, ...], y [B, ...], then whatever the phase adds."""
+
+Disclosure = Literal["none", "accuracy", "all"]
+"""What of its scores and training losses a participant tells: nothing, coarse accuracies, or all."""
 
 
 class Diverged(RuntimeError):
@@ -203,7 +206,7 @@ class Client:
     twins: frozenset[str] = frozenset()  # those of them that began equal to a tensor of the personal net, by right
     own: Mapping[str, Any] = field(default_factory=dict)  # its task, own alpha, ...: replace the phase's, never sent
     precision: torch.dtype | None = None  # a lower one that its networks compute in; weights keep theirs
-    tells: bool = True  # whether its losses and scores may be told; messages cross either way
+    metrics: Disclosure = "all"  # what of its losses and scores is told; messages cross anyway
     seeds: Seeds | None = None  # of the public seed set, where the algorithm has one
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
 

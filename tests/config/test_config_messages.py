@@ -103,7 +103,7 @@ WRONG = [
     ("[optimizer]\nweight_decay = inf", "key 'optimizer.weight_decay' must be a finite number, not Infinity"),
     ("[clients.a.optimizer]\nlr = -0.5", "key 'clients.a.optimizer.lr': a learning rate must be at least 0, not -0.5"),
     ("[optimizer]\nname = 'sdg'", "key 'optimizer.name' must be 'sgd', 'adam' or 'adamw', not \"sdg\""),
-    ("[share]\nmetrics = false", "key 'share.metrics' must be 'all' or 'none', not false"),
+    ("[share]\nmetrics = false", "key 'share.metrics' must be 'none', 'accuracy' or 'all', not false"),
     ("[algorithm]\nalpha = 1.5", "key 'algorithm.alpha' must be between 0 and 1, not 1.5"),
     ("[algorithm]\nalpha = nan", "key 'algorithm.alpha' must be a finite number, not NaN"),
     ("[algorithm]\nbeta = { start = 0.5, end = -0.5 }", "key 'algorithm.beta' must be between 0 and 1, not -0.5"),

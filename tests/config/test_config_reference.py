@@ -51,7 +51,7 @@ def test_every_key_has_a_meaning_in_one_line() -> None:
         ("algorithm.temperature", "number", "1.0"),
         ("algorithm.weighting", '"samples" or "uniform"', '"samples"'),
         ("clients.ID.algorithm.mu", "number or schedule", "the federation's"),
-        ("clients.ID.share.metrics", '"all" or "none"', "the federation's"),
+        ("clients.ID.share.metrics", '"none", "accuracy" or "all"', "the federation's"),
         ("clients.ID.training.batch_size", "whole number >= 1, <= 1000000000", "the federation's"),
     ],
 )

@@ -45,7 +45,7 @@ def test_the_same_contract_is_taken(record):
     assert accepted(record).record() == record
 
 
-@pytest.mark.parametrize("open_key", ["quorum", "deadline", "wait", "retries", "leads"])
+@pytest.mark.parametrize("open_key", ["deadline", "wait", "retries"])
 def test_keys_that_may_change_without_consent(record, open_key):
     sites = record["tables"]["sites"]
     assert difference(record, changed(record, sites=sites | {open_key: 3})) is None

@@ -7,13 +7,14 @@ from fedmutual.config import parse_config
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.records.logs import LEDGER, read_lines
 from fedmutual.records.text import told
-from wards import COMMON, SITES, Desk, contract, halves, same, together
+from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, together
 
 
 def test_three_sites_are_one_run_in_one_process(tmp_path):
-    agreed, sites = halves(tmp_path, contract(tmp_path))
+    common = COMMON | TELLING
+    agreed, sites = halves(tmp_path, contract(tmp_path, common))
     Coordinator(agreed, tmp_path / "server").run(Desk(sites))
-    run = fedmutual.run(parse_config(together()), tmp_path / "one")
+    run = fedmutual.run(parse_config(together(common)), tmp_path / "one")
     found = fedmutual.Run(tmp_path / "server")
     assert same(found.global_model().state_dict(), run.global_model().state_dict())
     for i in SITES:

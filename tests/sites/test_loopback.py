@@ -8,7 +8,7 @@ import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.engines.sites.flare.leftovers import JOB, LAST_LOG
 from loopback import loopback
-from wards import COMMON, SEEDED, SITES, same, together, with_data
+from wards import COMMON, SEEDED, SITES, TELLING, same, together, with_data
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
@@ -33,7 +33,7 @@ def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
     """An algorithm of the users' own, which server and sites trust; two architectures, one of them a site's own; kill -9 of
     a site's job: the bits of a run in one process.
     """
-    common = {**COMMON, "rounds": 6, "algorithm": {**COMMON["algorithm"], "name": "mine:Mine"}}
+    common = {**COMMON, **TELLING, "rounds": 6, "algorithm": {**COMMON["algorithm"], "name": "mine:Mine"}}
     (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     run = fedmutual.run(parse_config(together(common, TWO)), tmp_path / "one")
@@ -82,7 +82,7 @@ def captured(fed):
 def test_peers_send_to_each_other(tmp_path):
     """FedH2L: posteriors go from site to site, and the server gets none of them; the bits of a run in one process."""
     sites = {i: own for i, own in with_data(tmp_path).items() if i != "west"}
-    common = {**SEEDED, "rounds": 12, "records": {"evaluate_every": 6}}
+    common = {**SEEDED, **TELLING, "rounds": 12, "records": {"evaluate_every": 6}}
     run = fedmutual.run(parse_config(together(common, sites)), tmp_path / "one")
     there = {"public": {"folder": str(tmp_path / "fed" / "public")}}
     with loopback(tmp_path / "fed", common, {i: own | there for i, own in sites.items()}, public="public") as fed:

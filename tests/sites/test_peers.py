@@ -17,7 +17,7 @@ from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Order, ans
 from fedmutual.records import text
 from fedmutual.records.events import Noted, PhaseDone
 from fedmutual.records.logs import LEDGER, read_lines
-from wards import SEEDED, Desk, halves, same, seeded, together
+from wards import SEEDED, TELLING, Desk, halves, same, seeded, together
 
 B, C, OTHERS, ROUNDS = 8, 10, 2, SEEDED["rounds"]
 LETTER = 4 * B + 4 * B * C + 4  # bytes: which samples, posteriors, an accuracy
@@ -81,9 +81,10 @@ def terms(asked):
 
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_one_process(case, tmp_path):
-    found = Ward(tmp_path, CASES[case]).run()
+    common = CASES[case] | TELLING
+    found = Ward(tmp_path, common).run()
     assert found.notes == []
-    run = fedmutual.run(parse_config(together(CASES[case], found.sites)), tmp_path / "one")
+    run = fedmutual.run(parse_config(together(common, found.sites)), tmp_path / "one")
     for i, weights in found.personal().items():
         assert same(weights, run.personal_model(i).state_dict()), i
     summary = fedmutual.Run(tmp_path / "server").summary
@@ -95,7 +96,7 @@ def test_equal_to_one_process(case, tmp_path):
 
 
 def test_a_site_hands_out_what_is_declared_and_nothing_else(tmp_path):
-    found = Ward(tmp_path).run()
+    found = Ward(tmp_path, SEEDED | TELLING).run()
     start = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ()), "counts": (torch.int64, (C,))}
     rounds = {"index": (torch.int32, (B,)), "posterior": (torch.float32, (B, C)), "accuracy": (torch.float32, ())}
     sent = {(i, to, *place(letter)): letter for i, to, letter in found.desk.letters}

@@ -113,6 +113,7 @@ def site(
     from fedmutual import plugins
     from fedmutual.engines.sites import contract as contracts
     from fedmutual.engines.sites.coordinator import longest_message
+    from fedmutual.engines.sites.disclosure import describe_disclosure
     from fedmutual.engines.sites.flare import kits, run, workspace
     from fedmutual.engines.sites.half import Half, own
     from fedmutual.engines.sites.modules import leave_working_folders
@@ -128,7 +129,8 @@ def site(
         half = Half(agreed, mine, looks=True)  # at all that can be wrong before anything is opened
         longest = longest_message(agreed)
     with held(mine.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
-        _say_leaves(half.leaves(), half.tells, half.peers is not None)
+        _say_leaves(half.leaves(), half.peers is not None)
+        say(describe_disclosure(half.experiment, half.site), soft_wrap=True)
         say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
         say(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
         _dial(found)
@@ -293,7 +295,7 @@ def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
         stop(f"ended with code {code}; {state / 'flare' / 'log.txt'} says why", Code.DIVERGED)
 
 
-def _say_leaves(leaves: Mapping[str, "Spec"], tells: bool, by_hand: bool) -> None:
+def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool) -> None:
     """What may leave a site, for its operator to read."""
     table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
     for phase, spec in leaves.items():
@@ -305,7 +307,7 @@ def _say_leaves(leaves: Mapping[str, "Spec"], tells: bool, by_hand: bool) -> Non
             table.add_row(phase, name, str(dtype).removeprefix("torch."), "x".join(map(str, shape)) or "one", f"{size:,}")
     out.print(table)
     to = "to the other sites, through the server, sealed" if by_hand else "to the server, which can read them"
-    say(f"These go {to}. Losses and scores {'are told, too' if tells else 'are not told'}.")
+    say(f"These go {to}.")
 
 
 def _wait_for_all(contract: "Contract", there: Callable[[], Iterable[str]]) -> None:

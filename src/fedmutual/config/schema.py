@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from fedmutual.core import Schedule, Setting, within
+from fedmutual.core import Disclosure, Schedule, Setting, within
 
 Table = dict[str, Any]
 
@@ -54,6 +54,10 @@ def _cluster(value: str) -> str:
 
 def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _unset_if_empty(value: object) -> object:
+    return None if value == {} else value
 
 
 def _schedule(value: object) -> object:
@@ -253,7 +257,11 @@ class RecordsConfig(Section):
 class ShareConfig(Section):
     """What a client tells beside its messages."""
 
-    metrics: Literal["all", "none"] = key("all", "its scores and training losses; with none they stay in its own folder")
+    metrics: Disclosure = key(
+        "all",
+        "what is told of its scores and training losses: all; accuracies alone, to 1 %, of 50 rows or more; or nothing. "
+        "Scores that are not told stay in its own folder",
+    )
 
 
 def optional(kind: type[Section]) -> Any:
@@ -305,7 +313,7 @@ class ClientConfig(Section):
     model: ClientModel = ClientModel()
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
-    share: ShareConfig | None = None
+    share: Annotated[ShareConfig | None, BeforeValidator(_unset_if_empty)] = None
 
 
 class Config(Section):
@@ -329,3 +337,7 @@ class Config(Section):
     def own(self, client: str) -> ClientConfig:
         """What a client has of its own: keys that are unset there are the federation's."""
         return self.clients.get(client, ClientConfig())
+
+    def disclosure(self, client: str) -> Disclosure:
+        """A client's `share.metrics`, else the federation's."""
+        return (self.own(client).share or self.share).metrics

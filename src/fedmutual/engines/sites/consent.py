@@ -21,8 +21,8 @@ _TYPES: dict[str, tuple[type, ...]] = {  # the keys of a contract's record, and 
     "public": (dict, type(None)),
     "tables": (dict,),
 }
-_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads")
-# what a submission may change without the sites' consent: nothing that says what leaves a site
+_OPEN = ("rounds", "server.hosts", "server.port", "sites.deadline", "sites.wait", "sites.retries")
+# what a submission may change without the sites' consent, rounds within each site's limit; docs/security.md says why each
 
 
 def check_agreed(text: Any, agreed: Iterable[Table], who: str) -> Table:

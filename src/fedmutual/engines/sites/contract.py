@@ -12,13 +12,14 @@ from pydantic import ValidationError
 
 import fedmutual
 from fedmutual.config import Config, all_keys, make_algorithm, merge, parse_config, read_tables
-from fedmutual.config.schema import Section, Table
+from fedmutual.config.schema import Section, ShareConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
 from fedmutual.engines.sites.consent import FORMAT, check_agreed
-from fedmutual.engines.sites.schema import SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.engines.sites.schema import LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.errors import ConfigError
+from fedmutual.records import folder as folders
 
 S = TypeVar("S", bound=Section)
 _NOT_COMMON = {
@@ -32,6 +33,7 @@ _NOT_READ = {
     ("records", "tensorboard"): (False, "it is not written there"),
     ("model", "weights"): (None, "the server begins with random weights, or goes on with its own"),
 }
+_METRICS = "accuracy"  # what a site tells of its scores, unless the federation's file or the site's own says otherwise
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,13 @@ class Contract:
     @cached_property
     def config(self) -> Config:
         """The common settings, checked."""
-        return parse_config(self.tables, self.source)
+        return parse_config(self._settings, self.source)
+
+    @property
+    def _settings(self) -> Table:
+        """The tables, with what is told of scores between real sites where they do not say it."""
+        share = self.tables.get("share", {})
+        return {**self.tables, "share": {"metrics": _METRICS, **share}} if isinstance(share, Mapping) else self.tables
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -71,10 +79,10 @@ class Contract:
         Raises:
             ConfigError: a key of the site's file is wrong, or does not go together with the contract.
         """
-        kept = own.model_dump(exclude_unset=True)
+        kept = {key: table for key, table in own.model_dump(exclude_unset=True).items() if table != {}}
         mine = {k: kept[k] for k in ("data", "model", "algorithm", "training", "optimizer", "share") if k in kept}
         given = {"engine": own.engine.model_dump(), "split": {k: v for k, v in own.split if v is not None}}
-        tables = merge(self.tables, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
+        tables = merge(self._settings, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
         try:
             return parse_config(tables, source)
         except ConfigError as problem:
@@ -97,6 +105,12 @@ class Contract:
     def digest(self) -> str:
         """Of what may not change while a federation goes on, beside its settings: sites may come and go. Hex."""
         return hashlib.sha256(json.dumps(list(self.sites.input)).encode()).hexdigest()
+
+
+def identify(config: Config, fingerprint: str) -> str:
+    """`folders.identity` of a federation's or a site's state: what is told of scores may change while it goes on."""
+    clients = {i: own.model_copy(update={"share": None}) for i, own in config.clients.items()}
+    return folders.identity(config.model_copy(update={"share": ShareConfig(), "clients": clients}), fingerprint)
 
 
 def read(path: Path) -> Contract:
@@ -170,6 +184,21 @@ def accept(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contra
     if seeds is not None:
         seeds = parsed(SeedsTable, seeds, "the contract", "public").model_dump()
     return made(record["tables"], "the contract", public=seeds, version=record["version"])
+
+
+def check_rounds(rounds: int, agreed: int, limits: LimitsTable) -> None:
+    """Check a submitted contract's rounds against a site's limit.
+
+    agreed: the rounds of the contract that the site agreed to, which are the limit where the site's file sets none.
+
+    Raises:
+        ConfigError: they are more.
+    """
+    most = limits.rounds or agreed
+    if rounds > most:
+        raise ConfigError(
+            f"the job is of {rounds} rounds, and this site agreed to {most}; set 'limits.rounds' in its file to allow more"
+        )
 
 
 def parsed(kind: type[S], table: Any, source: str, prefix: str = "") -> S:

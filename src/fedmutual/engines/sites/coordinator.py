@@ -15,7 +15,8 @@ from fedmutual.data.federation import Space
 from fedmutual.data.scaling import BYTE, Scaling
 from fedmutual.describing import shared, space_of
 from fedmutual.engines.loop import Plan, federate
-from fedmutual.engines.sites.contract import Contract
+from fedmutual.engines.sites.attempts import Attempts
+from fedmutual.engines.sites.contract import Contract, identify
 from fedmutual.engines.sites.engine import Sites
 from fedmutual.engines.sites.peers import by_hand
 from fedmutual.engines.sites.post import Post
@@ -93,14 +94,14 @@ class Coordinator:
             RunError: the folder holds another federation, or one that cannot go on to so many rounds, or cannot be written.
         """
         contract, experiment = self.contract, unmanned(self.contract)
-        name = folders.identity(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
+        name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
         with folders.held(self.folder):
             first = first_state(contract, experiment)
             server, saved = self._restored(first, name)
             self._describe(experiment)
             hand = by_hand(contract.algorithm)
             sizes = Sizes(contract.algorithm, first, contract.sites.names, hand)
-            engine = Sites(post, contract.quorum, contract.sites.deadline, hand, sizes)
+            engine = Sites(post, contract.quorum, contract.sites.deadline, hand, sizes, Attempts(self.folder))
             checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0)
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
             rounds = saved.round if saved else None

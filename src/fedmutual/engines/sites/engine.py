@@ -7,6 +7,7 @@ from typing import Any, Concatenate, TypeVar, cast
 
 from fedmutual.core import At, Client, Disagreed, Message, Spec
 from fedmutual.engines.base import Reply, examine, participate
+from fedmutual.engines.sites.attempts import Attempts
 from fedmutual.engines.sites.post import EXAM, LONGEST, WORK, Answer, Garbled, Order, Post, packed, wrong
 from fedmutual.engines.sites.sizes import Sizes
 from fedmutual.records.events import Score
@@ -22,10 +23,11 @@ class TooFew(RuntimeError):
 class Sites:
     """An engine over a post. A site that does not answer in time, or answers nonsense, is named and left out."""
 
-    def __init__(self, post: Post, quorum: int, deadline: float, by_hand: bool, sizes: Sizes) -> None:
+    def __init__(self, post: Post, quorum: int, deadline: float, by_hand: bool, sizes: Sizes, attempts: Attempts) -> None:
         """by_hand: sites send their messages to each other, so that answers hold none. sizes: how large answers may be."""
         self._post, self._quorum, self._deadline, self._by_hand = post, quorum, deadline, by_hand
-        self._sizes, self._written = sizes, Counter[str]()  # characters of each site's own words so far
+        self._sizes, self._attempts = sizes, attempts
+        self._written = Counter[str]()  # characters of each site's own words so far
         self._remarks = list[str]()
         self._spoke: tuple[str, ...] = ()  # who did its part of the phase before
 
@@ -56,7 +58,8 @@ class Sites:
         asked = None
         if self._by_hand:  # a letter to who hangs would keep its sender waiting
             asked = tuple(sorted(arguments.keys() & set(self._post.there()) - set(self._post.late())))
-        for i, (said, message) in self._asked({i: self._order(given, asked) for i, given in arguments.items()}):
+        orders = self._attempts.stamp({i: self._order(given, asked) for i, given in arguments.items()})
+        for i, (said, message) in self._asked(orders):
             _, _, declared, _ = arguments[i]
             why = _wrong(said, message, declared if not self._by_hand else {}, i)
             if why is not None:
@@ -72,12 +75,13 @@ class Sites:
     def _order(self, given: tuple[Any, ...], asked: tuple[str, ...] | None) -> tuple[Order, Message]:
         _, inbox, _, at = given
         assert isinstance(at, At)
-        senders = self._spoke if self._by_hand and at.phase else None
+        senders = self._attempts.settle_senders(at.round, at.phase, self._spoke) if self._by_hand and at.phase else None
         return Order(WORK, at.round, at.phase, senders, asked), {} if self._by_hand else inbox
 
     def _exam(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
         given = {i: arguments[i] for i in arguments if i in self._spoke}  # who missed the round is not waited for again
-        orders = {i: (Order(EXAM, round - 1, 0), inbox) for i, (_, inbox, round, _, _) in given.items()}
+        number = self._attempts.number
+        orders = {i: (Order(EXAM, round - 1, 0, attempt=number), inbox) for i, (_, inbox, round, _, _) in given.items()}
         for i, (said, _) in self._asked(orders):
             if said.problem is not None:
                 self._leave_out(i, said.order, said.problem)

@@ -3,9 +3,10 @@
 `sizes` says how large each may be; that is looked at before anything is parsed.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -22,6 +23,7 @@ EXAM: Literal["exam"] = "exam"
 LONGEST = 500  # characters that another says in one sentence
 _NAMED = 100  # characters of the name of a score or a loss
 _SCORES, _CLASSES = 64, 2**16  # scores that a site tells at once, values of one score; numbers of one value, one a class
+ATTEMPTS = 3  # how often, in the life of a federation, its server may go back and ask with other tensors
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Words = Annotated[str, AfterValidator(lambda text: plain(text))]  # for a console and a log
@@ -38,6 +40,7 @@ class Order:
     phase: Count  # its number in the round, or in the start
     senders: tuple[str, ...] | None = None  # whose messages of the phase before count, where sites send to each other
     asked: tuple[str, ...] | None = None  # and who does this phase too, so that messages go to no others
+    attempt: Count = 0  # raised by the server, at most to ATTEMPTS, when it goes back: see `admission`
 
     @property
     def said(self) -> str:
@@ -123,6 +126,13 @@ class Limit(NamedTuple):
 def packed(what: Order | Answer, tensors: Message) -> bytes:
     """As bytes."""
     return save({k: v.contiguous() for k, v in tensors.items()}, metadata={"fedmutual": json.dumps(asdict(what))})
+
+
+def digest_order(order: Order, tensors: Message) -> str:
+    """Digest of what an order asks for, in hex: who else is asked, and in which attempt, changes nothing of what is done."""
+    about = {key: value for key, value in asdict(replace(order, asked=None)).items() if key != "attempt"}
+    content = save({k: v.contiguous() for k, v in tensors.items()}, metadata={"fedmutual": json.dumps(about)})
+    return hashlib.sha256(content).hexdigest()
 
 
 def order(content: bytes, limit: Limit | None = None) -> tuple[Order, Message]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from fedmutual.config.reference import Key, keys
 from fedmutual.config.schema import ClientData, ClientModel, ClientOptimizer, ClientTraining, Section, ShareConfig
 from fedmutual.engines.sites.schema import (
+    LimitsTable,
     PublicTable,
     ServerTable,
     SiteEngine,
@@ -19,7 +20,7 @@ _HEAD = """## FEDERATION.toml
 
 What all participants of a [federation of real sites](sites.md) have: the keys above but for `partition`, `engine`,
 `clients`, and of `data` what is of one's own data (`name`, `root`, `test`, `label`, `labels`, `group_by`); where classes are
-learned it must have `data.classes`. And these two tables.
+learned it must have `data.classes`. `share.metrics` is "accuracy" where the file does not set it. And these two tables.
 """
 _SITE = """
 ## site.toml
@@ -36,7 +37,13 @@ _ALIKE: dict[str, type[Section]] = {
     "optimizer": ClientOptimizer,
     "share": ShareConfig,
 }
-_OWN: dict[str, type[Section]] = {"engine": SiteEngine, "state": StateTable, "public": PublicTable, "trust": TrustTable}
+_OWN: dict[str, type[Section]] = {
+    "engine": SiteEngine,
+    "limits": LimitsTable,
+    "state": StateTable,
+    "public": PublicTable,
+    "trust": TrustTable,
+}
 
 
 def page() -> str:

@@ -133,6 +133,18 @@ class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
     """What a site holds out its own way."""
 
 
+class SiteShare(optional(ShareConfig)):  # type: ignore[misc]
+    """What a site tells beside its messages."""
+
+
+class LimitsTable(Section):
+    """What a site does not go beyond, whatever is submitted."""
+
+    rounds: Count | None = key(
+        None, "the most rounds that this site takes part in; unset, as many as the contract that it agreed to has"
+    )
+
+
 class SiteEngine(Section):
     """Where a site's work runs."""
 
@@ -152,7 +164,8 @@ class SiteFile(Section):
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
     engine: SiteEngine = SiteEngine()
-    share: ShareConfig = ShareConfig()
+    share: SiteShare = SiteShare()
+    limits: LimitsTable = LimitsTable()
     state: StateTable
     public: PublicTable | None = None
     trust: TrustTable = TrustTable()

@@ -19,7 +19,7 @@ from fedmutual.engines.sites.half import built, own
 from fedmutual.engines.sites.modules import modules_of_server
 from fedmutual.errors import ConfigError, UserError
 
-_TIMES = 8  # a site's state takes so many times its networks: two rounds of them, optimisers too, and what was answered
+_TIMES = 16  # a site's state takes so many times its networks: four rounds of them, optimisers too, and what was answered
 
 
 def examine(

@@ -1,5 +1,6 @@
 """In the job's process at a site: the half, over FLARE's tasks and, between sites, its messages."""
 
+import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedmutual import plugins
-from fedmutual.engines.sites.contract import accept
+from fedmutual.engines.sites.contract import accept, check_rounds
 from fedmutual.engines.sites.flare import workspace
 from fedmutual.engines.sites.flare.console import say, say_seldom
 from fedmutual.engines.sites.flare.door import LETTER
@@ -94,6 +95,9 @@ class Site(Executor):  # type: ignore[misc]
         leave_working_folders(work)
         plugins.confine(mine.code)
         contract = accept(self._contract, about["contracts"])
+        record = next(one for one in about["contracts"] if one["name"] == contract.name)
+        agreed = accept(json.dumps(record), [record])
+        check_rounds(contract.config.rounds, agreed.config.rounds, mine.file.limits)
         _alone(self._held, mine.state / contract.name, patience)
         torch.set_num_threads(mine.file.engine.threads)
         half = Half(contract, mine, say)
