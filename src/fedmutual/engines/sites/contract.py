@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 import fedmutual
-from fedmutual.config import Config, all_keys, make_algorithm, merge, parse_config, read_tables
-from fedmutual.config.schema import Section, Table
+from fedmutual.config import Config, all_keys, has_aggregation, make_algorithm, merge, parse_config, read_tables
+from fedmutual.config.schema import Section, ServerConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
@@ -31,7 +31,10 @@ _NOT_READ = {
     ("records", "tensorboard"): (False, "it is not written there"),
     ("model", "weights"): (None, "the server begins with random weights, or goes on with its own"),
 }
-_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads")
+_OPEN = (
+    *("rounds", "server.hosts", "server.port"),
+    *("sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads"),
+)
 # what a submission may change without the sites' consent: nothing that says what leaves a site
 
 
@@ -148,6 +151,7 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
             f"{source}: key 'data.{own[0]}' has no place in a federation's file: a site's data stand in its site.toml"
         )
     server = parsed(ServerTable, tables.get("server", {}), source, "server")
+    rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # where it is, no run has to know
     contract = Contract(
         dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
@@ -162,6 +166,11 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
         raise ConfigError(
             f"{source}: algorithm {contract.config.algorithm['name']!r} needs the key 'sites.public', the folder of the "
             "public seed set that all sites have"
+        )
+    if contract.config.server != ServerConfig() and not has_aggregation(contract.config):
+        raise ConfigError(
+            f"{source}: key 'server.aggregate' has no effect between real sites with algorithm "
+            f"{contract.config.algorithm['name']!r}, which makes no mean of what they send; take it out"
         )
     if contract.public is not None and not _fits(contract, contract.public):
         raise ConfigError(f"{source}: what it says of the public seed set is not of its sites and classes; submit it anew")

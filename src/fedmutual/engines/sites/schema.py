@@ -14,6 +14,7 @@ from fedmutual.config.schema import (
     Names,
     PathSetting,
     Section,
+    ServerConfig,
     Settings,
     ShareConfig,
     Sides,
@@ -49,8 +50,8 @@ def _leads(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-class ServerTable(Section):
-    """Where the server is."""
+class ServerTable(ServerConfig):
+    """Where the server is, and how it makes one model of those that sites send."""
 
     hosts: Annotated[Names, Field(min_length=1), AfterValidator(_hosts)] = key(
         ("localhost",), "names and addresses by which sites may reach the server; the first one is written into their kits"
