@@ -17,6 +17,7 @@ from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
 from fedmutual.engines.sites.schema import SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.engines.sites.screening import Limits
 from fedmutual.errors import ConfigError
 
 S = TypeVar("S", bound=Section)
@@ -68,6 +69,11 @@ class Contract:
     def quorum(self) -> int:
         """How many sites must answer."""
         return min(self.sites.quorum or len(self.sites.names) // 2 + 1, len(self.sites.names))
+
+    @property
+    def limits(self) -> Limits:
+        """What the server holds replies to."""
+        return Limits(self.sites.update_limit, self.sites.examples_limit)
 
     def at(self, own: SiteFile, source: str) -> Config:
         """The whole configuration of one site: a federation of one client, who brings its own data.

@@ -16,6 +16,7 @@ from fedmutual.records.events import Score
 
 WORK, EXAM = "work", "exam"
 LONGEST = 500  # characters that another says in one sentence
+ATTEMPTS = 3  # how often, in the life of a federation, its server may go back and ask with other tensors
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Words = Annotated[str, AfterValidator(lambda text: plain(text))]  # for a console and a log
@@ -31,6 +32,7 @@ class Order:
     phase: Count  # its number in the round, or in the start
     senders: tuple[str, ...] | None = None  # whose messages of the phase before count, where sites send to each other
     asked: tuple[str, ...] | None = None  # and who does this phase too, so that messages go to no others
+    attempt: Count = 0  # raised by the server, at most to ATTEMPTS, when it goes back to an earlier round
 
     @property
     def said(self) -> str:
@@ -56,7 +58,8 @@ class Answer:
     down: Count | None = None  # and had from them
     remarks: tuple[Words, ...] = ()  # whose messages it left out, and why
     problem: Words | None = None  # why there is no message, in words that hold no data and no path
-    accused: str | None = None  # whose public seed set is another one, if that is the problem
+    accused: tuple[str, ...] = ()  # whose public seed sets are other ones, if that is the problem
+    diverged: bool = False  # whether the problem is that its loss or its weights are no longer finite
 
 
 class Post(Protocol):
