@@ -52,7 +52,7 @@ class Hostile(Desk):
 
 def federated(folder, rule, attack=None):
     """(accuracies of the shared model and of honest sites' own ones on their test rows, what was noted)."""
-    common = COMMON | {"rounds": ROUNDS, "server": {"aggregate": rule}}
+    common = COMMON | {"rounds": ROUNDS, "server": {"aggregate": rule}, "share": {"metrics": "all"}}
     agreed, them = halves(folder, contract(folder, common, MLPS), MLPS)
     notes = []
     Coordinator(agreed, folder / "server").run(

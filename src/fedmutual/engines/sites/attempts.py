@@ -1,12 +1,17 @@
 """How often the server went back to an earlier round, on its disk: every order of it says so, and sites follow."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from fedmutual.engines.sites.post import ATTEMPTS
+from fedmutual.core import Message
+from fedmutual.engines.sites.post import ATTEMPTS, Order
 from fedmutual.errors import RunError
 from fedmutual.records.files import read_json, write_json
 
 FILE = "attempts.json"
+Orders = Mapping[str, tuple[Order, Message]]
+"""Site -> its order, all of one phase."""
 
 
 class Attempts:
@@ -30,3 +35,7 @@ class Attempts:
             )
         self.number += 1
         write_json(self._path, {"format": 1, "attempt": self.number})
+
+    def stamp(self, orders: Orders) -> dict[str, tuple[Order, Message]]:
+        """The orders of a phase, as they are to be sent: with the attempt."""
+        return {site: (replace(order, attempt=self.number), inbox) for site, (order, inbox) in orders.items()}

@@ -84,7 +84,7 @@ class Sites:
         asked = None
         if self._by_hand:  # a letter to who hangs would keep its sender waiting
             asked = tuple(sorted(given.keys() & set(self._post.there()) - set(self._post.late())))
-        found = self._collect(given, {i: self._order(a, asked) for i, a in given.items()})
+        found = self._collect(given, self._attempts.stamp({i: self._order(a, asked) for i, a in given.items()}))
         self._screen(found, given)
         upheld = self._judge(found, given, arguments)
         self._spoke = tuple(sorted(found.replies))
@@ -158,13 +158,14 @@ class Sites:
         _, inbox, _, at = given
         assert isinstance(at, At)
         senders = self._spoke if self._by_hand and at.phase else None
-        order = Order(WORK, at.round, at.phase, senders, asked, self._attempts.number)
-        return order, {} if self._by_hand else inbox
+        return Order(WORK, at.round, at.phase, senders, asked), {} if self._by_hand else inbox
 
     def _exam(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
         given = {i: arguments[i] for i in arguments if i in self._spoke}  # who missed the round is not waited for again
-        number = self._attempts.number
-        orders = {i: (Order(EXAM, round - 1, 0, attempt=number), inbox) for i, (_, inbox, round, _, _) in given.items()}
+        orders = {
+            i: (Order(EXAM, round - 1, 0, attempt=self._attempts.number), inbox)
+            for i, (_, inbox, round, _, _) in given.items()
+        }
         for i, (said, _) in self._asked(orders, Answers()):
             if said.problem is not None:
                 self._leave_out(i, said.order, said.problem)
