@@ -44,9 +44,10 @@ class Diverged(RuntimeError):
 class Disagreed(RuntimeError):
     """A participant holds another public seed set than the others: told by which, and what differs."""
 
-    def __init__(self, client: str, what: str) -> None:
-        super().__init__(client, what)
-        self.client, self.what = client, what
+    def __init__(self, client: str, what: str, clients: tuple[str, ...] = ()) -> None:
+        """clients: all whose set is another one; none named: this client alone."""
+        super().__init__(client, what, clients)
+        self.client, self.what, self.clients = client, what, clients or (client,)
 
     def __str__(self) -> str:
         return f"client {self.client!r} has another public seed set than the others: {self.what}; give all the same one"

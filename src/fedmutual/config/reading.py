@@ -12,7 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedmutual.config.methods import all_keys, check_methods, foreign, settings_of, with_steps
-from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, Table
+from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.config.sites import brings_data
 from fedmutual.core import Schedule
@@ -300,6 +300,8 @@ def _check_effect(config: Config, source: str) -> None:
             for i, c in config.clients.items()
             if c.model.pretrained is not None
         }
+    if config.server.trim != ServerConfig().trim and config.server.aggregate != "trimmed-mean":
+        idle["server.trim"] = f"server.aggregate = {config.server.aggregate!r}"
     if "pairs" in config.algorithm and config.algorithm.get("peers", "all") == "all":
         idle["algorithm.pairs"] = "algorithm.peers = 'all'"
     if config.algorithm.get("kl") is False and config.algorithm.get("confidence") is False:

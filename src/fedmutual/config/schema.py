@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from fedmutual.aggregation import TRIM, Rule
 from fedmutual.core import Disclosure, Schedule, Setting, within
 
 Table = dict[str, Any]
@@ -110,6 +111,7 @@ BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0)]
+Trim = Annotated[float, Field(ge=0, lt=0.5)]
 Moving = Annotated[float | Schedule, BeforeValidator(_schedule)]
 Rate = Annotated[Moving, AfterValidator(_not_negative)]
 Settings = Annotated[Table, BeforeValidator(_settings)]
@@ -212,6 +214,15 @@ class OptimizerConfig(Section):
     momentum: Fraction = key(0.9, "sgd: its momentum")
     weight_decay: Decay = key(5e-4, "the weight decay of torch.optim")
     amsgrad: bool = key(False, "adam, adamw: the AMSGrad variant")
+
+
+class ServerConfig(Section):
+    """How the server makes one model of those that clients send."""
+
+    aggregate: Rule = key(
+        "mean", "each number is the mean of the clients', their median, or the mean without the smallest and largest ones"
+    )
+    trim: Trim = key(TRIM, "trimmed-mean: the fraction of the clients left out at either end, rounded down")
 
 
 class EngineConfig(Section):
@@ -329,6 +340,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
     records: RecordsConfig = RecordsConfig()
     share: ShareConfig = ShareConfig()

@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 import fedmutual
-from fedmutual.config import Config, all_keys, make_algorithm, merge, parse_config, read_tables
-from fedmutual.config.schema import Section, ShareConfig, Table
+from fedmutual.config import Config, all_keys, has_aggregation, make_algorithm, merge, parse_config, read_tables
+from fedmutual.config.schema import Section, ServerConfig, ShareConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
 from fedmutual.engines.sites.consent import FORMAT, check_agreed
 from fedmutual.engines.sites.schema import LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.engines.sites.screening import Limits
 from fedmutual.errors import ConfigError
 from fedmutual.records import folder as folders
 
@@ -72,6 +73,11 @@ class Contract:
     def quorum(self) -> int:
         """How many sites must answer."""
         return self.sites.least
+
+    @property
+    def limits(self) -> Limits:
+        """What the server holds replies to."""
+        return Limits(self.sites.update_limit, self.sites.examples_limit)
 
     def at(self, own: SiteFile, source: str) -> Config:
         """The whole configuration of one site: a federation of one client, who brings its own data.
@@ -153,6 +159,7 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
             f"{source}: key 'data.{own[0]}' has no place in a federation's file: a site's data stand in its site.toml"
         )
     server = parsed(ServerTable, tables.get("server", {}), source, "server")
+    rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # where it is, no run has to know
     contract = Contract(
         dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
@@ -167,6 +174,11 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
         raise ConfigError(
             f"{source}: algorithm {contract.config.algorithm['name']!r} needs the key 'sites.public', the folder of the "
             "public seed set that all sites have"
+        )
+    if contract.config.server != ServerConfig() and not has_aggregation(contract.config):
+        raise ConfigError(
+            f"{source}: key 'server.aggregate' has no effect between real sites with algorithm "
+            f"{contract.config.algorithm['name']!r}, which makes no mean of what they send; take it out"
         )
     if contract.public is not None and not _fits(contract, contract.public):
         raise ConfigError(f"{source}: what it says of the public seed set is not of its sites and classes; submit it anew")

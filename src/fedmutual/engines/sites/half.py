@@ -209,8 +209,9 @@ class Half:
         except Exception as problem:  # of any type, where a network or a task of the site's own is at work
             self._client = None  # what was done since the last saved phase is undone
             self._say(f"{order.said}: {problem if isinstance(problem, _SENTENCES) else said(problem)}")
-            accused = problem.client if isinstance(problem, Disagreed) else None
-            answer, message = Answer(order, problem=_said(problem), accused=accused), {}
+            accused = problem.clients if isinstance(problem, Disagreed) else ()
+            diverged = isinstance(problem, Diverged)
+            answer, message = Answer(order, problem=_said(problem), accused=accused, diverged=diverged), {}
             reply = packed(answer, message)
         self._outbox.record(answer, {} if self.peers else message, reply, SERVER)
         return reply

@@ -72,7 +72,8 @@ class Answer:
     down: Count | None = None  # and had from them
     remarks: tuple[Words, ...] = ()  # whose messages it left out, and why
     problem: Words | None = None  # why there is no message, in words that hold no data and no path
-    accused: str | None = None  # whose public seed set is another one, if that is the problem
+    accused: tuple[str, ...] = ()  # whose public seed sets are other ones, if that is the problem
+    diverged: bool = False  # whether the problem is that its loss or its weights are no longer finite
 
 
 class Post(Protocol):

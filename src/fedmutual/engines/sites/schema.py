@@ -14,6 +14,7 @@ from fedmutual.config.schema import (
     Names,
     PathSetting,
     Section,
+    ServerConfig,
     Settings,
     ShareConfig,
     Sides,
@@ -50,8 +51,8 @@ def _leads(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-class ServerTable(Section):
-    """Where the server is."""
+class ServerTable(ServerConfig):
+    """Where the server is, and how it makes one model of those that sites send."""
 
     hosts: Annotated[Names, Field(min_length=1), AfterValidator(_hosts)] = key(
         ("localhost",), "names and addresses by which sites may reach the server; the first one is written into their kits"
@@ -74,6 +75,15 @@ class SitesTable(Section):
     deadline: Seconds = key(600.0, "seconds that a site has for its part of a round; who takes longer is left out of it")
     wait: Seconds = key(60.0, "seconds that the start waits for all sites; then it begins with those that are there")
     retries: Count = key(5, "how often the server starts anew, with longer and longer pauses, while no round succeeds")
+    update_limit: Annotated[float, Field(gt=1)] = key(
+        10.0,
+        "a site's update is refused where its norm is more than so many times the median of the others', from 3 sites on",
+    )
+    examples_limit: Count | None = key(
+        None,
+        "the most training examples (n_k) that a site may state, where they weigh; unset, `sites.update_limit` times the "
+        "median of the others'",
+    )
     public: PathSetting | None = key(
         None,
         "the folder of the public seed set, SITE.npz of each, counted from this file; fedh2l, fedmd and aggregate need it",

@@ -19,7 +19,6 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
 from fedmutual import plugins
-from fedmutual.core import Disagreed
 from fedmutual.engines.loop import Paused
 from fedmutual.engines.sites.contract import accept
 from fedmutual.engines.sites.coordinator import Coordinator
@@ -86,7 +85,7 @@ class Rounds(Controller):  # type: ignore[misc]
             progress.end(Outcome.SHORT, str(why))
         except Aborted:
             progress.end(Outcome.BROKEN, "the job was ended from outside")
-        except (Disagreed, UserError) as problem:
+        except UserError as problem:
             progress.end(Outcome.FAILED, str(problem))
         except Exception as problem:
             progress.end(Outcome.BROKEN, f"{type(problem).__name__}: {problem}")
