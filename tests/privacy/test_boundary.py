@@ -116,6 +116,41 @@ def test_a_row_of_private_data_is_refused_alone_or_among_noise(count):
         federation(algorithm, [one], start=server(wide), rounds=1)
 
 
+TRANSFORMS = {
+    "doubled": lambda row: 2 * row,
+    "larger by one bit": lambda row: torch.nextafter(row, torch.full_like(row, torch.inf)),
+    "backwards": lambda row: row.flip(0),
+    "in another dtype": lambda row: row.double(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformLeak(FML):
+    """Declares a tensor, and sends a row of private data in it that is not byte for byte the row."""
+
+    how: str = "doubled"
+
+    def leaves(self, server):
+        row = TRANSFORMS[self.how](torch.zeros(20))
+        return {**super().leaves(server), "stolen": (row.dtype, (20,))}
+
+    def end(self, client, at):
+        return super().end(client, at) | {"stolen": TRANSFORMS[self.how](client.data["private"].x[3])}
+
+
+@pytest.mark.parametrize("how", TRANSFORMS)
+def test_the_boundary_compares_bytes_and_stops_no_code_that_means_to_leak(how):
+    """docs/run-folder.md calls the boundary a guard against slips: a reader must not think more of the boundary."""
+    algorithm = TransformLeak(how=how, **E).algorithm()
+
+    def wide(seed):
+        return torch.nn.Linear(20, 3)
+
+    x = torch.randn(12, 20, generator=torch.Generator().manual_seed(3))
+    one = client("0", algorithm, personal=wide, shared=wide, data={"private": Rows(x, torch.arange(12) % 3)})
+    assert federation(algorithm, [one], start=server(wide), rounds=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableLeak(FML):
     """Sends some of a table's rows, under a name that it declares, from one of the client's kinds of data."""
@@ -195,6 +230,19 @@ def test_what_comes_back_as_it_went_tells_nothing_and_passes():
     assert not torch.equal(got["2.weight"], start["2.weight"])
 
 
+def test_a_row_that_the_server_guessed_and_the_client_never_touched_is_not_refused():
+    """Else a server would put guesses into units that never fire, and learn by a refusal which of them a client has."""
+    algorithm = FML(alpha=0.3, **E).algorithm()
+    one = client("0", algorithm)
+    guess = one.data["private"].x[3].repeat(8, 1)
+    sent = {"0.weight": torch.cat([guess[:5], guess[5:] + 2])}
+    reply = {"0.weight": torch.cat([guess[:5], guess[5:] + 1])}
+    declared = {"0.weight": (torch.float32, tuple(guess.shape))}
+    assert torch.equal(release(reply, declared, one, sent)["0.weight"], reply["0.weight"])
+    with pytest.raises(Refused, match="it holds a row of the client's private data"):
+        release({"0.weight": reply["0.weight"].flip(0)}, declared, one, sent)  # in other places than it was sent in
+
+
 def test_what_stays_home_of_the_meme_stays_home():
     algorithm = FML(**E).algorithm()
     home = ("2.weight", "2.bias")
@@ -228,13 +276,13 @@ def test_the_released_copy_is_no_view_of_the_clients_tensors():
         assert tensor.untyped_storage().data_ptr() != reply[name].untyped_storage().data_ptr()
 
 
-def test_losses_stay_home_where_no_metrics_are_shared():
+def test_losses_stay_home_unless_all_is_told():
     algorithm = FML(**E).algorithm()
-    events = []
-    federation(algorithm, [client("0", algorithm), client("1", algorithm, tells=False)], rounds=1, events=events)
+    events, metrics = [], {"0": "all", "1": "none", "2": "accuracy"}
+    federation(algorithm, [client(i, algorithm, metrics=told) for i, told in metrics.items()], rounds=1, events=events)
     (done,) = [e for e in events if isinstance(e, PhaseDone)]
     assert set(done.train) == {"0"}
-    assert set(done.up) == {"0", "1"}
+    assert set(done.up) == {"0", "1", "2"}
 
 
 def test_bytes_are_counted_from_the_tensors_sent():

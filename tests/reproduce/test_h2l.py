@@ -108,7 +108,8 @@ def test_arms_take_as_many_local_steps_and_are_cut_down_alike():
             for arm, about in cell.arms.items():
                 steps = about.set.get("training.local_steps", 1)
                 whole = cell.rounds(arm) * steps
-                budget = 20_000 if arm.endswith("-equal-steps") else 10_000  # FedH2L's own: a local and a mutual step a round
+                # FedH2L takes a local and a mutual step a round, so its own budget is twice 10,000.
+                budget = 20_000 if arm.endswith("-equal-steps") else 10_000
                 assert budget - steps < whole <= budget
                 assert cell.within(arm, 1000) == max(1000 // steps, 1)
                 every = about.set.get("records.evaluate_every", 50)

@@ -115,9 +115,9 @@ def _batches(stage: Sequence[Job]) -> Iterable[list[Job]]:
     return [[job] for job in stage]
 
 
-def _shares(place: Path) -> bool:
+def _shares(run: fedmutual.Run) -> bool:
     """Whether a run ends with a complete global model."""
-    return fedmutual.Run(place).summary["global"]["test_accuracy"] is not None
+    return run.summary["global"]["test_accuracy"] is not None
 
 
 @dataclass
@@ -219,9 +219,9 @@ class Work:
     def _result(self, job: Job, config: Config, place: Path, observing: Sequence[Observer], together: int) -> Result:
         """Train one to its end -> what is kept of it."""
         try:
-            runs.run(config, place, True, observing)
+            run = runs.run(config, place, True, observing)
         except Diverged as problem:
             return failure(job, place, together, str(problem))
         about = job.cell.about
-        noise = under_noise(place, about.noise) if about.noise and _shares(place) else {}
-        return collect(job, place, together, noise, closeup.close_up(place, about.node) if about.node else None)
+        noise = under_noise(run, about.noise) if about.noise and _shares(run) else {}
+        return collect(job, place, together, noise, closeup.close_up(run, about.node) if about.node else None)
