@@ -31,7 +31,7 @@ class Networks:
 
     config: Config
     data: data.Federation
-    scores: tuple[str, ...]  # whose models the algorithm trains: "personal", "global"
+    scores: tuple[str, ...]  # whose models the algorithm trains, as `Algorithm.scores`
     device: torch.device
     begun: Message | None = None  # what another run shared, where the server begins with that (model.weights)
     pretrained: Pretrained = field(default_factory=dict)  # taken along to where clients live: read once, alike everywhere
@@ -47,9 +47,14 @@ class Networks:
         return (POOLED,) if self.pooled else tuple(self.data.clients)
 
     @property
+    def forks(self) -> bool:
+        """Whether clients have a meme: a fork of the server's model, or a proxy."""
+        return "global" in self.scores or "proxy" in self.scores
+
+    @property
     def shares(self) -> bool:
         """Whether the shared network is used at all."""
-        return "global" in self.scores or self.config.model.start == "server" or self.pooled
+        return self.forks or self.config.model.start == "server" or self.pooled
 
     @property
     def complete(self) -> bool:
@@ -91,7 +96,7 @@ class Networks:
             own = self.config.own(client).model.personal
             listed = "model.personal" if self.config.model.personal else "model.shared"
             found["personal"] = (self.personal(client), f"clients.{client}.model.personal" if own else listed)
-        if "global" in self.scores:
+        if self.forks:
             found["meme"] = shared
         return found
 

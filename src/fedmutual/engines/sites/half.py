@@ -134,7 +134,8 @@ class Half:
         fingerprint = made.data.partition["fingerprint"] + contract.digest + _print(made)
         self._diary = Diary(self.folder, self.site, folders.identity(made.config, fingerprint))
         self._outbox = Outbox(self.folder, self.site)
-        self._public = made.server()  # what all know of the first state: names and shapes, not what later rounds hold
+        # what all know of the first state: names and shapes, not what later rounds hold
+        self._public = made.server(contract.sites.names)
         self.peers: Exchange | None = None
         if by_hand(algorithm):
             self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder)
