@@ -149,6 +149,7 @@ class Experiment:
                 *idle.remarks(config, self.algorithm.scores, self.pooled),
                 *self.data.notes,
                 *views.notes(self.data, config.records.best_by),
+                *self.nets.notes,
                 *(w.said for w in self.nets.pretrained.values()),
                 *notes,
             ),

@@ -74,6 +74,13 @@ class Networks:
         """The names of its tensors that cross."""
         return self._crossing(self.shared)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the shared network."""
+        if not self.forks or self.config.model.batchnorm == "average" or _norms(self.shared):
+            return ()
+        return (f"network {self.config.model.shared!r} has no BatchNorm layer, so 'model.batchnorm' has no effect",)
+
     def state(self) -> Message:
         """The tensors that cross, as the server first has them."""
         state = self.shared.state_dict()
@@ -198,8 +205,7 @@ class Networks:
         found = tuple(state) if model.part is None else crossing(net, model.part, model.shared)
         if model.batchnorm == "average":
             return found
-        norms = [n for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        left = tuple(k for k in found if not any(k.startswith(f"{n}.") for n in norms))
+        left = tuple(k for k in found if not any(k.startswith(f"{n}.") for n in _norms(net)))
         if not left:
             raise ConfigError(
                 f"nothing of network {model.shared!r} would cross, for model.batchnorm = 'local' keeps BatchNorm layers at "
@@ -213,6 +219,11 @@ class Networks:
     def _weights(self, name: str, client: str = "") -> Weights | None:
         """What a network begins with; of a client's own, if it names some."""
         return self.pretrained.get((client, name), self.pretrained.get(("", name)))
+
+
+def _norms(net: nn.Module) -> list[str]:
+    """The names of a network's BatchNorm layers."""
+    return [n for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
 def _begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:

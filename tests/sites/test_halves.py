@@ -5,6 +5,7 @@ import pytest
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.records.files import read_tensors
 from fedmutual.records.logs import LEDGER, read_lines
 from fedmutual.records.text import told
 from wards import COMMON, SITES, Desk, contract, halves, same, together
@@ -24,9 +25,10 @@ def test_three_sites_are_one_run_in_one_process(tmp_path):
     assert COMMON["rounds"] == found.summary["rounds"]
 
 
-@pytest.mark.parametrize("round", [1, 2])
-def test_who_is_away_is_left_out_and_back_in(tmp_path, round):
-    agreed, sites = halves(tmp_path, contract(tmp_path))
+@pytest.mark.parametrize(("name", "round"), [("fml", 1), ("fml", 2), ("fedavg-ft", 1), ("fedproto", 1), ("proxyfl", 1)])
+def test_who_is_away_is_left_out_and_back_in(tmp_path, name, round):
+    common, own = (COMMON, SITES) if name == "fml" else of_method(name)
+    agreed, sites = halves(tmp_path, contract(tmp_path, common, own), own)
     desk, notes = Desk(sites), []
 
     def watch(event):
@@ -40,3 +42,48 @@ def test_who_is_away_is_left_out_and_back_in(tmp_path, round):
     ledger = read_lines(tmp_path / "server" / LEDGER)
     rounds = [line["round"] for line in ledger if line["client"] == "west" and line["up"]]
     assert rounds == [r for r in (1, 2, 3) if r != round + 1]
+
+
+METHODS = {  # without public data, which tests of their own have
+    "fedavg-ft": {"tune_every": 2},
+    "ditto": {},
+    "apfl": {"adaptive": True},
+    "fedper": {},
+    "fedrep": {"head_epochs": 1},
+    "lg-fedavg": {},
+    "fedproto": {"proto_size": 32},
+    "fedtgp": {"proto_size": 32, "server_epochs": 5},
+    "fedkd": {},
+    "proxyfl": {},
+}
+ALIKE = ("fedavg-ft", "ditto", "apfl")
+
+
+def of_method(name):
+    """What all have in common, and what each site has its own."""
+    common = COMMON | {"algorithm": {"name": name, **METHODS[name]}}
+    nets = {i: {} if name in ALIKE else {"model": own["model"]} for i, own in SITES.items()}
+    return common, {
+        i: {k: v for k, v in own.items() if k not in ("model", "algorithm")} | nets[i] for i, own in SITES.items()
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_between_sites_that_start_again_is_that_of_one_process(name, tmp_path):
+    """The server and all sites are made anew for the last round, out of what they saved."""
+    common, own = of_method(name)
+    for rounds in (2, 3):
+        agreed, sites = halves(tmp_path, contract(tmp_path, common | {"rounds": rounds}, own), own)
+        Coordinator(agreed, tmp_path / "server").run(Desk(sites))
+    run = fedmutual.run(parse_config(together(common, own)), tmp_path / "one")
+    there = fedmutual.Run(tmp_path / "server")
+    assert there.summary["bytes"] == run.summary["bytes"]
+    assert there.summary["personal"] == run.summary["personal"]
+    assert same(read_tensors(tmp_path / "server" / "server" / "round-3.safetensors")[0], state(run, "server"))
+    for i in SITES:
+        mine = read_tensors(sites[i].folder / "clients" / i / "round-3.safetensors")[0]
+        assert same(mine, state(run, f"clients/{i}"))
+
+
+def state(run, half):
+    return read_tensors(run.folder / half / "round-3.safetensors")[0]
