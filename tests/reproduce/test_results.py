@@ -34,9 +34,16 @@ def test_kept_and_found_again(store, planned):
     again = Store(store.folder)
     assert again.find(job).curves["global_test"] == (0.5, 0.7)
     assert again.find(job).target == 0.8  # the paper's FedAvg, out of the cell
-    assert again.find(job, "0") is not None
-    assert again.find(job, "another version") is None
+    assert again.find(job, 1) is not None
+    assert again.find(job, 2) is None
     assert again.find(planned()["fedavg", 0]) is None
+
+
+def test_a_result_of_before_numerics_versions_is_of_the_first(store, planned):
+    job = planned()["fml", 0]
+    keep(store, job)
+    assert "numerics" not in (store.folder / "table9/digits/iid.json").read_text()
+    assert Store(store.folder).find(job, 1) is not None
 
 
 def test_a_file_has_a_line_a_run_and_holds_each_once(store, planned):
@@ -176,14 +183,14 @@ def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers):
     assert (look.run, look.words) == (True, "")
 
 
-def test_results_of_several_versions_say_so(store, planned, papers):
+def test_results_of_several_numerics_versions_say_so(store, planned, papers):
     experiment = read_experiment(papers, "table9")
-    for seed, version in ((0, "0.0.9"), (1, "0.1.0")):
+    for seed, version in ((0, 1), (1, 2)):
         for arm in ("fml", "fedavg"):
-            keep(store, planned(seeds=(seed,))[arm, seed], version=version)
+            keep(store, planned(seeds=(seed,))[arm, seed], numerics=version)
     told = page(experiment, looks(experiment, store))
-    assert verdict(told.judged[0], 1).endswith("; made by versions 0.0.9 and 0.1.0")
-    assert "2 seeds; made by versions 0.0.9 and 0.1.0" in told.tables[0].notes
+    assert verdict(told.judged[0], 1).endswith("; made by numerics versions 1 and 2")
+    assert "2 seeds; made by numerics versions 1 and 2" in told.tables[0].notes
 
 
 def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):

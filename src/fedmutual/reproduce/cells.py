@@ -75,13 +75,21 @@ class Cell:
 
     def rounds(self, arm: str) -> int:
         """The rounds of an arm, as the file has them."""
-        return int(self.arms[arm].set.get("rounds") or self.tables.get("rounds") or Config.model_fields["rounds"].default)
+        return int(self.arms[arm].set.get("rounds") or self.common_rounds)
+
+    @property
+    def common_rounds(self) -> int:
+        """The rounds that the file gives to every arm without rounds of its own."""
+        return int(self.tables.get("rounds") or Config.model_fields["rounds"].default)
 
     def within(self, arm: str, limit: int) -> int:
-        """The rounds of an arm where a cell is cut down to so many: of one with more local steps a round, as many fewer."""
-        common = self.tables.get("training", {}).get("local_steps") or 1
-        steps = self.arms[arm].set.get("training.local_steps") or common
-        return min(max(limit * common // steps, 1), self.rounds(arm))
+        """The rounds of an arm where the cell is cut down to so many, one at least.
+
+        An arm with fewer rounds than the cell has is cut in the same proportion as the others, rounded half up; an arm with
+        more, such as a federation that others start from, to the limit itself.
+        """
+        own, common = self.rounds(arm), self.common_rounds
+        return max(min(own, limit, (2 * limit * own + common) // (2 * common)), 1)
 
 
 @dataclass(frozen=True)

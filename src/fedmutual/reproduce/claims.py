@@ -26,7 +26,7 @@ class Line:
     difference: Estimate | None  # arm minus than, over seeds; None where it was not run, or has no such number
     verdict: str
     scale: str  # "shortened: ...", or ""
-    versions: frozenset[str]  # of fedmutual, that made its runs
+    numerics: frozenset[int]  # the numerics versions of its runs
     diverged: Lost
 
     @property
@@ -57,9 +57,9 @@ class Judged:
         return tuple(line for line in self.lines if line.told)
 
     @property
-    def versions(self) -> frozenset[str]:
-        """The versions of fedmutual that made what it rests on."""
-        return frozenset[str]().union(*(line.versions for line in self.lines))
+    def numerics(self) -> frozenset[int]:
+        """The numerics versions of what it rests on."""
+        return frozenset[int]().union(*(line.numerics for line in self.lines))
 
     @property
     def shortened(self) -> bool:
@@ -76,7 +76,7 @@ def judge(claim: Claim, looks: Sequence[Look]) -> Judged:
         alike = all(side.look.scale == look.scale for side in found)  # a number of fewer rounds is not held against another
         seeds = [s for s in look.seeds if alike and all(side.look.good(side.arm, s) for side in found)]
         diverged = _lost(found)
-        versions = frozenset[str]().union(*(side.look.versions(side.arm, seeds) for side in found))
+        versions = frozenset[int]().union(*(side.look.numerics(side.arm, seeds) for side in found))
         scale = "; ".join(dict.fromkeys(side.look.words for side in found if side.look.words))
         for title, values in (of_clients if claim.per == "client" else of_cell)(claim, look, found, seeds):
             e = estimate(list(values.values()), "seeds") if values else None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import fedmutual
+from fedmutual import numerics
 from fedmutual.records.transfer import MEASURES
 from fedmutual.report.lines import Evaluation
 from fedmutual.report.runs import Run, read_run
@@ -86,6 +87,7 @@ def _about(job: Job, run: Run, together: int) -> dict[str, Any]:
         "seed": job.seed,
         "fingerprint": job.fingerprint,
         "version": fedmutual.__version__,
+        "numerics": numerics.VERSION,
         "rounds": config.rounds,
         "every": config.records.evaluate_every,
         "limit": job.scale.rounds,

@@ -77,7 +77,8 @@ class Result(_Kept):
     arm: str
     seed: int
     fingerprint: str
-    version: str
+    version: str  # of fedmutual, that made it
+    numerics: int = 1  # fedmutual.numerics.VERSION, by which it is known; results of before that was written are of 1
     rounds: int
     every: int
     limit: int | None = None  # as --rounds asked

@@ -52,9 +52,9 @@ class Look:
         found = self.results.get(arm, {}).values()
         return sum(bool(r.failed) for r in found), len(found)
 
-    def versions(self, arm: str, seeds: Collection[int] | None = None) -> set[str]:
-        """The versions of fedmutual that made the runs of an arm, of all seeds or of some."""
-        return {r.version for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
+    def numerics(self, arm: str, seeds: Collection[int] | None = None) -> set[int]:
+        """The numerics versions of the runs of an arm, of all seeds or of some."""
+        return {r.numerics for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
 
     def number(self, measure: str, arm: str, seed: int, at: End = "last") -> float | None:
         """A measure of a run after its last or its best round."""

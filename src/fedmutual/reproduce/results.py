@@ -43,11 +43,11 @@ class Store:
             ways += [w for limit in (result.limit, result.rounds) if (w := Scale(limit, changed)) not in ways]
         return ways
 
-    def find(self, job: Job, version: str | None = None) -> Result | None:
-        """The result of a run, whichever experiment asked for it; of one version of fedmutual, or of the newest."""
+    def find(self, job: Job, numerics: int | None = None) -> Result | None:
+        """The result of a run, whichever experiment asked for it; of one numerics version, or of any."""
         here = [*self.of(job.cell.id), *(r for cell, found in self._found.items() if cell != job.cell.id for r in found)]
         for result in here:
-            if result.fingerprint == job.fingerprint and version in (None, result.version):
+            if result.fingerprint == job.fingerprint and numerics in (None, result.numerics):
                 return result.model_copy(update={"arm": job.arm, "seed": job.seed, "target": job.cell.target})
         return None
 

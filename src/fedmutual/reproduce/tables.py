@@ -145,7 +145,7 @@ def _client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> C
         return Cell(NOT_RUN)
     e = estimate([getattr(r.clients[client], at) for r in runs], "seeds")
     mean, spread = amount(e, "%", decimals)
-    notes = (look.words, f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.version for r in runs))
+    notes = (look.words, f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.numerics for r in runs))
     return Cell(mean, spread, note="; ".join(filter(None, notes)))
 
 
@@ -155,7 +155,7 @@ def verdicts(judged: Judged, decimals: int) -> Table:
     for line in judged.lines:
         none = DIVERGED if line.told else NOT_RUN
         text, spread = amount(line.difference, unit(judged), decimals) if line.difference else (none, "")
-        note = "; ".join(filter(None, (line.scale, mixed(line.versions), lost(line.diverged))))
+        note = "; ".join(filter(None, (line.scale, mixed(line.numerics), lost(line.diverged))))
         lines.append((Cell(line.title), Cell(line.verdict), Cell(text, spread, note=note)))
     heads = (Column("Where", numeric=False), Column("Verdict", numeric=False), Column("Difference"))
     rows = [[line.title, line.verdict, *((e.mean, e.half, e.n) if (e := line.difference) else ())] for line in judged.lines]

@@ -23,7 +23,7 @@ def verdict(judged: Judged, decimals: int) -> str:
     fallen, short = lost(judged.diverged), ", shortened" if judged.shortened else ""
     if judged.verdict in (NOT_RUN, DIVERGED):
         return f"{judged.verdict}{short}: {fallen}" if fallen else judged.verdict
-    fallen = "".join(f"; {said}" for said in (mixed(judged.versions), fallen) if said)
+    fallen = "".join(f"; {said}" for said in (mixed(judged.numerics), fallen) if said)
     if judged.overall is None:
         return f"{judged.verdict}: no seed of what was run has the numbers{fallen}"
     return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_over(judged)}{fallen}"
