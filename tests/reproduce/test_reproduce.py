@@ -172,6 +172,15 @@ def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine
     assert reproduce("table9", "--only", "*/noniid", *arguments[3:])[0] == 0  # of other runs nothing is said
 
 
+def test_a_loss_under_noise_that_is_not_finite_is_kept_as_a_failure(reproduce, papers, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmutual.reproduce.run.under_noise", lambda folder, deviations: {"0": 0.5, "0.1": float("nan")})
+    arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
+    code, _, err = reproduce(*arguments)
+    assert code == 3
+    assert "fml, seed 0: the loss under weight noise 0.1 is not finite" in err
+    assert (trained(reproduce(*arguments)[1]), reproduce(*arguments)[0]) == (0, 3)
+
+
 def test_a_newcomers_rows_are_nobody_elses(reproduce, newcomer, tmp_path):
     code, out, _ = reproduce("newcomer", "--seeds", "1", "--out", "out")
     assert (code, trained(out)) == (0, 2), out

@@ -93,10 +93,16 @@ def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
     ('"last": 0.25', '"last": 25.0', "clients.0.last"),
     ('"best": {"0": 0.5}', '"best": {"0": 50}', "transfer.acc.best.0"),
     ("[0.1, 0.25]", "[0.25]", "has not a value for each evaluated round"),
+    ('"0.1": 2.5', '"0.1": NaN', "runs.0.noise.0.1: input should be a finite number"),
+    ('"0.1": 2.5', '"0.1": -Infinity', "runs.0.noise.0.1: input should be a finite number"),
+    ("[0.5, 0.7]", "[0.5, NaN]", "runs.0.curves.global_test.1: input should be a finite number"),
+    ('"seconds": 1.0', '"seconds": Infinity', "runs.0.seconds: input should be a finite number"),
+    ('"optimizer.lr": 0.3', '"optimizer.lr": NaN', "runs.0.changed: value error, input should be finite numbers"),
 ])  # fmt: skip
-def test_what_is_no_accuracy_is_damage(store, planned, before, after, said):
+def test_what_is_no_accuracy_and_what_is_not_finite_is_damage(store, planned, before, after, said):
     clients = {"0": ClientResult(network="mlp", examples=4, last=0.25, best=0.25, curve=(0.1, 0.25))}
-    keep(store, planned()["fml", 0], transfer={"acc": Ends(last={"0": 0.5}, best={"0": 0.5})})
+    more = {"noise": {"0.1": 2.5}, "changed": {"optimizer.lr": 0.3}}
+    keep(store, planned()["fml", 0], transfer={"acc": Ends(last={"0": 0.5}, best={"0": 0.5})}, **more)
     job = planned()["fml", 0]
     kept = store.find(job).model_copy(update={"clients": clients})
     store.add(job, kept)

@@ -1,14 +1,15 @@
-"""What is kept of a finished run: its curves, each client's last and best, and what made it."""
+"""What is kept of a finished run: its curves, each client's last and best, and what made it. Every number is finite."""
 
+import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from fedmutual.report.lines import Share
 
 
 class _Kept(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ClientResult(_Kept):
@@ -96,6 +97,16 @@ class Result(_Kept):
     target: Share | None = None  # the paper's accuracy of FedAvg in this cell, a fraction
     failed: str = ""  # why there are no numbers: a client diverged
     made: Made
+
+    @field_validator("changed")
+    @classmethod
+    def _check_finite(cls, changed: dict[str, Any]) -> dict[str, Any]:
+        """Values of any type, in which pydantic looks for no NaN."""
+        try:
+            json.dumps(changed, allow_nan=False)
+        except ValueError:
+            raise ValueError("input should be finite numbers") from None
+        return changed
 
     @property
     def evaluated(self) -> list[int]:

@@ -82,7 +82,9 @@ class Store:
             [*(r for r in there if r.fingerprint != result.fingerprint), result],
             key=lambda r: (r.rounds, r.arm, r.seed, json.dumps(r.changed)),
         )
-        lines = ",\n".join(f"  {json.dumps(r.model_dump(exclude_defaults=True, exclude={'target'}))}" for r in kept)
+        lines = ",\n".join(
+            f"  {json.dumps(r.model_dump(exclude_defaults=True, exclude={'target'}), allow_nan=False)}" for r in kept
+        )
         try:
             write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
         except RunError as problem:
@@ -95,18 +97,21 @@ class Store:
 
 
 def _read(path: Path) -> list[Result]:
-    runs = read_json(path).get("runs")
+    runs, place = read_json(path).get("runs"), ""
     try:
         if not isinstance(runs, list):
             raise TypeError("it has no list of runs")
-        found = [Result.model_validate(entry) for entry in runs]
+        found = []
+        for number, entry in enumerate(runs):
+            place = f"runs.{number}."
+            found.append(Result.model_validate(entry))
         for result in found:
             if any(len(curve) != len(result.evaluated) for curve in result.all_curves):
                 raise ValueError(f"seed {result.seed} of {result.arm!r} has not a value for each evaluated round")
         return found
     except ValidationError as problem:
         first = problem.errors()[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+        why = f"{place}{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
     except (TypeError, ValueError) as problem:
         why = str(problem)
     raise RunError(f"{path}: is no file of results, or damaged ({why}); restore it, or take it away and run again")

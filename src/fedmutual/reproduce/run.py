@@ -3,6 +3,7 @@
 Processes that are given the same command share the work: each trains what no other does.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -224,4 +225,6 @@ class Work:
             return failure(job, place, together, str(problem))
         about = job.cell.about
         noise = under_noise(place, about.noise) if about.noise and _shares(place) else {}
+        if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
+            return failure(job, place, together, f"the loss under weight noise {unbounded[0]} is not finite")
         return collect(job, place, together, noise, closeup.close_up(place, about.node) if about.node else None)
