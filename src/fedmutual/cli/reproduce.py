@@ -76,7 +76,7 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
         read_experiment(root, id)  # who knows it not says so
     found = experiments(root)
     store = _store(root, results or root / RESULTS)
-    told = [pages.page(e, looks(e, store)) for e in found]
+    told = pages.adjust([pages.page(e, looks(e, store)) for e in found])
     paths = [p for page in told if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
     write_bytes(folder / overview.NAME, overview.overview(told).encode())
     return [*paths, folder / overview.NAME]
@@ -98,7 +98,8 @@ def _conclude(experiment: Experiment, store: Store, scale: Scale, seeds: Sequenc
             say(f"({number}) {note}")
     decimals = experiment.index.decimals
     for judged in told.judged:
-        say(f"{judged.claim.text} {words.verdict(judged, decimals)}")
+        reading = f" ({judged.reading})" if judged.reading else ""
+        say(f"{judged.claim.text}{reading} {words.verdict(judged, decimals)}")
     for path in pages.write(told, out):
         say(str(path))
 

@@ -40,12 +40,12 @@ def entry(
         why = {
             NOT_RUN: "the run is known, and what is read off its weights here is not" if unasked else "",
             "n/a": "n/a: this method has no such number",
-            "not reached": "; ".join(filter(None, ("not reached", look.words))),
+            "not reached": "; ".join(filter(None, ("not reached", look.arm_words(arm)))),
         }
         return Cell(text, sub=beside, note="; ".join(failed) or why.get(text, ""))
     mean, spread = amount(value, unit, decimals)
     missing = len(look.results[arm]) - value.n
-    notes = [look.words, f"{value.n} seed" + ("s" if value.n > 1 else "")]
+    notes = [look.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += [f"{missing} more had no such number" + (", it was not reached" if unit == "rounds" else "")] if missing else []
     return Cell(mean, spread, beside, "; ".join(filter(None, (*notes, mixed(look.numerics(arm)), *failed))))
 

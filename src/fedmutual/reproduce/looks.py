@@ -32,6 +32,15 @@ class Look:
         """How it is shortened; "" where it is whole, or where nothing was run."""
         return self.scale.words(self.cell) if self.run else ""
 
+    def arm_words(self, arm: str) -> str:
+        """How one arm is shortened; "" where it is whole, or was not run."""
+        return self.scale.words(self.cell, arm) if self.results.get(arm) else ""
+
+    def share(self, arm: str) -> float:
+        """The share of its own rounds that an arm ran for, 0 to 1."""
+        rounds, own = self.scale.trained(self.cell, arm)
+        return rounds / own
+
     @property
     def seeds(self) -> list[int]:
         """The seeds of which something was run."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from fedmutual.report.html import prose
 from fedmutual.report.svg import Styles
 from fedmutual.reproduce import tables, words
 from fedmutual.reproduce.cells import Experiment
-from fedmutual.reproduce.claims import Judged, judge
-from fedmutual.reproduce.entries import capital, unit
+from fedmutual.reproduce.claims import Judged, judge_readings
+from fedmutual.reproduce.entries import unit
 from fedmutual.reproduce.figures import Drawn, draw, numbers_of, pictures, standalone, summary
 from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.numbers import numbers
+from fedmutual.reproduce.significance import holm
 
 FIGURES = "figures"
 MADE = "<!-- Made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited. -->"
@@ -31,9 +32,14 @@ class Page:
 
     experiment: Experiment
     looks: Sequence[Look]
-    judged: tuple[Judged, ...]
+    claims: tuple[tuple[Judged, ...], ...]  # the readings of each claim
     tables: tuple[Table, ...]
     pictures: tuple[Drawn, ...]
+
+    @property
+    def judged(self) -> tuple[Judged, ...]:
+        """Every reading of every claim."""
+        return tuple(judged for readings in self.claims for judged in readings)
 
     @property
     def differences(self) -> list[str]:
@@ -47,9 +53,26 @@ class Page:
 
 def page(experiment: Experiment, looks: Sequence[Look]) -> Page:
     """What is told of an experiment as it looks."""
-    judged = tuple(judge(claim, looks) for claim in experiment.index.claims)
+    judged = tuple(judge_readings(claim, looks) for claim in experiment.index.claims)
     found = tuple(tables.all_tables(experiment, looks))
-    return Page(experiment, looks, judged, found, tuple(pictures(experiment, looks)))
+    return adjust([Page(experiment, looks, judged, found, tuple(pictures(experiment, looks)))], over_all=False)[0]
+
+
+def adjust(pages: Sequence[Page], over_all: bool = True) -> list[Page]:
+    """The pages with Holm's adjusted p-values beside every verdict that has one: over its own page, and over all of them.
+
+    over_all: whether these are all pages; else there is no adjusted value over all.
+    """
+    adjusted = []
+    whole = iter(holm([j.p for one in pages for j in one.judged if j.p is not None]))
+    for one in pages:
+        own = iter(holm([j.p for j in one.judged if j.p is not None]))
+        claims = tuple(
+            tuple(j if j.p is None else replace(j, holm=(next(own), next(whole) if over_all else None)) for j in readings)
+            for readings in one.claims
+        )
+        adjusted.append(replace(one, claims=claims))
+    return adjusted
 
 
 def write(told: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json")) -> list[Path]:
@@ -83,13 +106,18 @@ def markdown(told: Page) -> str:
         words.state(told.looks),
         "## What is claimed, and the verdict",
     ]
-    for number, judged in enumerate(told.judged, 1):
-        verdict = capital(words.verdict(judged, decimals))
-        parts.append(f"{number}. {judged.claim.text} **{verdict}.**\\\n   ({words.asked(judged)})")
-        if len(judged.told) > 1:
-            parts.append(md_table(_of_run(judged, decimals), caption=False))
-    if not told.judged:
+    if told.claims:
+        parts += [md_table(tables.claims(told.claims, decimals), caption=False), words.P_VALUES]
+    else:
         parts.append("The paper claims nothing here that numbers could settle.")
+    for number, readings in enumerate(told.claims, 1):
+        for judged in readings:
+            name = f"{number}, {judged.reading}" if judged.reading else str(number)
+            parts.append(f"**{name}:** {words.asked(judged)}.")
+            if len(judged.told) > 1:
+                parts.append(md_table(_of_run(judged, decimals), caption=False))
+        if supports := readings[0].claim.supports:
+            parts.append(supports)
     parts.append("## Ours beside the paper's")
     parts += [md_table(t) for t in told.tables]
     parts.append("Ours: mean ± half of the 95 % interval (Student's t) over seeds.")
@@ -142,12 +170,13 @@ def html(told: Page) -> str:
     figures = [(p.title, draw(p, f"f-{p.id}", styles), numbers_of(p, decimals)) for p in told.pictures]
     claims = [
         {
-            "text": j.claim.text,
-            "verdict": capital(words.verdict(j, decimals)),
+            "text": f"{number}, {j.reading}" if j.reading else str(number),
             "asked": words.asked(j),
+            "supports": j.claim.supports,
             "table": tables.verdicts(j, decimals) if len(j.told) > 1 else None,
         }
-        for j in told.judged
+        for number, readings in enumerate(told.claims, 1)
+        for j in readings
     ]
     return environment.get_template("experiment.html.j2").render(
         id=told.experiment.id,
@@ -155,6 +184,8 @@ def html(told: Page) -> str:
         command=words.command(told.experiment),
         state=words.state(told.looks).replace("**", ""),
         claims=claims,
+        verdicts=tables.claims(told.claims, decimals),
+        p_values=words.P_VALUES,
         tables=told.tables,
         figures=figures,
         differences=told.differences,
@@ -174,14 +205,20 @@ def as_json(told: Page) -> str:
         "paper": told.experiment.index.paper,
         "differences": told.differences,
         "numbers": list(numbers(told.experiment, told.looks)),
-        "claims": [_claim(j) for j in told.judged],
+        "claims": [_claim(readings) for readings in told.claims],
         "made": list(words.made(told.looks)),
         "commands": words.commands(told.looks),
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
 
-def _claim(judged: Judged) -> dict[str, Any]:
+def _claim(readings: Sequence[Judged]) -> dict[str, Any]:
+    """The claim as the paper trains; its other readings in "readings"."""
+    first, *others = map(_reading, readings)
+    return {"claim": readings[0].claim.text, **first, "readings": others}
+
+
+def _reading(judged: Judged) -> dict[str, Any]:
     lines = [
         {
             "where": line.title,
@@ -193,10 +230,12 @@ def _claim(judged: Judged) -> dict[str, Any]:
         for line in judged.lines
     ]
     about: dict[str, Any] = {
-        "claim": judged.claim.text,
+        "reading": judged.reading,
         "verdict": judged.verdict,
+        "p": judged.p,
+        "holm": {"page": judged.holm[0], "all": judged.holm[1]},
         "unit": unit(judged),
     }
     diverged = {arm: n for arm, (n, _) in judged.diverged.items()}
-    about |= {"of": judged.claim.whose, "apart": list(judged.apart), "diverged": diverged}
+    about |= {"of": judged.claim.whose, "apart": [*judged.unpaired, *judged.other_lengths], "diverged": diverged}
     return {**about, "difference": asdict(judged.overall) if judged.overall else None, "where": lines}

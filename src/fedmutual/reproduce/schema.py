@@ -55,6 +55,14 @@ class CellTable(_Section):
     arms: dict[str, Arm]
 
 
+class Reading(_Section):
+    """A claim read otherwise: other arms take the place of its own."""
+
+    name: str  # "at equal gradient steps"
+    arm: str = ""  # in the place of the claim's arm; unset, the claim's
+    than: str = ""  # in the place of the claim's than
+
+
 class Claim(_Section):
     """A sentence of the paper in our words, and the difference, or the ratio, of two numbers that it speaks of."""
 
@@ -71,6 +79,9 @@ class Claim(_Section):
     per: Literal["cell", "client"] = "cell"
     of: Of | None = None  # of which cells it is; unset, of their mean, and of every client where it is of clients
     cells: str = "*"
+    first_reading: str = "as the paper trains"  # the name of the reading without changes, where there are others
+    readings: tuple[Reading, ...] = ()  # judged beside it
+    supports: str = ""  # which reading the paper's text supports, in one sentence
 
     @property
     def whose(self) -> Of:

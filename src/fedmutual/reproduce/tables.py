@@ -11,11 +11,13 @@ from fedmutual.reproduce.entries import amount, capital, entry, lost, mixed, nam
 from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.numbers import as_csv
 from fedmutual.reproduce.schema import AVERAGE, End, plain
+from fedmutual.reproduce.words import p_value, verdict
 
 LAST: End = "last"
 BEST: End = "best"
 FAIR = "after the best round of each node, which validation data chose"
 WIDEST = 8  # columns of numbers
+P_VALUES = ("p", "Holm, this page", "Holm, all pages")
 
 
 def all_tables(experiment: Experiment, looks: Sequence[Look]) -> list[Table]:
@@ -145,8 +147,26 @@ def _client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> C
         return Cell(NOT_RUN)
     e = estimate([getattr(r.clients[client], at) for r in runs], "seeds")
     mean, spread = amount(e, "%", decimals)
-    notes = (look.words, f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.numerics for r in runs))
+    notes = (look.arm_words(arm), f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.numerics for r in runs))
     return Cell(mean, spread, note="; ".join(filter(None, notes)))
+
+
+def claims(readings: Sequence[Sequence[Judged]], decimals: int) -> Table:
+    """Every claim of an experiment with its verdict, a row a reading of it, and p-values as they are and after Holm."""
+    several = any(len(of_claim) > 1 for of_claim in readings)
+    lines, rows = [], []
+    for number, of_claim in enumerate(readings, 1):
+        for place, judged in enumerate(of_claim):
+            head = (Cell(str(number)), Cell(judged.claim.text)) if place == 0 else (Cell(""), Cell(""))
+            found = (judged.p, *judged.holm)
+            read = (Cell(judged.reading),) if several else ()
+            lines.append((*head, *read, Cell(capital(verdict(judged, decimals))), *(Cell(p_value(p)) for p in found)))
+            rows.append([number, judged.claim.text, judged.reading, judged.verdict, *found])
+    heads = [Column("No."), Column("Claim", numeric=False), Column("Verdict", numeric=False), *map(Column, P_VALUES)]
+    if several:
+        heads.insert(2, Column("Reading", numeric=False))
+    csv = csv_text(["claim", "text", "reading", "verdict", "p", "holm_page", "holm_all"], rows)
+    return Table("claims", "Claims and verdicts", tuple(heads), tuple(lines), csv)
 
 
 def verdicts(judged: Judged, decimals: int) -> Table:
