@@ -89,9 +89,7 @@ class Judged:
 def judge_readings(claim: Claim, looks: Sequence[Look]) -> tuple[Judged, ...]:
     """A claim as the paper trains, then under each other reading that the index names."""
     found = [judge(claim, looks, claim.first_reading if claim.readings else "")]
-    for reading in claim.readings:
-        changed = {k: v for k, v in (("arm", reading.arm), ("than", reading.than)) if v}
-        found.append(judge(claim.model_copy(update=changed), looks, reading.name))
+    found += [judge(c, looks, r.name) for c, r in zip(claim.read_otherwise, claim.readings, strict=True)]
     return tuple(found)
 
 

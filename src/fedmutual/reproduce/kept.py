@@ -37,6 +37,13 @@ class Traffic(_Kept):
     seed: int = 0  # what public examples the clients gave out, once, before round 1; not in `up`
 
 
+class Budget(_Kept):
+    """What a client spent on training, in the mean over clients, over the whole run."""
+
+    steps: float  # gradient steps of its own model; a client with two networks takes each with both
+    examples: float  # that these steps saw, one as often as it was drawn
+
+
 class Cloud(_Kept):
     """The features of test examples on their first two principal axes."""
 
@@ -92,6 +99,7 @@ class Result(_Kept):
     transfer: dict[str, Ends] = {}  # "acc", "bwt", "fwt", where clients are domains
     traffic: Traffic | None = None
     steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
+    budget: Budget | None = None  # unset in results of before it was kept: counted from the cell's configuration then
     projected: Share | None = None  # the share of mutual steps whose gradient was projected
     closeup: CloseUp | None = None  # of the node that the cell names
     target: Share | None = None  # the paper's accuracy of FedAvg in this cell, a fraction

@@ -16,11 +16,12 @@ from fedmutual.report.svg import Styles
 from fedmutual.reproduce import tables, words
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import Judged, judge_readings
-from fedmutual.reproduce.entries import unit
+from fedmutual.reproduce.entries import capital, unit
 from fedmutual.reproduce.figures import Drawn, draw, numbers_of, pictures, standalone, summary
 from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.numbers import numbers
 from fedmutual.reproduce.significance import holm
+from fedmutual.reproduce.spent import spent, spent_frame
 
 FIGURES = "figures"
 MADE = "<!-- Made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited. -->"
@@ -40,6 +41,11 @@ class Page:
     def judged(self) -> tuple[Judged, ...]:
         """Every reading of every claim."""
         return tuple(judged for readings in self.claims for judged in readings)
+
+    @property
+    def spent(self) -> Table | None:
+        """What each arm spent on training; None where nothing was run."""
+        return spent(self.looks)
 
     @property
     def differences(self) -> list[str]:
@@ -110,17 +116,19 @@ def markdown(told: Page) -> str:
         parts += [md_table(tables.claims(told.claims, decimals), caption=False), words.P_VALUES]
     else:
         parts.append("The paper claims nothing here that numbers could settle.")
+    if index.supports:
+        parts.append(index.supports)
     for number, readings in enumerate(told.claims, 1):
+        parts.append(f"**{number}:** {_asked(readings)}")
         for judged in readings:
-            name = f"{number}, {judged.reading}" if judged.reading else str(number)
-            parts.append(f"**{name}:** {words.asked(judged)}.")
             if len(judged.told) > 1:
+                parts += [f"*{number}, {judged.reading}*"] * (len(readings) > 1)
                 parts.append(md_table(_of_run(judged, decimals), caption=False))
-        if supports := readings[0].claim.supports:
-            parts.append(supports)
     parts.append("## Ours beside the paper's")
     parts += [md_table(t) for t in told.tables]
     parts.append("Ours: mean ± half of the 95 % interval (Student's t) over seeds.")
+    if told.spent:
+        parts += ["## What each arm spent", md_table(told.spent), words.BUDGETS]
     if told.pictures:
         parts.append("## Figures")
         parts += [f"![{summary(p)}]({told.figure(p)})\n\n*{p.title}*" for p in told.pictures]
@@ -130,6 +138,12 @@ def markdown(told: Page) -> str:
     if commands := words.commands(told.looks):
         parts += ["Made by:", "\n".join(f"    {c}" for c in commands)]
     return "\n\n".join(parts) + "\n"
+
+
+def _asked(readings: Sequence[Judged]) -> str:
+    """What of which arms is compared, and when that supports the claim: of the first reading, then what others change."""
+    others = (f" {capital(j.reading)}: {words.operands(j)}." for j in readings[1:])
+    return f"{words.asked(readings[0])}.{''.join(others)}"
 
 
 def _of_run(judged: Judged, decimals: int) -> Table:
@@ -170,13 +184,10 @@ def html(told: Page) -> str:
     figures = [(p.title, draw(p, f"f-{p.id}", styles), numbers_of(p, decimals)) for p in told.pictures]
     claims = [
         {
-            "text": f"{number}, {j.reading}" if j.reading else str(number),
-            "asked": words.asked(j),
-            "supports": j.claim.supports,
-            "table": tables.verdicts(j, decimals) if len(j.told) > 1 else None,
+            "asked": _asked(readings),
+            "tables": [(j.reading, tables.verdicts(j, decimals)) for j in readings if len(j.told) > 1],
         }
-        for number, readings in enumerate(told.claims, 1)
-        for j in readings
+        for readings in told.claims
     ]
     return environment.get_template("experiment.html.j2").render(
         id=told.experiment.id,
@@ -185,6 +196,8 @@ def html(told: Page) -> str:
         state=words.state(told.looks).replace("**", ""),
         claims=claims,
         verdicts=tables.claims(told.claims, decimals),
+        spent=told.spent,
+        budgets=words.BUDGETS,
         p_values=words.P_VALUES,
         tables=told.tables,
         figures=figures,
@@ -205,6 +218,7 @@ def as_json(told: Page) -> str:
         "paper": told.experiment.index.paper,
         "differences": told.differences,
         "numbers": list(numbers(told.experiment, told.looks)),
+        "spent": json.loads(spent_frame(told.looks).to_json(orient="records")),
         "claims": [_claim(readings) for readings in told.claims],
         "made": list(words.made(told.looks)),
         "commands": words.commands(told.looks),

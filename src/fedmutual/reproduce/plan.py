@@ -77,7 +77,7 @@ def _telling(cell: Cell, changed: Changed) -> Changed:
     """Those of some keys that make other runs."""
 
     def prints(changed: Changed) -> list[str]:
-        return [fingerprint(_config(cell, arm, 0, Scale(None, changed), {}), {}) for arm in cell.arms]
+        return [fingerprint(arm_config(cell, arm, 0, Scale(None, changed)), {}) for arm in cell.arms]
 
     kept, whole = changed, prints(changed) if changed else []
     for pair in changed:
@@ -133,12 +133,13 @@ def _with_needs(cell: Cell, arm: str, seed: int, scale: Scale, here: Here, made:
         yield from _with_needs(cell, need, seed, scale, here, made)
     kept, needed = cell.arms[arm], made[need] if need else None
     given = {"needs": needed.fingerprint if needed else None, "clients": kept.clients, "examples": kept.examples}
-    config = _config(cell, arm, seed, scale, here)
+    config = arm_config(cell, arm, seed, scale, here)
     made[arm] = Job(cell, arm, seed, scale, config, fingerprint(config, given), needed)
     yield made[arm]
 
 
-def _config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here) -> Config:
+def arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = MappingProxyType({})) -> Config:
+    """The configuration of an arm at a scale of its cell, on this machine."""
     algorithm = _algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": cell.within(arm, scale.rounds)}
     changed = {k: v for k, v in (*scale.changed, *here.items()) if _has(algorithm, k)}  # as `compare --set`: who has it

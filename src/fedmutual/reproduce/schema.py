@@ -81,7 +81,12 @@ class Claim(_Section):
     cells: str = "*"
     first_reading: str = "as the paper trains"  # the name of the reading without changes, where there are others
     readings: tuple[Reading, ...] = ()  # judged beside it
-    supports: str = ""  # which reading the paper's text supports, in one sentence
+
+    @property
+    def read_otherwise(self) -> list["Claim"]:
+        """The claim under each of its other readings: with their arms in the place of its own."""
+        given = ({k: v for k, v in (("arm", r.arm), ("than", r.than)) if v} for r in self.readings)
+        return [self.model_copy(update={**arms, "readings": ()}) for arms in given]
 
     @property
     def whose(self) -> Of:
@@ -112,4 +117,5 @@ class Index(_Section):
     draw: str = "*"  # the cells that are drawn
     decimals: int = Field(default=2, ge=0, le=4)
     claims: tuple[Claim, ...] = ()
+    supports: str = ""  # which reading of claims that have several the paper's text supports
     differences: tuple[str, ...]

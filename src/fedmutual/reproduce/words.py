@@ -18,6 +18,10 @@ P_VALUES = (
     "Holm's adjustment makes it larger, for all verdicts of a page, or of all pages, are looked at together. A verdict is "
     "by its own interval; one whose adjusted p is above 0.05 may be chance."
 )
+BUDGETS = (
+    "Gradient steps are those of a client's own model, or of its copy of the shared one; FML takes each step with both of "
+    "its networks. An example counts as often as a step sees it."
+)
 NAMED = 4  # so many cells left out of a mean are counted, fewer are named
 _WHERE = {"mean": "", "every": "in every {} ", "most": "in more than half of all {}s "}
 _SIGNS = {"more": "above 0", "less": "below 0"}
@@ -75,24 +79,34 @@ def p_value(p: float | None) -> str:
     return "" if p is None else "< 0.001" if p < 0.001 else fixed(p, 3)
 
 
-def asked(judged: Judged) -> str:
-    """What of two arms is compared, and when that supports the claim."""
+def operands(judged: Judged) -> str:
+    """What of two arms is compared: "fml less fedavg", "fedavg over fedh2l"."""
     claim, (than, elsewhere) = judged.claim, judged.claim.other
-    where = _WHERE[claim.whose].format(claim.per)
-    by_mean = claim.whose == "mean" and len(judged.lines) > 1
-    other = f", and no {claim.per}'s {'outside that' if claim.sign == 'same' else 'on the other side'}" if by_mean else ""
-    whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
     if claim.times is not None:
-        side = {"more": "above", "less": "below"}[claim.sign]
-        return f"{claim.arm} over {than}; supported if {where}the ratio's interval lies {side} {claim.times:,.0f}{other}"
+        return f"{claim.arm} over {than}"
     held = f"{claim.arm} less {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
     held += f", less the same in {claim.less}" if claim.less else ""
-    if claim.sign == "same":
-        margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
-        return f"{held}; supported if {whose} interval lies within ± {margin} {unit(judged)}{other}"
     best = [arm for arm, at in ((claim.arm, claim.at), (than, claim.than_at)) if at == "best"]
-    after = f", of {listed(best)} the best round" if best else ""
-    return f"{held}{after}; supported if {whose} interval lies {_SIGNS[claim.sign]}{other}"
+    return held + (f", of {listed(best)} the best round" if best else "")
+
+
+def asked(judged: Judged) -> str:
+    """What of two arms is compared, and when that supports the claim."""
+    claim = judged.claim
+    where = _WHERE[claim.whose].format(claim.per)
+    by_mean = claim.whose == "mean" and len(judged.lines) > 1
+    against = "outside that" if claim.sign == "same" else "on the other side"
+    other = f", with that of a {claim.per} at least and none {against}" if by_mean else ""
+    whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
+    if claim.times is not None:
+        way = "above" if claim.sign == "more" else "below"
+        side = f"{where}the ratio's interval lies {way} {claim.times:,.0f}"
+    elif claim.sign == "same":
+        margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
+        side = f"{whose} interval lies within ± {margin} {unit(judged)}"
+    else:
+        side = f"{whose} interval lies {_SIGNS[claim.sign]}"
+    return f"{operands(judged)}; supported if {side}{other}"
 
 
 def state(looks: Sequence[Look]) -> str:
