@@ -34,7 +34,7 @@ def committed(id):
 @pytest.mark.parametrize("experiment", REAL, ids=lambda e: e.id)
 def test_a_committed_page_is_what_its_results_make(experiment):
     told = committed(experiment.id)
-    assert (DOCS / f"{experiment.id}.md").read_text(encoding="utf-8") == pages.markdown(told), (
+    assert (DOCS / f"{experiment.id}.md").read_text(encoding="utf-8") == pages.markdown(told, DOCS), (
         "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
     )
     assert {p.name for p in (DOCS / "figures").glob(f"{experiment.id}-*.svg")} == {

@@ -14,7 +14,19 @@ from fedmutual.records.files import write_bytes
 from fedmutual.records.folder import held
 from fedmutual.report import cells as report
 from fedmutual.report.text import count
-from fedmutual.reproduce import Experiment, Scale, Store, experiments, overview, pages, read_experiment, reproduce, words
+from fedmutual.reproduce import (
+    Experiment,
+    Scale,
+    Store,
+    experiments,
+    findings,
+    overview,
+    pages,
+    printed,
+    read_experiment,
+    reproduce,
+    words,
+)
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import check, tells
@@ -70,7 +82,11 @@ def train(
 
 
 def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
-    """Write the documentation's pages from results alone, of one experiment or of all, and all verdicts -> their paths."""
+    """Write the documentation's pages from results alone -> their paths.
+
+    Those of one experiment or of all; and of all of them the verdicts, the printed numbers on the folder's front page if it
+    has their marks, and the findings beside the folder if the experiments have a template of them.
+    """
     root = root or home()
     if id:
         read_experiment(root, id)  # who knows it not says so
@@ -79,7 +95,9 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
     told = pages.adjust([pages.page(e, looks(e, store)) for e in found])
     paths = [p for page in told if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
     write_bytes(folder / overview.NAME, overview.overview(told).encode())
-    return [*paths, folder / overview.NAME]
+    counts = printed.count_printed(printed.printed_frame([(page.experiment, page.looks) for page in told]))
+    front = printed.write_front(folder, pages.md_table(printed.printed_table(counts), caption=False))
+    return [*paths, folder / overview.NAME, *front, *findings.write_findings(told, counts, root, folder)]
 
 
 def _store(root: Path | None, folder: Path) -> Store:

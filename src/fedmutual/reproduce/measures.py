@@ -58,6 +58,10 @@ class Measure:
         """The end that counts, and that a paper's number stands beside: a best only where it was fairly chosen."""
         return "best" if self.chosen == CHOSEN_BY_OTHERS else "last"
 
+    def prints(self, at: End) -> bool:
+        """Whether a paper's number stands beside this end: beside a best on test images too, which it may be."""
+        return at == self.counts or self.chosen == CHOSEN_BY_TEST
+
 
 def find(name: str) -> tuple[Measure, str]:
     """A measure by its name -> (measure, its argument): "noise:0.2" is noise at 0.2.

@@ -9,10 +9,10 @@ from fedmutual.reproduce import tables, words
 from fedmutual.reproduce.claims import CONTRADICTED, DIVERGED, INCONCLUSIVE, NOT_RUN, SUPPORTED, TOO_SHORT
 from fedmutual.reproduce.entries import capital
 from fedmutual.reproduce.pages import MADE, Page, md_table
+from fedmutual.reproduce.significance import stands
 
 NAME = "verdicts.md"
 ORDER = (SUPPORTED, CONTRADICTED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN)
-SURE = 0.05  # an adjusted p below it stands
 
 
 def overview(told: Sequence[Page]) -> str:
@@ -30,7 +30,7 @@ def _sentence(told: Sequence[Page]) -> str:
     claims = sum(len(page.claims) for page in told)
     judged = [j for page in told for j in page.judged]
     decided = [j for j in judged if j.verdict in (SUPPORTED, CONTRADICTED)]
-    stand = sum(_stands(j.holm[1]) for j in decided)
+    stand = sum(stands(j.holm[1]) for j in decided)
     return (
         f"{count(claims, 'claim')}, {count(len(judged), 'verdict')} with their other readings; {len(decided)} of these are "
         f"supported or contradicted, and {stand} of them stand after Holm's adjustment over all pages."
@@ -44,7 +44,7 @@ def counted(told: Sequence[Page]) -> Table:
     rows = []
     for verdict in ORDER:
         of_kind = [j for j in judged if j.verdict == verdict]
-        stand = [str(sum(_stands(j.holm[k]) for j in of_kind)) for k in (0, 1)] if verdict in ORDER[:2] else ["", ""]
+        stand = [str(sum(stands(j.holm[k]) for j in of_kind)) for k in (0, 1)] if verdict in ORDER[:2] else ["", ""]
         rows.append((Cell(capital(verdict)), Cell(str(counts[verdict])), *map(Cell, stand)))
     heads = (
         Column("Verdict", numeric=False),
@@ -53,7 +53,3 @@ def counted(told: Sequence[Page]) -> Table:
         Column("after Holm, all pages"),
     )
     return Table("counts", "", heads, tuple(rows), "")
-
-
-def _stands(p: float | None) -> bool:
-    return p is not None and p < SURE

@@ -1,8 +1,10 @@
 """An experiment's page, as Markdown, HTML and JSON, with its figures as files: all from the results alone."""
 
 import json
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from fedmutual.records.files import write_bytes
 from fedmutual.report.cells import Cell, Table
 from fedmutual.report.html import prose
 from fedmutual.report.svg import Styles
+from fedmutual.report.text import listed
 from fedmutual.reproduce import tables, words
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import Judged, judge_readings
@@ -43,6 +46,11 @@ class Page:
         return tuple(judged for readings in self.claims for judged in readings)
 
     @property
+    def tunings(self) -> Table | None:
+        """How the settings of its arms were chosen; None where no sweep did."""
+        return tables.tunings(self.looks)
+
+    @property
     def spent(self) -> Table | None:
         """What each arm spent on training; None where nothing was run."""
         return spent(self.looks)
@@ -50,7 +58,7 @@ class Page:
     @property
     def differences(self) -> list[str]:
         """How this differs from what the paper did: what was chosen, what was shortened, what networks began with."""
-        return [*self.experiment.index.differences, *words.shortened(self.looks), *words.begun(self.looks)]
+        return [*self.experiment.differences, *words.shortened(self.looks), *words.begun(self.looks)]
 
     def figure(self, picture: Drawn) -> str:
         """The name of a picture's file."""
@@ -87,7 +95,7 @@ def write(told: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json"
     Raises:
         RunError: the folder cannot be written.
     """
-    makers = {"md": markdown, "html": html, "json": as_json}
+    makers: dict[str, Callable[[Page], str]] = {"md": partial(markdown, folder=folder), "html": html, "json": as_json}
     id = told.experiment.id
     names = {told.figure(p): standalone(p) for p in told.pictures}
     for old in (folder / FIGURES).glob(f"{id}-*.svg"):
@@ -101,8 +109,8 @@ def write(told: Page, folder: Path, kinds: Sequence[str] = ("md", "html", "json"
     return paths
 
 
-def markdown(told: Page) -> str:
-    """The page as Markdown."""
+def markdown(told: Page, folder: Path | None = None) -> str:
+    """The page as Markdown. folder: where it will lie, for links to files that are no part of it."""
     index, decimals = told.experiment.index, told.experiment.index.decimals
     parts = [
         MADE,
@@ -132,12 +140,28 @@ def markdown(told: Page) -> str:
     if told.pictures:
         parts.append("## Figures")
         parts += [f"![{summary(p)}]({told.figure(p)})\n\n*{p.title}*" for p in told.pictures]
-    parts += ["## Differences from the paper", "\n".join(f"{n}. {d}" for n, d in enumerate(told.differences, 1))]
+    if told.tunings:
+        parts += ["## How settings were chosen", md_table(told.tunings)]
+        if folder is not None:
+            parts.append(f"The sweeps: {listed(_links(told, folder))}.")
+    parts += ["## Differences from the paper", _numbered(told.differences)]
+    if code := told.experiment.code:
+        parts += ["## What the authors' public code does otherwise", _numbered(code)]
     parts.append("## Hardware and time")
     parts.append("\n".join(f"- {line}" for line in words.made(told.looks)) or "Nothing was run yet.")
     if commands := words.commands(told.looks):
         parts += ["Made by:", "\n".join(f"    {c}" for c in commands)]
     return "\n\n".join(parts) + "\n"
+
+
+def _numbered(sentences: Sequence[str]) -> str:
+    return "\n".join(f"{n}. {sentence}" for n, sentence in enumerate(sentences, 1))
+
+
+def _links(told: Page, folder: Path) -> list[str]:
+    """Links to the files of the sweeps, each once."""
+    paths = dict.fromkeys(t.path for look in told.looks for t in look.cell.tunings.values())
+    return [f"[{path.name}]({Path(os.path.relpath(path, folder)).as_posix()})" for path in paths]
 
 
 def _asked(readings: Sequence[Judged]) -> str:
@@ -198,10 +222,12 @@ def html(told: Page) -> str:
         verdicts=tables.claims(told.claims, decimals),
         spent=told.spent,
         budgets=words.BUDGETS,
+        tunings=told.tunings,
         p_values=words.P_VALUES,
         tables=told.tables,
         figures=figures,
         differences=told.differences,
+        code=told.experiment.code,
         made=list(words.made(told.looks)),
         commands=words.commands(told.looks),
         styles=styles,
@@ -217,6 +243,7 @@ def as_json(told: Page) -> str:
         "title": told.experiment.index.title,
         "paper": told.experiment.index.paper,
         "differences": told.differences,
+        "code": list(told.experiment.code),
         "numbers": list(numbers(told.experiment, told.looks)),
         "spent": json.loads(spent_frame(told.looks).to_json(orient="records")),
         "claims": [_claim(readings) for readings in told.claims],

@@ -65,6 +65,14 @@ def _below(difference: Estimate, bound: float) -> float:
     return _above(Estimate(-difference.mean, difference.half, difference.n, difference.unit, difference.grain), -bound)
 
 
+SURE = 0.05  # an adjusted p below it stands
+
+
+def stands(p: float | None) -> bool:
+    """Whether an adjusted p-value leaves a verdict standing."""
+    return p is not None and p < SURE
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Holm's adjusted p-values, in the order of the given ones.
 
