@@ -245,11 +245,10 @@ def federation(kinds: tuple[str, ...], fills: bool, times: int, work: Path) -> N
     """All faults of some kinds, in one federation; each is written down when it is over."""
     south = work / "fed" / "south"
     (south / "state").mkdir(parents=True)
-    (south / "liar.py").write_text(LIAR)
     if fills:  # a small disk, which can be filled
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", south / "state"], check=True)
     try:
-        with loopback(work / "fed", OPEN, SMALL, deadline=DEADLINE, wait=120.0) as fed:
+        with loopback(work / "fed", OPEN, SMALL, modules={"liar": LIAR}, deadline=DEADLINE, wait=120.0) as fed:
             pipe = Pipe(fed.port)
             kit = fed.folder / "kits" / "south" / "startup" / "fed_client.json"
             kit.write_text(kit.read_text().replace(f":{fed.port}", f":{pipe.port}"))

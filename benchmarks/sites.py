@@ -8,7 +8,6 @@ round to the last, and in one process. Writes benchmarks/results/sites.json.
 """
 
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -47,7 +46,7 @@ def a_round(name: str, work: Path, common: dict[str, Any], sites: dict[str, Any]
     folder, rounds = work / name.replace(" ", "-"), common["rounds"]
     alone = {i: {k: v for k, v in own.items() if k != "public"} for i, own in sites.items()}  # one process makes the set
     run = fedmutual.run(parse_config(together(common, alone)), folder / "one")
-    with loopback(folder / "fed", common, sites, **given) as fed:
+    with loopback(folder / "fed", common, sites, modules={"nets": NETS}, **given) as fed:
         if "public" in given:
             for i in sites:
                 fed.cli("data", "give", fed.file, "--site", fed.configs[i], "-o", fed.folder / "public")
@@ -68,7 +67,6 @@ def rounds(work: Path) -> list[dict[str, Any]]:
     """FML on the digits with three architectures, one of them a site's own; FedH2L; a shared model of 50 MB."""
     (work / "nets.py").write_text(NETS)
     sys.path.insert(0, str(work))
-    os.environ["PYTHONPATH"] = str(work)
     three = {**SITES, "west": {**SITES["west"], "model": {"personal": "nets:Own"}}}
     found = [a_round("FML, three architectures", work, {**COMMON, "rounds": 10}, three)]
     sites = with_data(work)

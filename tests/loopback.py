@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,26 @@ def free_port() -> int:
 class Loopback:
     """Its files in a folder; its processes, each in a session of its own."""
 
-    def __init__(self, folder: Path, common: dict[str, Any], sites: dict[str, Any], **given: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        common: dict[str, Any],
+        sites: dict[str, Any],
+        modules: Mapping[str, str] | None = None,
+        **given: Any,
+    ) -> None:
+        """modules: code that all trust: name -> source."""
+        self.modules = modules or {}
         self.folder, self.name, self.port = folder, common["name"], free_port()
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / "federation.toml"
         table = {"names": list(sites), "input": [1, 8, 8], "wait": 30.0, **given}
         self.file.write_text(tomli_w.dumps({**common, "server": {"port": self.port}, "sites": table}))
-        self.configs = {i: site(folder, i, own) for i, own in sites.items()}
+        trust = {"trust": {"modules": [*self.modules]}} if self.modules else {}
+        self.configs = {i: site(folder, i, own, **trust) for i, own in sites.items()}
+        for place in (folder, *(config.parent for config in self.configs.values())):
+            for name, source in self.modules.items():
+                (place / f"{name}.py").write_text(source)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.cli("provision", self.file, "--out", folder / "kits")
 
@@ -50,7 +63,9 @@ class Loopback:
         """The server ("server"), or sites."""
         for name in names:
             kit = ("--kit", self.folder / "kits" / name)
-            words = ("server", *kit) if name == "server" else ("site", *kit, "--config", self.configs[name])
+            trust = ["--contract", self.file] if self.modules else []
+            trust += [word for module in self.modules for word in ("--trust-module", module)]
+            words = ("server", *kit, *trust) if name == "server" else ("site", *kit, "--config", self.configs[name])
             self._begin(name, *words)
 
     def submit(self, name: str = "submit", out: str = "result") -> None:

@@ -35,6 +35,19 @@ OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 
             {"training": {"local_steps": 3, "local_epochs": 7}},
             ["a round of algorithm 'fml' is told in training.local_steps, so 'training.local_epochs' has no effect"],
         ),
+        ({"algorithm": {"name": "fedavg"}, "server": {"aggregate": "median"}}, []),
+        (
+            {"algorithm": {"name": "fedavg", "weighting": "samples"}, "server": {"aggregate": "median"}},
+            ["server.aggregate = 'median' takes all clients alike, so 'algorithm.weighting' has no effect"],
+        ),
+        (
+            {"algorithm": {"name": "independent"}, "server": {"aggregate": "trimmed-mean", "trim": 0.1}},
+            ["algorithm 'independent' makes no mean of what clients send, so 'server.aggregate' has no effect"],
+        ),
+        (
+            {"algorithm": {"name": "centralised"}, "server": {"aggregate": "median"}},
+            ["algorithm 'centralised' trains one network on all data, so 'server.aggregate' has no effect"],
+        ),
         ({"algorithm": {"name": "centralised"}, "clients": {"0": {"training": {"shuffled": 0.5}}}}, []),
         (
             {"algorithm": {"name": "centralised"}, "clients": OWN, "engine": {"participation": 0.5}},

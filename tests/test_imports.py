@@ -83,9 +83,8 @@ def of_carried(found: Import) -> bool:
 
 
 def _carried(file: str) -> bool:
-    return file in [
-        f"engines/sites/flare/{name}.py" for name in ("console", "controller", "desk", "door", "executor", "watch")
-    ]
+    names = ("console", "controller", "desk", "door", "executor", "launcher", "sweeper", "watch")
+    return file in [f"engines/sites/flare/{name}.py" for name in names]
 
 
 RULES = [of_algorithms, of_core, of_cli, of_report, of_extras, of_carried]

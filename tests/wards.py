@@ -1,5 +1,6 @@
 """A small federation of real sites, and the same as one configuration in one process."""
 
+import json
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -44,6 +45,7 @@ SEEDED = COMMON | {  # with a public seed set
 }
 
 
+TELLING = {"share": {"metrics": "all"}}  # all scores and losses, as one process has it unless it is told otherwise
 UNLABELLED = SEEDED | {"algorithm": SEEDED["algorithm"] | {"labels": False}}
 
 
@@ -127,6 +129,11 @@ def refused(folder: Path, *words: str, agreed=None, name="north") -> str:
     for word in words:
         assert word in said, said
     return said
+
+
+def accepted(record: dict, agreed: dict | None = None) -> contracts.Contract:
+    """The contract of a job with this record, by who agreed to that one; unset, to the same."""
+    return contracts.accept(json.dumps(record), [agreed or record])
 
 
 def halves(folder: Path, path: Path, sites=SITES) -> tuple[contracts.Contract, dict[str, Half]]:

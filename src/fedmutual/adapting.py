@@ -18,6 +18,7 @@ from fedmutual.engines.base import score
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.losses import Classification
 from fedmutual.newcomer import ARMS, Newcomer, Source
+from fedmutual.recorded_code import trusting
 from fedmutual.records.events import Observer
 from fedmutual.records.files import read_json, write_json
 from fedmutual.records.folder import CONFIG
@@ -35,15 +36,32 @@ def adapt(
     resume: bool = False,
     overrides: Mapping[str, Any] | None = None,
     watch: Callable[[str], Observer] | None = None,
+    trust_code: bool = False,
 ) -> None:
     """Adapt a run's shared model to a newcomer's data in every way, with every size and seed.
 
     file: TOML, the newcomer's half of a configuration. sizes: training examples, None for all. fedavg: a FedAvg run, whose
     shared model is fine-tuned; unset, `run`'s own is. Runs go to OUT/<way>/<size>/<seed>, what came out to OUT/adapt.json.
+    trust_code: import whatever code the runs' folders name.
 
     Raises:
         UserError: in one sentence, what does not fit what, before anything is trained.
     """
+    with trusting(trust_code):
+        _adapt(run, file, out, sizes, seeds, fedavg, resume, overrides, watch)
+
+
+def _adapt(
+    run: str | Path,
+    file: str | Path,
+    out: str | Path,
+    sizes: Sequence[int | None],
+    seeds: int,
+    fedavg: str | Path | None,
+    resume: bool,
+    overrides: Mapping[str, Any] | None,
+    watch: Callable[[str], Observer] | None,
+) -> None:
     shared, folder = newcomer.source(Path(run)), Path(out)
     tuned = shared if fedavg is None else _fedavg(Path(fedavg), shared)
     _check_apart(folder, shared, tuned)

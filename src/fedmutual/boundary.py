@@ -68,7 +68,7 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
         for what, own in like:
             if _equal(tensor, own):
                 raise Refused(client.id, name, f"its bytes are those of {what}")
-        row = _row(tensor, client)
+        row = _row(tensor, client, inbox.get(name))
         if row is not None:
             raise Refused(client.id, name, f"it holds a row of the client's {row} data")
     return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
@@ -142,8 +142,13 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a, b.to(a.device))
 
 
-def _row(tensor: Tensor, client: Client) -> str | None:
-    """Which of the client's data some row-sized piece of the tensor is a row of, byte for byte; None: of none."""
+def _row(tensor: Tensor, client: Client, sent: Tensor | None) -> str | None:
+    """Which of the client's data some row-sized piece of the tensor is a row of, byte for byte; None: of none.
+
+    sent: what the client received under that name. A piece that goes back as it came tells nothing; a refusal would tell the
+    sender that its guess of a row was right.
+    """
+    sent = sent if sent is not None and _bytes(sent) == _bytes(tensor) else None
     cut = dict[int, tuple[NDArray[np.uint8], NDArray[np.uint64]]]()  # by size: most kinds of data have rows of one
     for kind in (kind for kind in OWN if kind in client.data):
         size, begins, digests = _known(client.data[kind])
@@ -151,6 +156,7 @@ def _row(tensor: Tensor, client: Client) -> str | None:
             continue
         if size not in cut:
             pieces = _pieces(tensor, size)
+            pieces = pieces if sent is None else pieces[(pieces != _pieces(sent, size)).any(1)]
             cut[size] = pieces, _begins(pieces)
         pieces, theirs = cut[size]
         if any(digest in digests for digest in _digests(pieces[np.isin(theirs, begins)])):

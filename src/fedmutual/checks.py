@@ -11,6 +11,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.experiment import Experiment
 from fedmutual.models.splice import differing
 from fedmutual.records import tensorboard
+from fedmutual.scores import is_told
 
 LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
 
@@ -50,8 +51,8 @@ def _check_holdout(experiment: Experiment) -> None:
             "take the file of a run that had split.holdout = 0.1, or divide the data by another partition.kind"
         )
     shared = experiment.nets.complete and not experiment.pooled
-    tell = (own.share or experiment.config.share for own in map(experiment.config.own, of))
-    if records.keep_best and records.evaluate_on == "holdout" and shared and all(t.metrics == "none" for t in tell):
+    tells = any(is_told(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in of.items())
+    if records.keep_best and records.evaluate_on == "holdout" and shared and not tells:
         raise ConfigError(
             "records.keep_best: no client tells its hold-out scores, and nothing else is scored, so the server cannot know "
             "the shared model's best round; set share.metrics = 'all', or take records.keep_best out"

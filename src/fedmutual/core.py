@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,9 @@ Spec = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 Batch = tuple[Tensor, ...]
 """x [B, ...], y [B, ...], then whatever the phase adds."""
 
+Disclosure = Literal["none", "accuracy", "all"]
+"""What of its scores and training losses a participant tells: nothing, coarse accuracies, or all."""
+
 
 class Diverged(RuntimeError):
     """A client's loss or weights stopped being finite."""
@@ -41,9 +44,10 @@ class Diverged(RuntimeError):
 class Disagreed(RuntimeError):
     """A participant holds another public seed set than the others: told by which, and what differs."""
 
-    def __init__(self, client: str, what: str) -> None:
-        super().__init__(client, what)
-        self.client, self.what = client, what
+    def __init__(self, client: str, what: str, clients: tuple[str, ...] = ()) -> None:
+        """clients: all whose set is another one; none named: this client alone."""
+        super().__init__(client, what, clients)
+        self.client, self.what, self.clients = client, what, clients or (client,)
 
     def __str__(self) -> str:
         return f"client {self.client!r} has another public seed set than the others: {self.what}; give all the same one"
@@ -203,7 +207,7 @@ class Client:
     twins: frozenset[str] = frozenset()  # those of them that began equal to a tensor of the personal net, by right
     own: Mapping[str, Any] = field(default_factory=dict)  # its task, own alpha, ...: replace the phase's, never sent
     precision: torch.dtype | None = None  # a lower one that its networks compute in; weights keep theirs
-    tells: bool = True  # whether its losses and scores may be told; messages cross either way
+    metrics: Disclosure = "all"  # what of its losses and scores is told; messages cross anyway
     seeds: Seeds | None = None  # of the public seed set, where the algorithm has one
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
 

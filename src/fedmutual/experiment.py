@@ -83,7 +83,7 @@ class Experiment:
             own=client_settings(self.config, id) | {"task": self.task(id)},
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
             seeds=self.seeds,
-            tells=(own.share or self.config.share).metrics == "all",
+            metrics=self.config.disclosure(id),
         )
 
     def _set_tf32(self) -> None:

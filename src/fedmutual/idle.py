@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
-from fedmutual.config import Config
-from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, TrainingConfig
+from fedmutual.config import Config, has_aggregation
+from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig
 from fedmutual.data.draws import many
 
 _OWN = ("model", "training", "optimizer")
@@ -44,6 +44,7 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
     if pooled:
         one = ["model.personal"] if model.personal is not None else []
         part = ["engine.participation"] if config.engine.participation < 1 else []
+        part += ["server.aggregate"] if config.server.aggregate != ServerConfig().aggregate else []
         yield "algorithm {name!r} trains one network on all data", [*one, *part, *_of_clients(config, _OWN)]
         return
     if "personal" not in scores:
@@ -56,6 +57,11 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
             "records.copies": config.records.copies,
         }
         yield "algorithm {name!r} shares no model", [k for k, is_set in given.items() if is_set]
+    rule = config.server.aggregate
+    if rule != ServerConfig().aggregate and not has_aggregation(config):
+        yield "algorithm {name!r} makes no mean of what clients send", ["server.aggregate"]
+    elif rule != ServerConfig().aggregate and "weighting" in config.algorithm:
+        yield f"server.aggregate = {rule!r} takes all clients alike", ["algorithm.weighting"]
     if config.training.local_steps is not None and config.training.local_epochs != TrainingConfig().local_epochs:
         yield "a round of algorithm {name!r} is told in training.local_steps", ["training.local_epochs"]
 

@@ -13,6 +13,7 @@ from fedmutual.config.schema import Table
 from fedmutual.data.examples import listed
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError
+from fedmutual.recorded_code import check_tables
 from fedmutual.records.checkpoint import file_name, shared_state
 from fedmutual.records.folder import CONFIG
 from fedmutual.records.interface import Interface, interface
@@ -68,11 +69,13 @@ def source(folder: Path) -> Source:
 
     Raises:
         RunError: there is no run, nothing was saved, nothing is shared, or it learns no classes.
+        ConfigError: its shared network is code that may not be imported (see `recorded_code`).
     """
     if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: is no run's folder, it has no {CONFIG}; name one that `fedmutual run` made")
     run = Run(folder)
     shared_state(folder)
+    check_tables({"model": Source(run).model}, folder)  # the newcomer's own runs build these networks
     if run.config.training.task != "classification":
         raise RunError(
             f"{folder}: it learns {run.config.training.task!r}, and newcomers are held against it by accuracy only"

@@ -1,33 +1,94 @@
-"""What a user brings along: "module:name" is imported from the folder the command runs in, or from what is installed."""
+"""Code that a configuration names as "module:name". A rule says which modules may be imported, and from where.
+
+Without another rule: from the folder in which the command runs, or from what is installed. Processes of real sites set a
+rule for good (`confine`); reading somebody's run folder sets one for a while (`under`).
+"""
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedmutual.errors import ConfigError
+
+
+class Rule(Protocol):
+    """Which modules may be imported."""
+
+    @property
+    def place(self) -> str:
+        """The folder in which the user can put a module, for messages."""
+
+    def admit(self, module: str, key: str) -> None:
+        """Make the module importable. key: of the configuration that names the module, for messages.
+
+        Raises:
+            ConfigError: the module may not be imported.
+        """
+
+
+class WorkingFolder:
+    """The rule for a user's own configuration: any module of the folder in which the command runs, or installed."""
+
+    @property
+    def place(self) -> str:
+        """The working folder."""
+        return str(Path.cwd())
+
+    def admit(self, module: str, key: str) -> None:
+        """Search the working folder first."""
+        if self.place not in sys.path:
+            sys.path.insert(0, self.place)
+
+
+_scoped: ContextVar[Rule | None] = ContextVar("rule", default=None)
+_of_process: Rule | None = None
+
+
+def confine(rule: Rule) -> None:
+    """Let this rule hold in all threads of this process, to its end."""
+    global _of_process
+    _of_process = rule
+
+
+@contextmanager
+def under(rule: Rule) -> Iterator[None]:
+    """Let this rule hold in the block, in this thread."""
+    token = _scoped.set(rule)
+    try:
+        yield
+    finally:
+        _scoped.reset(token)
+
+
+def rule_in_force() -> Rule | None:
+    """The rule that was set; None where the default holds."""
+    return _scoped.get() or _of_process
 
 
 def load(name: str, key: str) -> Any:
     """The object that "module:name" names, for the configuration key `key`.
 
     Raises:
-        ConfigError: the module does not import, or has no such name.
+        ConfigError: the module may not be imported, does not import, or has no such name.
     """
     module, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    rule = rule_in_force() or WorkingFolder()
+    rule.admit(module, key)
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as problem:
         if problem.name and f"{module}.".startswith(f"{problem.name}."):
+            file = f"{module.replace('.', '/')}.py"
             raise ConfigError(
-                f"key {key!r}: there is no module {module!r}; put {module.replace('.', '/')}.py into {here} or install it"
+                f"key {key!r}: there is no module {module!r}; put {file} into {rule.place} or install it"
             ) from None
         raise ConfigError(f"key {key!r}: module {module!r} does not import: {problem}") from None
     except Exception as problem:  # a user's module may fail in any way
         raise ConfigError(f"key {key!r}: module {module!r} does not import: {type(problem).__name__}: {problem}") from None
-    if not hasattr(found, attribute):
+    if not hasattr(imported, attribute):
         raise ConfigError(f"key {key!r}: module {module!r} has no {attribute!r}")
-    return getattr(found, attribute)
+    return getattr(imported, attribute)

@@ -57,18 +57,23 @@ class Answering(NamedTuple):
 
 @torch.no_grad()
 def predict(
-    run_or_model: str | Path, files: Sequence[str | Path], client: str | None = None, best: bool = False
+    run_or_model: str | Path,
+    files: Sequence[str | Path],
+    client: str | None = None,
+    best: bool = False,
+    trust_code: bool = False,
 ) -> list[Prediction]:
     """Classify images, the rows of CSV files or the `x` of npz files, scaled as in training -> a prediction an example.
 
     run_or_model: a run's folder, or a model file in it. client: whose personal model is to answer; unset, the shared model
     does, as it does for a client that has none. best: as it was after its best round, if the run has `records.keep_best`;
-    unset, after the last saved one.
+    unset, after the last saved one. trust_code: import whatever code the run's folder names, as `Run` takes it.
 
     Raises:
-        UserError: there is no such model, or a file cannot be read or is not of the kind that the model learned from.
+        UserError: there is no such model, or its code may not be imported; a file cannot be read or is not of the kind that
+            the model learned from.
     """
-    answering = choose(Path(run_or_model), client, best)
+    answering = choose(Path(run_or_model), client, best, trust_code)
     takes, found = answering.takes, list[Prediction]()
     scaled = scaling.recorded(takes.scaling)
     for names, raw in _read([Path(f) for f in files], answering):
@@ -82,14 +87,14 @@ def predict(
     return found
 
 
-def choose(path: Path, client: str | None = None, best: bool = False) -> Answering:
+def choose(path: Path, client: str | None = None, best: bool = False, trust_code: bool = False) -> Answering:
     """The model that answers.
 
     Raises:
         RunError: the path is no run and no model of one, or the run has no such model, or keeps none of its best round.
     """
     place, client = _place(path, client)
-    best, run = best or path.name == BEST, Run(place)
+    best, run = best or path.name == BEST, Run(place, trust_code)
     known = about(place)
     if client is not None and client not in known.clients:
         raise RunError(

@@ -1,8 +1,9 @@
 """One experiment, from its configuration to its folder."""
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from fedmutual.engines.loop import federate
 from fedmutual.engines.spread import Lost
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
+from fedmutual.recorded_code import trusting
 from fedmutual.records import best as bests
 from fedmutual.records import folder as folders
 from fedmutual.records import pretrained, tensorboard
@@ -31,23 +33,33 @@ from fedmutual.records.files import read_json, read_tensors
 from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
 from fedmutual.records.summary import write_summary
 from fedmutual.records.text import TextLog
-from fedmutual.trained import Run
+from fedmutual.trained import Run, trained
 
 
-def run(config: Config, out: str | Path | None = None, resume: bool = False, observers: Sequence[Observer] = ()) -> Run:
+def run(
+    config: Config,
+    out: str | Path | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    trust_code: bool = False,
+) -> Run:
     """Train an experiment into a folder (`runs/<name>` unless `out` names another) -> the run.
 
     resume: go on with the run in that folder from its last saved state; a finished one is not trained again, and
-    where there is none yet it starts.
+    where there is none yet it starts. trust_code: go on with code that has changed since the run recorded it.
 
     Raises:
         UserError: in one sentence, what cannot be done.
         Diverged: a client's loss or weights stopped being finite; the last saved state is kept.
     """
-    folder = Path(out) if out is not None else Path("runs") / config.name
+    with trusting(trust_code):
+        return _run(config, Path(out) if out is not None else Path("runs") / config.name, resume, observers)
+
+
+def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observer]) -> Run:
     recorded = _look(folder, config, resume)
     if recorded is None:
-        return Run(folder)
+        return trained(folder, config)
     try:
         with _alone(config.engine.threads):
             begun, weights = folders.begun(folder), pretrained.kept(folder)
@@ -63,7 +75,7 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
                     _train_through(hosted, folder, observers)
     except Lost as problem:
         raise RunError(f"{folder}: {problem}; is there memory for all? {MEND}") from None
-    return Run(folder)
+    return trained(folder, config)
 
 
 def run_together(
@@ -77,7 +89,7 @@ def run_together(
     problems = [p for p in attempt_together(configs, outs, resume, observers) if p is not None]
     if problems:
         raise problems[0]
-    return [Run(folder) for folder in outs]
+    return [trained(folder, config) for folder, config in zip(outs, configs, strict=True)]
 
 
 def attempt_together(
@@ -105,8 +117,14 @@ def attempt_together(
                     notes = *_picked(choice), *idle.engine_remarks(configs[n], choice.name)
                     _train(built[n], lane, outs[n], observers[n], notes)
 
-        raised = dict(zip(left, lanes.run([partial(train, n) for n in left]), strict=True))
+        raised = dict(zip(left, lanes.run([_in_this_context(partial(train, n)) for n in left]), strict=True))
     return [raised.get(n) for n in range(len(configs))]
+
+
+def _in_this_context(work: Callable[[Engine], None]) -> Callable[[Engine], None]:
+    """The work with the caller's context variables, in whichever thread it is done."""
+    context = copy_context()
+    return lambda lane: context.run(work, lane)
 
 
 def _same_data(config: Config) -> str:

@@ -15,11 +15,31 @@ Scores = dict[str, float | int | list[float | None] | None]
 """A score's name -> its value; None where it is undefined."""
 
 DECLARED = ("examples", "accuracy", "loss", "balanced_accuracy", "auroc", "majority", "recall")
-"""All that the second channel may tell of an evaluation; `share.metrics = "none"` closes it."""
+"""All that the second channel may tell of an evaluation; `share.metrics` says how much of it a client tells."""
 
 
 OF_NUMBERS = ("examples", "loss", "mean_absolute_error", "r2")
 """The same for targets that are numbers."""
+
+LEAST_ROWS, DECIMALS = 50, 2
+"""With `share.metrics = "accuracy"` an accuracy is told of at least so many rows, and rounded to so many decimals."""
+
+
+def coarse_accuracy(values: Scores, rows: int) -> Scores | None:
+    """The accuracy alone, a fraction in [0, 1] rounded to `DECIMALS`; None where nothing may be told.
+
+    rows: how many rows the scores were taken on. Nothing is told of fewer than `LEAST_ROWS` rows, nor of a task that has no
+    accuracy: an error in a target's own units has no scale on which to round it.
+    """
+    accuracy = values.get("accuracy")
+    if not is_told("accuracy", rows) or not isinstance(accuracy, int | float):
+        return None
+    return {"accuracy": round(float(accuracy), DECIMALS)}
+
+
+def is_told(metrics: str, rows: int) -> bool:
+    """Whether a client with this `share.metrics` tells an accuracy that was taken on so many rows."""
+    return metrics == "all" or (metrics == "accuracy" and rows >= LEAST_ROWS)
 
 
 def classification(logits: Tensor, targets: Tensor) -> Scores:

@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedmutual import models
-from fedmutual.config import load_config
+from fedmutual import models, plugins
+from fedmutual.config import Config, read_dumped
 from fedmutual.core import At
 from fedmutual.errors import RunError
 from fedmutual.models.splice import fork
 from fedmutual.networks import POOLED
+from fedmutual.recorded_code import RecordedCode
 from fedmutual.records import best as bests
 from fedmutual.records import folder as folders
 from fedmutual.records.about import about
@@ -20,11 +21,21 @@ from fedmutual.records.files import read_json
 
 
 class Run:
-    """A run's folder, read: finished, or stopped on its way."""
+    """A run's folder, read: finished, or stopped on its way.
 
-    def __init__(self, folder: str | Path) -> None:
+    Code that the folder names is imported where a model needs it, and only the user's own in the working folder that the
+    run recorded; any with `trust_code`.
+    """
+
+    def __init__(self, folder: str | Path, trust_code: bool = False) -> None:
+        """trust_code: import whatever code the folder names. It can do all that the user can: look at it first.
+
+        Raises:
+            ConfigError: its config.toml is missing or damaged.
+        """
         self.folder = Path(folder)
-        self.config = load_config(self.folder / folders.CONFIG)
+        self.config = read_dumped(self.folder / folders.CONFIG)
+        self._code: plugins.Rule = RecordedCode(self.folder, trust_code)
 
     @property
     def finished(self) -> bool:
@@ -103,7 +114,8 @@ class Run:
         if client not in (there := about(self.folder).clients):
             raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(there)}")
         shared = shared_state(self.folder)
-        net = fork(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
+        with plugins.under(self._code):
+            net = fork(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
         net.load_state_dict(shared | self._client_state(client, "meme."))
         return net.eval()
 
@@ -114,7 +126,8 @@ class Run:
         return whose.input, whose.outputs
 
     def _shared_net(self) -> nn.Module:
-        return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
+        with plugins.under(self._code):
+            return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
 
     def _saved(self) -> Saved:
         saved = committed(self.folder)
@@ -133,6 +146,14 @@ class Run:
         return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
     def _net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:
-        net = models.build(name, *self._sizes(client), At(0, -1, 1).rng("any"))
+        with plugins.under(self._code):
+            net = models.build(name, *self._sizes(client), At(0, -1, 1).rng("any"))
         net.load_state_dict(state)
         return net.eval()
+
+
+def trained(folder: Path, config: Config) -> Run:
+    """The run that a configuration of the user's own has just trained; the code that it names is the user's choice."""
+    run = Run(folder)
+    run._code = RecordedCode(folder, granted=config.model_dump())
+    return run

@@ -1,17 +1,20 @@
 """FedMD by hand: transfer and one round of two linear nodes."""
 
+from dataclasses import dataclass, replace
+
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from fedmutual.algorithms import FedMD
-from fedmutual.algorithms.fedmd import Revisit, Transfer
+from fedmutual.algorithms.fedmd import Announce, Revisit, Transfer
 from fedmutual.algorithms.peers import agreed
 from fedmutual.core import At
 from fedmutual.losses import Regression
+from fedmutual.records.events import Noted
 from fedmutual.stepping import own
-from peers import LR, node, seeds
+from peers import LR, node, nodes, run, seeds
 from toy import Rows, federation
 
 
@@ -87,3 +90,21 @@ def test_a_client_with_steps_of_its_own_transfers_as_all_do():
 def test_posteriors_need_classes():
     with pytest.raises(ValueError, match="consensus cannot be 'posteriors' with a training"):
         FedMD(consensus="posteriors", task=Regression())
+
+
+@pytest.mark.parametrize("spoil", [lambda p: p * 2, lambda p: -p, lambda p: p * torch.nan])
+def test_what_are_no_posteriors_is_left_out_and_its_sender_named(spoil):
+    """A consensus of posteriors is a posterior: one that says 1e30 would be the mean of all."""
+    settings = {"batch_size": 8, "public_batch": 6, "local_steps": 1, "consensus": "posteriors"}
+
+    @dataclass(frozen=True, kw_only=True)
+    class Liar(Announce):
+        def end(self, client, at):
+            reply = super().end(client, at)
+            return {k: spoil(v) for k, v in reply.items()} if client.id == "1" else reply
+
+    algorithm, events, clients = FedMD(**settings).algorithm(), [], nodes(3)
+    spoilt = replace(algorithm, phases=(Liar(**settings), *algorithm.phases[1:]))
+    run(spoilt, clients, rounds=1, events=events)
+    (note,) = [e.text for e in events if isinstance(e, Noted)]
+    assert "client '1'" in note

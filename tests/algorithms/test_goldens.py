@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import FML, FedAvg, FedProx
 from fedmutual.core import Client, Schedule
 from toy import Rows, difference, federation
@@ -78,6 +79,17 @@ def test_a_round_of_fedavg(weighting, shares):
     got = federation(algorithm, one_step_clients(algorithm), rounds=1, start={"weight": torch.tensor(SHARED)})
     copies = [SHARED - LR * gradient(X[i], Y[i], SHARED) for i in X]
     assert np.abs(got["weight"].numpy() - (shares[0] * copies[0] + shares[1] * copies[1])).max() < 1e-12
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean"])
+def test_the_rules_but_the_mean_ask_nobody_how_many_examples_it_has(rule):
+    """Of two copies each is their plain mean, whatever n_k is."""
+    algorithm = FedAvg(weighting="samples", aggregate=Aggregation(rule), local_epochs=1, batch_size=8).algorithm()
+    start = {"weight": torch.tensor(SHARED)}
+    assert algorithm.phases[0].leaves(start).keys() == {"weight"}
+    got = federation(algorithm, one_step_clients(algorithm), rounds=1, start=start)
+    copies = [SHARED - LR * gradient(X[i], Y[i], SHARED) for i in X]
+    assert np.abs(got["weight"].numpy() - (copies[0] + copies[1]) / 2).max() < 1e-12
 
 
 def test_two_epochs_of_fedprox():

@@ -103,7 +103,7 @@ WRONG = [
     ("[optimizer]\nweight_decay = inf", "key 'optimizer.weight_decay' must be a finite number, not Infinity"),
     ("[clients.a.optimizer]\nlr = -0.5", "key 'clients.a.optimizer.lr': a learning rate must be at least 0, not -0.5"),
     ("[optimizer]\nname = 'sdg'", "key 'optimizer.name' must be 'sgd', 'adam' or 'adamw', not \"sdg\""),
-    ("[share]\nmetrics = false", "key 'share.metrics' must be 'all' or 'none', not false"),
+    ("[share]\nmetrics = false", "key 'share.metrics' must be 'none', 'accuracy' or 'all', not false"),
     ("[algorithm]\nalpha = 1.5", "key 'algorithm.alpha' must be between 0 and 1, not 1.5"),
     ("[algorithm]\nalpha = nan", "key 'algorithm.alpha' must be a finite number, not NaN"),
     ("[algorithm]\nbeta = { start = 0.5, end = -0.5 }", "key 'algorithm.beta' must be between 0 and 1, not -0.5"),
@@ -111,6 +111,13 @@ WRONG = [
     ("[algorithm]\nname = 'fedprox'\nmu = -1", "key 'algorithm.mu' must be at least 0, not -1"),
     ("[algorithm]\nname = 'fedprox'\nmu = inf", "key 'algorithm.mu' must be a finite number, not Infinity"),
     ("[algorithm]\nname = 'fedavg'\nweighting = 'n'", "key 'algorithm.weighting' must be 'samples' or 'uniform', not \"n\""),
+    ("[server]\naggregate = 'krum'", "key 'server.aggregate' must be 'mean', 'median' or 'trimmed-mean', not \"krum\""),
+    ("[server]\naggregate = 'trimmed-mean'\ntrim = 0.5", "key 'server.trim' must be less than 0.5, not 0.5"),
+    ("[server]\ntrim = 0.1", "key 'server.trim' has no effect with server.aggregate = 'mean'; take it out"),
+    (
+        "[algorithm]\naggregate = 'median'",
+        "unknown key 'algorithm.aggregate'; did you mean 'server.aggregate'? (of algorithm 'fml')",
+    ),
     # Algorithms.
     ("[algorithm]\nname = 'fmll'", "key 'algorithm.name': there is no algorithm 'fmll'; did you mean 'fml'?"),
     (

@@ -19,8 +19,8 @@ def test_every_key_is_there_once_in_the_order_of_the_schema() -> None:
     assert {name for name in names if not name.startswith("clients.")} == set(all_keys())
     assert names[:4] == ["name", "seed", "rounds", "data.name"]
     tables = list(dict.fromkeys(name.split(".")[0] for name in names if "." in name))
-    expected = ["data", "partition", "split", "algorithm", "model", "training", "optimizer", "engine", "records", "share"]
-    expected.append("clients")
+    expected = ["data", "partition", "split", "algorithm", "model", "training", "optimizer", "server", "engine", "records"]
+    expected += ["share", "clients"]
     assert tables == expected
     assert [line[3:] for line in page().splitlines() if line.startswith("## ")] == expected
 
@@ -46,12 +46,14 @@ def test_every_key_has_a_meaning_in_one_line() -> None:
         ("optimizer.lr", "number or schedule", "0.01"),
         ("optimizer.weight_decay", "number >= 0", "0.0005"),
         ("optimizer.amsgrad", "true or false", "false"),
+        ("server.aggregate", '"mean", "median" or "trimmed-mean"', '"mean"'),
+        ("server.trim", "number >= 0, < 0.5", "0.34"),
         ("algorithm.name", "text", '"fml"'),
         ("algorithm.alpha", "number or schedule", "0.5"),
         ("algorithm.temperature", "number", "1.0"),
         ("algorithm.weighting", '"samples" or "uniform"', '"samples"'),
         ("clients.ID.algorithm.mu", "number or schedule", "the federation's"),
-        ("clients.ID.share.metrics", '"all" or "none"', "the federation's"),
+        ("clients.ID.share.metrics", '"none", "accuracy" or "all"', "the federation's"),
         ("clients.ID.training.batch_size", "whole number >= 1, <= 1000000000", "the federation's"),
     ],
 )

@@ -68,7 +68,7 @@ tables = table(
     optimizer=table(name=st.just("sgd"), lr=scheduled(rate), momentum=fraction, weight_decay=rate),
     engine=table(device=text, threads=st.integers(1, 4096), participation=positive.filter(lambda f: f <= 1)),
     records=table(evaluate_every=count, best_by=st.sampled_from(["validation", "test"]), tensorboard=st.booleans()),
-    share=table(metrics=st.sampled_from(["all", "none"])),
+    share=table(metrics=st.sampled_from(["all", "accuracy", "none"])),
     clients=st.dictionaries(
         text,
         table(
@@ -76,7 +76,7 @@ tables = table(
             model=table(personal=text),
             training=table(local_epochs=count, batch_size=count),
             optimizer=table(lr=scheduled(rate), momentum=fraction, weight_decay=rate),
-            share=table(metrics=st.sampled_from(["all", "none"])),
+            share=table(metrics=st.sampled_from(["all", "accuracy", "none"])),
         ),
         max_size=2,
     ),

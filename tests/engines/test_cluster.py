@@ -132,7 +132,7 @@ def test_without_ray_the_mend_is_said(small, monkeypatch, cli):
     monkeypatch.setattr(places, "_kept", [])
     code, _, err = cli("run", small, "--set", "engine.name=cluster")
     assert (code, err.count("\n")) == (2, 1)
-    assert "engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': pip install 'ray>=2.40'" in err
+    assert "engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': pip install 'ray>=2.59'" in err
 
 
 @pytest.fixture

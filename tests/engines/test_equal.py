@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import FML, Aggregate, FedAvg, FedH2L, FedMD, FedProx, Independent
 from fedmutual.core import Algorithm, Schedule
 from fedmutual.records.events import Noted, PhaseDone
@@ -20,6 +21,10 @@ PHASES = {
     "fedavg": FedAvg(**E),
     "fedprox": FedProx(mu=0.5, **E),
     "independent": Independent(**E),
+    "fml, median": FML(aggregate=Aggregation("median"), **E),
+    "fedavg, median": FedAvg(aggregate=Aggregation("median"), **E),
+    "fedavg, trimmed mean": FedAvg(aggregate=Aggregation("trimmed-mean", 0.3), **E),
+    "fedprox, trimmed mean": FedProx(mu=0.5, aggregate=Aggregation("trimmed-mean", 0.3), **E),
 }
 BOUND = {torch.float64: 1e-12, torch.float32: 1e-5}
 
@@ -282,6 +287,10 @@ PEERS = {
     "fedh2l, strict": FedH2L(batch_size=8, public_batch=5, labels=False, confidence=False, local_data="private"),
     "fedmd": FedMD(batch_size=8, public_batch=5, local_steps=2, transfer_epochs=1, digest_steps=2),
     "fedmd, posteriors": FedMD(batch_size=8, public_batch=5, local_steps=2, transfer_epochs=1, consensus="posteriors"),
+    # not the median of five nodes: it is one node's own logits, where the absolute difference has no gradient
+    "fedmd, trimmed mean": FedMD(
+        batch_size=8, public_batch=5, transfer_epochs=1, aggregate=Aggregation("trimmed-mean", 0.2)
+    ),
     "aggregate": Aggregate(batch_size=8, local_steps=3),
 }
 

@@ -1,6 +1,9 @@
 """A run that is killed and resumed ends where one does that nobody touched: the same bytes."""
 
-from kills import trial
+import fedmutual
+from fedmutual.config import parse_config
+from fedmutual.records.events import Noted
+from kills import same, trial
 
 
 def test_three_kills_at_random_moments(tmp_path):
@@ -25,3 +28,27 @@ records = { checkpoint_every = 5, evaluate_every = 20, best_by = "validation", k
 def test_peers_that_are_killed_lose_nothing(tmp_path):
     """Pairs, a second optimiser and the sum of local gradients come back from what was saved."""
     assert len(trial(tmp_path, kills=1, seed=0, config=PEERS).kills) == 1
+
+
+TWELVE = {
+    "name": "twelve",
+    "rounds": 2,
+    "data": {"name": "digits"},
+    "partition": {"clients": 12},
+    "split": {"public": 0.2, "test": 0.2},
+    "algorithm": {"name": "fedh2l", "public_batch": 4},
+    "model": {"personal": ["mlp"]},
+    "training": {"local_steps": 1, "batch_size": 8},
+    "engine": {"name": "inprocess", "device": "cpu"},
+}
+
+
+def test_whose_rows_are_whose_is_known_after_a_resume(tmp_path):
+    """A checkpoint's file has its tensors in an order of its own, in which client 10 comes before client 2."""
+    notes = []
+    fedmutual.run(parse_config(TWELVE), tmp_path / "whole")
+    fedmutual.run(parse_config(TWELVE | {"rounds": 1}), tmp_path / "part")
+    seen = [lambda event: notes.append(event.text) if isinstance(event, Noted) else None]
+    fedmutual.run(parse_config(TWELVE), tmp_path / "part", resume=True, observers=seen)
+    assert notes == []
+    assert same(tmp_path / "part", tmp_path / "whole") == []

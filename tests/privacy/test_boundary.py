@@ -195,6 +195,19 @@ def test_what_comes_back_as_it_went_tells_nothing_and_passes():
     assert not torch.equal(got["2.weight"], start["2.weight"])
 
 
+def test_a_row_that_the_server_guessed_and_the_client_never_touched_is_not_refused():
+    """Else a server would put guesses into units that never fire, and learn by a refusal which of them a client has."""
+    algorithm = FML(alpha=0.3, **E).algorithm()
+    one = client("0", algorithm)
+    guess = one.data["private"].x[3].repeat(8, 1)
+    sent = {"0.weight": torch.cat([guess[:5], guess[5:] + 2])}
+    reply = {"0.weight": torch.cat([guess[:5], guess[5:] + 1])}
+    declared = {"0.weight": (torch.float32, tuple(guess.shape))}
+    assert torch.equal(release(reply, declared, one, sent)["0.weight"], reply["0.weight"])
+    with pytest.raises(Refused, match="it holds a row of the client's private data"):
+        release({"0.weight": reply["0.weight"].flip(0)}, declared, one, sent)  # in other places than it was sent in
+
+
 def test_what_stays_home_of_the_meme_stays_home():
     algorithm = FML(**E).algorithm()
     home = ("2.weight", "2.bias")
@@ -228,13 +241,13 @@ def test_the_released_copy_is_no_view_of_the_clients_tensors():
         assert tensor.untyped_storage().data_ptr() != reply[name].untyped_storage().data_ptr()
 
 
-def test_losses_stay_home_where_no_metrics_are_shared():
+def test_losses_stay_home_unless_all_is_told():
     algorithm = FML(**E).algorithm()
-    events = []
-    federation(algorithm, [client("0", algorithm), client("1", algorithm, tells=False)], rounds=1, events=events)
+    events, metrics = [], {"0": "all", "1": "none", "2": "accuracy"}
+    federation(algorithm, [client(i, algorithm, metrics=told) for i, told in metrics.items()], rounds=1, events=events)
     (done,) = [e for e in events if isinstance(e, PhaseDone)]
     assert set(done.train) == {"0"}
-    assert set(done.up) == {"0", "1"}
+    assert set(done.up) == {"0", "1", "2"}
 
 
 def test_bytes_are_counted_from_the_tensors_sent():

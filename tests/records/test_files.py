@@ -1,5 +1,6 @@
 """Files that are whole or not there."""
 
+import os
 import pickle
 import zipfile
 
@@ -7,8 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from fedmutual.errors import RunError
+from fedmutual.config import read_tables
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.files import read_json, read_tensors, write_bytes, write_tensors
+from fedmutual.records.logs import read_lines
 
 
 @pytest.mark.parametrize("length", range(60, 400, 5))
@@ -69,6 +72,60 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
         write_bytes(tmp_path / "x", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_bytes() == b"old"
+
+
+@pytest.fixture
+def tokens(monkeypatch):
+    """The names of part files, foreseen by somebody who shares the folder."""
+    monkeypatch.setattr("fedmutual.records.files.token_hex", lambda size: "0" * 2 * size)
+    return f"{os.getpid()}-{'0' * 16}.part"
+
+
+@pytest.mark.parametrize("kind", ["link to a file", "link to nothing", "file"])
+def test_a_part_file_of_somebody_else_is_neither_followed_nor_written(tmp_path, tokens, kind):
+    """A link in the way of a part file would be written through, into a file of the user's elsewhere."""
+    part, victim = tmp_path / f".x.{tokens}", tmp_path / "victim"
+    if kind == "link to a file":
+        victim.write_bytes(b"mine")
+    if kind == "file":
+        part.write_bytes(b"theirs")
+    else:
+        part.symlink_to(victim)
+    with pytest.raises(RunError, match=r"x: cannot be written \(File exists\)"):
+        write_bytes(tmp_path / "x", b"new")
+    assert not (tmp_path / "x").exists()
+    assert victim.exists() == (kind == "link to a file")
+    assert not victim.exists() or victim.read_bytes() == b"mine"
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_in_nobodys_way(tmp_path):
+    """In a container every process of a service may have the same number."""
+    (tmp_path / f".x.{os.getpid()}.part").write_bytes(b"cut short")
+    for content in (b"one", b"two"):
+        write_bytes(tmp_path / "x", content)
+        assert (tmp_path / "x").read_bytes() == content
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+DEEP = 200_000
+
+
+def test_brackets_in_brackets_are_one_sentence_and_no_traceback(tmp_path):
+    (tmp_path / "x.json").write_text("[" * DEEP)
+    with pytest.raises(RunError, match="damaged or no JSON"):
+        read_json(tmp_path / "x.json")
+    with pytest.raises(RunError, match="line 1 is damaged"):
+        read_lines(tmp_path / "x.json")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        read_tables(_written(tmp_path / "x.toml", "a = " + "[" * DEEP))
+    (tmp_path / "x").write_bytes(save({"w": torch.zeros(3)}, metadata={"fedmutual": "[" * DEEP}))
+    with pytest.raises(RunError, match="truncated or no safetensors file"):
+        read_tensors(tmp_path / "x")
+
+
+def _written(path, text):
+    path.write_text(text)
+    return path
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"format": 2}', "\udce4".encode("utf-8", "surrogateescape")])

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -191,6 +192,17 @@ def test_the_page_is_replaced_in_one_step(tmp_path, monkeypatch):
         write_report([run], out)
     assert out.read_text() == before
     assert [p.name for p in out.parent.iterdir()] == ["report.html"]
+
+
+def test_a_link_in_the_way_of_the_part_is_not_followed(tmp_path, monkeypatch):
+    """Somebody who shares the folder would have the page written into another file of the user's."""
+    monkeypatch.setattr("fedmutual.report.html.token_hex", lambda size: "0" * 2 * size)
+    out, victim = tmp_path / "report.html", tmp_path / "victim"
+    (tmp_path / f".report.html.{os.getpid()}-{'0' * 16}.part").symlink_to(victim)
+    with pytest.raises(RunError, match="cannot be written"):
+        write_report([write(tmp_path / "run", methods()[0])], out)
+    assert not victim.exists()
+    assert not out.exists()
 
 
 def test_a_page_that_cannot_be_written_is_an_error(tmp_path):

@@ -204,7 +204,7 @@ def test_what_is_missing_says_why(tmp_path):
     table = accuracy.headline(found)
     assert table.notes == (
         "n/a: no complete shared model exists: a part of it stays with the clients",
-        'n/a: no client shares its scores (share.metrics = "none")',
+        "n/a: no client tells an accuracy: by share.metrics, or for want of 50 rows to score",
         f"n/a: {measures.no_local(found)}",
     )
     table = accuracy.headline(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))
@@ -240,7 +240,7 @@ def test_an_undefined_auroc(tmp_path):
     assert (row[4].text, row[4].note) == ("0.800", "over the 2 of 3 for which it is defined")
     never = replace(made, auroc=lambda client: None)
     [row, _] = tables.beyond_accuracy(comparison([write(tmp_path / "b", never)])).rows
-    assert (row[4].text, row[4].note) == ("n/a", "n/a: undefined: the data scored hold one class only")
+    assert (row[4].text, row[4].note) == ("n/a", "n/a: not told, or undefined: the data scored hold one class only")
 
 
 def test_recall_by_class(two_seeds):

@@ -234,7 +234,7 @@ def test_nothing_federated(tmp_path):
 def test_clients_that_share_nothing(tmp_path):
     silent = Made("fml", plus(0, 0, 0), lambda s, r: 0.8, tells=False)
     said = verdict(write_all(tmp_path, [silent, alone], [0]))
-    assert 'no client shares its scores (share.metrics = "none")' in said[0]
+    assert "no client tells an accuracy: by share.metrics" in said[0]
 
 
 def test_the_ceiling_is_called_so_and_is_no_federation(tmp_path):

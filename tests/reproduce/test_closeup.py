@@ -60,7 +60,7 @@ def test_features_are_what_the_last_linear_layer_takes():
 
 
 def test_the_cloud_is_the_plane_of_the_largest_variance(turned):
-    cloud = close_up(turned.folder, "0").cloud
+    cloud = close_up(turned, "0").cloud
     clients = data.load(turned.config).clients
     net = turned.personal_model("0", best=True)
     seen = np.concatenate([features(net, shares.test)[0] for shares in clients.values()])
@@ -74,9 +74,9 @@ def test_the_cloud_is_the_plane_of_the_largest_variance(turned):
 
 
 def test_a_large_cloud_is_thinned_and_its_axes_are_not(turned, monkeypatch):
-    whole = close_up(turned.folder, "0").cloud
+    whole = close_up(turned, "0").cloud
     monkeypatch.setattr(closeup, "POINTS", 10)
-    thin = close_up(turned.folder, "0").cloud
+    thin = close_up(turned, "0").cloud
     assert len(thin.points) == 10
     assert set(thin.points) < set(whole.points)
     assert (thin.explained, thin.silhouette) == (whole.explained, whole.silhouette)
@@ -84,7 +84,7 @@ def test_a_large_cloud_is_thinned_and_its_axes_are_not(turned, monkeypatch):
 
 def test_points_are_kept_of_one_seed(turned, monkeypatch):
     monkeypatch.setattr(closeup, "DRAWN", 1)
-    assert close_up(turned.folder, "0").cloud.points == ()
+    assert close_up(turned, "0").cloud.points == ()
 
 
 def test_separate_classes_have_a_large_silhouette(turned, monkeypatch):
@@ -93,11 +93,11 @@ def test_separate_classes_have_a_large_silhouette(turned, monkeypatch):
         return np.eye(10)[labels] + 1e-6 * np.arange(len(labels))[:, None], labels
 
     monkeypatch.setattr(closeup, "features", apart)
-    assert close_up(turned.folder, "0").cloud.silhouette > 0.99
+    assert close_up(turned, "0").cloud.silhouette > 0.99
 
 
 def test_losses_are_those_of_the_node(turned):
-    found = close_up(turned.folder, "90")
+    found = close_up(turned, "90")
     assert [*found.losses] == ["personal"]
     assert found.losses["personal"][1] < found.losses["personal"][0]
 
@@ -105,9 +105,9 @@ def test_losses_are_those_of_the_node(turned):
 def test_the_best_round_is_looked_at(turned, tmp_path):
     config = turned.config.model_copy(update={"records": RecordsConfig()})
     with pytest.raises(RunError, match="no best weights are kept"):
-        close_up(fedmutual.run(config, tmp_path / "run").folder, "0")
+        close_up(fedmutual.run(config, tmp_path / "run"), "0")
 
 
 def test_no_such_client(turned):
     with pytest.raises(ConfigError, match="there is no client '7' to look at closely; there are 0, 90"):
-        close_up(turned.folder, "7")
+        close_up(turned, "7")

@@ -1,5 +1,6 @@
 """What `fedmutual doctor` says of what stands between a kit and its server: against real sockets, and one TLS server."""
 
+import importlib.metadata
 import json
 import shutil
 import socket
@@ -16,8 +17,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from fedmutual.engines.sites.flare.dial import dial
-from fedmutual.engines.sites.flare.doctor import FLARE, examine
+from fedmutual.engines.sites.flare.doctor import examine
+from fedmutual.engines.sites.flare.found import FLARE, check_version
 from fedmutual.engines.sites.flare.kits import opened, provision
+from fedmutual.errors import ConfigError
 from fedmutual.records.folder import held
 from wards import contract, site
 
@@ -254,6 +257,17 @@ def test_the_versions_are_those_of_the_package():
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     first, end = (".".join(map(str, limit)) for limit in FLARE)
     assert tomllib.loads(text)["project"]["optional-dependencies"]["sites"] == [f"nvflare>={first},<{end}"]
+
+
+@pytest.mark.parametrize(("version", "fine"), [("2.8.3", False), ("2.9.0", True), ("2.9.1rc2", True), ("2.10.0", False)])
+def test_an_older_flare_is_refused(monkeypatch, version, fine):
+    """Sites of 2.8.3 took jobs that nobody signed."""
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version)
+    if fine:
+        assert check_version() == version
+        return
+    with pytest.raises(ConfigError, match=rf"nvflare {version} is not of 2.9 to 2.10: pip install 'nvflare>=2.9,<2.10'"):
+        check_version()
 
 
 def test_a_state_folder_is_of_one_process(kits, tmp_path, cli):

@@ -5,7 +5,7 @@ import pytest
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.half import Half
 from fedmutual.errors import ConfigError, RunError
-from wards import COMMON, SITES, contract, own, site
+from wards import COMMON, SITES, accepted, contract, own, site
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_a_site_file_that_is_wrong_is_one_sentence(tmp_path, own_tables, said):
 def test_a_contract_without_a_name_has_one_that_crosses():
     plain = {k: v for k, v in COMMON.items() if k != "name"}
     found = contracts.made({**plain, "sites": {"names": ["a"], "input": [1, 8, 8]}}, "f.toml")
-    assert found.record()["name"] == found.name == contracts.restored(found.record()).name
+    assert found.record()["name"] == found.name == accepted(found.record()).name

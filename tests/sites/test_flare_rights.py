@@ -16,7 +16,7 @@ from nvflare.private.fed.utils.site_config import project_site_config
 from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
 
 from fedmutual.engines.sites.flare import workspace
-from fedmutual.engines.sites.flare.door import LETTER, _at_the_door, _no_words, _only_orders, _true_sender, lets_in
+from fedmutual.engines.sites.flare.door import LETTER, JobChecks, _at_the_door, _no_words, _true_sender, lets_in
 from fedmutual.engines.sites.flare.kits import opened, provision
 from wards import contract
 
@@ -81,16 +81,17 @@ def test_a_letter_is_of_him_whose_seal_it_has(said, fine):
 @pytest.mark.parametrize(
     ("order", "job", "fine"),
     [
-        *(("train.deploy", JOB, True), ("train.deploy", "../wards", False), ("scheduler.check_resource", None, True)),
+        *(("train.deploy", JOB, False), ("train.deploy", "../wards", False), ("scheduler.check_resource", None, True)),
         *(("train.start_job", JOB, True), ("train.delete_run", JOB, False), ("sys.shell", None, False)),
         *(("train.restart", None, False), ("train.configure_job_log", JOB, False), ("info.show_errors", JOB, False)),
     ],
 )
-def test_what_a_server_may_order_of_a_site(order, job, fine):
+def test_what_a_server_may_order_of_a_site(order, job, fine, tmp_path):
+    """To deploy what is no job of ours is refused: see test_flare_archive."""
     message = Message(topic=order, body="")
     if job is not None:
         message.set_header(RequestHeader.JOB_ID, job)
-    assert (_only_orders(None, new_cell_message({}, message)) is None) is fine
+    assert (JobChecks(tmp_path).only_orders(None, new_cell_message({}, message)) is None) is fine
 
 
 def test_why_a_site_could_not_is_for_its_operator(capsys):

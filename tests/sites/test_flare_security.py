@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition
 from nvflare.fuel.hci.client import file_transfer
 
 from fedmutual.engines.sites.contract import read
@@ -36,7 +37,8 @@ def test_nobody_gets_more_than_is_theirs(tmp_path, monkeypatch):
         with Session(opened(tmp_path / "kits" / LEAD)) as session:
             a_lead_has_no_shell_and_no_command_of_flares(federation, session)
             a_job_that_ships_code_is_refused(federation, session)
-            a_job_that_names_other_classes_is_refused_by_server_and_site(federation, session)
+            a_job_that_names_code_is_refused(federation, session)
+            a_job_that_names_other_classes_is_refused(federation, session)
             monkeypatch.setattr(file_transfer, "sign_folders", lambda *_, **__: None)
             a_job_that_nobody_signed_is_refused(federation, session)
         a_site_cannot_pass_as_a_lead(federation)
@@ -53,7 +55,7 @@ def federated(folder: Path) -> Iterator[Loopback]:
         (folder / "north" / "state" / "wards" / "kept").write_text("as of a run")
         found.start("server", "north")
         found.wait(lambda: "site 'north' is there" in found.log("server"), 60, "north is there")
-        told = {"config": str(found.configs["eve"]), "contract": str(found.file)}
+        told = {"config": str(found.configs["eve"]), "contracts": [read(found.file).record()]}
         kit, state = folder / "kits" / "eve", folder / "eve" / "state"
         state.mkdir()
         rogue = (Path(__file__).parents[1] / "rogue.py", kit, state, json.dumps(told))
@@ -79,29 +81,33 @@ def a_job_that_ships_code_is_refused(federation: Loopback, session: Session) -> 
         (made / job.APP / "custom").mkdir()
         (made / job.APP / "custom" / "evil.py").write_text("raise SystemExit\n")
 
-    assert ended(federation, session, change) == "FINISHED:FAILED_TO_RUN"
-    reads(federation, "server", "BYOC not permitted")
+    assert "it has other files than these" in refused(federation, session, change)
 
 
-def a_job_that_names_other_classes_is_refused_by_server_and_site(federation: Loopback, session: Session) -> None:
-    mark = federation.folder / "mark"
-    shell = {"id": "rounds", "path": "subprocess.Popen", "args": {"args": ["touch", str(mark)]}}
-    ours = {"path": "fedmutual.engines.sites.flare.kits.write_json", "args": {"path": str(mark), "content": {}}}
+def a_job_that_names_code_is_refused(federation: Loopback, session: Session) -> None:
+    """By its contract, which is compared with the one in the server's kit before anything of it is parsed."""
+    record = read(federation.file).record()
+    record["tables"]["algorithm"]["name"] = "evil:X"
 
     def change(made: Path) -> None:
-        config = made / job.APP / "config"
-        edit(config / "config_fed_server.json", lambda found: found | {"workflows": [shell]})
-        edit(config / "config_fed_client.json", lambda found: found | {"executors": [{"tasks": ["*"], "executor": ours}]})
+        (made / job.APP / "config" / job.SERVER).write_bytes(job.dump(job.server_file(json.dumps(record))))
+        (made / job.APP / "config" / job.SITE).write_bytes(job.dump(job.site_file(json.dumps(record))))
 
-    assert ended(federation, session, change) in ("FINISHED:EXECUTION_EXCEPTION", "FINISHED:ABNORMAL")
-    reads(federation, "server", "Component 'subprocess.Popen' at config path 'workflows.#1' is not in allow_list")
-    reads(federation, "north", f"Component {ours['path']!r} at config path 'executors.#1.executor' is not in allow_list")
-    assert not mark.exists()
+    said = refused(federation, session, change)
+    assert 'its \'algorithm.name\' is "evil:X", and this server agreed to "fml"' in said
+
+
+def a_job_that_names_other_classes_is_refused(federation: Loopback, session: Session) -> None:
+    shell = {"id": "rounds", "path": "subprocess.Popen", "args": {"args": ["true"]}}
+
+    def change(made: Path) -> None:
+        edit(made / job.APP / "config" / job.SERVER, lambda found: found | {"workflows": [shell]})
+
+    assert f"{job.SERVER} is another" in refused(federation, session, change)
 
 
 def a_job_that_nobody_signed_is_refused(federation: Loopback, session: Session) -> None:
-    assert ended(federation, session, lambda made: None) == "FINISHED:FAILED_TO_RUN"
-    reads(federation, "server", "unsigned job rejected")
+    assert "it has other files than these" in refused(federation, session, lambda made: None)
 
 
 def a_site_cannot_pass_as_a_lead(federation: Loopback) -> None:
@@ -132,21 +138,15 @@ def a_site_with_a_true_kit_gets_nothing_out_of_another_one(federation: Loopback)
     assert (federation.folder / "north" / "state" / "wards" / "kept").is_file()
 
 
-def ended(federation: Loopback, session: Session, change: Callable[[Path], Any]) -> str:
-    """How a job ended that somebody changed before a lead signed it; of north alone."""
+def refused(federation: Loopback, session: Session, change: Callable[[Path], Any]) -> str:
+    """Why the server does not take a job that somebody changed before a lead signed it; nothing of it is kept."""
     with tempfile.TemporaryDirectory() as folder:
         made = job.write(read(federation.file), Path(folder))
-        edit(made / "meta.json", lambda meta: meta | {"min_clients": 1, "deploy_map": {"app": ["server", "north"]}})
         change(made)
-        number = session._session.submit_job(str(made))
-    said = [""]
-
-    def over() -> bool:
-        said[0] = str(session._session.get_job_meta(number).get("status"))
-        return said[0].startswith("FINISHED")
-
-    federation.wait(over, 60, "the end of the job")
-    return said[0]
+        with pytest.raises(InvalidJobDefinition) as caught:
+            session._session.submit_job(str(made))
+    assert not [*(federation.folder / "server" / "flare" / "jobs").iterdir()]
+    return str(caught.value)
 
 
 def reads(federation: Loopback, name: str, text: str) -> None:

@@ -57,7 +57,9 @@ def test_the_command(given, tmp_path, cli):
 def test_data_of_the_sites_own_code_are_found_beside_its_file(tmp_path, cli):
     sites = with_data(tmp_path)
     path = contract(tmp_path, SEEDED, sites, public="public")
-    mine = site(tmp_path, "north", sites["north"] | {"data": {"name": "north_rows:load"}})
+    mine = site(
+        tmp_path, "north", sites["north"] | {"data": {"name": "north_rows:load"}, "trust": {"modules": ["north_rows"]}}
+    )
     code = f"import numpy\n\ndef load():\n    return dict(numpy.load({sites['north']['data']['root']!r}))\n"
     mine.with_name("north_rows.py").write_text(code)
     giving.give(path, mine, tmp_path / "one")

@@ -1,6 +1,9 @@
 """Whether joining a federation of real sites pays: the same federation once more, with every site on its own."""
 
+from statistics import fmean
+
 from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.records.logs import METRICS, read_lines
 from fedmutual.report import verdict
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.provenance import subtitle
@@ -8,6 +11,10 @@ from fedmutual.report.runs import read_runs
 from wards import COMMON, SITES, Desk, contract, halves
 
 PLAIN = {i: {"model": {"personal": "mlp"}, "data": own["data"]} for i, own in SITES.items()}
+
+
+def personal(folder):
+    return [score for score in read_lines(folder / METRICS)[-1]["scores"] if score["model"] == "personal"]
 
 
 def submitted(folder, algorithm):
@@ -20,8 +27,13 @@ def submitted(folder, algorithm):
     return folder / "server"
 
 
-def test_two_federations_tell_whether_joining_pays(tmp_path):
+def test_two_federations_tell_whether_joining_pays(tmp_path, cli):
     joined, alone = submitted(tmp_path / "wards", "fml"), submitted(tmp_path / "wards-alone", "independent")
+    told = {key for line in read_lines(joined / METRICS) for score in line["scores"] for key in score}
+    assert told == {"model", "client", "data", "accuracy"}  # no more than that is needed
+    code, out, _ = cli("report", joined, alone, "-o", tmp_path / "page.html")
+    assert code == 0
+    assert f"{100 * fmean(score['accuracy'] for score in personal(joined)):.1f}" in out
     (found,) = comparisons(read_runs([joined]))
     assert subtitle(found).startswith(
         "real sites, 10 classes · each with data of its own, which nobody else knows · 3 sites · 3 rounds"

@@ -55,10 +55,13 @@ def test_equal_rounds_are_one_row_however_many(tmp_path):
 def test_a_round_that_is_unlike_the_others_stands_alone(tmp_path):
     odd = [line(3), line(3)]  # asked again, and answered as before
     refused = [line(5, tensors=(), told={"problem": "it diverged"})]
-    lines = [line(0), line(1), line(2), *odd, line(4), *refused, line(7)]
+    anew = [line(7) | {"attempt": 1}]
+    lines = [line(0), line(1), line(2), *odd, line(4), *refused, line(6), *anew]
     rows = ledger.rows(ledger.read(write(tmp_path, lines)))
-    assert [(row.first, row.last, row.messages) for row in rows] == [(0, 2, 3), (3, 3, 2), (4, 4, 1), (5, 5, 1), (7, 7, 1)]
+    places = [(row.first, row.last, row.messages) for row in rows]
+    assert places == [(0, 2, 3), (3, 3, 2), (4, 4, 1), (5, 5, 1), (6, 6, 1), (7, 7, 1)]
     assert ledger.said(rows[3].kind) == "no message: it diverged"
+    assert ledger.said(rows[5].kind) == "phase 1, attempt 1"
 
 
 def test_the_tables(tmp_path, cli):

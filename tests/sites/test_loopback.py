@@ -6,14 +6,23 @@ import pytest
 
 import fedmutual
 from fedmutual.config import parse_config
+from fedmutual.engines.sites.flare.leftovers import JOB, LAST_LOG
 from loopback import loopback
-from wards import COMMON, SEEDED, SITES, same, together, with_data
+from wards import COMMON, SEEDED, SITES, TELLING, same, together, with_data
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
-TWO = {"north": SITES["north"], "south": {**SITES["south"], "model": {"personal": "lenet:Tiny"}}}
-LENET = """
+TWO = {"north": SITES["north"], "south": {**SITES["south"], "model": {"personal": "mine:Tiny"}}}
+MINE = """
+from dataclasses import dataclass
+
 from torch import nn
+
+from fedmutual.algorithms import FML
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FML):
+    "FML."
 
 def Tiny(shape, classes):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes))
@@ -21,13 +30,14 @@ def Tiny(shape, classes):
 
 
 def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
-    """Two architectures, one of them the site's own; kill -9 of a site's job: the bits of a run in one process."""
-    common = {**COMMON, "rounds": 6}
-    (tmp_path / "lenet.py").write_text(LENET)
+    """An algorithm of the users' own, which server and sites trust; two architectures, one of them a site's own; kill -9 of
+    a site's job: the bits of a run in one process.
+    """
+    common = {**COMMON, **TELLING, "rounds": 6, "algorithm": {**COMMON["algorithm"], "name": "mine:Mine"}}
+    (tmp_path / "mine.py").write_text(MINE)
     monkeypatch.chdir(tmp_path)
     run = fedmutual.run(parse_config(together(common, TWO)), tmp_path / "one")
-    with loopback(tmp_path / "fed", common, TWO) as fed:
-        (fed.configs["south"].parent / "lenet.py").write_text(LENET)
+    with loopback(tmp_path / "fed", common, TWO, modules={"mine": MINE}) as fed:
         fed.start("server", "north", "south")
         fed.submit()
         fed.round(2)
@@ -38,10 +48,11 @@ def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
             fed.wait(lambda name=name: fed.processes[name].poll() is not None, 30, "the lead's command ends")
             assert fed.processes[name].returncode == 0, fed.log(name)
         assert "federation 'wards' is under way, as it was submitted before; looking on" in fed.log("another")
-        assert (
-            len(list((fed.folder / "server" / "flare" / "jobs").iterdir())) <= 2
-        )  # the one submitted, and the one begun anew
+        jobs = [*(fed.folder / "server" / "flare" / "jobs").iterdir()]
+        assert len(jobs) <= 2  # the one submitted, and the one begun anew
+        fed.wait(lambda: nothing_left(fed, jobs), 60, "what came with the jobs is removed")
     result = fedmutual.Run(fed.folder / "result")
+    assert set(json.loads((result.folder / "environment.json").read_text())["modules"]) == {"mine"}
     assert same(result.global_model().state_dict(), run.global_model().state_dict())
     for i in TWO:
         mine = fedmutual.Run(fed.configs[i].parent / "state" / "wards")
@@ -49,6 +60,14 @@ def test_a_kill_in_the_middle_costs_nothing(tmp_path, monkeypatch):
     assert result.summary["personal"]["val_accuracy"] == run.summary["personal"]["val_accuracy"]
     assert result.summary["bytes"] == run.summary["bytes"]
     captured(fed)
+
+
+def nothing_left(fed, jobs):
+    """Neither folders of jobs, at the server and the sites, nor their archives; the last job's log is kept."""
+    works = [fed.folder / "server" / "flare", *(fed.configs[i].parent / "state" / "flare" for i in TWO)]
+    archives = [part for job in jobs for part in job.iterdir() if part.name != "meta" and part.stat().st_size]
+    folders = [path for work in works for path in work.iterdir() if JOB.fullmatch(path.name)]
+    return not archives and not folders and all((work / LAST_LOG).exists() for work in works[1:])
 
 
 def captured(fed):
@@ -63,7 +82,7 @@ def captured(fed):
 def test_peers_send_to_each_other(tmp_path):
     """FedH2L: posteriors go from site to site, and the server gets none of them; the bits of a run in one process."""
     sites = {i: own for i, own in with_data(tmp_path).items() if i != "west"}
-    common = {**SEEDED, "rounds": 12, "records": {"evaluate_every": 6}}
+    common = {**SEEDED, **TELLING, "rounds": 12, "records": {"evaluate_every": 6}}
     run = fedmutual.run(parse_config(together(common, sites)), tmp_path / "one")
     there = {"public": {"folder": str(tmp_path / "fed" / "public")}}
     with loopback(tmp_path / "fed", common, {i: own | there for i, own in sites.items()}, public="public") as fed:

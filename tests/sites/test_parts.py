@@ -1,8 +1,12 @@
 """A part of the public seed set that came damaged, or is something else: one sentence that names the file and the mend."""
 
+import io
 import json
 import pickle
 import shutil
+import warnings
+import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +14,7 @@ import pytest
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.half import built, own
 from fedmutual.errors import DataError, UserError
-from wards import CLASSES, refused, rewritten
+from wards import CLASSES, arrays, refused, rewritten
 
 
 def about(**scaling):
@@ -67,6 +71,83 @@ def test_a_part_that_cannot_be_used(how, ward):
     assert refused(ward, why).startswith(str(path))
     with pytest.raises(DataError, match=r"south.npz"):
         contracts.whole(ward / "federation.toml")
+
+
+def compressed(path):
+    """64 MB of zeros in 64 kB."""
+    np.savez_compressed(path, **arrays(path) | {"x": np.zeros((10**6, 1, 8, 8), np.uint8)})
+
+
+def stating(shape, name="x.npy"):
+    """An array whose header states another shape than there are bytes for."""
+
+    def spoil(path):
+        members = {m: file.read(m) for file in [zipfile.ZipFile(path)] for m in file.namelist()}
+        head = io.BytesIO()
+        np.lib.format.write_array_header_1_0(head, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        with zipfile.ZipFile(path, "w") as file:
+            for member, content in members.items():
+                file.writestr(member, head.getvalue() if member == name else content)
+
+    return spoil
+
+
+def oversized(path):
+    """The directory of the archive states that a member has 4 GB."""
+    content, end = bytearray(path.read_bytes()), b"PK\x01\x02"
+    at = content.index(end)
+    content[at + 20 : at + 28] = b"\xfe\xff\xff\xff" * 2  # sizes packed and unpacked
+    path.write_bytes(content)
+
+
+def twice(path):
+    with warnings.catch_warnings(), zipfile.ZipFile(path, "a") as file:
+        warnings.simplefilter("ignore")
+        file.writestr("x.npy", file.read("x.npy"))
+
+
+def wordy(path):
+    rewritten(path, classes=np.array(["a"] * 5 * 10**6))
+
+
+def alone(path):
+    """No archive, but one array that states a tebibyte."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (2**40,)})
+
+
+def hidden(path):
+    """A bomb behind an array without a header."""
+    np.savez_compressed(path, x=np.zeros(10**7, np.uint8))
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("about.npy", b"")
+
+
+BOMBS = {
+    "alone": (alone, "holds a single array"),
+    "hidden": (hidden, "its 'x.npy' is compressed"),
+    "behind a broken one": (lambda p: stating((1,), "about.npy")(p), "its 'about.npy' states 1 bytes and has 0"),
+    "another name": (lambda p: np.savez_compressed(p, z=np.zeros(10**7, np.uint8)), "wrote, but holds 'z'"),
+    "compressed": (compressed, "its 'x.npy' is compressed, and `fedmutual data give` does not compress"),
+    "a tebibyte": (stating((2**40, 1, 1, 1)), "its 'x.npy' states 1,099,511,627,776 bytes and has 0"),
+    "beyond all": (stating((2**80,)), "its 'x.npy' states "),
+    "text": (wordy, "its 'classes.npy' holds 20,000,000 bytes of text, and 16,777,216 are enough"),
+    "directory": (oversized, "is said to hold 4,294,967,294 bytes, more than the whole file"),
+    "twice": (twice, "it holds an array twice"),
+}
+
+
+@pytest.mark.parametrize("how", BOMBS)
+def test_a_part_that_would_unpack_to_more_than_its_size_is_not_unpacked(how, ward, monkeypatch):
+    spoil, why = BOMBS[how]
+    path = ward / "public" / "south.npz"
+    spoil(path)
+    load, opened = np.load, []
+    monkeypatch.setattr(np, "load", lambda file, **named: opened.append(Path(file)) or load(file, **named))
+    said = refused(ward, why)
+    assert said.startswith(str(path))
+    assert said.endswith(ANEW)
+    assert path not in opened
 
 
 def test_numbers_that_are_not_finite_are_seen_where_they_are_scaled(ward):

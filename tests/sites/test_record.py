@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.consent import difference
 from fedmutual.errors import ConfigError
-from wards import SEEDED, UNLABELLED, changed, in_one_process, seeded
+from wards import SEEDED, UNLABELLED, accepted, changed, in_one_process, seeded
 
 
 @pytest.mark.parametrize("common", [SEEDED, UNLABELLED], ids=["labelled", "unlabelled"])
@@ -29,9 +30,9 @@ def test_where_the_set_lies_does_not_cross(given):
     crossed = json.dumps(found.record())
     assert "public" not in found.record()["tables"]["sites"]
     assert str(folder) not in crossed
-    back = contracts.restored(json.loads(crossed))
+    back = contracts.accept(crossed, [found.record()])
     assert (back.public, back.digest) == (found.public, found.digest)
-    assert contracts.read(folder / "federation.toml").differing(back) is None
+    assert difference(contracts.read(folder / "federation.toml").record(), back.record()) is None
     elsewhere = replace(found, sites=found.sites.model_copy(update={"public": None}))
     assert elsewhere.digest == found.digest
 
@@ -51,13 +52,13 @@ def test_where_the_set_lies_does_not_cross(given):
 def test_one_that_makes_no_sense(spoil, given):
     found = contracts.whole(given[0] / "federation.toml").record()
     with pytest.raises(ConfigError, match=r"^the contract: .*public") as caught:
-        contracts.restored(found | {"public": found["public"] | spoil})
+        accepted(found | {"public": found["public"] | spoil}, found)
     assert "\n" not in str(caught.value)
 
 
 def test_a_contract_that_crossed_has_one(given):
     with pytest.raises(ConfigError, match=r"needs the key 'sites.public'"):
-        contracts.restored(contracts.read(given[0] / "federation.toml").record())
+        accepted(contracts.read(given[0] / "federation.toml").record())
 
 
 def test_what_a_submission_may_change_makes_no_other_contract(given):
@@ -67,9 +68,11 @@ def test_what_a_submission_may_change_makes_no_other_contract(given):
     sites = {"names": found.sites.names, "input": (1, 8, 8), "public": "x"}
 
     def other(**tables):
-        return found.differing(contracts.made({**found.tables, "server": {}, "sites": sites} | tables, "it"))
+        return difference(
+            found.record(), contracts.made({**found.tables, "server": {}, "sites": sites} | tables, "it").record()
+        )
 
-    assert found.differing(whole) is other() is other(rounds=9) is other(server={"port": 9}) is None
+    assert difference(found.record(), whole.record()) is other() is other(rounds=9) is other(server={"port": 9}) is None
     assert "'seed' is 1, and this site agreed to unset" in other(seed=1)
     assert "'sites.names'" in other(sites=sites | {"names": ("north", "west", "south")})
 
@@ -85,10 +88,10 @@ def test_a_job_of_another_version_is_refused_before_its_keys_are_read(given, ver
     """With keys that this version does not know, as another one may have."""
     record = contracts.whole(given[0] / "federation.toml").record() | {"version": version}
     if fine:
-        assert contracts.restored(record).version == version
+        assert accepted(record).version == version
         return
     with pytest.raises(ConfigError) as caught:
-        contracts.restored(record | {"tables": record["tables"] | {"new": 1}})
+        accepted(record | {"tables": record["tables"] | {"new": 1}}, record)
     assert str(caught.value) == (
         f"the contract is of fedmutual {version}, and here is 0.1.0; install the same version everywhere"
     )

@@ -63,10 +63,10 @@ class Compare(Silent):
         prints = {i: str([v.tolist() for v in about.values()]) for i, about in held.items()}
         common = Counter(prints.values()).most_common(1)[0][0]
         model = next(held[i] for i, print in prints.items() if print == common)
-        for i, about in held.items():
-            odd = difference(about, model)
-            if odd is not None:
-                raise Disagreed(i, odd)
+        others = {i: what for i, about in held.items() if (what := difference(about, model)) is not None}
+        if others:
+            first = next(iter(others))
+            raise Disagreed(first, others[first], tuple(others))
         return {}
 
 

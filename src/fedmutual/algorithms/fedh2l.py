@@ -22,6 +22,7 @@ from fedmutual.algorithms.peers import (
     of_peers,
     one_batch,
     opinion,
+    owned_rows,
     partners,
     senders,
     swap_states,
@@ -128,8 +129,8 @@ class Local(FedH2L, Peering):
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """What is to be forwarded. Raises Unusable where a message makes no sense."""
-        rows = sum(members(server).values())
-        flaws = {i: why for i, reply in replies.items() if (why := flaw(reply, rows)) is not None}
+        owners, rows = owned_rows(server), sum(members(server).values())
+        flaws = {i: why for i, reply in replies.items() if (why := flaw(reply, owners[i], rows)) is not None}
         if flaws:
             raise Unusable(flaws)
         return server | forwarded(replies)

@@ -11,12 +11,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedmutual.aggregation import mean
+from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
 from fedmutual.algorithms.independent import Independent
-from fedmutual.algorithms.peers import one_batch, opinion
+from fedmutual.algorithms.peers import one_batch, opinion, posterior_flaw
 from fedmutual.batches import draws
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Spec, setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Spec, Unusable, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class FedMD(Independent):
     transfer_epochs: int = setting(5, "passes over the public data, then over one's own, before the first round")
     digest_steps: int = setting(1, "gradient steps towards what all say in the mean of the round's public batch")
     consensus: Literal["logits", "posteriors"] = setting("logits", "what is said of public data, averaged and fitted")
+    aggregate: Aggregation = Aggregation()  # of what is said
 
     def __post_init__(self) -> None:
         for name in ("public_batch", "transfer_epochs", "digest_steps"):
@@ -86,8 +87,12 @@ class Announce(FedMD):
         return one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The consensus: the mean."""
-        return server | ({"consensus": mean(replies)[self.consensus]} if replies else {})
+        """The consensus: the mean, or the rule of `[server]`. Raises Unusable where what should be posteriors are none."""
+        said = {i: reply[self.consensus] for i, reply in replies.items()} if self.consensus == "posteriors" else {}
+        flaws = {i: why for i, p in said.items() if (why := posterior_flaw(p)) is not None}
+        if flaws:
+            raise Unusable(flaws)
+        return server | ({"consensus": self.aggregate(replies)[self.consensus]} if replies else {})
 
 
 class Digest(Announce):

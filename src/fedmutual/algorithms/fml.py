@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedmutual.aggregation import mean
 from fedmutual.algorithms.fork import Fork
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
 
@@ -64,5 +63,5 @@ class FML(Fork):
         return {"personal": personal, "meme": meme}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Merge: the plain mean over those who answered. How much data a client has is never asked for."""
-        return mean(replies) if replies else server
+        """Merge: the plain mean over those who answered, or the rule of `[server]`. Nobody is asked how much data it has."""
+        return self.aggregate(replies) if replies else server

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.local import LocalEpochs
 from fedmutual.core import At, Client, Message
 
@@ -9,6 +10,8 @@ from fedmutual.core import At, Client, Message
 @dataclass(frozen=True, kw_only=True)
 class Fork(LocalEpochs):
     """One round over forks ("memes") of the shared model. A subclass says what a fork learns and how forks merge."""
+
+    aggregate: Aggregation = Aggregation()  # of the forks
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Fork: the shared tensors are the server's, what stays home is the client's; momentum starts afresh."""

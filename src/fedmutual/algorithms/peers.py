@@ -31,13 +31,24 @@ class Peering(Phase):
 
 
 def agreed(owners: Mapping[str, range], classes: int) -> Message:
-    """What all know of the public seed set, and the relay with them: how many classes, and rows of each member."""
+    """What all know of the public seed set, and the relay with them: how many classes, and rows of each member.
+
+    Members stand in the order in which their rows lie in the set.
+    """
     return {"classes": torch.tensor(classes)} | {f"{MEMBER}{i}": torch.tensor(len(own)) for i, own in owners.items()}
 
 
 def members(server: Message) -> dict[str, int]:
     """Who belongs to the federation, and how many rows of the public seed set are its."""
     return {k.removeprefix(MEMBER): int(v) for k, v in server.items() if k.startswith(MEMBER)}
+
+
+def owned_rows(server: Message) -> dict[str, range]:
+    """Which rows of the public seed set are whose: member -> positions."""
+    owners, start = {}, 0
+    for i, rows in members(server).items():
+        owners[i] = range(start, start := start + rows)
+    return owners
 
 
 def partners(ids: Iterable[str], pairs: float, at: At) -> dict[str, tuple[str, ...]]:
@@ -67,17 +78,34 @@ def of_peers(server: Message, peers: Collection[str]) -> Message:
     return {k: v for k, v in server.items() if k.partition(PEER)[0] in peers}
 
 
-def flaw(reply: Message, rows: int) -> str | None:
-    """What is wrong with a peer's message, in one clause; None: nothing. rows: of the public seed set."""
-    index, p, accuracy = reply["index"], reply["posterior"], reply["accuracy"]
-    if not p.isfinite().all():
-        return "its posteriors are not finite"
-    if (p < 0).any() or ((p.sum(-1) - 1).abs() > _TOLERANCE).any():
-        return "its posteriors do not sum to one"
+def flaw(reply: Message, own: range, rows: int) -> str | None:
+    """What is wrong with a peer's message, in one clause; None: nothing.
+
+    own: the positions of the sender's own rows in the public seed set, of which alone a peer speaks, and of each once: the
+    accuracy that a peer claims weighs all rows of its message, and rows that others gave would be weighed by a stranger.
+    rows: of the whole set. An accuracy within 0 and 1 is believed: nobody but the sender can compute it.
+    """
+    index, accuracy = reply["index"], reply["accuracy"]
+    odd = posterior_flaw(reply["posterior"])
+    if odd is not None:
+        return odd
     if not 0 <= accuracy.item() <= 1:
         return f"its accuracy is {'above 1' if accuracy > 1 else 'below 0' if accuracy < 0 else 'not a number'}"
     if (index < 0).any() or (index >= rows).any():
         return f"it speaks of samples that the public seed set of {rows} has not"
+    if (index < own.start).any() or (index >= own.stop).any():
+        return "it speaks of samples that another participant gave"
+    if len(set(index.tolist())) < len(index):
+        return "it speaks of a sample twice"
+    return None
+
+
+def posterior_flaw(p: Tensor) -> str | None:
+    """Why the rows of p [B, C] are no posteriors, in one clause; None: they are."""
+    if not p.isfinite().all():
+        return "its posteriors are not finite"
+    if (p < 0).any() or ((p.sum(-1) - 1).abs() > _TOLERANCE).any():
+        return "its posteriors do not sum to one"
     return None
 
 

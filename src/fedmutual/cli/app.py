@@ -11,7 +11,7 @@ import typer
 
 import fedmutual
 from fedmutual.cli import conclude, sites
-from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, configured
+from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, configured
 from fedmutual.cli.data import app as data_app
 from fedmutual.cli.terminal import Code, again, note, out, say, stop, watched
 from fedmutual.errors import ConfigError, UserError
@@ -44,6 +44,7 @@ def run(
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; else runs/NAME.")] = None,
     resume: Resume = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Train one experiment into a folder: scores, bytes, models, all of it resumable.
 
@@ -78,6 +79,7 @@ def compare(
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-compare.")] = None,
     resume: Resume = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Does it pay on my data? Several methods over several seeds, local-only beside them, and a page that says so.
 
@@ -105,6 +107,7 @@ def sweep(
     ] = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-sweep.")] = None,
     resume: Resume = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Which setting is best? Every combination of some values, judged on data held out of training, never on test.
 
@@ -199,6 +202,7 @@ def reproduce(
         ),
     ] = None,
     root: Annotated[Path | None, typer.Option("--experiments", help="Another folder of experiments.")] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """An experiment of the papers: trained over seeds, told beside the paper's numbers, with a verdict on each claim.
 
@@ -249,6 +253,7 @@ def adapt(
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-adapt.")] = None,
     resume: Resume = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """A newcomer takes a run's shared model on: does adapting it by mutual learning pay, and with how many examples?
 
@@ -277,6 +282,7 @@ def predict(
         bool, typer.Option("--best", help="As it was after its best round (records.keep_best); else after the last.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A line of JSON an example, for scripts.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Classify new examples, scaled as in training, and say which model answered.
 

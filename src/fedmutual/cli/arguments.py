@@ -25,6 +25,26 @@ Set = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. `--set algorithm.alpha=0.3`; may be repeated."),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last saved round; finished runs are left alone.")]
+
+
+def _trust(context: typer.Context, given: bool) -> bool:
+    """Let the trust hold for as long as the command runs."""
+    if given:
+        from fedmutual.recorded_code import trusting
+
+        context.with_resource(trusting(True))
+    return given
+
+
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        callback=_trust,
+        is_eager=True,  # before files are read
+        help="Import all code that a run folder names, also code that has changed or is somebody else's. Look at it first.",
+    ),
+]
 Methods = Annotated[str, typer.Option(help="Algorithms, separated by commas; `centralised` is the ceiling.")]
 Grid = Annotated[
     list[str] | None,

@@ -5,14 +5,14 @@ from typing import Annotated
 
 import typer
 
-from fedmutual.cli.arguments import File, Set, configured
+from fedmutual.cli.arguments import File, Set, TrustCode, configured
 from fedmutual.cli.terminal import out, say
 
 app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them; give some to all.")
 
 
 @app.command()
-def show(file: File, set: Set = None) -> None:
+def show(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     """Draw who has what: clients by classes."""
     from fedmutual import data
 
@@ -23,7 +23,7 @@ def show(file: File, set: Set = None) -> None:
 
 
 @app.command()
-def check(file: File, set: Set = None) -> None:
+def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     """Say in plain sentences what is wrong, or worth knowing, about the data; and whether the networks go with them."""
     from fedmutual import building, data
 
@@ -50,6 +50,8 @@ def give(
     It holds the rows that `split.public` sets apart in the site's own data, and no others. Trains nothing, sends nothing.
     """
     from fedmutual.engines.sites import giving
+    from fedmutual.engines.sites.modules import leave_working_folders
 
+    leave_working_folders()
     for line in giving.told(giving.give(file, site, folder), folder):
         say(line, soft_wrap=True)

@@ -27,6 +27,15 @@ Kit = Annotated[
 ]
 
 
+TrustModule = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="A module that the contract may name as module:name, installed or beside the contract's file. May be repeated.",
+    ),
+]
+
+
 def provision(
     file: File,
     out_folder: Annotated[Path, typer.Option("--out", help="Where kits go, one folder each.")] = Path("kits"),
@@ -53,19 +62,41 @@ def server(
     state: Annotated[Path, typer.Option(metavar="DIR", help="Where the server keeps what it must not lose.")] = Path(
         "server"
     ),
+    contract: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FEDERATION.toml", help="What it agrees to; else the one in the kit. May be repeated."),
+    ] = None,
+    trust_module: TrustModule = None,
 ) -> None:
     """Run the server until it is told to end: it carries messages, averages what is shared, and begins anew what broke.
 
-    It has no data. A federation that was under way goes on by itself after a restart.
+    It has no data. A federation that was under way goes on by itself after a restart. A job that is of another contract
+    than those it agreed to is refused.
     """
-    from fedmutual.engines.sites.flare import kits, run
+    from fedmutual import plugins
+    from fedmutual.engines.sites import contract as contracts
+    from fedmutual.engines.sites.coordinator import longest_message
+    from fedmutual.engines.sites.flare import kits, run, workspace
+    from fedmutual.engines.sites.modules import leave_working_folders, modules_of_server
     from fedmutual.records.folder import held
 
+    leave_working_folders(state)
     found = run.of_kind(kits.opened(kit), "server")
+    files = [path.resolve() for path in contract or [found.folder / kits.FEDERATION]]
+    code = modules_of_server(_modules(trust_module), files)
+    with plugins.under(code):
+        agreed = [contracts.read(path) for path in files]
+        longest = max(longest_message(one) for one in agreed)
+    names = [one.name for one in agreed]
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        stop(f"--contract: two files are of federation {twice[0]!r}; name each federation once", Code.BAD_INPUT)
+    about = {"contracts": [one.record() for one in agreed], "files": [*map(str, files)], "modules": _modules(trust_module)}
     with held(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
         until = f"{found.expires:%Y-%m-%d}{_soon(found)}"
         say(f"server {found.hosts[0]}:{found.port}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
-        _serve(found, state.resolve(), {"state": str(state.resolve())})
+        say(f"it carries out {', '.join(names)}", soft_wrap=True)
+        _serve(found, state.resolve(), {"state": str(state.resolve()), **about, workspace.LONGEST: longest})
 
 
 def site(
@@ -79,23 +110,31 @@ def site(
 
     Says first all that may leave. A job that is of another contract than the one you agreed to is refused.
     """
+    from fedmutual import plugins
     from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.flare import kits, run
+    from fedmutual.engines.sites.coordinator import longest_message
+    from fedmutual.engines.sites.disclosure import describe_disclosure
+    from fedmutual.engines.sites.flare import kits, run, workspace
     from fedmutual.engines.sites.half import Half, own
+    from fedmutual.engines.sites.modules import leave_working_folders
     from fedmutual.records.folder import held
 
     found, mine = run.of_kind(kits.opened(kit), "site"), own(config)
+    leave_working_folders(mine.state)
     if mine.file.site != found.name:
         stop(f"{config}: is of site {mine.file.site!r}, and {kit} is the kit of {found.name!r}", Code.BAD_INPUT)
     kits.check_valid(found)
-    agreed = (contract or found.folder / kits.FEDERATION).resolve()
-    half = Half(contracts.read(agreed), mine, looks=True)  # at all that can be wrong before anything is opened
+    with plugins.under(mine.code):
+        agreed = contracts.read((contract or found.folder / kits.FEDERATION).resolve())
+        half = Half(agreed, mine, looks=True)  # at all that can be wrong before anything is opened
+        longest = longest_message(agreed)
     with held(mine.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
-        _say_leaves(half.leaves(), half.tells, half.peers is not None)
+        _say_leaves(half.leaves(), half.peers is not None)
+        say(describe_disclosure(half.experiment, half.site), soft_wrap=True)
         say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
         say(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
         _dial(found)
-        _serve(found, mine.state, {"config": str(mine.source), "contract": str(agreed)})
+        _serve(found, mine.state, {"config": str(mine.source), "contracts": [agreed.record()], workspace.LONGEST: longest})
 
 
 def submit(
@@ -190,19 +229,32 @@ def doctor(
     contract: Annotated[
         Path | None, typer.Option(metavar="FEDERATION.toml", help="What you agree to; else the one in the kit.")
     ] = None,
+    trust_module: TrustModule = None,
 ) -> None:
     """What is wrong between me and the server: kit, clock, name, port, TLS, versions; with --config my data and model, too.
 
     Changes nothing. Exit code 0: nothing is wrong; 2: something is, and how to mend it is said.
     """
     from fedmutual.engines.sites.flare.doctor import examine
+    from fedmutual.engines.sites.modules import leave_working_folders
 
+    leave_working_folders()
     grades = []
-    for finding in examine(kit, config, contract):
+    for finding in examine(kit, config, contract, _modules(trust_module)):
         say(f"{finding.grade:5} {finding.said}", soft_wrap=True)
         grades.append(finding.grade)
     if wrong := grades.count("wrong"):
         stop(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
+
+
+def _modules(names: list[str] | None) -> list[str]:
+    """The modules of --trust-module. Stops where one is no module's name."""
+    from fedmutual.engines.sites.schema import check_modules
+
+    try:
+        return [*check_modules(tuple(names or ()))]
+    except ValueError as problem:
+        stop(f"--trust-module: {problem}", Code.BAD_INPUT)
 
 
 def _soon(kit: "Kit_") -> str:
@@ -243,7 +295,7 @@ def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
         stop(f"ended with code {code}; {state / 'flare' / 'log.txt'} says why", Code.DIVERGED)
 
 
-def _say_leaves(leaves: Mapping[str, "Spec"], tells: bool, by_hand: bool) -> None:
+def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool) -> None:
     """What may leave a site, for its operator to read."""
     table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
     for phase, spec in leaves.items():
@@ -255,7 +307,7 @@ def _say_leaves(leaves: Mapping[str, "Spec"], tells: bool, by_hand: bool) -> Non
             table.add_row(phase, name, str(dtype).removeprefix("torch."), "x".join(map(str, shape)) or "one", f"{size:,}")
     out.print(table)
     to = "to the other sites, through the server, sealed" if by_hand else "to the server, which can read them"
-    say(f"These go {to}. Losses and scores {'are told, too' if tells else 'are not told'}.")
+    say(f"These go {to}.")
 
 
 def _wait_for_all(contract: "Contract", there: Callable[[], Iterable[str]]) -> None:

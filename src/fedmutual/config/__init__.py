@@ -1,6 +1,6 @@
 """The configuration of an experiment: TOML files, typed settings, and errors that name the key and the mend."""
 
-from fedmutual.config.methods import all_keys, client_settings, make_algorithm, settings_of
+from fedmutual.config.methods import all_keys, client_settings, has_aggregation, make_algorithm, settings_of
 from fedmutual.config.reading import (
     check_scored,
     dump_config,
@@ -9,6 +9,7 @@ from fedmutual.config.reading import (
     merge,
     override,
     parse_config,
+    read_dumped,
     read_tables,
     with_algorithm,
 )
@@ -28,12 +29,14 @@ __all__ = [
     "check_scored",
     "client_settings",
     "dump_config",
+    "has_aggregation",
     "load_compared",
     "load_config",
     "make_algorithm",
     "merge",
     "override",
     "parse_config",
+    "read_dumped",
     "read_tables",
     "settings_of",
     "with_algorithm",

@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from fedmutual import plugins, tasks
+from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.schema import ClientConfig, Config, Moving, Table, TrainingConfig
 from fedmutual.config.sentences import sentence, unknown
@@ -25,7 +26,7 @@ def make_algorithm(config: Config) -> Algorithm:
         ConfigError: what it says of itself is no Algorithm, or it fails to say it.
     """
     try:
-        made = _kind(config)(**client_settings(config)).algorithm()
+        made = _kind(config)(**client_settings(config), **_aggregation(config)).algorithm()
     except UserError:
         raise
     except Exception as problem:  # a user's own may fail in any way
@@ -51,7 +52,13 @@ def client_settings(config: Config, client: str | None = None) -> Table:
 
 def settings_of(name: str) -> dict[str, Any]:
     """The keys that [algorithm] may hold beside `name`, with their types."""
-    return {k: t for k, t in _setting_types(_find(name)).items() if k not in TrainingConfig.model_fields}
+    types = _setting_types(_find(name))
+    return {k: t for k, t in types.items() if k not in TrainingConfig.model_fields and t is not Aggregation}
+
+
+def has_aggregation(config: Config) -> bool:
+    """Whether the configured algorithm makes one message of many, by the rule of [server]."""
+    return bool(_aggregation(config))
 
 
 def all_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
@@ -113,6 +120,12 @@ def foreign(where: str, key: str, names: Sequence[str]) -> str:
     known = dict.fromkeys(k for name in names for k in settings_of(name))
     these = f"algorithm {names[0]!r}" if alone else f"algorithms {', '.join(names)}"
     return f"{unknown(f'{where}.{key}', known, all_keys())} (of {these})"
+
+
+def _aggregation(config: Config) -> dict[str, Aggregation]:
+    """The rule of [server], for each field of the configured algorithm that takes it."""
+    rule = Aggregation(config.server.aggregate, config.server.trim)
+    return {k: rule for k, kind in _setting_types(_kind(config)).items() if kind is Aggregation}
 
 
 def _settings(own: Config | ClientConfig) -> Table:

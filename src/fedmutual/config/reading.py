@@ -12,11 +12,12 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedmutual.config.methods import all_keys, check_methods, foreign, settings_of, with_steps
-from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, Table
+from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.config.sites import brings_data
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
+from fedmutual.recorded_code import check_tables, is_run_config
 
 
 def load_config(path: str | Path, **overrides: Any) -> Config:
@@ -32,14 +33,38 @@ def load_config(path: str | Path, **overrides: Any) -> Config:
 
 
 def read_tables(path: Path) -> Table:
-    """The tables of a TOML file, unchecked."""
+    """The tables of a TOML file, unchecked.
+
+    Raises:
+        ConfigError: the file cannot be read; or it is a run folder's config.toml and names code that may not be imported
+            (see `recorded_code`).
+    """
+    tables = _tables(path)
+    if is_run_config(path):
+        check_tables(tables, path.parent)
+    return tables
+
+
+def read_dumped(path: Path) -> Config:
+    """The configuration that `dump_config` wrote into a run folder. No code that it names is imported.
+
+    Raises:
+        ConfigError: in one sentence, what is wrong with which key.
+    """
+    try:
+        return Config.model_validate(_tables(path))
+    except ValidationError as problem:
+        raise ConfigError(f"{path}: {sentence(problem.errors()[0], all_keys())}") from None
+
+
+def _tables(path: Path) -> Table:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors put a mark before it
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path}: cannot be read ({problem})") from None
-    except tomllib.TOMLDecodeError as problem:
+    except (tomllib.TOMLDecodeError, RecursionError) as problem:
         raise ConfigError(f"{path}: not valid TOML: {problem}") from None
 
 
@@ -275,6 +300,8 @@ def _check_effect(config: Config, source: str) -> None:
             for i, c in config.clients.items()
             if c.model.pretrained is not None
         }
+    if config.server.trim != ServerConfig().trim and config.server.aggregate != "trimmed-mean":
+        idle["server.trim"] = f"server.aggregate = {config.server.aggregate!r}"
     if "pairs" in config.algorithm and config.algorithm.get("peers", "all") == "all":
         idle["algorithm.pairs"] = "algorithm.peers = 'all'"
     if config.algorithm.get("kl") is False and config.algorithm.get("confidence") is False:

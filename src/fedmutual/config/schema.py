@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from fedmutual.core import Schedule, Setting, within
+from fedmutual.aggregation import TRIM, Rule
+from fedmutual.core import Disclosure, Schedule, Setting, within
 
 Table = dict[str, Any]
 
@@ -54,6 +55,10 @@ def _cluster(value: str) -> str:
 
 def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _unset_if_empty(value: object) -> object:
+    return None if value == {} else value
 
 
 def _schedule(value: object) -> object:
@@ -106,6 +111,7 @@ BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0)]
+Trim = Annotated[float, Field(ge=0, lt=0.5)]
 Moving = Annotated[float | Schedule, BeforeValidator(_schedule)]
 Rate = Annotated[Moving, AfterValidator(_not_negative)]
 Settings = Annotated[Table, BeforeValidator(_settings)]
@@ -210,6 +216,15 @@ class OptimizerConfig(Section):
     amsgrad: bool = key(False, "adam, adamw: the AMSGrad variant")
 
 
+class ServerConfig(Section):
+    """How the server makes one model of those that clients send."""
+
+    aggregate: Rule = key(
+        "mean", "each number is the mean of the clients', their median, or the mean without the smallest and largest ones"
+    )
+    trim: Trim = key(TRIM, "trimmed-mean: the fraction of the clients left out at either end, rounded down")
+
+
 class EngineConfig(Section):
     """Where the work runs."""
 
@@ -253,7 +268,11 @@ class RecordsConfig(Section):
 class ShareConfig(Section):
     """What a client tells beside its messages."""
 
-    metrics: Literal["all", "none"] = key("all", "its scores and training losses; with none they stay in its own folder")
+    metrics: Disclosure = key(
+        "all",
+        "what is told of its scores and training losses: all; accuracies alone, to 1 %, of 50 rows or more; or nothing. "
+        "Scores that are not told stay in its own folder",
+    )
 
 
 def optional(kind: type[Section]) -> Any:
@@ -305,7 +324,7 @@ class ClientConfig(Section):
     model: ClientModel = ClientModel()
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
-    share: ShareConfig | None = None
+    share: Annotated[ShareConfig | None, BeforeValidator(_unset_if_empty)] = None
 
 
 class Config(Section):
@@ -321,6 +340,7 @@ class Config(Section):
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()
+    server: ServerConfig = ServerConfig()
     engine: EngineConfig = EngineConfig()
     records: RecordsConfig = RecordsConfig()
     share: ShareConfig = ShareConfig()
@@ -329,3 +349,7 @@ class Config(Section):
     def own(self, client: str) -> ClientConfig:
         """What a client has of its own: keys that are unset there are the federation's."""
         return self.clients.get(client, ClientConfig())
+
+    def disclosure(self, client: str) -> Disclosure:
+        """A client's `share.metrics`, else the federation's."""
+        return (self.own(client).share or self.share).metrics

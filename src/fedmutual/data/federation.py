@@ -255,10 +255,10 @@ def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
 
 
 def _common_test(config: Config, found: Mapping[str, Federation]) -> Chained | None:
-    """The test rows of all clients that share their scores: what others were told of them would tell theirs."""
+    """The test rows of all clients that tell all of their scores: what others were told of them would tell theirs."""
     parts = []
     for client, one in found.items():
-        if (config.clients[client].share or config.share).metrics == "all":
+        if config.disclosure(client) == "all":
             parts.append(_of_one(one))
     return Chained(parts) if parts else None
 

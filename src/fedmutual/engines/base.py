@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
 
@@ -17,7 +18,7 @@ from fedmutual.records import best
 from fedmutual.records.best import Keep
 from fedmutual.records.events import Score
 from fedmutual.records.logs import METRICS, append
-from fedmutual.scores import Scores
+from fedmutual.scores import Scores, coarse_accuracy
 from fedmutual.stepping import work
 
 R = TypeVar("R")
@@ -48,7 +49,7 @@ class Reply(NamedTuple):
     """What a client lets go of after a phase."""
 
     message: Message
-    train: dict[str, float]  # mean of each loss term; empty where the client shares no metrics
+    train: dict[str, float]  # mean of each loss term; empty unless the client tells all
     up: int | None = None  # bytes that it sent to others and not by the server, where clients do that
     down: int | None = None  # bytes that it had from them
 
@@ -78,36 +79,53 @@ def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at
 
 def let_go(client: Client, phase: Phase, message: Message, train: dict[str, float], inbox: Message, declared: Spec) -> Reply:
     """What of a client's work passes the boundary."""
-    told = tell(train, phase.terms, client.id) if client.tells else {}
+    told = tell(train, phase.terms, client.id) if client.metrics == "all" else {}
     return Reply(release(message, declared, client, inbox), told)
 
 
 def examine(
     client: Client, exams: tuple[Exam, ...], inbox: Message, round: int, home: Path | None, keep: Keep | None = None
 ) -> tuple[Score, ...]:
-    """Score a client's nets; the meme as it was trained, then with what the server sent.
+    """Score a client's nets, the meme as it was trained, then with what the server sent -> what the client tells of it.
 
-    A client that shares no metrics keeps them at `home`; and any client its best personal weights, if they are to be kept.
+    A client that does not tell all keeps all at `home`; and any client its best personal weights, if they are to be kept.
     """
+    measured = measure(client, exams, inbox)
+    scores = tuple(measured.values())
+    if keep is not None and home is not None and "personal" in client.nets:
+        _keep_best(client, exams, scores, round, home, keep)
+    if client.metrics != "all" and home is not None:
+        line = {"round": round, "scores": [{"model": s.model, "data": s.data, **s.values} for s in scores]}
+        home.mkdir(parents=True, exist_ok=True)
+        append(home / METRICS, [json.dumps(line)])
+    return disclose(client, measured)
+
+
+def measure(client: Client, exams: tuple[Exam, ...], inbox: Message) -> dict[Exam, Score]:
+    """Exam -> all scores of it: of the client's copy of the shared model first, which then becomes what the server sent."""
     task = client.own.get("task", Classification())
 
     def scored(e: Exam) -> Score:
         return Score(e.model, e.client, e.data, score(client.nets[e.net], client.data[e.rows], task, client.id))
 
-    trained = tuple(scored(e) for e in exams if e.model == COPY)
+    measured = {e: scored(e) for e in exams if e.model == COPY}
     if inbox and "meme" in client.nets:
         meme = client.nets["meme"]
         meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
-    scores = (*trained, *(scored(e) for e in exams if e.model != COPY))
-    if keep is not None and home is not None and "personal" in client.nets:
-        _keep_best(client, exams, scores, round, home, keep)
-    if client.tells:
-        return scores
-    if home is not None:
-        line = {"round": round, "scores": [{"model": s.model, "data": s.data, **s.values} for s in scores]}
-        home.mkdir(parents=True, exist_ok=True)
-        append(home / METRICS, [json.dumps(line)])
-    return ()
+    return measured | {e: scored(e) for e in exams if e.model != COPY}
+
+
+def disclose(client: Client, measured: Mapping[Exam, Score]) -> tuple[Score, ...]:
+    """What a client tells of its scores, by `share.metrics`: all; nothing; or coarse accuracies of models after a round.
+
+    A copy of the shared model is no model after a round, for it is averaged before the round ends.
+    """
+    if client.metrics == "all":
+        return tuple(measured.values())
+    if client.metrics == "none":
+        return ()
+    coarse = {e: coarse_accuracy(s.values, len(client.data[e.rows])) for e, s in measured.items() if e.model != COPY}
+    return tuple(replace(measured[e], values=values) for e, values in coarse.items() if values is not None)
 
 
 def _keep_best(

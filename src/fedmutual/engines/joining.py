@@ -1,7 +1,12 @@
-"""Ray itself: imported when asked for, started on this machine, or joined where a cluster runs."""
+"""Ray itself: imported when asked for, started on this machine, or joined where a cluster runs.
+
+Whoever can speak to a Ray cluster can run code in it. A cluster of our own listens on the loopback interface alone, and asks
+for a token that nobody but its own processes has, unless RAY_AUTH_MODE=disabled is set.
+"""
 
 import logging
 import os
+import secrets
 import signal
 import socket
 import threading
@@ -12,6 +17,9 @@ from typing import Any
 from fedmutual.errors import ConfigError
 
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
+_LEAST = (2, 59)  # from which Ray asks for a token in clusters that it starts
+_INSTALL = f"pip install 'ray>={'.'.join(map(str, _LEAST))}'"
+_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # where a user can give a token
 _ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # one of which takes 40 s
 
 
@@ -22,15 +30,20 @@ def load() -> Any:
     try:
         import ray
     except ImportError:
-        raise ConfigError("engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': pip install 'ray>=2.40'") from None
+        raise ConfigError(f"engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': {_INSTALL}") from None
+    if tuple(int(part) for part in ray.__version__.split(".")[:2]) < _LEAST:
+        raise ConfigError(
+            f"engine.name = 'cluster': in a cluster of Ray {ray.__version__} anybody who reaches its ports can run code; "
+            f"{_INSTALL}, which asks for a token"
+        )
     if not copies:
         ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False  # it was read, where Ray had been imported before
     return ray
 
 
 def start(ray: Any, cpus: int) -> None:
-    """A cluster on this machine, with so many logical CPUs."""
-    with _sigterm_kept():
+    """A cluster on this machine, with so many logical CPUs, that no other machine and no other user can speak to."""
+    with _sigterm_kept(), _on_loopback(ray), _fresh_token():
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
 
 
@@ -61,6 +74,34 @@ def session(ray: Any) -> tuple[str, str]:
         return "", ""
     about = ray.get_runtime_context()
     return about.gcs_address, about.get_job_id()
+
+
+@contextmanager
+def _on_loopback(ray: Any) -> Iterator[None]:
+    """Have Ray take 127.0.0.1 for this node's address, as it does where it supports no cluster of several nodes.
+
+    Its servers listen on all interfaces otherwise, and it replaces a loopback address that it is given.
+    """
+    constants = ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+@contextmanager
+def _fresh_token() -> Iterator[None]:
+    """Start Ray's processes with a token of their own, unless the user gives one. Ray would write it into a file that other
+    users of this machine may read."""
+    if any(name in os.environ for name in _TOKENS):
+        yield
+        return
+    os.environ[_TOKENS[0]] = secrets.token_hex(32)
+    try:
+        yield
+    finally:
+        del os.environ[_TOKENS[0]]
 
 
 @contextmanager

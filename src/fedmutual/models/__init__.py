@@ -81,6 +81,10 @@ def _make(name: str, shape: tuple[int, ...], classes: int, key: str) -> nn.Modul
     theirs = _published(name)
     if theirs is not None:
         return published.make(theirs, shape, classes)
+    if name.startswith(published.PREFIX):  # not to be imported as somebody's own "module:factory"
+        near = get_close_matches(name.removeprefix(published.PREFIX).lower(), published.names(), 1)
+        mend = f"did you mean {published.PREFIX + near[0]!r}?" if near else "see `fedmutual list models`"
+        raise ConfigError(f"key {key!r}: torchvision has no network {name!r}; {mend}")
     if ":" in name:
         return own.make(name, shape, classes, key)
     near = get_close_matches(name.lower(), [*_OURS, *published.names()], 1)

@@ -29,8 +29,17 @@ COMMIT = "checkpoint.json"
 class Checkpoints:
     """Observer: saves every `every` rounds, and after the last."""
 
-    def __init__(self, folder: Path, every: int, run: str, seconds: float = 0.0, keep: best.Keep | None = None) -> None:
-        self._folder, self._every, self._run, self._keep = folder, every, run, keep
+    def __init__(
+        self,
+        folder: Path,
+        every: int,
+        run: str,
+        seconds: float = 0.0,
+        keep: best.Keep | None = None,
+        generations: int = 1,
+    ) -> None:
+        """generations: how many saved states are kept, the last one too."""
+        self._folder, self._every, self._run, self._keep, self._generations = folder, every, run, keep, generations
         self._clients: tuple[str, ...] = ()
         self._spent, self._since = seconds, time.monotonic()
 
@@ -62,16 +71,20 @@ class Checkpoints:
                 "seconds": round(self.seconds, 3),
             },
         )
-        sweep(self._folder, event.round)
+        sweep(self._folder, event.round, self._generations)
         if self._keep is not None:
             best.settle(self._folder, event.round, event.rounds, self._keep.every)
 
 
-def sweep(folder: Path, round: int | None) -> None:
-    """Remove what is not of the saved round: older generations, those that a kill left uncommitted, and part files."""
+def sweep(folder: Path, round: int | None, generations: int = 1) -> None:
+    """Remove what is not of the saved round: older generations, those that a kill left uncommitted, and part files.
+
+    generations: how many are kept, up to the saved round.
+    """
+    kept = set() if round is None else {file_name(r) for r in range(round - generations + 1, round + 1)}
     for half in (folder, folder / "server", folder / PRETRAINED, *(folder / "clients").glob("*")):
         for file in (*half.glob("round-*.safetensors"), *half.glob(".*.part")):
-            if round is None or file.name != file_name(round):
+            if file.name not in kept:
                 file.unlink(missing_ok=True)
 
 
@@ -113,7 +126,10 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
 
 
 def read_state(path: Path, run: str, round: int, first: Message | None = None) -> Message:
-    """The tensors of a checkpoint file of this run and round. first: what such a state begins with, all of which it keeps.
+    """The tensors of a checkpoint file of this run and round.
+
+    first: what such a state begins with, all of which it keeps, in that order: a file has an order of its own, and peers'
+        rows lie in the order of the state.
 
     Raises:
         RunError: the file is missing, damaged, another run's or another round's, or of a version that kept something else.
@@ -126,7 +142,7 @@ def read_state(path: Path, run: str, round: int, first: Message | None = None) -
         raise RunError(
             f"{path}: was written by another version of fedmutual: it lacks {lost[0]!r}; start a new run by --out"
         )
-    return tensors
+    return {k: tensors[k] for k in first or {}} | tensors
 
 
 def shared_state(folder: Path) -> Message:

@@ -57,7 +57,7 @@ class PhaseDone:
     phase: str
     down: Mapping[str, int]  # bytes of the tensors sent to each client
     up: Mapping[str, int]  # and by each
-    train: Mapping[str, Mapping[str, float]]  # mean of each loss term, of those who share metrics
+    train: Mapping[str, Mapping[str, float]]  # mean of each loss term, of those who tell all
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, BinaryIO
 
 from safetensors import SafetensorError, safe_open
@@ -19,13 +20,16 @@ from fedmutual.errors import RunError
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file to write into, which takes another's place in one step, when all is written; its folder is made if missing.
 
+    The part file is created exclusively, under a name that nobody can foresee: in a folder that other users can write
+    into, none of them can put a link there beforehand, and no part file of a killed process is in the way.
+
     Raises:
         RunError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(8)}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with part.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -59,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunError(f"{path}: there is no such file") from None
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:  # the last: brackets in brackets, by the thousand
         raise RunError(f"{path}: is damaged or no JSON ({problem})") from None
     if not isinstance(content, dict) or content.get("format") != 1:
         raise RunError(f"{path}: is not of format 1, the only one that this version of fedmutual reads")
@@ -93,7 +97,7 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> tuple[dict
             if not isinstance(about, dict):
                 raise ValueError("what its header says of it is no table")
             return {k: file.get_tensor(k) for k in file.keys() if names is None or k in names}, about  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as problem:
+    except (SafetensorError, OSError, ValueError, RecursionError) as problem:
         # asked only now: a safetensors file may begin with these bytes too, as its header's length
         if head == b"PK" or head[:1] == b"\x80":
             raise RunError(

@@ -13,12 +13,15 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedmutual.config import Config, client_settings, dump_config, load_config
+from fedmutual.config import Config, client_settings, dump_config, read_dumped
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
+from fedmutual.recorded_code import CONFIG as CONFIG
+from fedmutual.recorded_code import ENVIRONMENT as ENVIRONMENT
+from fedmutual.recorded_code import MODULES, check_unchanged, digests
 from fedmutual.records.files import read_json, read_tensors, write_bytes, write_json, write_tensors
 
-CONFIG, ENVIRONMENT, PARTITION, SUMMARY = "config.toml", "environment.json", "partition.json", "summary.json"
+PARTITION, SUMMARY = "partition.json", "summary.json"
 LOG, LOCK = "log.txt", ".lock"
 BEGUN = "begun.safetensors"
 _ANYWHERE = ("engine.name", "engine.workers", "engine.address", "engine.gpus")  # may change on resume
@@ -75,10 +78,12 @@ def check_free(folder: Path) -> None:
 def reopen(folder: Path, config: Config) -> None:
     """Check that this configuration may go on with the run in a folder: the same, or with more rounds. Changes nothing.
 
+    No code that the folder names is imported.
+
     Raises:
-        RunError: the run in the folder is of another configuration.
+        RunError: the run in the folder is of another configuration, or the code that it names has changed since.
     """
-    before = load_config(folder / CONFIG)
+    before = read_dumped(folder / CONFIG)
     changed = sorted(_changes(before.model_dump(), config.model_dump()))
     changed = [key for key in changed if key not in _ANYWHERE]
     if changed == ["rounds"] and config.rounds > before.rounds:
@@ -93,6 +98,7 @@ def reopen(folder: Path, config: Config) -> None:
             f"{folder}: the run in it was started with another {changed[0]!r}; only 'rounds' may grow on resume: "
             "give the configuration it was started with, or another folder with --out"
         )
+    check_unchanged(folder, config.model_dump())
 
 
 def check_schedules(folder: Path, config: Config) -> None:
@@ -101,7 +107,7 @@ def check_schedules(folder: Path, config: Config) -> None:
     Raises:
         RunError: a setting depends on the number of rounds, and it was another.
     """
-    _check_schedules(folder, load_config(folder / CONFIG), config, "give the federation another name")
+    _check_schedules(folder, read_dumped(folder / CONFIG), config, "give the federation another name")
 
 
 def identity(config: Config, fingerprint: str) -> str:
@@ -138,7 +144,8 @@ def write_about(folder: Path, config: Config, environment: Mapping[str, Any], pa
     if (folder / CONFIG).exists() and read_json(folder / PARTITION).get("fingerprint") != partition["fingerprint"]:
         raise RunError(f"{folder}: the data, or their partition, are not those that this run was started with")
     (folder / SUMMARY).unlink(missing_ok=True)  # of fewer rounds
-    write_json(folder / ENVIRONMENT, environment)
+    modules = digests(config.model_dump())
+    write_json(folder / ENVIRONMENT, {**environment, **({MODULES: modules} if modules else {})})
     write_json(folder / PARTITION, partition)
     write_bytes(folder / CONFIG, dump_config(config).encode())
 

@@ -51,7 +51,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     for number, text in enumerate((_read(path) or "").splitlines(), 1):
         try:
             lines.append(json.loads(text))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RunError(f"{path}: line {number} is damaged; start the run anew in another folder") from None
     return lines
 
@@ -70,7 +70,7 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     for number, text in enumerate(whole, 1):
         try:
             round = json.loads(text)["round"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise RunError(f"{path}: line {number} is damaged; start the run anew in another folder") from None
         if keep(round):
             kept.append(text + "\n")

@@ -2,12 +2,16 @@
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
 from fedmutual.report.statistics import ENOUGH, Estimate, Missing, Value
 from fedmutual.report.text import percent, points
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\n", "\0", "＝", "＋", "－", "＠")  # the last four are of full width
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -82,12 +86,26 @@ class Table:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV. Floats with six decimals at most; None is empty."""
+    """Rows as CSV. Floats with six decimals at most; None is empty; text that a spreadsheet would compute is escaped."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([f"{v:.6f}".rstrip("0").rstrip(".") if isinstance(v, float) else v for v in row] for row in rows)
+    writer.writerow([_csv_cell(name) for name in header])
+    writer.writerows([_csv_cell(value) for value in row] for row in rows)
     return out.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    """A cell as CSV has it. Text that begins a formula gets an apostrophe before it, as OWASP advises ("CSV injection").
+
+    Names of classes, sites, tensors and folders come from other people. A negative number begins with "-" and stays a
+    number.
+    """
+    if isinstance(value, float):
+        return f"{value:.6f}".rstrip("0").rstrip(".")
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r", "\n")  # of the two, Python < 3.13 quotes only the one that ends lines here
+    return f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
 
 
 def share(value: Value, decimals: int, sub: str = "", note: str = "") -> Cell:

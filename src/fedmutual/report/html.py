@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from secrets import token_hex
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -88,10 +89,11 @@ def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Compari
     if _other(out):
         raise RunError(f"{out}: is there and no page of HTML; name another file with -o")
     page = render(found, judged)
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    part = out.with_name(f".{out.name}.{os.getpid()}-{token_hex(8)}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(page, encoding="utf-8")
+        with part.open("x", encoding="utf-8") as file:  # follows no link that lies there
+            file.write(page)
         os.replace(part, out)
     except OSError as problem:
         with suppress(OSError):  # where the folder is none, neither is there a part

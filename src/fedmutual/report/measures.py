@@ -170,7 +170,7 @@ def _no_own(method: Method) -> str:
         return "nothing was evaluated yet"
     if any(r.last.others for r in method.counted if r.last):
         return "the clients' task knows no accuracy; their scores stand in a table of their own"
-    return 'no client shares its scores (share.metrics = "none")'
+    return "no client tells an accuracy: by share.metrics, or for want of 50 rows to score"
 
 
 def mean_of(scores: Sequence[Score], key: str) -> float | None:

@@ -184,7 +184,7 @@ def read_run(folder: Path) -> Run:
 def _toml(path: Path) -> Table:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise RunError(f"{path}: cannot be read ({problem}); restore the file, or run again into another folder") from None
 
 
@@ -200,7 +200,7 @@ def read_json(path: Path) -> Table:
         )
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise RunError(f"{path}: is damaged or no JSON ({problem}); run again into another folder") from None
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT:
@@ -217,7 +217,7 @@ def _lines(path: Path, kind: type[R]) -> Iterator[R]:
         return
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as problem:
+    except (OSError, ValueError, RecursionError) as problem:
         raise RunError(f"{path}: cannot be read ({problem})") from None
     lines = text.splitlines()
     cut = bool(text) and not text.endswith("\n")

@@ -10,6 +10,7 @@ from fedmutual.report.runs import Run
 
 LEVEL = 0.95
 SAME = 1e-12  # two accuracies nearer than this are equal: sums of floats, not examples, told them apart
+COARSE = 0.02  # one example's weight, at most, where only an accuracy is told: that rests on 50 examples or more
 ENOUGH = 3  # units without which nothing is certain: accuracies move in whole examples, so two may agree by chance
 
 
@@ -128,8 +129,8 @@ class Gains:
 
 
 def _grain(pairs: Sequence[Pair]) -> float:
-    """By how much one example moves the gain of a client, at most; 0 where nobody knows how many there were."""
-    return max((1 / p.examples for p in pairs if p.examples), default=0.0)
+    """By how much one example moves the gain of a client, at most."""
+    return max((1 / p.examples if p.examples else COARSE for p in pairs), default=0.0)
 
 
 def pair_clients(

@@ -105,10 +105,10 @@ def _majority(share: float | None, decimals: int) -> Cell:
     return missing(_UNTOLD) if share is None else Cell(percent(share, decimals))
 
 
-_UNTOLD = "no score: the run is missing or unfinished, or the client does not share its scores"
+_UNTOLD = "not told: the run is missing or unfinished, or the client does not share this score (share.metrics)"
 _UNDEFINED = {
-    "auroc": "undefined: the data scored hold one class only",
-    **dict.fromkeys(("accuracy", "majority", "balanced_accuracy", "loss"), "this task does not tell it"),
+    "auroc": "not told, or undefined: the data scored hold one class only",
+    **dict.fromkeys(("accuracy", "majority", "balanced_accuracy", "loss"), "not told: by this task, or by these clients"),
 }
 
 

@@ -1,7 +1,5 @@
 """One client of a finished run, looked at closely: its curves, and where its model puts all clients' test examples."""
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import nn
@@ -38,28 +36,28 @@ def check(config: Config, node: str, source: str) -> None:
         raise ConfigError(f"{source}: there is no client {node!r} to look at closely; there are {', '.join(known)}")
 
 
-def close_up(folder: Path, client: str) -> CloseUp:
+def close_up(run: Run, client: str) -> CloseUp:
     """A client's curves, and the features of its model after its best round.
 
     Raises:
         ConfigError: the run has no such client, or nothing was scored on all clients' validation data.
         RunError: the weights of its best round were not kept, for lack of `records.keep_best`.
     """
-    run = read_run(folder)
-    if client not in run.partition.clients:
-        known = ", ".join(run.partition.clients)
-        raise ConfigError(f"{folder}: there is no client {client!r} to look at closely; there are {known}")
-    scores = [e.per_client(run.serves or "", "validation.all").get(client) for e in run.evaluations]
+    found = read_run(run.folder)
+    if client not in found.partition.clients:
+        known = ", ".join(found.partition.clients)
+        raise ConfigError(f"{run.folder}: there is no client {client!r} to look at closely; there are {known}")
+    scores = [e.per_client(found.serves or "", "validation.all").get(client) for e in found.evaluations]
     if None in scores:
         raise ConfigError(
-            f"{folder}: client {client!r} has no score on all clients' validation data, as nodes have that are domains"
+            f"{run.folder}: client {client!r} has no score on all clients' validation data, as nodes have that are domains"
         )
-    terms = [e.train.get(client, {}) for e in run.evaluations]
+    terms = [e.train.get(client, {}) for e in found.evaluations]
     return CloseUp(
         client=client,
         validation=tuple(round(s.accuracy, 5) for s in scores if s is not None),
         losses={t: tuple(round(of[t], 5) for of in terms) for t in terms[0] if all(t in of for of in terms)},
-        cloud=_cloud(Run(folder), client),
+        cloud=_cloud(run, client),
     )
 
 

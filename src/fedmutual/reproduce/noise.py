@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -16,12 +15,11 @@ from fedmutual.trained import Run
 DRAWS = 5
 
 
-def under_noise(folder: Path, deviations: Sequence[float]) -> dict[str, float]:
+def under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]:
     """Standard deviation -> mean cross-entropy on the test set over DRAWS draws; 0 is the model as it is.
 
     The noise of a tensor is scaled by that tensor's root mean square, so that it means the same in every layer and model.
     """
-    run = Run(folder)
     net, test = run.global_model(), data.load(run.config).test
     assert test is not None  # where there is one global model, one network serves all
     rng = At(run.config.seed, run.config.rounds, run.config.rounds).rng("noise")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedmutual import numerics
 from fedmutual.building import pick_device
-from fedmutual.config import Config, load_config
+from fedmutual.config import Config, read_dumped
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.checkpoint import committed, file_name
 from fedmutual.records.files import read_json
@@ -45,7 +45,7 @@ def claim(out: Path, fingerprint: str) -> AbstractContextManager[None]:
 
 def foreign(place: Path, rounds: int) -> str | None:
     """The device that the run there was begun on, and goes on with to so many rounds, if this machine has no such."""
-    if not (place / CONFIG).exists() or ((place / SUMMARY).exists() and load_config(place / CONFIG).rounds >= rounds):
+    if not (place / CONFIG).exists() or ((place / SUMMARY).exists() and read_dumped(place / CONFIG).rounds >= rounds):
         return None
     name = str(read_json(place / ENVIRONMENT).get("device", "cpu"))
     try:
@@ -62,7 +62,7 @@ def as_begun(config: Config, place: Path) -> Config:
     """
     if not (place / CONFIG).exists():
         return config
-    before = load_config(place / CONFIG)
+    before = read_dumped(place / CONFIG)
     kept = {}
     for table in ("data", "engine", "records"):
         ours, theirs = getattr(config, table), getattr(before, table)
@@ -87,7 +87,7 @@ def _silent(table: str, keys: Collection[str]) -> Iterator[str]:
 
 def _keeps(place: Path) -> bool:
     """Whether a run keeps the weights of its best round."""
-    return load_config(place / CONFIG).records.keep_best
+    return read_dumped(place / CONFIG).records.keep_best
 
 
 def lengthen(job: Job, config: Config, place: Path, out: Path) -> None:

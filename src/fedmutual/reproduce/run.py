@@ -116,9 +116,9 @@ def _batches(stage: Sequence[Job]) -> Iterable[list[Job]]:
     return [[job] for job in stage]
 
 
-def _shares(place: Path) -> bool:
+def _shares(run: Run) -> bool:
     """Whether a run ends with a complete global model."""
-    return Run(place).summary["global"]["test_accuracy"] is not None
+    return run.summary["global"]["test_accuracy"] is not None
 
 
 @dataclass
@@ -220,11 +220,11 @@ class Work:
     def _result(self, job: Job, config: Config, place: Path, observing: Sequence[Observer], together: int) -> Result:
         """Train one to its end -> what is kept of it."""
         try:
-            runs.run(config, place, True, observing)
+            run = runs.run(config, place, True, observing)
         except Diverged as problem:
             return failure(job, place, together, str(problem))
         about = job.cell.about
-        noise = under_noise(place, about.noise) if about.noise and _shares(place) else {}
+        noise = under_noise(run, about.noise) if about.noise and _shares(run) else {}
         if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
             return failure(job, place, together, f"the loss under weight noise {unbounded[0]} is not finite")
-        return collect(job, place, together, noise, closeup.close_up(place, about.node) if about.node else None)
+        return collect(job, place, together, noise, closeup.close_up(run, about.node) if about.node else None)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fedmutual.config import Config
 from fedmutual.config.grid import Grid
+from fedmutual.recorded_code import trusting
 from fedmutual.records.events import Observer
 from fedmutual.sweeps.plan import By, Plan, plan
 from fedmutual.sweeps.result import RESULT, Sweep
@@ -21,6 +22,7 @@ def sweep(
     resume: bool = False,
     by: By | None = None,
     watch: Callable[[str], Observer] | None = None,
+    trust_code: bool = False,
 ) -> Sweep:
     """Train every combination of a grid's values into OUT/<combination>/<seed> (`runs/<name>-sweep`) -> what is best.
 
@@ -29,10 +31,11 @@ def sweep(
     and not chosen.
 
     grid: {"optimizer.lr": [0.003, 0.01, 0.03], "rounds": [5]}; one value is fixed. watch: an observer for the run of this
-    name.
+    name. trust_code: with resume, go on with code that has changed since the runs recorded it.
 
     Raises:
         UserError: in one sentence, what cannot be done, and with which combination, before the first is trained.
     """
-    made = plan(experiment, grid, seeds, by)
-    return carry_out(made, Path(out) if out is not None else Path("runs") / f"{made.name}-sweep", resume, watch)
+    with trusting(trust_code):
+        made = plan(experiment, grid, seeds, by)
+        return carry_out(made, Path(out) if out is not None else Path("runs") / f"{made.name}-sweep", resume, watch)

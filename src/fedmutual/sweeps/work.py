@@ -9,7 +9,7 @@ import torch
 from fedmutual import building, data
 from fedmutual.compare import check_folders
 from fedmutual.config import Config
-from fedmutual.core import Diverged
+from fedmutual.core import Client, Diverged
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.experiment import Experiment
 from fedmutual.records.events import Observer
@@ -17,6 +17,7 @@ from fedmutual.records.files import write_json
 from fedmutual.records.folder import SUMMARY
 from fedmutual.report.choice import Tried
 from fedmutual.runs import attempt_together, run, stacks
+from fedmutual.scores import is_told
 from fedmutual.sweeps.plan import Plan
 from fedmutual.sweeps.result import RESULT, Sweep, judge, record
 
@@ -61,11 +62,16 @@ def _rehearse(works: Sequence[Work]) -> None:
 
 def _check_scores(made: Experiment) -> None:
     """Raise UserError where a client cannot be made, or there is nothing to choose by."""
-    tells = [id for id in made.clients if made.client(id).tells]
+    tells = [id for id in made.clients if _tells(made.client(id))]
     if not tells:
         raise ConfigError("no client tells its scores, so there is nothing to choose by; set share.metrics to 'all'")
     if not any("accuracy" in made.task(id).tells for id in tells):
         raise ConfigError("the clients' tasks know no accuracy, which is what a sweep chooses by")
+
+
+def _tells(client: Client) -> bool:
+    """Whether a client tells an accuracy on hold-out rows, if its task has one; of pooled data on those of any client."""
+    return any(is_told(client.metrics, len(rows)) for name, rows in client.data.items() if name.startswith("holdout"))
 
 
 def _train(works: Sequence[Work], resume: bool, watch: Callable[[str], Observer] | None) -> dict[Path, str]:

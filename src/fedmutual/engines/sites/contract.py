@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +11,16 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 import fedmutual
-from fedmutual.config import Config, all_keys, make_algorithm, merge, parse_config, read_tables
-from fedmutual.config.schema import Section, Table
+from fedmutual.config import Config, all_keys, has_aggregation, make_algorithm, merge, parse_config, read_tables
+from fedmutual.config.schema import Section, ServerConfig, ShareConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
-from fedmutual.engines.sites.schema import SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.engines.sites.consent import FORMAT, check_agreed
+from fedmutual.engines.sites.schema import LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.engines.sites.screening import Limits
 from fedmutual.errors import ConfigError
+from fedmutual.records import folder as folders
 
 S = TypeVar("S", bound=Section)
 _NOT_COMMON = {
@@ -31,8 +34,7 @@ _NOT_READ = {
     ("records", "tensorboard"): (False, "it is not written there"),
     ("model", "weights"): (None, "the server begins with random weights, or goes on with its own"),
 }
-_OPEN = ("rounds", "server", "sites.quorum", "sites.deadline", "sites.wait", "sites.retries", "sites.leads")
-# what a submission may change without the sites' consent: nothing that says what leaves a site
+_METRICS = "accuracy"  # what a site tells of its scores, unless the federation's file or the site's own says otherwise
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,13 @@ class Contract:
     @cached_property
     def config(self) -> Config:
         """The common settings, checked."""
-        return parse_config(self.tables, self.source)
+        return parse_config(self._settings, self.source)
+
+    @property
+    def _settings(self) -> Table:
+        """The tables, with what is told of scores between real sites where they do not say it."""
+        share = self.tables.get("share", {})
+        return {**self.tables, "share": {"metrics": _METRICS, **share}} if isinstance(share, Mapping) else self.tables
 
     @cached_property
     def algorithm(self) -> Algorithm:
@@ -64,7 +72,12 @@ class Contract:
     @property
     def quorum(self) -> int:
         """How many sites must answer."""
-        return min(self.sites.quorum or len(self.sites.names) // 2 + 1, len(self.sites.names))
+        return self.sites.least
+
+    @property
+    def limits(self) -> Limits:
+        """What the server holds replies to."""
+        return Limits(self.sites.update_limit, self.sites.examples_limit)
 
     def at(self, own: SiteFile, source: str) -> Config:
         """The whole configuration of one site: a federation of one client, who brings its own data.
@@ -72,10 +85,10 @@ class Contract:
         Raises:
             ConfigError: a key of the site's file is wrong, or does not go together with the contract.
         """
-        kept = own.model_dump(exclude_unset=True)
+        kept = {key: table for key, table in own.model_dump(exclude_unset=True).items() if table != {}}
         mine = {k: kept[k] for k in ("data", "model", "algorithm", "training", "optimizer", "share") if k in kept}
         given = {"engine": own.engine.model_dump(), "split": {k: v for k, v in own.split if v is not None}}
-        tables = merge(self.tables, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
+        tables = merge(self._settings, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
         try:
             return parse_config(tables, source)
         except ConfigError as problem:
@@ -85,8 +98,9 @@ class Contract:
         """As it crosses, in JSON. Where the public seed set lies is for everybody to know alone."""
         sites = self.sites.model_dump(mode="json", exclude={"public"})
         tables = {"server": self.server.model_dump(mode="json"), "sites": sites}
-        about = {"format": 1, "version": self.version, "name": self.name}
-        return {**about, "public": self.public, "tables": {**self.tables, **tables}}
+        about = {"format": FORMAT, "version": self.version, "name": self.name}
+        record: Table = json.loads(json.dumps({**about, "public": self.public, "tables": {**self.tables, **tables}}))
+        return record  # as JSON has it, in which no tuple is
 
     @property
     def imprint(self) -> str:
@@ -98,14 +112,11 @@ class Contract:
         """Of what may not change while a federation goes on, beside its settings: sites may come and go. Hex."""
         return hashlib.sha256(json.dumps(list(self.sites.input)).encode()).hexdigest()
 
-    def differing(self, other: "Contract") -> str | None:
-        """What of another contract this one's site did not consent to, in one clause; None: nothing."""
-        ours, theirs = (dict(_flat(c.record()["tables"])) for c in (self, other))
-        for key in sorted(ours.keys() | theirs.keys()):
-            if ours.get(key) != theirs.get(key) and not key.startswith(_OPEN):
-                now, then = (json.dumps(t[key]) if key in t else "unset" for t in (theirs, ours))
-                return f"its {key!r} is {now}, and this site agreed to {then}"
-        return None
+
+def identify(config: Config, fingerprint: str) -> str:
+    """`folders.identity` of a federation's or a site's state: what is told of scores may change while it goes on."""
+    clients = {i: own.model_copy(update={"share": None}) for i, own in config.clients.items()}
+    return folders.identity(config.model_copy(update={"share": ShareConfig(), "clients": clients}), fingerprint)
 
 
 def read(path: Path) -> Contract:
@@ -148,6 +159,7 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
             f"{source}: key 'data.{own[0]}' has no place in a federation's file: a site's data stand in its site.toml"
         )
     server = parsed(ServerTable, tables.get("server", {}), source, "server")
+    rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # where it is, no run has to know
     contract = Contract(
         dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
@@ -163,24 +175,42 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
             f"{source}: algorithm {contract.config.algorithm['name']!r} needs the key 'sites.public', the folder of the "
             "public seed set that all sites have"
         )
+    if contract.config.server != ServerConfig() and not has_aggregation(contract.config):
+        raise ConfigError(
+            f"{source}: key 'server.aggregate' has no effect between real sites with algorithm "
+            f"{contract.config.algorithm['name']!r}, which makes no mean of what they send; take it out"
+        )
     if contract.public is not None and not _fits(contract, contract.public):
         raise ConfigError(f"{source}: what it says of the public seed set is not of its sites and classes; submit it anew")
     return contract
 
 
-def restored(record: Mapping[str, Any]) -> Contract:
-    """A contract that crossed.
+def accept(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contract:
+    """The contract that a job brought, once it is known to be what the operator agreed to; as `consent.check_agreed`.
 
     Raises:
-        ConfigError: it is of a version that this one cannot read.
+        ConfigError: it is not, or cannot be carried out by this version.
     """
-    if record.get("format") != 1:
-        raise ConfigError("the contract is of another format than this version of fedmutual reads; install the same one")
-    check_release(record["version"], "the contract")
+    record = check_agreed(text, agreed, who)
     seeds = record["public"]
     if seeds is not None:
         seeds = parsed(SeedsTable, seeds, "the contract", "public").model_dump()
     return made(record["tables"], "the contract", public=seeds, version=record["version"])
+
+
+def check_rounds(rounds: int, agreed: int, limits: LimitsTable) -> None:
+    """Check a submitted contract's rounds against a site's limit.
+
+    agreed: the rounds of the contract that the site agreed to, which are the limit where the site's file sets none.
+
+    Raises:
+        ConfigError: they are more.
+    """
+    most = limits.rounds or agreed
+    if rounds > most:
+        raise ConfigError(
+            f"the job is of {rounds} rounds, and this site agreed to {most}; set 'limits.rounds' in its file to allow more"
+        )
 
 
 def parsed(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
@@ -199,19 +229,3 @@ def _fits(contract: Contract, seeds: Table) -> bool:
         return False
     classes = len(contract.config.data.classes or ())
     return counts is None or (tuple(counts) == names and all(len(own) == classes for own in counts.values()))
-
-
-def check_release(version: str, whose: str) -> None:
-    """Raise ConfigError where somebody runs a version that speaks otherwise: its first two numbers are others."""
-    if version.split(".")[:2] != fedmutual.__version__.split(".")[:2]:
-        raise ConfigError(
-            f"{whose} is of fedmutual {version}, and here is {fedmutual.__version__}; install the same version everywhere"
-        )
-
-
-def _flat(tables: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(tables, Mapping) and tables:
-        for key, value in tables.items():
-            yield from _flat(value, f"{path}.{key}" if path else str(key))
-    else:
-        yield path, tables

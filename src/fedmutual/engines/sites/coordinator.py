@@ -15,16 +15,20 @@ from fedmutual.data.federation import Space
 from fedmutual.data.scaling import BYTE, Scaling
 from fedmutual.describing import shared, space_of
 from fedmutual.engines.loop import Plan, federate
-from fedmutual.engines.sites.contract import Contract
-from fedmutual.engines.sites.engine import Sites
+from fedmutual.engines.sites.attempts import Attempts
+from fedmutual.engines.sites.conduct import Conduct
+from fedmutual.engines.sites.contract import Contract, identify
+from fedmutual.engines.sites.engine import Setback, Sites, TooFew
 from fedmutual.engines.sites.peers import by_hand
 from fedmutual.engines.sites.post import Post
-from fedmutual.errors import RunError
+from fedmutual.engines.sites.setbacks import GENERATIONS, check_setbacks, go_back
+from fedmutual.engines.sites.sizes import Sizes
+from fedmutual.errors import RunError, UserError
 from fedmutual.experiment import Experiment, leaves
 from fedmutual.networks import Networks
 from fedmutual.records import folder as folders
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
-from fedmutual.records.events import Event, Observer, RoundDone
+from fedmutual.records.events import Event, Failed, Noted, Observer, RoundDone
 from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
 from fedmutual.records.summary import write_summary
 from fedmutual.records.text import TextLog
@@ -56,6 +60,16 @@ def first_state(contract: Contract, experiment: Experiment) -> Message:
     return agreed(owners(contract), experiment.data.space.outputs)
 
 
+def longest_message(contract: Contract) -> int:
+    """Bytes of the longest message that the server and the sites of a federation send each other."""
+    experiment, names = unmanned(contract), contract.sites.names
+    if contract.algorithm.public is None:
+        state = experiment.server()
+    else:  # how many rows each gives, a contract that was not submitted does not say: no size depends on it
+        state = agreed(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
+    return Sizes(contract.algorithm, state, names, by_hand(contract.algorithm)).longest
+
+
 def owners(contract: Contract) -> dict[str, range]:
     """Whose rows lie where in the public seed set."""
     found, start = {}, 0
@@ -78,21 +92,45 @@ class Coordinator:
 
         Raises:
             TooFew: sites were missing; what was saved is kept, and the same call goes on.
-            Disagreed: sites have different public seed sets.
-            RunError: the folder holds another federation, or one that cannot go on to so many rounds, or cannot be written.
+            RunError: the folder holds another federation, or one that cannot go on to so many rounds, or cannot be written;
+                or the federation came to nothing several times, or too few sites are left.
         """
         contract, experiment = self.contract, unmanned(self.contract)
-        name = folders.identity(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
+        name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
         with folders.held(self.folder):
-            server, saved = self._restored(first_state(contract, experiment), name)
+            first = first_state(contract, experiment)
+            server, saved = self._restored(first, name)
             self._describe(experiment)
-            hand = by_hand(contract.algorithm)
-            engine = Sites(post, contract.quorum, contract.sites.deadline, hand)
-            checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0)
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
-            rounds = saved.round if saved else None
-            federate(self._plan(), engine, server, rounds, [*logs, checkpoints, _Pause(pause)], None)
+            conduct, attempts = Conduct(self.folder), Attempts(self.folder)
+            hand, deadline = by_hand(contract.algorithm), contract.sites.deadline
+            sizes = Sizes(contract.algorithm, first, contract.sites.names, hand)
+            engine = Sites(post, contract.quorum, deadline, hand, sizes, attempts, conduct, contract.limits)
+            while True:
+                self._check(conduct, saved, logs)
+                checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0, generations=GENERATIONS)
+                rounds = saved.round if saved else None
+                try:
+                    federate(self._plan(), engine, server, rounds, [*logs, checkpoints, _Pause(pause)], None)
+                    break
+                except Setback as problem:
+                    done = go_back(self.folder, problem.diverged, conduct, attempts, contract.limits)
+                    _note(logs, problem.round + 1, [*engine.remarks(), str(problem), *done])
+                except (TooFew, UserError):
+                    _note(logs, (saved.round if saved else 0) + 1, engine.remarks())
+                    raise
+                server, saved = self._restored(first, name)
             self._sum_up(checkpoints.seconds)
+
+    def _check(self, conduct: Conduct, saved: Saved | None, logs: Sequence[Observer]) -> None:
+        """Raise RunError, written down, where nothing is to be begun: too few sites are left, or it failed too often."""
+        try:
+            check_setbacks(conduct, self.folder)
+            conduct.check_quorum(self.contract.sites.names, self.contract.quorum)
+        except RunError as problem:
+            for log in logs:
+                log(Failed((saved.round if saved else 0) + 1, problem))
+            raise
 
     def _plan(self) -> Plan:
         config = self.contract.config
@@ -121,7 +159,7 @@ class Coordinator:
             raise RunError(
                 f"{self.folder}: round {last} is done, and the contract has {config.rounds}; set 'rounds' to {last} or more"
             )
-        sweep(self.folder, last)
+        sweep(self.folder, last, GENERATIONS)
         due = config.records.evaluate_every
         rewind(self.folder / METRICS, lambda round: stays_scored(round, last, due, config.rounds))
         rewind(self.folder / LEDGER, lambda round: last is not None and round <= last)
@@ -144,6 +182,13 @@ class Coordinator:
     def _sum_up(self, seconds: float) -> None:
         what = leaves(self.contract.algorithm, first_state(self.contract, unmanned(self.contract)))
         write_summary(self.folder, self.contract.config, seconds=round(seconds, 3), leaves=what)
+
+
+def _note(logs: Sequence[Observer], round: int, remarks: Sequence[str]) -> None:
+    """Tell what came up in a round that came to nothing."""
+    for remark in remarks:
+        for log in logs:
+            log(Noted(round, remark))
 
 
 class _Pause:

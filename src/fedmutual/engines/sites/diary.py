@@ -1,11 +1,10 @@
 """What a site did, on its disk: its state after each phase of the round it is in, and what it answered.
 
-A phase is saved before it is answered. Who is asked again, because the answer was lost or the server started anew, gives the
-same answer again and trains nothing twice; who is asked for a phase with other tensors goes back to where it was before it.
+A phase is written down when it is begun, and saved before it is answered. A site that is asked again, because the answer
+was lost or the server started anew, gives the same answer again and trains nothing twice. `admission` says which orders
+are begun.
 """
 
-import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +14,8 @@ from fedmutual.records.checkpoint import COMMIT, client_state, file_name, load_c
 from fedmutual.records.files import read_json, write_bytes, write_json, write_tensors
 
 DIARY = "diary.json"
-Place = tuple[int, int]  # round, phase
+ROUNDS_BACK = 3  # earlier rounds whose state is kept: so far a new attempt can go back
+Place = tuple[int, int]  # round, phase; the scores of a round have the number after its last phase
 
 
 class Entry(NamedTuple):
@@ -32,6 +32,27 @@ class Entry(NamedTuple):
         return self.round, self.phase
 
 
+class Begun(NamedTuple):
+    """The last order that was begun, whatever came of it."""
+
+    attempt: int
+    round: int
+    phase: int
+    inbox: str
+
+    @property
+    def place(self) -> Place:
+        """Where in the run."""
+        return self.round, self.phase
+
+
+class Scored(NamedTuple):
+    """The last round whose scores were answered."""
+
+    round: int
+    inbox: str
+
+
 class Diary:
     """The entries, and the files that belong to them."""
 
@@ -43,28 +64,38 @@ class Diary:
         """
         self._folder, self._site, self._run = folder, site, run
         self.entries: list[Entry] = []
+        self.begun: Begun | None = None  # None: nothing was asked yet
+        self.forgotten = False  # whether entries were dropped: before the first one something is no longer known
+        self._scored: Scored | None = None
         if (folder / DIARY).exists():
-            about = read_json(folder / DIARY)
-            if about.get("run") != run:
-                raise RunError(
-                    f"{folder}: holds the state of this federation with another site.toml, other data or another contract; "
-                    "give back what it was begun with, or name another state.folder"
-                )
-            self.entries = [Entry(*entry) for entry in about["entries"]]
+            self._read(read_json(folder / DIARY))
 
-    def known(self, place: Place, inbox: str) -> bytes | None:
-        """What was answered to this very order, if it was."""
+    def _read(self, about: dict[str, Any]) -> None:
+        if about.get("run") != self._run:
+            raise RunError(
+                f"{self._folder}: holds the state of this federation with another site.toml, other data or another "
+                "contract; give back what it was begun with, or name another state.folder"
+            )
+        self.entries = [Entry(*entry) for entry in about["entries"]]
+        self.forgotten = bool(about["dropped"])
+        last = self.entries[-1] if self.entries else None
+        begun = about.get("begun") or (last and (0, *last.place, last.inbox))  # older versions had no attempts
+        self.begun = Begun(*begun) if begun else None
+        self._scored = Scored(*about["scored"]) if about.get("scored") else None
+
+    def answer(self, place: Place, inbox: str) -> bytes | None:
+        """What was answered to this very order of work, if it was."""
         entry = next((e for e in self.entries if e.place == place and e.inbox == inbox), None)
         return self.reply(entry) if entry else None
+
+    def scores(self, round: int, inbox: str) -> bytes | None:
+        """What was answered to this very order to score, if it was."""
+        known = self._scored == Scored(round, inbox) and self._scores(round).exists()
+        return self._scores(round).read_bytes() if known else None
 
     def before(self, place: Place) -> Entry | None:
         """The last entry before a place."""
         return max((e for e in self.entries if e.place < place), default=None, key=lambda e: e.place)
-
-    @property
-    def forgotten(self) -> bool:
-        """Whether entries were dropped, so that before the first one there is something that is no longer known."""
-        return (self._folder / DIARY).exists() and bool(read_json(self._folder / DIARY)["dropped"])
 
     def load(self, client: Client, entry: Entry) -> None:
         """Give a freshly made client its state after a phase."""
@@ -73,6 +104,24 @@ class Diary:
     def reply(self, entry: Entry) -> bytes:
         """What was answered after a phase."""
         return self._reply(entry).read_bytes()
+
+    def begin(self, begun: Begun) -> bool:
+        """Write down that an order is begun; entries and scores from its place on are dropped -> whether entries were.
+
+        Raises:
+            RunError: the disk is full, or cannot be written. Nothing was changed.
+        """
+        entries = [e for e in self.entries if e.place < begun.place]
+        scored = self._scored if self._scored and self._scored.round < begun.round else None
+        self._write(entries, begun, scored, self.forgotten)
+        if self._scored and scored is None:
+            self._scores(self._scored.round).unlink(missing_ok=True)
+        gone, self.begun, self._scored = self._replace(entries), begun, scored
+        if gone:
+            ended = max((e.round for e in entries if e.last), default=None)
+            self._commit(ended)
+            self._remove(gone)
+        return bool(gone)
 
     def write(self, client: Client, entry: Entry, reply: bytes) -> None:
         """Save a phase that was done, with what will be answered.
@@ -83,16 +132,28 @@ class Diary:
         about = {"format": "1", "run": self._run, "round": str(entry.round + 1)}
         write_tensors(self._state(entry), client_state(client), about)
         write_bytes(self._reply(entry), reply)
-        kept = [e for e in self.entries if e.place < entry.place]
-        first = max((n for n, e in enumerate(kept) if e.round < entry.round), default=0)
-        entries = [*kept[first:], entry]
-        said = {"format": 1, "run": self._run, "dropped": bool(first) or self.forgotten}
-        write_json(self._folder / DIARY, {**said, "entries": [list(e) for e in entries]})
-        gone, self.entries = [e for e in self.entries if e not in entries], entries
-        if entry.last:  # what `Run` reads: the site's models as those of a run of one client
-            write_json(self._folder / COMMIT, {"format": 1, "run": self._run, "round": entry.round + 1, "seconds": 0.0})
-        for old in gone:
-            self._drop(old)
+        ends = {e.round: e for e in self.entries if e.round < entry.round}  # the last one of each earlier round
+        earlier = [ends[round] for round in sorted(ends)[-ROUNDS_BACK:]]
+        entries = [*earlier, *(e for e in self.entries if e.round == entry.round), entry]
+        forgotten = self.forgotten or len(ends) > ROUNDS_BACK
+        self._write(entries, self.begun, self._scored, forgotten)
+        gone, self.forgotten = self._replace(entries), forgotten
+        if entry.last:
+            self._commit(entry.round)
+        self._remove(gone)
+
+    def write_scores(self, round: int, inbox: str, reply: bytes) -> None:
+        """Save what will be answered to an order to score, in the place of the round's before.
+
+        Raises:
+            RunError: the disk is full, or cannot be written. What was saved before is untouched.
+        """
+        before, scored = self._scored, Scored(round, inbox)
+        write_bytes(self._scores(round), reply)
+        self._write(self.entries, self.begun, scored, self.forgotten)
+        self._scored = scored
+        if before is not None and before.round != round:
+            self._scores(before.round).unlink(missing_ok=True)
 
     def shared(self, message: Message, round: int) -> None:
         """Keep the shared model as it was sent after a round, for `fedmutual predict`."""
@@ -102,12 +163,27 @@ class Diary:
             if file.name != file_name(round + 1):
                 file.unlink(missing_ok=True)
 
-    def _drop(self, entry: Entry) -> None:
-        """Remove an entry's files, unless another one has them by now."""
+    def _write(self, entries: list[Entry], begun: Begun | None, scored: Scored | None, forgotten: bool) -> None:
+        about = {"format": 1, "run": self._run, "dropped": forgotten, "entries": [list(e) for e in entries]}
+        write_json(self._folder / DIARY, about | {"begun": begun and list(begun), "scored": scored and list(scored)})
+
+    def _commit(self, round: int | None) -> None:
+        """Write the file that `Run` reads: the site's models as those of a run of one client. None: no round was ended."""
+        if round is None:
+            (self._folder / COMMIT).unlink(missing_ok=True)
+        else:
+            write_json(self._folder / COMMIT, {"format": 1, "run": self._run, "round": round + 1, "seconds": 0.0})
+
+    def _replace(self, entries: list[Entry]) -> list[Entry]:
+        """Take other entries -> those that are dropped."""
+        gone, self.entries = [e for e in self.entries if e not in entries], entries
+        return gone
+
+    def _remove(self, gone: list[Entry]) -> None:
+        """Remove dropped entries' files, unless another entry has them by now."""
         kept = {path for e in self.entries for path in (self._state(e), self._reply(e))}
-        for path in (self._state(entry), self._reply(entry)):
-            if path not in kept:
-                path.unlink(missing_ok=True)
+        for path in {path for e in gone for path in (self._state(e), self._reply(e))} - kept:
+            path.unlink(missing_ok=True)
 
     def _state(self, entry: Entry) -> Path:
         name = file_name(entry.round + 1) if entry.last else f"phase-{entry.round + 1}-{entry.phase + 1}.safetensors"
@@ -116,12 +192,5 @@ class Diary:
     def _reply(self, entry: Entry) -> Path:
         return self._folder / "answers" / f"{entry.round + 1}-{entry.phase + 1}.safetensors"
 
-
-def digest(content: bytes) -> str:
-    """Of what was ordered. Hex."""
-    return hashlib.sha256(content).hexdigest()
-
-
-def about(entries: Mapping[str, Any]) -> str:
-    """A digest of named values."""
-    return hashlib.sha256(repr(sorted(entries.items())).encode()).hexdigest()[:32]
+    def _scores(self, round: int) -> Path:
+        return self._folder / "answers" / f"{round + 1}-scores.safetensors"

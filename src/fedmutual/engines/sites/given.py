@@ -1,8 +1,10 @@
 """One site's part of the public seed set, as the file that it gives to the others: plain arrays, read without any pickle."""
 
 import json
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +17,11 @@ from fedmutual.data import arrays
 from fedmutual.data.draws import Index, counts
 from fedmutual.data.examples import Arrays, listed
 from fedmutual.data.scaling import Scaling, recorded
-from fedmutual.errors import DataError
+from fedmutual.errors import DataError, said
 from fedmutual.records.files import replacing
+
+_ARRAYS = ("x", "y", "classes", "about")
+_WORDS = 2**24  # bytes of an array of text: names of classes, scaling
 
 
 class _Scaling(Section):
@@ -83,19 +88,78 @@ def read(folder: Path, site: str) -> Given:
     """A site's part.
 
     Raises:
-        DataError: its file is missing, damaged, a pickle, or holds something else.
+        DataError: its file is missing, damaged, a pickle, holds something else, or unpacks to more than its own size.
     """
     path, mend = file_of(folder, site), f"have site {site!r} give its part of the public seed set anew"
+    excess = _find_excess(path)
+    if excess is not None:
+        raise DataError(f"{path}: {excess}; {mend}")
     found = arrays.read(path, f"have site {site!r} send its part of the public seed set", mend)
     try:
         about = _About.model_validate_json(str(found["about"]))
         whole = Given(site, found["x"], found.get("y"), _names(found["classes"]), recorded(about.scaling.model_dump()))
         why = f"it is of site {about.site!r}" if about.site != site else _odd(whole)
     except (KeyError, ValidationError):
-        why = f"it is not what `fedmutual data give` wrote, but holds {listed(list(found)) or 'nothing'}"
+        why = _foreign(list(found))
     if why is not None:
         raise DataError(f"{path}: {why}; {mend}")
     return whole
+
+
+def _find_excess(path: Path) -> str | None:
+    """Why reading a part could need more memory than the part's own size, in one clause.
+
+    None: it could not, or the file is no archive, which `arrays.read` says. The sizes that an archive states of its members,
+    and the shapes that arrays state of themselves, are whatever their author wrote: a member that is stored as it is cannot
+    unpack to more, and an array is not allocated before its shape is held against the bytes that are there.
+    """
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(np.lib.format.MAGIC_PREFIX))
+        if begins == np.lib.format.MAGIC_PREFIX:
+            return "holds a single array"
+        if not begins.startswith(b"PK"):
+            return None
+        with zipfile.ZipFile(path) as archive:
+            members, room = archive.infolist(), path.stat().st_size
+            names = [member.filename.removesuffix(".npy") for member in members]
+            if not set(names) <= set(_ARRAYS):
+                return _foreign(names)
+            if len(set(names)) < len(names):
+                return "it holds an array twice"
+            for member in members:
+                if member.compress_type != zipfile.ZIP_STORED:
+                    return f"its {member.filename!r} is compressed, and `fedmutual data give` does not compress"
+                if max(member.file_size, member.compress_size) > room:
+                    return f"its {member.filename!r} is said to hold {member.file_size:,} bytes, more than the whole file"
+                excess = _find_array_excess(archive, member)
+                if excess is not None:
+                    return excess
+    except FileNotFoundError:
+        return None
+    except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
+        return f"no npz file of arrays ({said(problem)})"
+    return None
+
+
+def _foreign(names: Sequence[str]) -> str:
+    return f"it is not what `fedmutual data give` wrote, but holds {listed(names) or 'nothing'}"
+
+
+def _find_array_excess(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str | None:
+    """Why an array would be allocated that its member does not fill, in one clause; None: it would not."""
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in headers:
+            return f"its {member.filename!r} is of another form than numpy.savez writes"
+        shape, _, dtype = headers[version](file)
+        size = prod(shape) * dtype.itemsize
+        if not dtype.hasobject and size != member.file_size - file.tell():
+            return f"its {member.filename!r} states {size:,} bytes and has {member.file_size - file.tell():,}"
+    if dtype.kind in "US" and size > _WORDS:
+        return f"its {member.filename!r} holds {size:,} bytes of text, and {_WORDS:,} are enough"
+    return None
 
 
 def _names(classes: npt.NDArray[Any]) -> tuple[str, ...]:

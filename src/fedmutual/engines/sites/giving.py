@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmutual import data
+from fedmutual import data, plugins
 from fedmutual.data.draws import many
 from fedmutual.data.federation import given
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.given import Given, file_of, write
-from fedmutual.engines.sites.half import configured, own
+from fedmutual.engines.sites.half import Own, configured, own
 from fedmutual.errors import ConfigError
 
 
@@ -20,7 +20,12 @@ def give(file: Path, site: Path, folder: Path) -> Given:
     Raises:
         UserError: there is nothing to give, or it cannot be read or written.
     """
-    contract, mine = contracts.read(file), own(site)
+    mine = own(site)
+    with plugins.under(mine.code):
+        return _give(contracts.read(file), mine, file, folder)
+
+
+def _give(contract: contracts.Contract, mine: Own, file: Path, folder: Path) -> Given:
     config, use, name = configured(contract, mine), contract.algorithm.public, mine.file.site
     if use is None:
         raise ConfigError(f"{file}: algorithm {config.algorithm['name']!r} has no public seed set, so nothing is given")

@@ -1,37 +1,42 @@
 """One site's half of a federation: its data, its model, its state on disk; orders in, answers out, as bytes."""
 
-import sys
+import json
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from fedmutual import building, describing
+from fedmutual import building, describing, plugins
 from fedmutual.boundary import Refused
 from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import other_columns
-from fedmutual.engines.base import COPY, examine, participate
-from fedmutual.engines.sites.contract import Contract, parsed
-from fedmutual.engines.sites.diary import Diary, Entry, digest
+from fedmutual.engines.base import COPY, disclose, measure, participate
+from fedmutual.engines.sites.admission import Bounds, Declined, admit, find_answer
+from fedmutual.engines.sites.contract import Contract, identify, parsed
+from fedmutual.engines.sites.diary import Diary, Entry, Place
+from fedmutual.engines.sites.modules import ListedModules
 from fedmutual.engines.sites.outbox import LEFT, Outbox
 from fedmutual.engines.sites.peers import Exchange, by_hand
-from fedmutual.engines.sites.post import EXAM, Answer, Order, Told, packed
+from fedmutual.engines.sites.post import ATTEMPTS, EXAM, Answer, Garbled, Order, Told, digest_order, packed
 from fedmutual.engines.sites.post import answer as answered
 from fedmutual.engines.sites.post import order as ordered
 from fedmutual.engines.sites.public import Collected
 from fedmutual.engines.sites.schema import SiteFile
+from fedmutual.engines.sites.sizes import Sizes
 from fedmutual.errors import ConfigError, RunError, UserError, said
 from fedmutual.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
 from fedmutual.records import folder as folders
-from fedmutual.records.events import Evaluated, Score
+from fedmutual.records.events import Evaluated
 from fedmutual.records.logs import METRICS, Metrics, read_lines, rewind, stays_scored
 from fedmutual.records.summary import write_summary
 
 Say = Callable[[str], None]
 _SENTENCES = (Diverged, Refused, Disagreed, Unusable, UserError)
 SERVER = "server"
+_REPEATS = 100  # how often a process answers one order: an answer is lost once or twice, and each is a line in the ledger
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,16 @@ class Own:
     def state(self) -> Path:
         """Where the site keeps what it must not lose."""
         return _from(self.source, self.file.state.folder)
+
+    @property
+    def code(self) -> ListedModules:
+        """Which modules the site imports where its file, or the federation's, names code."""
+        listed = self.file.trust.modules
+        return ListedModules(
+            listed,
+            [self.source.parent],
+            lambda name: f"write trust = {{ modules = {json.dumps([*listed, name])} }} into {self.source}",
+        )
 
 
 def own(path: Path) -> Own:
@@ -73,7 +88,9 @@ def built(contract: Contract, mine: Own) -> Experiment:
     Raises:
         UserError: what of its file, its data or its network does not go together with the contract.
     """
-    made = building.build(configured(contract, mine), gathered=_collected(contract, mine))
+    config = configured(contract, mine)
+    with plugins.under(mine.code):
+        made = building.build(config, gathered=_collected(contract, mine))
     shape = list(made.data.space.shape)
     if shape != list(contract.sites.input) and (made.nets.shares or made.algorithm.public):
         raise ConfigError(
@@ -100,9 +117,8 @@ def configured(contract: Contract, mine: Own) -> Config:
             f"{mine.source}: site {mine.file.site!r} is not of federation {contract.name!r}, whose sites are "
             f"{', '.join(contract.sites.names)}"
         )
-    if str(mine.source.parent) not in sys.path:
-        sys.path.insert(0, str(mine.source.parent))  # where a network, or data, of the site's own may be
-    return contract.at(mine.file, str(mine.source))
+    with plugins.under(mine.code):
+        return contract.at(mine.file, str(mine.source))
 
 
 def _collected(contract: Contract, mine: Own) -> Collected | None:
@@ -132,16 +148,25 @@ class Half:
         self.folder = mine.state / contract.name
         made, algorithm = self.experiment, self.experiment.algorithm
         fingerprint = made.data.partition["fingerprint"] + contract.digest + _print(made)
-        self._diary = Diary(self.folder, self.site, folders.identity(made.config, fingerprint))
+        self._diary = Diary(self.folder, self.site, identify(made.config, fingerprint))
+        self._bounds = Bounds(
+            rounds=made.config.rounds,
+            start=len(algorithm.start),
+            phases=len(algorithm.phases),
+            evaluate_every=made.config.records.evaluate_every,
+        )
+        self._declined = set[str]()  # why orders were declined since the last that was not: each is written down once
         self._outbox = Outbox(self.folder, self.site)
         self._public = made.server()  # what all know of the first state: names and shapes, not what later rounds hold
         self.peers: Exchange | None = None
         if by_hand(algorithm):
-            self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder)
+            self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder, made.config.rounds)
+        self._limit = Sizes(algorithm, self._public, contract.sites.names, self.peers is not None).order
         if self._diary.entries and not looks:  # who looks may have the contract as the kit has it, of other rounds
             self._check_schedules()
+        self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was given again
         self._client: Client | None = None
-        self._at: tuple[int, int] | None = None  # where the client in memory is; None: before all
+        self._at: Place | None = None  # where the client in memory is; None: before all
         if not looks:
             _prepare(self.folder, made, self.site)
             self._sum_up(max((line["round"] for line in read_lines(self.folder / METRICS)), default=0))
@@ -153,12 +178,6 @@ class Half:
         except RunError as problem:  # a key of the site's own file has no client before it
             raise RunError(str(problem).replace(f"'clients.{self.site}.", "'")) from None
 
-    @property
-    def tells(self) -> bool:
-        """Whether its losses and scores are told."""
-        own = self.experiment.config.clients[self.site].share
-        return (own or self.experiment.config.share).metrics == "all"
-
     def leaves(self) -> dict[str, Spec]:
         """All that may leave this site: phase -> name -> dtype, shape."""
         algorithm = self.experiment.algorithm
@@ -168,44 +187,74 @@ class Half:
         """Carry an order out -> the answer, which is all that leaves by the server.
 
         Raises:
-            Garbled: it is no order.
+            Garbled: it is no order, larger than one, or was answered so often that no loss explains it.
             RunError: what leaves cannot be written down, so nothing may.
         """
-        order, inbox = ordered(content)
-        known = None if order.kind == EXAM else self._diary.known((order.round, order.phase), _digest(content))
+        order, inbox = ordered(content, self._limit)
+        asked = digest_order(order, inbox)
+        known = find_answer(self._diary, order, asked)
         if known is not None:
+            self._count_repeat(order)
             self._say(f"{order.said}: asked again, answered as before")
             self._outbox.record(*answered(known), known, SERVER)
             return known
         message: Message = {}
         try:
+            self._begin(order, asked)
             answer, message = self._exam(order, inbox) if order.kind == EXAM else self._work(order, inbox)
             reply = packed(answer, {} if self.peers else message)
-            if order.kind != EXAM:
-                self._write(order, content, reply)
+            self._write(order, asked, reply)
+        except Declined as problem:
+            return self._decline(order, str(problem))
         except Exception as problem:  # of any type, where a network or a task of the site's own is at work
             self._client = None  # what was done since the last saved phase is undone
             self._say(f"{order.said}: {problem if isinstance(problem, _SENTENCES) else said(problem)}")
-            accused = problem.client if isinstance(problem, Disagreed) else None
-            answer, message = Answer(order, problem=_said(problem), accused=accused), {}
+            accused = problem.clients if isinstance(problem, Disagreed) else ()
+            diverged = isinstance(problem, Diverged)
+            answer, message = Answer(order, problem=_said(problem), accused=accused, diverged=diverged), {}
             reply = packed(answer, message)
         self._outbox.record(answer, {} if self.peers else message, reply, SERVER)
         return reply
 
+    def _count_repeat(self, order: Order) -> None:
+        """Raise Garbled where a server asks for one thing for ever, which would fill the disk with lines of the ledger."""
+        place = order.kind, order.round, order.phase
+        self._repeats[place] += 1
+        if self._repeats[place] > _REPEATS:
+            raise Garbled(f"{order.said} was answered {_REPEATS} times, and is not answered again")
+
     def letters(self, content: bytes) -> dict[str, bytes]:
         """What goes to other sites after an order was carried out -> site -> bytes, written down."""
-        order, _ = ordered(content)
-        done = order.kind != EXAM and self._diary.known((order.round, order.phase), _digest(content)) is not None
-        if self.peers is None or not done:
+        order, inbox = ordered(content)
+        if self.peers is None or order.kind == EXAM or find_answer(self._diary, order, digest_order(order, inbox)) is None:
             return {}
         found = self.peers.letters(order, self._when(order))
         for to, letter in found.items():
             self._outbox.record(*answered(letter), letter, to)
         return found
 
+    def _begin(self, order: Order, asked: str) -> None:
+        """Write down that an order is begun. Raises Declined where it is not to be carried out. asked: its digest."""
+        before = self._diary.begun
+        if admit(self._diary, order, asked, self._bounds):
+            self._client = None
+        if order.attempt > (before.attempt if before else 0):
+            self._say(f"{order.said}: the server goes back: attempt {order.attempt} of the {ATTEMPTS} that it may begin")
+        self._declined.clear()
+
+    def _decline(self, order: Order, why: str) -> bytes:
+        """The answer to an order that is not carried out; a server that asks for ever fills no disk by it."""
+        answer = Answer(order, problem=why)
+        reply = packed(answer, {})
+        if why not in self._declined:
+            self._say(f"{order.said}: not done, for {why}")
+            self._outbox.record(answer, {}, reply, SERVER)
+            self._declined.add(why)
+        return reply
+
     def _work(self, order: Order, inbox: Message) -> tuple[Answer, Message]:
         """The site's half of a phase."""
-        at, phase, client = self._when(order), self._phases(order)[order.phase], self._ready(order)
+        at, phase, client = self._when(order), self._phases(order)[order.phase], self._ready((order.round, order.phase))
         up: int | None = None
         down: int | None = None
         remarks: tuple[str, ...] = ()
@@ -220,21 +269,17 @@ class Half:
 
     def _exam(self, order: Order, inbox: Message) -> tuple[Answer, Message]:
         """The site's scores after a round; they are written down at home, and told if it tells."""
-        client = self._ready(replace(order, round=order.round + 1, phase=0))
-        tells, client.tells = client.tells, True
-        try:
-            exams = tuple(self.experiment.exams(self.site))
-            if any(exam.model == COPY for exam in exams):
-                self._give_back(client, order)
-            scores: tuple[Score, ...] = examine(client, exams, inbox, order.round + 1, None)
-        finally:
-            client.tells = tells
+        client = self._ready((order.round + 1, 0))
+        exams = tuple(self.experiment.exams(self.site))
+        if any(exam.model == COPY for exam in exams):
+            self._give_back(client, order)
+        measured = measure(client, exams, inbox)
         if inbox:
             self._diary.shared(inbox, order.round)
         rewind(self.folder / METRICS, lambda round: round <= order.round)
-        Metrics(self.folder)(Evaluated(order.round + 1, {}, scores))
+        Metrics(self.folder)(Evaluated(order.round + 1, {}, tuple(measured.values())))
         self._sum_up(order.round + 1)
-        return Answer(order, scores=tuple(Told(**vars(s)) for s in scores) if tells else ()), {}
+        return Answer(order, scores=tuple(Told(**vars(s)) for s in disclose(client, measured))), {}
 
     def _give_back(self, client: Client, order: Order) -> None:
         """Give a client what of its meme it sent, which is scored as it was trained: no file of its state has it."""
@@ -249,20 +294,18 @@ class Half:
         if round == config.rounds:
             write_summary(self.folder, config, leaves=self.experiment.leaves(), bytes=None)  # they are in the ledger
 
-    def _write(self, order: Order, content: bytes, reply: bytes) -> None:
-        """Save, before the answer leaves."""
+    def _write(self, order: Order, asked: str, reply: bytes) -> None:
+        """Save, before the answer leaves. asked: the order's digest."""
         assert self._client is not None
-        last = order.phase + 1 == len(self._phases(order))
-        self._diary.write(self._client, Entry(order.round, order.phase, _digest(content), last), reply)
+        if order.kind == EXAM:
+            self._diary.write_scores(order.round, asked, reply)
+        else:
+            last = order.phase + 1 == len(self._phases(order))
+            self._diary.write(self._client, Entry(order.round, order.phase, asked, last), reply)
 
-    def _ready(self, order: Order) -> Client:
-        """The client as it was before an order."""
-        entry = self._diary.before((order.round, order.phase))
-        if entry is None and self._diary.forgotten:
-            raise RunError(
-                f"the server asks for {order.said}, and this site is past it and no longer knows how it was before; the "
-                "server lost its state: give both back a state of the same round"
-            )
+    def _ready(self, at: Place) -> Client:
+        """The client as it was before a place."""
+        entry = self._diary.before(at)
         place = entry.place if entry else None
         if self._client is None or self._at != place:
             self._client = self.experiment.client(self.site)
@@ -277,12 +320,6 @@ class Half:
     def _when(self, order: Order) -> At:
         config = self.experiment.config
         return At(config.seed, order.round, config.rounds, order.phase)
-
-
-def _digest(content: bytes) -> str:
-    """Of what an order asks for. Who else is asked changes nothing of what is done."""
-    order, inbox = ordered(content)
-    return digest(content if order.asked is None else packed(replace(order, asked=None), inbox))
 
 
 def _print(made: Experiment) -> str:

@@ -25,6 +25,7 @@ class Kind:
     tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]  # name, dtype, shape, bytes
     told: tuple[str, ...]  # kinds of values beside them
     problem: str  # said instead of a message; else empty
+    attempt: int = 0  # above 0 once the server went back
 
     @property
     def bytes(self) -> int:
@@ -133,13 +134,15 @@ def _kind(line: Line) -> Kind:
     problem = told.pop("problem", "")
     int(line["bytes"]), _round(line)
     words = {"train": "losses", "scores": "scores", "remarks": "remarks"}
-    return Kind(line["phase"], line["what"], line["to"], tensors, tuple(words.get(k, k) for k in told), problem)
+    told_kinds = tuple(words.get(k, k) for k in told)
+    return Kind(line["phase"], line["what"], line["to"], tensors, told_kinds, problem, int(line.get("attempt", 0)))
 
 
 def said(kind: Kind) -> str:
     """What a message is, in words."""
+    again = f", attempt {kind.attempt}" if kind.attempt else ""
     if kind.problem:
-        return f"no message: {kind.problem}"
+        return f"no message: {kind.problem}{again}"
     if kind.what == EXAM:
-        return "scores" if kind.told else "scored at home, told nothing"
-    return f"phase {kind.phase}" + ("" if kind.tensors else ", done")
+        return f"{'scores' if kind.told else 'scored at home, told nothing'}{again}"
+    return f"phase {kind.phase}{'' if kind.tensors else ', done'}{again}"

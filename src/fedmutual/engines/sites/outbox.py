@@ -37,6 +37,7 @@ class Outbox:
             "round": answer.order.round + 1,
             "phase": answer.order.phase + 1,
             "what": answer.order.kind,
+            **({"attempt": answer.order.attempt} if answer.order.attempt else {}),
             "to": to,
             "tensors": [
                 {"name": k, "dtype": str(v.dtype).removeprefix("torch."), "shape": list(v.shape), "bytes": v.nbytes}

@@ -7,13 +7,13 @@ FedH2L has no server that computes. Every site holds what the relay of other eng
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from threading import Lock
 
-from fedmutual.algorithms.peers import Peering
-from fedmutual.core import Algorithm, At, Message, Phase, Unusable
+from fedmutual.algorithms.peers import Peering, forwarded
+from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
 from fedmutual.engines.loop import size
-from fedmutual.engines.sites.post import Answer, Garbled, Order, packed, wrong
-from fedmutual.engines.sites.post import answer as opened
+from fedmutual.engines.sites.mailbox import Mailbox, Place
+from fedmutual.engines.sites.post import Answer, Order, packed, plain
+from fedmutual.engines.sites.sizes import Sizes
 from fedmutual.records.files import read_tensors, write_tensors
 
 Letters = dict[str, bytes]
@@ -28,25 +28,25 @@ def by_hand(algorithm: Algorithm) -> bool:
 class Exchange:
     """One site's hand in it."""
 
-    def __init__(self, algorithm: Algorithm, state: Message, site: str, sites: tuple[str, ...], folder: Path) -> None:
+    def __init__(
+        self, algorithm: Algorithm, state: Message, site: str, sites: tuple[str, ...], folder: Path, rounds: int
+    ) -> None:
         """state: what all know before the first round. folder: where its own messages are kept until the round is over."""
         self._algorithm, self._state, self._site, self._folder = algorithm, state, site, folder / "letters"
-        self._others = tuple(i for i in sites if i != site)
-        self._mail: dict[tuple[int, int], dict[str, Message]] = {}
-        self._garbled: dict[str, str] = {}  # who sent what cannot be read, since its last letter was missed
-        self._lock = Lock()  # letters come while the site works
+        self._others, self._rounds = tuple(i for i in sites if i != site), rounds
+        self.mail = Mailbox(self._others, self._declared, Sizes(algorithm, state, sites, by_hand=True).letter)
 
     def receive(self, sender: str, letter: bytes) -> None:
-        """Put a letter of another site's by. Raises Garbled where it is none, or of nobody that takes part."""
-        if sender not in self._others:
-            raise Garbled(f"{sender!r} is none of the other sites")
-        try:
-            said, message = opened(letter)
-        except Garbled as problem:
-            self._garbled[sender] = str(problem)
-            raise
-        with self._lock:
-            self._mail.setdefault((said.order.round, said.order.phase), {})[sender] = message
+        """Put a letter of another site's by. Raises Garbled, with the reason, where it is refused."""
+        self.mail.put(sender, letter)
+
+    def _declared(self, place: Place) -> Spec | None:
+        """What a letter of a place holds; None where sites send none."""
+        round, number = place
+        phases = self._algorithm.start if round < 0 else self._algorithm.phases
+        if round >= self._rounds or number + 1 >= len(phases):
+            return None
+        return phases[number].leaves(self._state) or None
 
     def letters(self, order: Order, at: At) -> Letters:
         """What goes to whom after a phase, as it was kept."""
@@ -64,35 +64,30 @@ class Exchange:
         for file in self._folder.glob("*.safetensors"):
             if not file.name.startswith(f"{order.round + 1}-"):
                 file.unlink(missing_ok=True)
-        with self._lock:
-            self._mail = {place: mail for place, mail in self._mail.items() if place[0] >= order.round}
         write_tensors(self._file(order), message, {"format": "1"})
         return up
 
     def inbox(self, order: Order, at: At) -> tuple[Message, int, tuple[str, ...]]:
         """What a phase begins with -> (inbox, bytes of it that came from others, whose messages were left out and why)."""
+        self.mail.begin(order.round)
         phases, held, remarks = self._phases(order), self._state, list[str]()
         for number, phase in enumerate(phases[: order.phase]):
             done, then = replace(order, phase=number), replace(at, phase=number)
-            replies, odd = self._replies(phase, done, then)
+            replies, odd = self._replies(done, then)
             held, unusable = _received(phase, held, replies, then)
-            remarks += [f"{i!r}: {why}" for i, why in (odd | unusable).items()]
+            remarks += [plain(f"{i!r}: {why}") for i, why in (odd | unusable).items()]
         inbox = phases[order.phase].send(held, self._site, at)
         return inbox, size(inbox), tuple(remarks)
 
-    def _replies(self, phase: Phase, order: Order, at: At) -> tuple[dict[str, Message], dict[str, str]]:
+    def _replies(self, order: Order, at: At) -> tuple[dict[str, Message], dict[str, str]]:
         """The messages of those who count, one's own among them; and what is wrong with the others."""
-        declared, own = phase.leaves(self._state), self._kept(order)
-        with self._lock:
-            mail = dict(self._mail.get((order.round, order.phase), {}))
+        own, mail = self._kept(order), self.mail.letters((order.round, order.phase))
         found, odd = {self._site: own} if own else {}, dict[str, str]()
-        for i in (i for i in order.senders or () if i != self._site):
+        for i in (i for i in self._others if i in (order.senders or ())):
             if i in mail:
-                why = wrong(mail[i], declared, i) if mail[i] else "its letter is empty"
-                found |= {} if why else {i: mail[i]}
-            else:
-                why = self._garbled.pop(i, "its letter did not come") if self._hears(self._site, i, own, order, at) else None
-            odd |= {i: why} if why else {}
+                found[i] = mail[i]
+            elif self._hears(self._site, i, own, order, at):
+                odd[i] = self.mail.take_reason(i) or "its letter did not come"
         return dict(sorted(found.items())), odd
 
     def _listeners(self, order: Order, message: Message, at: At) -> tuple[str, ...]:
@@ -106,7 +101,10 @@ class Exchange:
         if not message or order.phase + 1 == len(phases):
             return False
         phase, following = phases[order.phase : order.phase + 2]
-        held = phase.receive(self._state, {sender: message}, at)
+        try:
+            held = phase.receive(self._state, {sender: message}, at)
+        except Unusable:  # of another sender's rows this site's own message cannot speak; who hears whom is the same
+            held = self._state | forwarded({sender: message})
         return bool(following.send(held, to, replace(at, phase=order.phase + 1)))
 
     def _kept(self, order: Order) -> Message:

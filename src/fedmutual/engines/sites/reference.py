@@ -3,14 +3,33 @@
 from collections.abc import Iterator
 
 from fedmutual.config.reference import Key, keys
-from fedmutual.config.schema import ClientData, ClientModel, ClientOptimizer, ClientTraining, Section, ShareConfig
-from fedmutual.engines.sites.schema import PublicTable, ServerTable, SiteEngine, SiteFile, SiteSplit, SitesTable, StateTable
+from fedmutual.config.schema import (
+    ClientData,
+    ClientModel,
+    ClientOptimizer,
+    ClientTraining,
+    Section,
+    ServerConfig,
+    ShareConfig,
+)
+from fedmutual.engines.sites.schema import (
+    LimitsTable,
+    PublicTable,
+    ServerTable,
+    SiteEngine,
+    SiteFile,
+    SiteSplit,
+    SitesTable,
+    StateTable,
+    TrustTable,
+)
 
 _HEAD = """## FEDERATION.toml
 
 What all participants of a [federation of real sites](sites.md) have: the keys above but for `partition`, `engine`,
 `clients`, and of `data` what is of one's own data (`name`, `root`, `test`, `label`, `labels`, `group_by`); where classes are
-learned it must have `data.classes`. And these two tables.
+learned it must have `data.classes`. `share.metrics` is "accuracy" where the file does not set it. And the table
+`sites`, and of `server` two keys more.
 """
 _SITE = """
 ## site.toml
@@ -27,7 +46,13 @@ _ALIKE: dict[str, type[Section]] = {
     "optimizer": ClientOptimizer,
     "share": ShareConfig,
 }
-_OWN: dict[str, type[Section]] = {"engine": SiteEngine, "state": StateTable, "public": PublicTable}
+_OWN: dict[str, type[Section]] = {
+    "engine": SiteEngine,
+    "limits": LimitsTable,
+    "state": StateTable,
+    "public": PublicTable,
+    "trust": TrustTable,
+}
 
 
 def page() -> str:
@@ -37,7 +62,8 @@ def page() -> str:
 
 def federation() -> Iterator[Key]:
     """The keys that FEDERATION.toml has beside a configuration's."""
-    yield from keys(ServerTable, "server.")
+    above = {f"server.{name}" for name in ServerConfig.model_fields}
+    yield from (key for key in keys(ServerTable, "server.") if key.name not in above)
     yield from keys(SitesTable, "sites.")
 
 

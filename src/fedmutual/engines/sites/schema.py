@@ -14,6 +14,7 @@ from fedmutual.config.schema import (
     Names,
     PathSetting,
     Section,
+    ServerConfig,
     Settings,
     ShareConfig,
     Sides,
@@ -21,6 +22,7 @@ from fedmutual.config.schema import (
     key,
     optional,
 )
+from fedmutual.module_files import is_of_python
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 Seconds = Annotated[float, Field(gt=0)]
@@ -49,8 +51,8 @@ def _leads(value: tuple[str, ...]) -> tuple[str, ...]:
     return value
 
 
-class ServerTable(Section):
-    """Where the server is."""
+class ServerTable(ServerConfig):
+    """Where the server is, and how it makes one model of those that sites send."""
 
     hosts: Annotated[Names, Field(min_length=1), AfterValidator(_hosts)] = key(
         ("localhost",), "names and addresses by which sites may reach the server; the first one is written into their kits"
@@ -73,10 +75,24 @@ class SitesTable(Section):
     deadline: Seconds = key(600.0, "seconds that a site has for its part of a round; who takes longer is left out of it")
     wait: Seconds = key(60.0, "seconds that the start waits for all sites; then it begins with those that are there")
     retries: Count = key(5, "how often the server starts anew, with longer and longer pauses, while no round succeeds")
+    update_limit: Annotated[float, Field(gt=1)] = key(
+        10.0,
+        "a site's update is refused where its norm is more than so many times the median of the others', from 3 sites on",
+    )
+    examples_limit: Count | None = key(
+        None,
+        "the most training examples (n_k) that a site may state, where they weigh; unset, `sites.update_limit` times the "
+        "median of the others'",
+    )
     public: PathSetting | None = key(
         None,
         "the folder of the public seed set, SITE.npz of each, counted from this file; fedh2l, fedmd and aggregate need it",
     )
+
+    @property
+    def least(self) -> int:
+        """How many sites must answer for a round to count."""
+        return min(self.quorum or len(self.names) // 2 + 1, len(self.names))
 
 
 class SeedsTable(Section):
@@ -103,8 +119,40 @@ class PublicTable(Section):
     )
 
 
+def check_modules(value: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of modules, as they are. Raises ValueError where one is no module's, or one of Python's own."""
+    for module in value:
+        if not all(part.isidentifier() for part in module.split(".")):
+            raise ValueError(f"a module is named as in Python, 'networks' or 'lab.networks', and {module!r} is not")
+        if is_of_python(module):
+            raise ValueError(f"{module!r} is a module of Python itself, which holds no network, data or algorithm")
+    return value
+
+
+class TrustTable(Section):
+    """Which code the site runs beside fedmutual's."""
+
+    modules: Annotated[Names, AfterValidator(check_modules)] = key(
+        (),
+        'the modules that "module:name" may name here, in this file or in the federation\'s; each lies beside this file or '
+        "is installed, and can do all that the site's process may",
+    )
+
+
 class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
     """What a site holds out its own way."""
+
+
+class SiteShare(optional(ShareConfig)):  # type: ignore[misc]
+    """What a site tells beside its messages."""
+
+
+class LimitsTable(Section):
+    """What a site does not go beyond, whatever is submitted."""
+
+    rounds: Count | None = key(
+        None, "the most rounds that this site takes part in; unset, as many as the contract that it agreed to has"
+    )
 
 
 class SiteEngine(Section):
@@ -126,6 +174,8 @@ class SiteFile(Section):
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
     engine: SiteEngine = SiteEngine()
-    share: ShareConfig = ShareConfig()
+    share: SiteShare = SiteShare()
+    limits: LimitsTable = LimitsTable()
     state: StateTable
     public: PublicTable | None = None
+    trust: TrustTable = TrustTable()

@@ -1,6 +1,7 @@
 """What an operator reads while a process runs: lines with the time, from FLARE's processes too."""
 
 import time
+from collections import Counter
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -10,6 +11,19 @@ from nvflare.apis.fl_context import FLContext
 def say(line: object) -> None:
     """A line on this host's console, and nowhere else."""
     print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
+
+
+_said: Counter[str] = Counter()  # lines of each kind so far
+
+
+def say_seldom(kind: str, line: object) -> None:
+    """Say the first, second, fourth, eighth ... line of a kind: what others can cause without end fills no console.
+
+    kind: one of a few; not of others' making.
+    """
+    _said[kind] += 1
+    if _said[kind] & (_said[kind] - 1) == 0:
+        say(line if _said[kind] == 1 else f"{line} ({_said[kind]} of this kind so far)")
 
 
 class Lookout(FLComponent):  # type: ignore[misc]

@@ -1,6 +1,5 @@
 """In the job's process at the server: the coordinator, over FLARE's tasks. One task an order, one site a task."""
 
-import json
 import math
 import os
 import queue
@@ -19,14 +18,15 @@ from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from fedmutual.core import Disagreed
+from fedmutual import plugins
 from fedmutual.engines.loop import Paused
-from fedmutual.engines.sites.contract import restored
+from fedmutual.engines.sites.contract import accept
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.engines.sites.engine import TooFew
 from fedmutual.engines.sites.flare import comers, members, workspace
 from fedmutual.engines.sites.flare.console import say
-from fedmutual.engines.sites.flare.progress import Outcome, Progress, change
+from fedmutual.engines.sites.flare.progress import FILE, Outcome, Progress, change, read
+from fedmutual.engines.sites.modules import leave_working_folders, modules_of_server
 from fedmutual.errors import UserError
 
 TASK, READY, BODY = "do", "ready", "body"
@@ -58,16 +58,16 @@ class Rounds(Controller):  # type: ignore[misc]
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """All rounds that are left, or until somebody joins, too few answer, or FLARE ends the job."""
-        record = json.loads(self._contract)
         work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        state = Path(workspace.pointer(work)["state"])
+        about = workspace.pointer(work)
+        state = Path(about["state"])
+        leave_working_folders(work)
+        plugins.confine(modules_of_server(about["modules"], [Path(file) for file in about["files"]]))
         try:
-            contract = restored(record)
-        except UserError as problem:  # the server was upgraded while the federation was under way
+            contract = accept(self._contract, about["contracts"], "this server")
+        except UserError as problem:  # the server was upgraded, or agreed to another contract, since the job was submitted
             say(str(problem))
-            name = str(record.get("name", ""))
-            if name == Path(name).name and name:
-                change(state / name, outcome=Outcome.FAILED, said=str(problem))
+            _note_refusal(state, fl_ctx.get_job_id(), str(problem))
             return
         folder = state / contract.name
         progress = Progress(folder, contract, fl_ctx.get_job_id())
@@ -85,11 +85,18 @@ class Rounds(Controller):  # type: ignore[misc]
             progress.end(Outcome.SHORT, str(why))
         except Aborted:
             progress.end(Outcome.BROKEN, "the job was ended from outside")
-        except (Disagreed, UserError) as problem:
+        except UserError as problem:
             progress.end(Outcome.FAILED, str(problem))
         except Exception as problem:
             progress.end(Outcome.BROKEN, f"{type(problem).__name__}: {problem}")
             raise
+
+
+def _note_refusal(state: Path, job: str, why: str) -> None:
+    """Let no federation of the state folder be begun again by a job that this server refuses."""
+    for file in state.glob(f"*/{FILE}"):
+        if (read(file.parent) or {}).get("job") == job:
+            change(file.parent, outcome=Outcome.FAILED, said=why)
 
 
 def _pause(folder: Path, post: "TaskPost", names: Collection[str]) -> None:

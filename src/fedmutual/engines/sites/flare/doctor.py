@@ -2,31 +2,33 @@
 
 import importlib.metadata
 import os
-import re
 import shutil
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fedmutual import plugins
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.contract import Contract
 from fedmutual.engines.sites.flare.dial import KNOW, OK, WRONG, Finding, dial
-from fedmutual.engines.sites.flare.found import MISSING
+from fedmutual.engines.sites.flare.found import check_version
 from fedmutual.engines.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, certificate, check_valid, opened
 from fedmutual.engines.sites.half import built, own
+from fedmutual.engines.sites.modules import modules_of_server
 from fedmutual.errors import ConfigError, UserError
 
-FLARE = ((2, 8, 3), (2, 10))  # from, and before, as the extra `sites` has it
-
-_TIMES = 8  # a site's state takes so many times its networks: two rounds of them, optimisers too, and what was answered
+_TIMES = 16  # a site's state takes so many times its networks: four rounds of them, optimisers too, and what was answered
 
 
-def examine(folder: Path, config: Path | None = None, contract: Path | None = None) -> Iterator[Finding]:
+def examine(
+    folder: Path, config: Path | None = None, contract: Path | None = None, modules: Sequence[str] = ()
+) -> Iterator[Finding]:
     """All that can be looked at from here, as it is found.
 
-    folder: of the kit. config: a site's own file. contract: the federation's file; else the one in the kit.
+    folder: of the kit. config: a site's own file. contract: the federation's file; else the one in the kit. modules: of the
+    server's operator, which the contract may name.
     """
     yield from _versions()
     try:
@@ -37,8 +39,11 @@ def examine(folder: Path, config: Path | None = None, contract: Path | None = No
         yield Finding(WRONG, str(problem))
         return
     agreed: Contract | None = None
+    file = (contract or kit.folder / FEDERATION).resolve()
     try:
-        agreed = contracts.read((contract or kit.folder / FEDERATION).resolve())
+        code = own(config).code if config is not None else modules_of_server(modules, [file])
+        with plugins.under(code):
+            agreed = contracts.read(file)
         yield Finding(OK, f"federation {agreed.name!r}: {', '.join(agreed.sites.names)}; {agreed.config.algorithm['name']}")
     except UserError as problem:
         yield Finding(WRONG, str(problem))
@@ -49,18 +54,11 @@ def examine(folder: Path, config: Path | None = None, contract: Path | None = No
 
 def _versions() -> Iterator[Finding]:
     """fedmutual, torch and FLARE."""
-    try:
-        found = importlib.metadata.version("nvflare")
-    except importlib.metadata.PackageNotFoundError:
-        yield Finding(WRONG, MISSING)
-        return
     ours = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("fedmutual", "torch"))
-    number = tuple(int(part) for part in re.findall(r"\d+", found)[:3])
-    first, end = (".".join(map(str, limit)) for limit in FLARE)
-    if FLARE[0] <= number < FLARE[1]:
-        yield Finding(OK, f"{ours}, nvflare {found}")
-    else:
-        yield Finding(WRONG, f"nvflare {found} is not of {first} to {end}: pip install 'nvflare>={first},<{end}'")
+    try:
+        yield Finding(OK, f"{ours}, nvflare {check_version()}")
+    except ConfigError as problem:
+        yield Finding(WRONG, str(problem))
 
 
 def _keys(kit: Kit) -> Iterator[Finding]:
@@ -117,8 +115,9 @@ def _site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Finding]:
         mine = own(config)
         if mine.file.site != kit.name:
             raise ConfigError(f"{config}: is of site {mine.file.site!r}, and {kit.folder} is the kit of {kit.name!r}")
-        made = built(agreed, mine)
-        client = made.client(kit.name)
+        with plugins.under(mine.code):
+            made = built(agreed, mine)
+            client = made.client(kit.name)
     except UserError as problem:
         yield Finding(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))
         return

@@ -2,21 +2,23 @@
 
 FLARE carries any request of any participant to any process, and a site does as it is asked: it holds its rights against
 what the server says of the asker. So whoever holds a kit could read a site's files. Here stands for each process who may
-ask what of it; all else is refused before it is unpacked. Under a FLARE without these methods no process starts.
+ask what of it; all else is refused before it is unpacked, and so is a job that is not what fedmutual writes and a lead
+signed. Under a FLARE without these methods no process starts.
 """
 
 import logging
-import re
 from collections.abc import Callable, Mapping
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_constant import AdminCommandNames, ReservedKey
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 from nvflare.fuel.f3.cellnet.utils import make_reply, new_cell_message
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.hci.proto import MetaStatusValue, make_meta
 from nvflare.fuel.hci.server.authz import AuthzFilter
 from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.private.admin_defs import MsgHeader, error_reply
@@ -25,7 +27,12 @@ from nvflare.private.defs import RequestHeader, TrainingTopic
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.command_agent import CommandAgent
 
+from fedmutual.engines.sites.flare import leftovers, workspace
+from fedmutual.engines.sites.flare.archive import check_deployment, check_submission
 from fedmutual.engines.sites.flare.console import say
+from fedmutual.engines.sites.flare.job import APP
+from fedmutual.engines.sites.flare.leftovers import JOB
+from fedmutual.errors import RunError, UserError
 
 LETTER = "fedmutual.letter"  # the topic of what sites send to each other
 _AUX, _REPLY, _STREAM, _DATA = "aux_communication", "return_only", "sm__STREAM", "sm__DATA"
@@ -47,7 +54,6 @@ _ORDERS = (  # what a server may order of a site: to begin a job that a lead sig
     *(TrainingTopic.CHECK_RESOURCE, TrainingTopic.CANCEL_RESOURCE, TrainingTopic.DEPLOY),
     *(TrainingTopic.START_JOB, TrainingTopic.ABORT, TrainingTopic.ABORT_TASK, TrainingTopic.NOTIFY_JOB_STATUS),
 )
-_JOB = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _log = logging.getLogger(__name__)
 
 
@@ -73,12 +79,14 @@ def _kind(name: str) -> str:
 class Door(FLComponent):  # type: ignore[misc]
     """Stands from its making on, in the process that makes it. Made before the process talks to anybody."""
 
-    def __init__(self) -> None:
+    def __init__(self, work: str) -> None:
+        """work: FLARE's workspace of this process."""
         super().__init__()
+        checks = JobChecks(Path(work))
         _guard(CoreCell, "_process_request", _at_the_door)
-        _guard(FedAdminAgent, "_dispatch_request", _only_orders, _no_words)
+        _guard(FedAdminAgent, "_dispatch_request", checks.only_orders, _no_words)
         _guard(CommandAgent, "aux_communication", _true_sender)
-        _guard(AuthzFilter, "pre_command", _only_leads)
+        _guard(AuthzFilter, "pre_command", checks.only_leads)
 
 
 def _guard(kind: Any, name: str, before: Callable[..., Any], after: Callable[[Any], Any] = lambda answer: answer) -> None:
@@ -109,22 +117,54 @@ def _at_the_door(cell: Any, origin: str, message: Any) -> Any:
     return make_reply(ReturnCode.UNAUTHENTICATED, error="not for you to ask")
 
 
-def _only_orders(agent: Any, request: Any) -> Any:
-    """What the server may order of a site, of a job by its number and no other folder."""
-    order = request.payload
-    job = order.get_header(RequestHeader.JOB_ID)
-    if order.topic in _ORDERS and (job is None or _JOB.fullmatch(str(job))):
+class JobChecks:
+    """Who may order and submit a job, and which jobs are taken."""
+
+    def __init__(self, work: Path) -> None:
+        self._work, self._root = work, work / "startup" / "rootCA.pem"
+
+    def only_orders(self, agent: Any, request: Any) -> Any:
+        """What the server may order of a site, of a job by its number and no other folder."""
+        order = request.payload
+        job = order.get_header(RequestHeader.JOB_ID)
+        if order.topic not in _ORDERS or not (job is None or (isinstance(job, str) and JOB.fullmatch(job))):
+            _log.warning(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}")
+            return new_cell_message({}, error_reply("not for you to ask"))
+        if order.topic != TrainingTopic.DEPLOY:
+            return None
+        try:
+            if job is None or order.get_header(RequestHeader.APP_NAME) != APP:
+                raise RunError("the order names no job of ours")
+            check_deployment(order.body, self._root)
+            leftovers.remove_folders(self._work, agent.app_ctx.get_all_job_ids())  # of jobs that never were begun
+        except UserError as problem:
+            _log.warning(f"refused a job: {problem}")
+            return _no_words(new_cell_message({}, error_reply(f"a job: {problem}")))
         return None
-    _log.warning(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}")
-    return new_cell_message({}, error_reply("not for you to ask"))
 
+    def only_leads(self, rights: Any, conn: Any, words: list[str]) -> bool | None:
+        """FLARE lets any certificate of the federation log in, and asks for no right before some commands.
 
-def _only_leads(rights: Any, conn: Any, words: list[str]) -> bool | None:
-    """FLARE lets any certificate of the federation log in, and asks for no right before some commands."""
-    if words[0].startswith("_") or conn.get_prop(ConnProps.USER_ROLE) == "lead":
-        return None  # logging in and out
-    conn.append_error("only a lead may ask this")
-    return False
+        What a lead submits is looked at here, before FLARE reads it: what is refused is removed.
+        """
+        file, command = conn.get_prop(ConnProps.FILE_LOCATION), conn.get_prop(ConnProps.CMD_ENTRY).name
+        try:  # by the command that FLARE found, which has a second name with its module's before it
+            if not command.startswith("_") and conn.get_prop(ConnProps.USER_ROLE) != "lead":  # not logging in and out
+                raise RunError("only a lead may ask this")
+            if command == AdminCommandNames.SUBMIT_JOB:
+                if file is None or len(words) != 2:
+                    raise RunError("a job is submitted as an archive, and without options")
+                check_submission(Path(file), words[1], self._root, workspace.pointer(self._work)["contracts"])
+                return None
+            if file is not None:
+                raise RunError("nothing but a job may be sent")
+            return None
+        except UserError as problem:
+            _log.warning(f"refused {command!r} of {conn.get_prop(ConnProps.USER_NAME)!r}: {problem}")
+            conn.append_error(str(problem), meta=make_meta(MetaStatusValue.INVALID_JOB_DEFINITION, str(problem)))
+            if file is not None:
+                Path(file).unlink(missing_ok=True)
+            return False
 
 
 def _no_words(reply: Any) -> Any:

@@ -13,13 +13,15 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedmutual.engines.sites.contract import read, restored
+from fedmutual import plugins
+from fedmutual.engines.sites.contract import accept, check_rounds
 from fedmutual.engines.sites.flare import workspace
-from fedmutual.engines.sites.flare.console import say
+from fedmutual.engines.sites.flare.console import say, say_seldom
 from fedmutual.engines.sites.flare.door import LETTER
 from fedmutual.engines.sites.half import Half, own
+from fedmutual.engines.sites.modules import leave_working_folders
 from fedmutual.engines.sites.post import Answer, Garbled, order, packed
-from fedmutual.errors import ConfigError, UserError
+from fedmutual.errors import UserError
 from fedmutual.records import folder as folders
 
 READY, BODY = "ready", "body"
@@ -62,7 +64,10 @@ class Site(Executor):  # type: ignore[misc]
             self._send(self._half.letters(content), fl_ctx)
             self._tell(content)
             return _reply(answer)
-        except (Garbled, UserError, OSError) as problem:  # what leaves could not be written down, so nothing does
+        except Garbled as problem:
+            say_seldom("order", f"an order of the server is not carried out: {problem}")
+            return make_reply(ReturnCode.EXECUTION_EXCEPTION)
+        except (UserError, OSError) as problem:  # what leaves could not be written down, so nothing does
             say(str(problem))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
@@ -83,13 +88,16 @@ class Site(Executor):  # type: ignore[misc]
             self._told = time.monotonic()
 
     def _begin(self, fl_ctx: FLContext, patience: float) -> None:
-        """Read what is this site's own, and hold the job's contract against what was agreed to."""
-        told = workspace.pointer(Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir()))
-        mine, agreed = own(Path(told["config"])), read(Path(told["contract"]))
-        contract = restored(json.loads(self._contract))
-        odd = agreed.differing(contract)
-        if odd is not None:
-            raise ConfigError(f"the job is not of the federation that was agreed to: {odd}")
+        """Read the site's own file, and compare the job's contract with what the operator agreed to before it is parsed."""
+        work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
+        about = workspace.pointer(work)
+        mine = own(Path(about["config"]))
+        leave_working_folders(work)
+        plugins.confine(mine.code)
+        contract = accept(self._contract, about["contracts"])
+        record = next(one for one in about["contracts"] if one["name"] == contract.name)
+        agreed = accept(json.dumps(record), [record])
+        check_rounds(contract.config.rounds, agreed.config.rounds, mine.file.limits)
         _alone(self._held, mine.state / contract.name, patience)
         torch.set_num_threads(mine.file.engine.threads)
         half = Half(contract, mine, say)
@@ -104,8 +112,8 @@ class Site(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         try:
             self._half.peers.receive(sender, request.get(BODY))
-        except (Garbled, TypeError) as problem:
-            say(f"a letter of site {sender!r} is ignored: {problem}")
+        except Garbled as problem:
+            say_seldom("letter", f"a letter of site {sender!r} is refused: {problem}")
             return make_reply(ReturnCode.BAD_REQUEST_DATA)
         return make_reply(ReturnCode.OK)
 

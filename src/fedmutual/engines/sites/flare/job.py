@@ -2,10 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from fedmutual.engines.sites.contract import Contract
 
 APP = "app"
+META, SERVER, SITE = "meta.json", "config_fed_server.json", "config_fed_client.json"
+_OURS = "fedmutual.engines.sites.flare"
 
 
 def write(contract: Contract, folder: Path) -> Path:
@@ -13,35 +16,46 @@ def write(contract: Contract, folder: Path) -> Path:
     job, text = folder / contract.name, json.dumps(contract.record())
     config = job / APP / "config"
     config.mkdir(parents=True)
-    meta = {
-        "name": contract.name,
+    meta = meta_file(contract.name, contract.quorum, contract.sites.names)
+    for path, content in ((job / META, meta), (config / SERVER, server_file(text)), (config / SITE, site_file(text))):
+        path.write_bytes(dump(content))
+    return job
+
+
+def dump(content: dict[str, Any]) -> bytes:
+    """A file of the job."""
+    return json.dumps(content, indent=1).encode()
+
+
+def meta_file(name: str, quorum: int, sites: tuple[str, ...]) -> dict[str, Any]:
+    """Where the job's app goes, and how many sites must have it."""
+    return {
+        "name": name,
         "resource_spec": {},
-        "min_clients": contract.quorum,
-        "deploy_map": {APP: ["server", *contract.sites.names]},
+        "min_clients": quorum,
+        "deploy_map": {APP: ["server", *sites]},
     }
-    server = {
+
+
+def server_file(contract: str) -> dict[str, Any]:
+    """What runs in the job's process at the server. contract: its record as JSON text."""
+    return {
         "format_version": 2,
         "server": {"heart_beat_timeout": 600, "task_request_interval": 0.01},
         "task_data_filters": [],
         "task_result_filters": [],
         "components": [],
-        "workflows": [
-            {"id": "rounds", "path": "fedmutual.engines.sites.flare.controller.Rounds", "args": {"contract": text}}
-        ],
+        "workflows": [{"id": "rounds", "path": f"{_OURS}.controller.Rounds", "args": {"contract": contract}}],
     }
-    site = {
+
+
+def site_file(contract: str) -> dict[str, Any]:
+    """What runs in the job's process at a site."""
+    executor = {"path": f"{_OURS}.executor.Site", "args": {"contract": contract}}
+    return {
         "format_version": 2,
-        "executors": [
-            {
-                "tasks": ["*"],
-                "executor": {"path": "fedmutual.engines.sites.flare.executor.Site", "args": {"contract": text}},
-            }
-        ],
+        "executors": [{"tasks": ["*"], "executor": executor}],
         "task_result_filters": [],
         "task_data_filters": [],
         "components": [],
     }
-    (job / "meta.json").write_text(json.dumps(meta, indent=1))
-    (config / "config_fed_server.json").write_text(json.dumps(server, indent=1))
-    (config / "config_fed_client.json").write_text(json.dumps(site, indent=1))
-    return job

@@ -166,10 +166,10 @@ def _made(contract: Contract, work: Path, authority: Path, renew: tuple[str, ...
         builders = provision.prepare_builders(project)
         found = provisioner.Provisioner(str(work), builders).provision(provision.prepare_project(project))
     authority.mkdir(parents=True, exist_ok=True)
+    authority.chmod(0o700)  # before the root key lies in it
     write_json(authority / "federation.json", {"format": 1, "name": contract.name})
     write_bytes(authority / "cert.json", (state / "cert.json").read_bytes())
-    for path in (authority, authority / "cert.json"):
-        path.chmod(0o700 if path.is_dir() else 0o600)
+    (authority / "cert.json").chmod(0o600)
     return Path(found.get_result_location())
 
 
@@ -197,9 +197,11 @@ def _project(contract: Contract) -> dict[str, Any]:
 
 def _hand_over(source: Path, kit: Path, kind: str, contract: Contract, file: Path) -> None:
     """Of what FLARE made the files that are needed, the federation's file, and who it is for; readable by its owner only."""
-    part = kit.with_name(f".{kit.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    (part / "startup").mkdir(parents=True)
+    prefix, ending = f".{kit.name}.", ".part"
+    for old in kit.parent.glob(f"{prefix}*{ending}"):  # of a provisioning that was killed: there may be a key in it
+        shutil.rmtree(old, ignore_errors=True)
+    part = Path(tempfile.mkdtemp(ending, prefix, kit.parent))  # closed to others before a key lies in it
+    (part / "startup").mkdir()
     for name in _KEPT[kind]:
         shutil.copyfile(source / "startup" / name, part / "startup" / name)
     about: Mapping[str, Any] = {"hosts": list(contract.server.hosts), "port": contract.server.port}

@@ -3,15 +3,15 @@
 import argparse
 import importlib
 import os
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedmutual.engines.sites.flare import workspace
-from fedmutual.engines.sites.flare.found import load
+from fedmutual.engines.sites.flare.found import check_version
 from fedmutual.engines.sites.flare.kits import Kit, check_valid
+from fedmutual.engines.sites.modules import leave_working_folders
 from fedmutual.errors import ConfigError
 
 _SETTINGS = {
@@ -29,10 +29,10 @@ def serve(kit: Kit, state: Path, told: Mapping[str, Any], ended: Callable[[Keybo
     and gives the exit code.
 
     Raises:
-        ConfigError: the kit is of another kind.
+        ConfigError: FLARE is not installed, or of another version.
         RunError: its certificate cannot be used.
     """
-    load()
+    check_version()
     check_valid(kit)
     work = workspace.made(kit, state, told)
     main = importlib.import_module(_MAINS[kit.kind])
@@ -48,7 +48,7 @@ def serve(kit: Kit, state: Path, told: Mapping[str, Any], ended: Callable[[Keybo
         set=settings,
     )
     os.environ |= _SETTINGS
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)  # the job's process finds what we do
+    leave_working_folders(state)  # before FLARE makes `work` the working folder
     code: int = monitor.run(main_func=_until_told(main.main, ended), run_dir=str(work), args=arguments)
     return code
 

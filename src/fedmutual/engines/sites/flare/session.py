@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedmutual.engines.sites.contract import Contract, check_release
+from fedmutual.engines.sites.consent import check_release
+from fedmutual.engines.sites.contract import Contract
 from fedmutual.engines.sites.flare import job
 from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP, is_result
 from fedmutual.engines.sites.flare.dial import in_the_way

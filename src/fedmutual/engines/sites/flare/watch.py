@@ -12,13 +12,15 @@ from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import FLContextKey, SystemComponents
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey, RunStatus
+from nvflare.apis.storage import DATA, WORKSPACE
 
-from fedmutual.engines.sites.flare import members, progress, workspace
+from fedmutual.engines.sites.flare import leftovers, members, progress, workspace
 from fedmutual.engines.sites.flare.console import say
 from fedmutual.engines.sites.flare.desk import Desk
 from fedmutual.engines.sites.flare.progress import Outcome
 
 _TICK = 0.5
+_FINAL = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)
 _TO_START = (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value)
 _OF_ONE_JOB = (  # keys of a job's meta that the next one does not inherit
     *("job_id", "status", "schedule_count", "last_schedule_time"),
@@ -33,7 +35,8 @@ class Watch(FLComponent):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__()
-        self._over = threading.Event()
+        self._over, self._untidy = threading.Event(), threading.Event()
+        self._untidy.set()
         self._due: dict[str, float] = {}
         self._gone: dict[str, float] = {}
         self._there: members.Sites = {}
@@ -45,6 +48,8 @@ class Watch(FLComponent):  # type: ignore[misc]
             work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
             self._state = Path(workspace.pointer(work)["state"])
             threading.Thread(target=self._run, args=(fl_ctx.get_engine(),), daemon=True, name="watch").start()
+        elif event_type in (EventType.JOB_COMPLETED, EventType.JOB_ABORTED):
+            self._untidy.set()
         elif event_type == EventType.SYSTEM_END:
             self._over.set()
 
@@ -59,7 +64,11 @@ class Watch(FLComponent):  # type: ignore[misc]
                 self._tell(there)
                 for file in self._state.glob(f"*/{progress.FILE}"):
                     self._look(engine, file.parent, heard)
+                if self._untidy.is_set():
+                    self._untidy.clear()
+                    self._tidy(engine)
             except Exception as problem:  # the watch must not die of what one look met
+                self._untidy.set()
                 self.logger.error(f"watch: {type(problem).__name__}: {problem}")
 
     def _open(self, engine: Any) -> None:
@@ -91,7 +100,7 @@ class Watch(FLComponent):  # type: ignore[misc]
 
     def _look(self, engine: Any, folder: Path, heard: members.Sites) -> None:
         found = progress.read(folder)
-        if found is None or found["outcome"] in (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED):
+        if found is None or found["outcome"] in _FINAL:
             self._due.pop(folder.name, None)
             return
         with engine.new_context() as fl_ctx:
@@ -112,6 +121,27 @@ class Watch(FLComponent):  # type: ignore[misc]
             said = "this server has no job of it, only what was saved; submit it once more"
             say(f"{folder.name}: {said}")
             progress.change(folder, outcome=Outcome.STOPPED, said=said)
+            self._untidy.set()
+
+    def _tidy(self, engine: Any) -> None:
+        """Empty the archives of jobs that are over, and of which no federation is begun again; remove their folders.
+
+        FLARE's record of a job stays: a lead asks it how the job ended.
+        """
+        states = [progress.read(file.parent) or {} for file in self._state.glob(f"*/{progress.FILE}")]
+        wanted = {state["job"] for state in states if state["outcome"] not in _FINAL}
+        wanted |= {*engine.run_processes, *engine.job_runner.running_jobs}
+        with engine.new_context() as fl_ctx:
+            manager = engine.get_component(SystemComponents.JOB_MANAGER)
+            store = engine.get_component(manager.job_store_id)
+            for job in manager.get_all_jobs(fl_ctx):
+                if str(job.meta.get(JobMetaKey.STATUS.value)) in _TO_START:
+                    wanted.add(job.job_id)
+                elif job.job_id not in wanted:
+                    held = store.list_components_of_object(manager.job_uri(job.job_id))
+                    for part in {DATA, WORKSPACE} & {*held}:
+                        store.update_object(manager.job_uri(job.job_id), b"", part)
+        leftovers.remove_folders(self._state / workspace.FOLDER, wanted)
 
     def _again(
         self, manager: Any, job: Any, folder: Path, found: dict[str, Any], heard: members.Sites, fl_ctx: FLContext
@@ -119,12 +149,14 @@ class Watch(FLComponent):  # type: ignore[misc]
         """Begin a job again, when it is time."""
         if members.stopped(folder):
             progress.change(folder, outcome=Outcome.STOPPED, said="stopped by hand")
+            self._untidy.set()
             return
         tries = 0 if found["outcome"] == Outcome.AGAIN else found["tries"]
         limits = found["limits"]
         if tries >= limits["retries"] and found["outcome"] != Outcome.SHORT:
             say(f"{folder.name}: begun {tries} times in vain, given up")
             progress.change(folder, outcome=Outcome.FAILED, said=f"begun {tries} times in vain: {found['said']}")
+            self._untidy.set()
             return
         pause = 0.0 if found["outcome"] == Outcome.AGAIN else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
         due = self._due.setdefault(folder.name, time.monotonic() + pause)

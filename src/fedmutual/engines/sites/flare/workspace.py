@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmutual.engines.sites.flare import leftovers
 from fedmutual.engines.sites.flare.kits import Kit
 from fedmutual.records.files import write_json
 
+FOLDER = "flare"  # below the state folder
 POINTER = "fedmutual.json"  # what our classes, which run in FLARE's processes, are told of this host
+LONGEST = "longest"
 _OURS = "fedmutual.engines.sites.flare"
 ALLOWED = {
     "server": f"{_OURS}.controller.Rounds",
@@ -21,21 +24,26 @@ _IMPL = "nvflare.app_common"
 
 
 def made(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
-    """FLARE's workspace of a server's or a site's kit. told: what its processes read from `pointer`."""
-    work = state / "flare"
+    """FLARE's workspace of a server's or a site's kit.
+
+    told: what its processes read from `pointer`; LONGEST of it: bytes of the longest message of the federations of this kit.
+    """
+    work = state / FOLDER
+    state.mkdir(parents=True, exist_ok=True)
+    state.chmod(0o700)  # models, ledgers and keys are nobody else's on this host, from before they lie there
+    leftovers.remove_folders(work)  # of jobs that a process which is no more had begun
     for part in ("startup", "local"):
         shutil.rmtree(work / part, ignore_errors=True)
     shutil.copytree(kit.startup, work / "startup")
     local = work / "local"
     local.mkdir(parents=True)
-    write_json(local / "resources.json", _server(work) if kit.kind == "server" else _site())
+    write_json(local / "resources.json", _server(work) if kit.kind == "server" else _site(work))
     write_json(local / "authorization.json", _RIGHTS)
     write_json(local / "log_config.json", _LOGS)
-    write_json(local / "comm_config.json", _COMM)
+    write_json(local / "comm_config.json", _communication(told.get(LONGEST, 0)))
     write_json(local / POINTER, {"format": 1, **told})
     (work / "transfer").mkdir(exist_ok=True)
     _harden(work / "startup")
-    state.chmod(0o700)  # models and ledgers are nobody else's on this host
     for path in (work, *work.rglob("*")):
         if path.is_dir() or path.parent.name in ("startup", "local"):
             path.chmod(0o700 if path.is_dir() else 0o600)
@@ -65,23 +73,36 @@ _RIGHTS: dict[
 }
 
 _PING = 10_000  # ms without a byte until an end of a connection asks whether the other is there, and until it is not
-_LONGEST = 2**31 - 2**21  # bytes of a message of gRPC: FLARE cuts its own into such pieces
-_COMM: dict[str, Any] = {  # a connection that died without a word is found dead in 20 s, and opened anew
-    "format": 1,
-    "grpc": {
-        "max_workers": 100,
-        "options": [
-            ["grpc.max_send_message_length", _LONGEST],
-            ["grpc.max_receive_message_length", _LONGEST],
-            ["grpc.keepalive_time_ms", _PING],
-            ["grpc.keepalive_timeout_ms", _PING],
-            ["grpc.http2.ping_timeout_ms", _PING],
-            ["grpc.keepalive_permit_without_calls", 1],
-            ["grpc.http2.max_pings_without_data", 0],
-            ["grpc.http2.min_ping_interval_without_data_ms", _PING // 2],  # the server would take more for an attack
-        ],
-    },
-}
+_MOST = 2**31 - 2**21  # bytes of a message of gRPC that FLARE can send at all
+_LEAST = 2**26  # bytes that FLARE's own messages have at most: a job, a command, a piece of a longer message
+_WRAPPED = 2**21  # bytes of FLARE's headers and seal around a message of ours
+
+
+def _communication(longest: int) -> dict[str, Any]:
+    """How processes speak to each other. Nobody takes a message that is longer than any that the federation can have.
+
+    FLARE sends orders and answers in pieces, and refuses by the length that the first one states; a letter is one message of
+    gRPC, which the server refuses to its sender.
+    """
+    most = max(longest + _WRAPPED, _LEAST)
+    return {
+        "format": 1,
+        "streaming_max_blob_size": most,
+        "grpc": {  # a connection that died without a word is found dead in 20 s, and opened anew
+            "max_workers": 100,
+            "options": [
+                ["grpc.max_send_message_length", min(most, _MOST)],
+                ["grpc.max_receive_message_length", min(most, _MOST)],
+                ["grpc.keepalive_time_ms", _PING],
+                ["grpc.keepalive_timeout_ms", _PING],
+                ["grpc.http2.ping_timeout_ms", _PING],
+                ["grpc.keepalive_permit_without_calls", 1],
+                ["grpc.http2.max_pings_without_data", 0],
+                ["grpc.http2.min_ping_interval_without_data_ms", _PING // 2],  # the server would take more for an attack
+            ],
+        },
+    }
+
 
 _LOGS: dict[str, Any] = {
     "format": 1,
@@ -119,7 +140,7 @@ def _common(kind: str) -> dict[str, Any]:
     }
 
 
-def _site() -> dict[str, Any]:
+def _site(work: Path) -> dict[str, Any]:
     """A site's resources: no log leaves it, and a job's process is the only thing that it starts."""
     managers, consumers = f"{_IMPL}.resource_managers", f"{_IMPL}.resource_consumers"
     none = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
@@ -128,9 +149,10 @@ def _site() -> dict[str, Any]:
         "components": [
             _component("resource_manager", f"{managers}.gpu_resource_manager.GPUResourceManager", none),
             _component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),
-            _component("process_launcher", f"{_IMPL}.job_launcher.client_process_launcher.ClientProcessJobLauncher"),
+            _component("process_launcher", f"{_OURS}.launcher.SiteLauncher"),
             _component("lookout", f"{_OURS}.console.Lookout"),
-            _component("door", f"{_OURS}.door.Door"),
+            _component("sweeper", f"{_OURS}.sweeper.Sweeper", {"work": str(work)}),
+            _component("door", f"{_OURS}.door.Door", {"work": str(work)}),
         ],
     }
 
@@ -157,9 +179,9 @@ def _server(work: Path) -> dict[str, Any]:
                 {"uri_root": str(work / "jobs"), "job_store_id": "job_store"},
             ),
             _component("job_store", storage),
-            _component("process_launcher", f"{_IMPL}.job_launcher.server_process_launcher.ServerProcessJobLauncher"),
+            _component("process_launcher", f"{_OURS}.launcher.ServerLauncher"),
             _component("watch", f"{_OURS}.watch.Watch"),
-            _component("door", f"{_OURS}.door.Door"),
+            _component("door", f"{_OURS}.door.Door", {"work": str(work)}),
         ],
     }
 

@@ -1,0 +1,92 @@
+"""Which modules a process of real sites imports for "module:name": those alone that its operator lists.
+
+A listed module is installed, or lies in a folder of the operator's own files. No folder in which FLARE, a job or the shell
+works is searched: what lies there may have come over the wire.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+from fedmutual import module_files
+from fedmutual.errors import ConfigError
+from fedmutual.module_files import SHIPPED, top_of
+
+
+class ListedModules(MetaPathFinder):
+    """The rule of a process of real sites, and the finder by which Python finds the listed modules in their folders."""
+
+    def __init__(self, modules: Sequence[str], folders: Sequence[Path], mend: Callable[[str], str]) -> None:
+        """modules: dotted names; a listed package covers what is in it. folders: searched after all that is installed.
+
+        mend: module -> how the operator lists it, for messages.
+        """
+        self._modules, self._mend = tuple(modules), mend
+        self._folders = tuple(dict.fromkeys(folder.resolve() for folder in folders))
+
+    @property
+    def place(self) -> str:
+        """The operator's folders."""
+        return " or ".join(map(str, self._folders))
+
+    def admit(self, module: str, key: str) -> None:
+        """Let Python find the module.
+
+        Raises:
+            ConfigError: the operator does not list it, it is one of Python's own, or two modules have its name.
+        """
+        if module in SHIPPED:
+            return
+        names = f"key {key!r} names code of the module {module!r}"
+        if not any(f"{module}.".startswith(f"{listed}.") for listed in self._modules):
+            raise ConfigError(
+                f"{names}, which this process does not trust; look at that code, which could do here whatever this process "
+                f"may, then {self._mend(module)}"
+            )
+        if module_files.is_of_python(module) or not all(part.isidentifier() for part in module.split(".")):
+            raise ConfigError(f"{names}, which is no module that somebody's own code could be in")
+        beside = [spec for folder in self._folders if (spec := module_files.spec_in(folder, module)) is not None]
+        places = dict.fromkeys(_place(spec) for spec in (*beside, _installed(top_of(module))) if spec is not None)
+        if len(places) > 1:
+            raise ConfigError(f"{names}, and there are several of that name: {' and '.join(places)}; rename one")
+        if self not in sys.meta_path:
+            sys.meta_path.append(self)  # the last one: nothing in these folders comes before what is installed
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        """What the import system asks for a module that is not installed."""
+        if path is not None or fullname not in map(top_of, self._modules):
+            return None
+        return next((spec for folder in self._folders if (spec := module_files.spec_in(folder, fullname))), None)
+
+
+def modules_of_server(modules: Sequence[str], contracts: Sequence[Path]) -> ListedModules:
+    """The rule of a server's process. contracts: the federations' files, beside which its operator puts modules."""
+    return ListedModules(modules, [path.parent for path in contracts], lambda name: f"add --trust-module {name}")
+
+
+def _installed(top: str) -> ModuleSpec | None:
+    """What Python has imported by this name, or finds without the operator's folders."""
+    if top in sys.modules:
+        return sys.modules[top].__spec__
+    others = (finder for finder in sys.meta_path if not isinstance(finder, ListedModules))
+    return next((spec for finder in others if (spec := finder.find_spec(top, None)) is not None), None)
+
+
+def _place(spec: ModuleSpec) -> str:
+    """Where a module lies, for messages."""
+    if module_files.has_file(spec):
+        return str(Path(str(spec.origin)).resolve())
+    return ", ".join(spec.submodule_search_locations or ()) or str(spec.origin)
+
+
+def leave_working_folders(*folders: Path) -> None:
+    """Take the working folder, and all that lies in the given ones, off the path on which Python searches modules."""
+    here, roots = Path.cwd().resolve(), [folder.resolve() for folder in folders]
+    sys.path[:] = [entry for entry in sys.path if entry and not _is_in(Path(entry).resolve(), here, roots)]
+
+
+def _is_in(entry: Path, here: Path, roots: Sequence[Path]) -> bool:
+    return entry == here or any(entry.is_relative_to(root) for root in roots)

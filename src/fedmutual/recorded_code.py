@@ -1,0 +1,159 @@
+"""The user's code that a run used: recorded as digests, and held against them before a run folder has any imported.
+
+A run folder may come from somebody else. What its files name as "module:name" would run here with the user's rights, so a
+module is taken only where it lies in the folder in which the user runs the command and is the one that the run recorded,
+or where the user trusts the code.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+from fedmutual import module_files, plugins
+from fedmutual.errors import ConfigError, RunError
+from fedmutual.module_files import SHIPPED, top_of
+from fedmutual.records.files import read_json
+
+CONFIG, ENVIRONMENT = "config.toml", "environment.json"
+MODULES = "modules"  # the key of environment.json: first part of the module's name -> digest
+_TRUST = "look at that code, then add --trust-code (in Python: trust_code=True)"
+_KEYS = (("algorithm", "name"), ("data", "name"), ("training", "task"))
+_NETWORKS = ("shared", "personal", "adaptor")
+_TORCHVISION = "torchvision:"  # before the name of a network of torchvision's, which is no module of the user's
+
+_trusts: ContextVar[bool] = ContextVar("trusts", default=False)
+
+
+@contextmanager
+def trusting(trust_code: bool) -> Iterator[None]:
+    """Whether the user trusts code that run folders name, in the block and in this thread."""
+    token = _trusts.set(trust_code or _trusts.get())
+    try:
+        yield
+    finally:
+        _trusts.reset(token)
+
+
+def modules_named(tables: Mapping[str, Any]) -> dict[str, str]:
+    """The modules of the user's own that a configuration's tables name -> for each, the first key that names it."""
+    named: dict[str, str] = {}
+    clients = tables.get("clients")
+    per_client = clients.items() if isinstance(clients, Mapping) else ()
+    for prefix, table in (("", tables), *((f"clients.{i}.", client) for i, client in per_client)):
+        for key, name in _names(table):
+            module, colon, _ = name.partition(":")
+            if colon and module not in SHIPPED:
+                named.setdefault(module, f"{prefix}{key}")
+    return named
+
+
+def _names(tables: Any) -> Iterator[tuple[str, str]]:
+    """(key, text) of all keys that may name a module."""
+    if not isinstance(tables, Mapping):
+        return
+    for table, key in _KEYS:
+        inner = tables.get(table)
+        if isinstance(inner, Mapping) and isinstance(inner.get(key), str):
+            yield f"{table}.{key}", inner[key]
+    model = tables.get("model")
+    networks = {key: model.get(key) for key in _NETWORKS} if isinstance(model, Mapping) else {}
+    for key, value in networks.items():
+        for name in value if isinstance(value, list | tuple) else (value,):
+            if isinstance(name, str) and not name.startswith(_TORCHVISION):
+                yield f"model.{key}", name
+
+
+def digests(tables: Mapping[str, Any]) -> dict[str, str]:
+    """The digests of the modules that a configuration's tables name, for environment.json: as they are imported here.
+
+    Modules that may not be imported in this process are left out: a server does not need its sites' networks.
+    """
+    rule, tops = plugins.rule_in_force() or plugins.WorkingFolder(), set[str]()
+    for module, key in modules_named(tables).items():
+        with suppress(ConfigError):
+            rule.admit(module, key)
+            tops.add(top_of(module))
+    specs = {top: module_files.spec_on_path(top) for top in sorted(tops)}
+    return {top: module_files.digest(spec) for top, spec in specs.items() if module_files.has_file(spec)}
+
+
+class RecordedCode:
+    """The rule for a run folder: a module of the working folder whose digest the run recorded; any if the user trusts it."""
+
+    def __init__(self, folder: Path, trust_code: bool = False, granted: Mapping[str, Any] | None = None) -> None:
+        """granted: tables of the user's own configuration, whose modules are the user's choice."""
+        self._folder, self._trusted = folder, trust_code or _trusts.get()
+        self._granted = modules_named(granted or {}).keys() | set(SHIPPED)
+        self._default = plugins.WorkingFolder()
+
+    @property
+    def place(self) -> str:
+        """The working folder."""
+        return self._default.place
+
+    def admit(self, module: str, key: str) -> None:
+        """Search the working folder, if the module may be imported.
+
+        Raises:
+            ConfigError: the module is not in the working folder, is part of the run folder, or is not what was recorded.
+        """
+        if not self._trusted and module not in self._granted:
+            self._check(module, key)
+        self._default.admit(module, key)
+
+    def _check(self, module: str, key: str) -> None:
+        here = Path(self.place)
+        names = f"{self._folder}: key {key!r} names code of the module {module!r}"
+        spec = module_files.spec_in(here, module) if module.replace(".", "").isidentifier() else None
+        if spec is None:
+            raise ConfigError(f"{names}, which is not in the folder {here} where you run this; {_TRUST}")
+        if Path(str(spec.origin)).resolve().is_relative_to(self._folder.resolve()):
+            raise ConfigError(f"{names}, which is part of the run folder itself; {_TRUST}")
+        self._default.admit(module, key)
+        if not module_files.is_same(spec, module_files.spec_on_path(module)):
+            raise ConfigError(f"{names}, and another module of that name comes before {spec.origin}; {_TRUST}")
+        problem = _difference(self._folder, top_of(module), module_files.digest(spec))
+        if problem is not None:
+            raise ConfigError(f"{names}: {spec.origin} {problem}; {_TRUST}")
+
+
+def check_tables(tables: Mapping[str, Any], folder: Path) -> None:
+    """Raise ConfigError where the tables of a run folder's config.toml name a module that may not be imported."""
+    rule = plugins.rule_in_force() or RecordedCode(folder)
+    for module, key in modules_named(tables).items():
+        rule.admit(module, key)
+
+
+def check_unchanged(folder: Path, tables: Mapping[str, Any]) -> None:
+    """Check that a run goes on with the code that it was begun with. tables: of the user's own configuration.
+
+    Raises:
+        RunError: a module that the tables name is not the one that the run in the folder recorded.
+    """
+    if _trusts.get():
+        return
+    named = modules_named(tables)
+    for top, now in digests(tables).items():
+        problem = _difference(folder, top, now)
+        if problem is not None:
+            key = next(key for module, key in named.items() if top_of(module) == top)
+            raise RunError(
+                f"{folder}: key {key!r}: the code of the module {top!r} {problem}; go on with it by --trust-code (in "
+                "Python: trust_code=True), or begin a new run with another --out"
+            )
+
+
+def _difference(folder: Path, top: str, now: str) -> str | None:
+    """How the code of a module differs from what a run folder recorded; None: not at all."""
+    recorded = read_json(folder / ENVIRONMENT).get(MODULES)
+    before = recorded.get(top) if isinstance(recorded, dict) else None
+    if before is None:
+        return "was not recorded by this run, which an older version of fedmutual may have written"
+    return None if before == now else "has changed since this run recorded it"
+
+
+def is_run_config(path: Path) -> bool:
+    """Whether a TOML file is the config.toml of a run folder, and not a configuration that a user wrote."""
+    return path.name == CONFIG and (path.parent / ENVIRONMENT).is_file()

@@ -1,0 +1,265 @@
+"""A run folder from somebody else: what it names as module:name runs here only where the user trusts it."""
+
+import json
+import re
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from PIL import Image
+
+import fedmutual
+from fedmutual import models, module_files, recorded_code
+from fedmutual.core import At
+from fedmutual.errors import ConfigError
+
+NET = """
+from pathlib import Path
+
+from torch import nn
+
+Path({mark!r}).touch()
+
+
+def Net(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+NEWCOMER = """
+name = "new"
+rounds = 1
+data = { name = "digits" }
+split = { test = 0.5 }
+training = { local_epochs = 1, batch_size = 16 }
+engine = { device = "cpu" }
+"""
+
+
+@pytest.fixture
+def here(small, monkeypatch):
+    """The user's folder: my_net.py leaves a mark whenever it is imported, and three.png is an image to predict."""
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    write_net(small.parent)
+    Image.fromarray(np.zeros((8, 8), np.uint8)).save("three.png")
+    (small.parent / "new.toml").write_text(NEWCOMER)
+    yield small.parent
+    forget()
+
+
+def write_net(folder: Path, more: str = "") -> None:
+    (folder / "my_net.py").write_text(NET.format(mark=str(folder / "mark")) + more)
+
+
+def forget() -> None:
+    """As in a new process."""
+    sys.modules.pop("my_net", None)
+
+
+def was_imported(folder: Path) -> bool:
+    """Whether the module was imported since the last call."""
+    found = (folder / "mark").exists()
+    (folder / "mark").unlink(missing_ok=True)
+    forget()
+    return found
+
+
+def run_own(cli, *more) -> None:
+    """Train with the user's own network for all clients, and forget the module."""
+    code, _, err = cli("run", "small.toml", "--set", "model.personal=my_net:Net", "--set", "rounds=1", "--out", "r", *more)
+    assert code == 0, err
+    assert was_imported(Path.cwd())
+
+
+def rename(folder: Path, **names: str) -> None:
+    """Make a run folder name other code, as whoever made it can."""
+    config = tomllib.loads((folder / "config.toml").read_text())
+    environment = json.loads((folder / "environment.json").read_text())
+    for key, name in names.items():
+        if key == "environment":
+            for network in environment["models"]["personal"].values():
+                network["name"] = name
+        else:
+            table, _, inner = key.partition("_")
+            config[table][inner] = [name] if inner == "personal" else name
+    (folder / "config.toml").write_text(tomli_w.dumps(config))
+    (folder / "environment.json").write_text(json.dumps(environment))
+
+
+def refusal(answer: tuple[int, str, str]) -> str:
+    """The one sentence by which a command refuses."""
+    code, _, err = answer
+    assert code == 2, err
+    (line,) = [line for line in err.splitlines() if not line.startswith("note: ")]
+    assert "--trust-code" in line
+    return line
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (("predict", "r", "three.png", "--client", "0"), {"model_personal": "my_net:Net", "environment": "my_net:Net"}),
+        (("predict", "r", "three.png", "--client", "0"), {"environment": "my_net:Net"}),
+        (("predict", "r", "three.png"), {"model_shared": "my_net:Net"}),
+        (("adapt", "r", "--data", "new.toml", "--examples", "20", "--seeds", "1"), {"model_shared": "my_net:Net"}),
+        (("run", "r/config.toml", "--out", "r", "--resume"), {"model_shared": "my_net:Net"}),
+        (("run", "r/config.toml", "--out", "r", "--resume"), {"algorithm_name": "my_net:Net"}),
+        (("run", "r/config.toml", "--out", "again"), {"training_task": "my_net:Net"}),
+        (("compare", "r/config.toml", "--methods", "fml", "--out", "again"), {"data_name": "my_net:Net"}),
+        (("sweep", "r/config.toml", "--set", "rounds=1,2", "--out", "again"), {"model_shared": "my_net:Net"}),
+        (("data", "check", "r/config.toml"), {"data_name": "my_net:Net"}),
+    ],
+)
+def test_code_that_a_run_folder_names_is_not_imported(here, cli, command, names):
+    """The module lies where the command runs, and the run never recorded it."""
+    assert cli("run", "small.toml", "--set", "rounds=1", "--out", "r")[0] == 0
+    rename(here / "r", **names)
+    said = refusal(cli(*command))
+    assert not was_imported(here)
+    assert "'my_net'" in said
+    assert "was not recorded by this run" in said
+
+
+def test_a_run_that_is_gone_on_with_takes_no_name_from_its_folder(here, cli):
+    """The user's own file is another configuration, which is found out without importing anything."""
+    assert cli("run", "small.toml", "--set", "rounds=1", "--out", "r")[0] == 0
+    rename(here / "r", algorithm_name="my_net:Net")
+    code, _, err = cli("run", "small.toml", "--set", "rounds=1", "--out", "r", "--resume")
+    assert (code, "was started with another 'algorithm.name'" in err) == (2, True)
+    assert not was_imported(here)
+
+
+def test_a_run_is_read_in_python_without_its_code(here, cli):
+    """Whose models need that code are refused, and the user may trust it."""
+    run_own(cli)
+    rename(here / "r", algorithm_name="my_net:Net")
+    (here / "my_net.py").write_text((here / "my_net.py").read_text() + "# changed\n")
+    run = fedmutual.Run("r")
+    assert run.summary["rounds"] == run.config.rounds == 1
+    assert not was_imported(here)
+    with pytest.raises(ConfigError, match="has changed since this run recorded it"):
+        run.personal_model("0")
+    assert not was_imported(here)
+    assert fedmutual.Run("r", trust_code=True).personal_model("0")(torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    assert was_imported(here)
+
+
+def test_the_users_own_module_is_taken_while_it_is_as_recorded(here, cli, tmp_path_factory, monkeypatch):
+    """Only out of the folder where the user runs the command, and not once it has changed."""
+    run_own(cli)
+    ask = ("predict", here / "r", here / "three.png", "--client", "0")
+    assert cli(*ask)[0] == 0
+    assert was_imported(here)
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(here)])
+    assert f"is not in the folder {elsewhere} where you run this" in refusal(cli(*ask))
+    monkeypatch.chdir(here)
+    write_net(here, "# changed\n")
+    assert "has changed since this run recorded it" in refusal(cli(*ask))
+    assert not was_imported(here)
+    assert cli(*ask, "--trust-code")[0] == 0
+    assert was_imported(here)
+
+
+def test_a_module_inside_the_run_folder_is_the_run_folders(here, cli, monkeypatch):
+    """Whoever made the folder chose its digest, too."""
+    run_own(cli)
+    shutil.move("my_net.py", "r/my_net.py")
+    monkeypatch.chdir(here / "r")
+    assert "which is part of the run folder itself" in refusal(cli("predict", ".", "../three.png", "--client", "0"))
+    assert not was_imported(here)
+
+
+@pytest.mark.parametrize(
+    "name", ["json:loads", "os:system", "torch.hub:load", "no_such_module:Net", "..my_net:Net", "r.my_net:Net"]
+)
+def test_installed_code_is_not_taken_by_its_digest(here, cli, name):
+    """Everybody can compute the digests of Python and of published packages."""
+    assert cli("run", "small.toml", "--set", "rounds=1", "--out", "r")[0] == 0
+    shutil.copy("my_net.py", "r/my_net.py")
+    rename(here / "r", model_shared=name)
+    environment = json.loads(Path("r/environment.json").read_text())
+    digests = {"json": module_files.digest(module_files.spec_on_path("json"))}
+    Path("r/environment.json").write_text(json.dumps(environment | {"modules": digests}))
+    assert "is not in the folder" in refusal(cli("predict", "r", "three.png"))
+
+
+def test_a_name_of_torchvision_is_a_network_or_nothing():
+    """Else any function of torchvision's would be called."""
+    with pytest.raises(ConfigError, match="torchvision has no network 'torchvision:set_image_backend'"):
+        models.build("torchvision:set_image_backend", (3, 32, 32), 10, At(0, -1, 1).rng("any"))
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "small.toml", "--set", "rounds=1"),
+        ("compare", "small.toml", "--methods", "fml", "--seeds", "1", "--set", "rounds=1"),
+        ("compare", "small.toml", "--methods", "fml", "--seeds", "2", "--set", "engine.name=stacked"),
+        ("sweep", "small.toml", "--set", "rounds=1", "--set", "optimizer.lr=0.1,0.2"),
+    ],
+)
+def test_a_run_goes_on_with_the_code_that_it_was_begun_with(here, cli, command):
+    command = (*command, "--set", "model.personal=my_net:Net", "--out", "o")
+    assert cli(*command)[0] == 0
+    assert cli(*command, "--resume")[0] == 0
+    write_net(here, "# changed\n")
+    assert was_imported(here)
+    said = refusal(cli(*command, "--resume"))
+    assert "key 'model.personal': the code of the module 'my_net' has changed since this run recorded it" in said
+    assert cli(*command, "--resume", "--trust-code")[0] == 0
+
+
+def test_a_run_without_recorded_code_is_gone_on_with_by_trust_alone(here, cli):
+    """As an older version wrote it."""
+    run_own(cli)
+    environment = json.loads(Path("r/environment.json").read_text())
+    assert re.fullmatch("[0-9a-f]{64}", environment.pop("modules")["my_net"])
+    Path("r/environment.json").write_text(json.dumps(environment))
+    more = ("--set", "model.personal=my_net:Net", "--set", "rounds=2", "--out", "r", "--resume")
+    assert "was not recorded by this run" in refusal(cli("run", "small.toml", *more))
+    assert cli("run", "small.toml", *more, "--trust-code")[0] == 0
+    assert "my_net" in json.loads(Path("r/environment.json").read_text())["modules"]
+
+
+def test_a_report_imports_nothing(here, cli):
+    run_own(cli)
+    rename(here / "r", algorithm_name="my_net:Net", data_name="my_net:Net", model_shared="my_net:Net")
+    code, _, err = cli("report", "r", "-o", "page.html")
+    assert (code, Path("page.html").is_file()) == (0, True), err
+    assert not was_imported(here)
+
+
+def test_the_digest_is_of_all_files_of_a_package(here, cli):
+    package = here / "my_nets"
+    package.mkdir()
+    (package / "__init__.py").write_text("from my_nets.inner import Net\n")
+    (package / "inner.py").write_text((here / "my_net.py").read_text())
+    digest = recorded_code.digests({"model": {"shared": "my_nets:Net"}})
+    assert digest == recorded_code.digests({"model": {"personal": ["mlp", "my_nets.inner:Net"]}})
+    (package / "inner.py").write_text("# changed\n")
+    assert digest.keys() == {"my_nets"}
+    assert digest != recorded_code.digests({"model": {"shared": "my_nets:Net"}})
+
+
+def test_what_names_code_in_a_configuration():
+    tables = {
+        "algorithm": {"name": "a.b:A"},
+        "data": {"name": "digits", "root": "c:/data"},
+        "training": {"task": "t:T"},
+        "model": {"shared": "torchvision:resnet18", "personal": ["mlp", "n:Net"], "adaptor": "h:head"},
+        "clients": {"1": {"data": {"name": "d:load"}, "model": {"personal": "o:Net"}, "training": {"task": "u:T"}}},
+    }
+    assert recorded_code.modules_named(tables) == {
+        "a.b": "algorithm.name",
+        "t": "training.task",
+        "n": "model.personal",
+        "h": "model.adaptor",
+        "d": "clients.1.data.name",
+        "o": "clients.1.model.personal",
+        "u": "clients.1.training.task",
+    }

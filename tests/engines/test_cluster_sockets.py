@@ -1,0 +1,104 @@
+"""A Ray cluster of our own is reached from this machine alone, with its token alone; an old Ray starts none."""
+
+import json
+import os
+import subprocess
+import sys
+from ipaddress import ip_address
+from types import SimpleNamespace
+
+import pytest
+
+from fedmutual.engines import joining
+from fedmutual.errors import ConfigError
+
+START = """
+import json, os, psutil
+from fedmutual.engines import joining
+
+ray = joining.load()
+joining.start(ray, 1)
+token = ray.get(ray.remote(lambda: os.environ.get("RAY_AUTH_TOKEN")).remote())
+here = psutil.Process()
+sockets = {
+    (process.name(), found.laddr.ip)
+    for process in (here, *here.children(recursive=True))
+    for found in process.net_connections("inet")
+    if found.status == psutil.CONN_LISTEN
+}
+address = ray.get_runtime_context().gcs_address
+print(json.dumps({"sockets": sorted(sockets), "address": address, "token": token, "left": dict(os.environ)}), flush=True)
+input()
+ray.shutdown()
+"""
+ASK = """
+import sys
+from ray._raylet import GcsClient
+print(GcsClient(address=sys.argv[1]).internal_kv_keys(b"", None, timeout=30) is not None)
+"""
+
+
+def test_a_local_cluster_listens_on_loopback_and_asks_for_its_token():
+    pytest.importorskip("ray", reason="the extra `ray` is not installed")
+    given = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH")} | {"RAY_gcs_server_port_wait_time_s": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", START], env=given, **pipes) as cluster:
+        told = json.loads(next(line for line in cluster.stdout if line.startswith("{")))
+        asked = {token: _ask(told["address"], given, token) for token in ("0" * 64, told["token"])}
+        cluster.communicate("\n", timeout=120)
+    assert {name for name, _ in told["sockets"]} >= {"gcs_server", "raylet"}
+    assert all(_is_loopback(ip) for _, ip in told["sockets"]), told["sockets"]
+    assert asked == {"0" * 64: False, told["token"]: True}
+    assert len(told["token"]) == 64
+    assert "RAY_AUTH_TOKEN" not in told["left"]  # a cluster that is joined later has another one
+
+
+def _is_loopback(ip):
+    found = ip_address(ip)
+    return (getattr(found, "ipv4_mapped", None) or found).is_loopback
+
+
+def _ask(address, given, token):
+    """Whether the cluster tells a process with this token what it stores."""
+    env = given | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token}
+    done = subprocess.run([sys.executable, "-c", ASK, address], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 or "Unauthenticated" in done.stderr, done.stderr[-500:]
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("version", ["2.40.0", "2.58.1", "1.99.0"])
+def test_a_ray_that_asks_for_no_token_is_refused(version, monkeypatch):
+    constants = SimpleNamespace(RAY_ENABLE_UV_RUN_RUNTIME_ENV=False)
+    old = SimpleNamespace(__version__=version, _private=SimpleNamespace(ray_constants=constants))
+    monkeypatch.setitem(sys.modules, "ray", old)
+    with pytest.raises(ConfigError, match=rf"Ray {version} anybody .* can run code; pip install 'ray>=2.59', which asks"):
+        joining.load()
+
+
+@pytest.mark.parametrize("version", ["2.59.0", "2.60.0", "3.0.0.dev0"])
+def test_a_ray_that_asks_for_one_is_taken(version, monkeypatch):
+    constants = SimpleNamespace(RAY_ENABLE_UV_RUN_RUNTIME_ENV=False)
+    new = SimpleNamespace(__version__=version, _private=SimpleNamespace(ray_constants=constants))
+    monkeypatch.setitem(sys.modules, "ray", new)
+    assert joining.load() is new
+
+
+def test_a_token_of_the_users_is_left_as_it_is(monkeypatch):
+    """And so is the address that Ray takes for this node's, once the cluster is started."""
+    seen = []
+    constants = SimpleNamespace(ENABLE_RAY_CLUSTER=True)
+
+    def init(**given):
+        seen.append((os.environ.get("RAY_AUTH_TOKEN"), constants.ENABLE_RAY_CLUSTER, given["include_dashboard"]))
+
+    ray = SimpleNamespace(init=init, _private=SimpleNamespace(ray_constants=constants))
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
+    joining.start(ray, 1)
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    joining.start(ray, 1)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "token.txt")
+    joining.start(ray, 1)
+    (mine, fresh, path) = seen
+    assert (mine, path) == (("mine", False, False), (None, False, False))
+    assert len(fresh[0]) == 64
+    assert constants.ENABLE_RAY_CLUSTER is True

@@ -1,0 +1,22 @@
+"""A server whose operator means harm: it takes whatever a lead submits, and deploys it.
+
+Arguments: its kit, its state folder, what it is told (JSON).
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from nvflare.private.fed.server import job_runner
+from nvflare.private.fed.utils import app_authz
+
+from fedmutual.engines.sites.flare import door, run
+from fedmutual.engines.sites.flare.kits import opened
+
+if __name__ == "__main__":
+    kit, state, told = sys.argv[1:4]
+    door.check_submission = lambda *_: None
+    job_runner.require_signed_jobs = lambda *_: False
+    app_authz.AppAuthzService.validate_app = staticmethod(lambda *_: ("", {}))
+    app_authz.AppAuthzService.authorize_app_info = staticmethod(lambda *_, **__: (True, ""))
+    sys.exit(run.serve(opened(Path(kit)), Path(state), json.loads(told), lambda interrupt: 130))

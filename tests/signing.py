@@ -1,0 +1,53 @@
+"""Jobs as a lead submits them and as a server deploys them: written, spoiled, signed with a kit, packed."""
+
+import io
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
+from nvflare.lighter.utils import load_private_key_file, sign_folders
+
+from fedmutual.engines.sites.contract import Contract
+from fedmutual.engines.sites.flare import job
+
+Change = Callable[[Path], object]
+
+
+def submission(
+    contract: Contract, kit: Path | None, folder: Path, change: Change = lambda made: None, late: Change = lambda made: None
+) -> bytes:
+    """The archive that a lead sends. change: spoils the folder before it is signed; late: afterwards."""
+    made = _made(contract, kit, folder, change, late)
+    return zip_directory_to_bytes(str(made.parent), made.name)
+
+
+def deployment(
+    contract: Contract, kit: Path | None, folder: Path, change: Change = lambda made: None, late: Change = lambda made: None
+) -> bytes:
+    """The archive that a server sends on."""
+    return zip_directory_to_bytes(str(_made(contract, kit, folder, change, late) / job.APP), "")
+
+
+def _made(contract: Contract, kit: Path | None, folder: Path, change: Change, late: Change) -> Path:
+    folder.mkdir()
+    made = job.write(contract, folder)
+    change(made)
+    if kit is not None:
+        key = next(path for path in (kit / "startup").iterdir() if path.suffix == ".key")
+        sign_folders(str(made), load_private_key_file(str(key)), str(key.with_suffix(".crt")))
+    late(made)
+    return made
+
+
+Entries = list[tuple[str | zipfile.ZipInfo, bytes]]
+
+
+def repacked(content: bytes, change: Callable[[str, bytes], Entries], how: int = zipfile.ZIP_STORED) -> bytes:
+    """An archive with each entry changed. how: the kind of compression."""
+    found = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as before, zipfile.ZipFile(found, "w", how) as after:
+        for entry in before.infolist():
+            for name, body in change(entry.filename, before.read(entry)):
+                after.writestr(name, body)
+    return found.getvalue()

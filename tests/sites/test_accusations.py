@@ -1,0 +1,145 @@
+"""Who says that another site has another public seed set: believed where sets are compared, and of most sites alone."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedmutual.algorithms.agree import Compare
+from fedmutual.core import At
+from fedmutual.engines.base import participate
+from fedmutual.engines.sites.attempts import Attempts
+from fedmutual.engines.sites.conduct import Conduct
+from fedmutual.engines.sites.engine import Sites
+from fedmutual.engines.sites.post import WORK, Answer, order, packed
+from fedmutual.engines.sites.screening import Limits
+from fedmutual.errors import RunError
+from puppets import Federation, Puppet
+from wards import SEEDED, Desk, halves, seeded
+
+FEDMD = {"name": "fedmd", "public_batch": 8, "transfer_epochs": 1}
+ONE_ROUND = {"fedh2l": SEEDED | {"rounds": 1}, "fedmd": SEEDED | {"rounds": 1, "algorithm": FEDMD}}
+
+
+class Seeded(Federation):
+    """Real sites with a public seed set."""
+
+    def __init__(self, folder, common):
+        self.folder, self.notes = folder / "server", []
+        path, sites = seeded(folder, common)
+        self.agreed, them = halves(folder, path, sites)
+        self.desk = Desk(them)
+
+
+def with_another_set(found, *sites):
+    """These sites hold another public seed set than the contract was made with."""
+    for n, i in enumerate(sites):
+        half = found[i]
+        data = half.experiment.data
+        public = replace(data.public, digest=f"{n:02}" * 32)
+        half.experiment = replace(half.experiment, data=replace(data, public=public))
+    return found
+
+
+class Lying(Desk):
+    """What a site answers to some orders of work is changed on its way."""
+
+    def __init__(self, halves, site, when, **says):
+        super().__init__(halves)
+        self._site, self._when, self._says = site, when, says
+
+    def ask(self, orders, deadline):
+        for i, content in super().ask(orders, deadline):
+            asked = order(orders[i])[0]
+            if i == self._site and asked.kind == WORK and self._when(asked):
+                content = packed(replace(Answer(asked), **self._says), {})
+            yield i, content
+
+
+def comparing(asked):
+    return (asked.round, asked.phase) == (-1, 1)
+
+
+def asked_after_the_start(desk):
+    return {site for site, asked, _ in desk.answers if order(asked)[0].round >= 0}
+
+
+@pytest.mark.parametrize("name", ONE_ROUND)
+def test_who_has_another_set_is_left_out_by_all_and_the_others_go_on(name, tmp_path):
+    found = with_another_set(Seeded(tmp_path, ONE_ROUND[name]), "south").run()
+    (note,) = found.notes
+    assert note.startswith(
+        "note at the start: site 'south' is left out for good: most sites say that it has another public seed set: as many "
+        "examples of each class, but not the same ones in the same order"
+    )
+    assert asked_after_the_start(found.desk) == {"north", "west"}
+    assert Conduct(tmp_path / "server").left_out.keys() == {"south"}
+
+
+@pytest.mark.parametrize("name", ONE_ROUND)
+def test_one_accuser_is_left_out_itself(name, tmp_path):
+    """And neither the accused, nor the federation."""
+    found = Seeded(tmp_path, ONE_ROUND[name])
+    found.desk = Lying(found.desk.halves, "west", comparing, accused=("north",), problem="its rows are others")
+    found.run()
+    why = "it says that another site has another public seed set, and most sites do not"
+    assert found.notes == [f"note at the start: site 'west' is left out for good: {why}"]
+    assert asked_after_the_start(found.desk) == {"north", "south"}
+
+
+@pytest.mark.parametrize("accused", ["nobody", "server", "west", ""])
+def test_an_accusation_of_whom_there_is_not_puts_out_who_makes_it(accused, tmp_path):
+    found = Seeded(tmp_path, ONE_ROUND["fedh2l"])
+    found.desk = Lying(found.desk.halves, "west", comparing, accused=(accused,), problem="x" * 400)
+    found.run()
+    assert Conduct(tmp_path / "server").left_out.keys() == {"west"}
+
+
+def test_an_accusation_elsewhere_is_no_accusation(tmp_path):
+    """A site that says so in a round is left out of that round, as one that could not do its part."""
+    found = Federation(tmp_path)
+    accusing = Answer(order=None, accused=("north",), problem="its rows are others")
+    found["west"].does = lambda asked, inbox: accusing if asked.round == 1 else {k: v + 0 for k, v in inbox.items()}
+    found.run()
+    assert found.notes == ["note in round 2: site 'west' is left out: its rows are others"]
+    assert Conduct(found.folder).left_out == {}
+    assert found["west"].rounds() == found["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
+
+
+def test_too_few_that_are_left_end_the_federation_and_do_not_begin_it_for_ever(tmp_path):
+    found = with_another_set(Seeded(tmp_path, SEEDED), "south", "west")  # three sets: of them the first one counts
+    asked = []
+    for _ in range(2):
+        with pytest.raises(RunError, match="2 sites are wanted, and of 3 these are left out for good: south, west; log"):
+            found.run()
+        asked.append(len(found.desk.answers))
+    assert asked[0] == asked[1]
+    assert "is left out for good: most sites say" in (tmp_path / "server" / "log.txt").read_text()
+
+
+VOTES = {  # site -> whom it accuses, a letter each, of five; who is left out
+    "nobody": ({}, set()),
+    "two liars of five": ({"d": "a", "e": "a"}, {"d", "e"}),
+    "three of five": ({"b": "a", "c": "a", "d": "a"}, {"a"}),
+    "two of five": (dict.fromkeys("abcde", "ab"), {"a", "b"}),
+    "two of five, and one more by a liar": ({"a": "ab", "b": "ab", "c": "ab", "d": "abc"}, {"a", "b", "d"}),
+    "all, itself too": (dict.fromkeys("abcde", "a"), {"a"}),
+    "itself alone": ({"a": "a"}, {"a"}),
+    "most, and a liar beside them": ({"b": "a", "c": "a", "d": "a", "e": "b"}, {"a", "e"}),
+    "each other": ({"a": "b", "b": "a"}, {"a", "b"}),
+    "most of those who accuse": ({"b": "a", "c": "a", "a": "b"}, {"a", "b", "c"}),
+}
+
+
+@pytest.mark.parametrize("case", VOTES)
+def test_most_of_all_sites_decide(case, tmp_path):
+    accusations, out = VOTES[case]
+    desk = Desk({i: Puppet(lambda asked, inbox, i=i: says(asked, accusations.get(i, ""))) for i in "abcde"})
+    conduct = Conduct(tmp_path)
+    sites = Sites(desk, 2, 1.0, False, Attempts(tmp_path), conduct, Limits(10.0, None))
+    given = {i: (Compare(), {}, {}, At(0, -1, 1, 1)) for i in "abcde"}
+    assert dict(sites.each(participate, given)).keys() == set("abcde") - set(accusations) - out
+    assert conduct.left_out.keys() == out
+
+
+def says(asked, accused):
+    return Answer(asked, problem="its rows are others", accused=tuple(accused)) if accused else Answer(asked)

@@ -1,0 +1,131 @@
+"""A server that goes back, because it was killed in a round or has to: what it asks then, and what sites make of it."""
+
+from contextlib import suppress
+
+import pytest
+
+import fedmutual
+from fedmutual.engines.sites.attempts import Attempts
+from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.engines.sites.outbox import left
+from fedmutual.engines.sites.post import ATTEMPTS, WORK, Order, answer
+from fedmutual.errors import RunError
+from fedmutual.records.events import Noted, PhaseDone
+from wards import SEEDED, Desk, halves, same, seeded
+
+FEDMD = SEEDED | {"algorithm": {"name": "fedmd", "public_batch": 8, "transfer_epochs": 1}}
+
+
+class Killed(BaseException):
+    """A process dies."""
+
+
+class Absences:
+    """A federation in a folder, in which west is away whenever it is said to be."""
+
+    def __init__(self, folder, common):
+        folder.mkdir()
+        path, self.sites = seeded(folder, common)
+        self.folder, self.path, self.notes = folder, path, []
+
+    def run(self, watch):
+        """From what is saved on, with processes that are new. watch: called with the desk and each event."""
+        agreed, made = halves(self.folder, self.path, self.sites)
+        desk = Desk(made)
+
+        def seen(event):
+            if isinstance(event, Noted):
+                self.notes.append(event.text)
+            watch(desk, event)
+
+        with suppress(Killed):
+            Coordinator(agreed, self.folder / "server").run(desk, [seen])
+        self.desk = desk
+        return self
+
+    def personal(self, site):
+        return fedmutual.Run(self.desk.halves[site].folder).personal_model(site).state_dict()
+
+    def attempts(self, site):
+        """Of each message of work that left, in the order in which it did: round, phase, attempt."""
+        lines = left(self.desk.halves[site].folder)
+        return [
+            (line["round"], line["phase"], line.get("attempt", 0))
+            for line in lines
+            if line["what"] == WORK and line["to"] == "server" and "problem" not in line["told"]
+        ]
+
+
+def ended(event, round, phase):
+    return isinstance(event, PhaseDone) and (event.round, event.phase) == (round, phase)
+
+
+def kill(phase):
+    def watch(desk, event):
+        if ended(event, 2, phase):
+            raise Killed
+
+    return watch
+
+
+def lose_west(desk, event):
+    """West is away in round 2."""
+    if type(event).__name__ == "Started" and event.done == 1:
+        desk.away = {"west"}
+    if type(event).__name__ == "RoundDone":
+        desk.away = {"west"} if event.round == 1 else set()
+
+
+def test_a_round_that_other_sites_answer_than_before_a_crash_takes_one_attempt(tmp_path):
+    """FedMD's consensus is then another one, which sites that learned the first would not take without it."""
+    cut = Absences(tmp_path / "cut", FEDMD).run(kill("digest")).run(lose_west)
+    whole = Absences(tmp_path / "whole", FEDMD).run(lose_west)
+    assert Attempts(cut.folder / "server").number == 1
+    assert cut.notes == whole.notes
+    for site in ("north", "south"):
+        assert same(cut.personal(site), whole.personal(site))
+        assert [place for place in cut.attempts(site) if place[0] == 2] == [
+            *((2, 1, 0), (2, 2, 0)),  # before the crash
+            *((2, 1, 0), (2, 2, 1), (2, 3, 1)),  # the first one is repeated; what depends on who answered is done anew
+        ]
+        assert {attempt for round, _, attempt in cut.attempts(site) if round == 3} == {1}
+    assert all(line[2] == 0 for line in whole.attempts("north"))
+    assert Attempts(whole.folder / "server").number == 0
+
+
+def test_peers_are_asked_for_the_messages_of_the_same_sites_after_a_crash(tmp_path):
+    """FedH2L's server sends no tensors: it only says whose messages count, and says so again."""
+    found = Absences(tmp_path / "cut", SEEDED).run(kill("mutual"))
+    first = found.personal("north")
+    found.run(lose_west)
+    assert Attempts(found.folder / "server").number == 0
+    declined = [answer(told)[0].problem for _, _, told in found.desk.answers]
+    assert declined == [None] * len(declined)
+    orders = [line for line in found.attempts("north") if line[0] == 2]
+    assert orders == [(2, 1, 0), (2, 2, 0)] * 2
+    assert set(found.notes) == {"site 'west' is left out: it is not there"}
+    assert not same(first, found.personal("north"))  # round 3 was done
+
+
+def test_attempts_are_counted_on_disk_and_end(tmp_path):
+    for number in range(1, ATTEMPTS + 1):
+        Attempts(tmp_path).raise_number()
+        assert Attempts(tmp_path).number == number
+    with pytest.raises(RunError, match=f"the federation went back {ATTEMPTS} times, and sites follow no further"):
+        Attempts(tmp_path).raise_number()
+    orders = {"north": (Order(WORK, 3, 0), {})}
+    assert Attempts(tmp_path).stamp(orders)["north"][0].attempt == ATTEMPTS
+
+
+def test_the_attempt_goes_up_once_for_all_later_phases_of_a_round(tmp_path):
+    def stamped(phase, seed, *sites):
+        order = Order(WORK, 5, phase, senders=(str(seed),))
+        return {found[0].attempt for found in Attempts(tmp_path).stamp(dict.fromkeys(sites, (order, {}))).values()}
+
+    assert stamped(0, 1, "north", "south") == stamped(1, 1, "north", "south") == stamped(2, 1, "north", "south") == {0}
+    assert stamped(0, 2, "north", "south") == {0}  # the first phase begins with what is saved
+    assert stamped(1, 1, "north", "west") == {0}
+    assert stamped(1, 2, "north", "south") == {1}
+    assert stamped(2, 2, "north", "south") == {1}
+    assert stamped(1, 2, "south", "west") == {1}
+    assert stamped(1, 3, "south", "west") == {2}

@@ -1,0 +1,123 @@
+"""What a job's contract is compared with, and how: as raw tables, before anything that it names could be imported."""
+
+import json
+import sys
+
+import pytest
+
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.consent import LONGEST, check_agreed, difference, read_record
+from fedmutual.errors import ConfigError
+from wards import COMMON, accepted, contract
+
+
+@pytest.fixture
+def record(tmp_path):
+    """The record of a contract, as its operator agreed to it."""
+    return contracts.read(contract(tmp_path)).record()
+
+
+def changed(record, **tables):
+    return record | {"tables": record["tables"] | tables}
+
+
+@pytest.fixture
+def evil(tmp_path, monkeypatch):
+    """A module in the working folder, which is on Python's path as FLARE's is for `python -m`; it leaves a mark."""
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\n\nPath({str(tmp_path / 'mark')!r}).touch()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield "evil:X"
+    sys.modules.pop("evil", None)
+
+
+@pytest.mark.parametrize("table", ["algorithm", "model", "training"])
+def test_no_code_that_a_job_names_is_imported(record, evil, tmp_path, table):
+    """It is compared before it is parsed."""
+    key = {"algorithm": "name", "model": "shared", "training": "task"}[table]
+    bad = changed(record, **{table: record["tables"][table] | {key: evil}})
+    with pytest.raises(ConfigError, match=f"its '{table}.{key}' is \"evil:X\", and this site agreed to"):
+        accepted(bad, record)
+    assert not (tmp_path / "mark").exists()
+
+
+def test_the_same_contract_is_taken(record):
+    assert accepted(record).record() == record
+
+
+@pytest.mark.parametrize("open_key", ["deadline", "wait", "retries"])
+def test_keys_that_may_change_without_consent(record, open_key):
+    sites = record["tables"]["sites"]
+    assert difference(record, changed(record, sites=sites | {open_key: 3})) is None
+    assert f"'sites.{open_key}x'" in difference(record, changed(record, sites=sites | {f"{open_key}x": 3}))
+
+
+@pytest.mark.parametrize(
+    ("tables", "key"),
+    [
+        ({"algorithm.name": "fml", "algorithm": {**COMMON["algorithm"], "name": "evil:X"}}, "algorithm.name"),
+        ({"algorithm": {**COMMON["algorithm"], "alpha": 1}}, "algorithm.alpha"),
+        ({"seed": None}, "seed"),
+        ({"roundsx": 1}, "roundsx"),
+        ({"serverx": {}}, "serverx"),
+        ({"model": {}}, "model"),
+        ({"training": {**COMMON["training"], "local_epochs": True}}, "training.local_epochs"),
+        ({"training": {**COMMON["training"], "local_epochs": 1.0}}, "training.local_epochs"),
+        ({"data": {**COMMON["data"], "classes": {"0": "a"}}}, "data.classes"),
+    ],
+)
+def test_what_is_told_apart(record, tables, key):
+    """Keys with dots in them, null and no key, 1 and true, 1 and 1.0, a key that begins as one that may change."""
+    assert f"its '{key}" in difference(record, changed(record, **tables))
+
+
+def test_tables_too_deep_end_the_comparison(record):
+    deep = {}
+    for _ in range(40):
+        deep = {"more": deep}
+    with pytest.raises(ConfigError, match="tables in tables, more than 16 deep"):
+        difference(record, changed(record, data=deep))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        {"format": 1},
+        "",
+        "[]",
+        "{}",
+        '{"format": NaN, "version": "0.1.0", "name": "wards", "public": null, "tables": {}}',
+        '{"format": true, "version": "0.1.0", "name": "wards", "public": null, "tables": {}}',
+        '{"format": 1, "version": 1, "name": "wards", "public": null, "tables": {}}',
+        '{"format": 1, "version": "0.1.0", "name": ["wards"], "public": null, "tables": {}}',
+        '{"format": 1, "version": "0.1.0", "name": "wards", "public": null, "tables": []}',
+        '{"format": 1, "version": "0.1.0", "name": "wards", "public": null, "tables": {}, "more": 1}',
+        '{"format": 1, "version": "0.1.0", "name": "a", "name": "wards", "public": null, "tables": {}}',
+        "[" * 200_000,
+        '{"a":' * 100_000,
+        "9" * 10_000,
+        " " * (LONGEST + 1),
+    ],
+    ids=range(16),
+)
+def test_a_text_that_is_no_record(text):
+    with pytest.raises(ConfigError, match="is none that fedmutual writes"):
+        read_record(text)
+
+
+def test_of_several_contracts_the_one_of_that_name_is_meant(record):
+    """As at a server that carries out several federations."""
+    other = changed(record, name="others") | {"name": "others"}
+    assert check_agreed(json.dumps(other), [record, other], "this server") == other
+    with pytest.raises(ConfigError, match="is of federation 'others', and this server agreed to 'wards'"):
+        check_agreed(json.dumps(other), [record], "this server")
+    with pytest.raises(ConfigError, match='its \'name\' is "others", and this server agreed to "wards"'):
+        check_agreed(json.dumps(other | {"name": "wards"}), [record], "this server")
+
+
+def test_a_message_shows_little_of_somebody_elses_text(record):
+    bad = changed(record, **{"a\x1b[2J\n" * 1000: "y" * 100_000})
+    said = difference(record, bad)
+    assert len(said) < 300
+    assert said.isprintable()

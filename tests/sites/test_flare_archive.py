@@ -1,0 +1,378 @@
+"""A job's archive: only what fedmutual writes and a lead signed is taken, at the server and at a site."""
+
+import json
+import stat
+import sys
+import warnings
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given as given_examples
+from hypothesis import settings
+from hypothesis import strategies as st
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.utils import new_cell_message
+from nvflare.fuel.hci.server.constants import ConnProps
+from nvflare.private.admin_defs import Message
+from nvflare.private.defs import RequestHeader
+
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.flare import archive, job, leftovers, workspace
+from fedmutual.engines.sites.flare.door import JobChecks
+from fedmutual.engines.sites.flare.kits import opened, provision
+from fedmutual.engines.sites.flare.launcher import isolate
+from fedmutual.engines.sites.flare.sweeper import Sweeper
+from fedmutual.errors import ConfigError, RunError, UserError
+from loopback import LEAD
+from signing import deployment, repacked, submission
+from wards import contract
+
+JOB = "0a1b2c3d-0000-4000-8000-0123456789ab"
+CLIENT = f"{job.APP}/config/{job.SITE}"
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """Kits of a federation and of another one; its contract."""
+    folder = tmp_path_factory.mktemp("federation")
+    agreed = contracts.read(contract(folder))
+    for name in ("kits", "others"):
+        provision(folder / "federation.toml", folder / name)
+    return SimpleNamespace(folder=folder, agreed=agreed, kits=folder / "kits", lead=folder / "kits" / LEAD)
+
+
+@pytest.fixture
+def submit(federation, tmp_path):
+    """Hold an archive against what the server takes."""
+
+    def check(content: bytes, name: str = "wards") -> None:
+        (tmp_path / "arrived").write_bytes(content)
+        root = federation.kits / "server" / "startup" / "rootCA.pem"
+        archive.check_submission(tmp_path / "arrived", name, root, [federation.agreed.record()])
+
+    return check
+
+
+@pytest.fixture
+def deploy(federation):
+    """Hold an archive against what a site takes."""
+    return lambda content: archive.check_deployment(content, federation.kits / "north" / "startup" / "rootCA.pem")
+
+
+def edit(name, change):
+    """Change what a JSON file of the job's folder holds."""
+
+    def edited(made):
+        content = json.loads((made / name).read_text())
+        (made / name).write_text(json.dumps(change(content) or content, indent=1))
+
+    return edited
+
+
+def set_contract(text):
+    """The same job with another contract, well formed."""
+
+    def changed(made):
+        (made / job.APP / "config" / job.SERVER).write_bytes(job.dump(job.server_file(text)))
+        (made / job.APP / "config" / job.SITE).write_bytes(job.dump(job.site_file(text)))
+
+    return changed
+
+
+def test_what_a_lead_submits_is_taken(federation, submit, deploy, tmp_path):
+    submit(submission(federation.agreed, federation.lead, tmp_path / "job"))
+    deploy(deployment(federation.agreed, federation.lead, tmp_path / "app"))
+
+
+EXTRA = {
+    "code beside the configuration": f"{job.APP}/config/evil.py",
+    "code for FLARE's path": f"{job.APP}/custom/evil.py",
+    "another form of the configuration": f"{job.APP}/config/config_fed_client.conf",
+    "a file in the app": f"{job.APP}/evil.py",
+}
+
+
+@pytest.mark.parametrize("name", [*EXTRA.values(), "meta.conf", "evil.py"], ids=[*EXTRA, "another meta", "a file"])
+def test_no_other_file_is_taken(federation, submit, deploy, tmp_path, name):
+    """Though a lead signed it."""
+
+    def add(made):
+        (made / name).parent.mkdir(exist_ok=True)
+        (made / name).write_text("raise SystemExit\n")
+
+    with pytest.raises(RunError, match="it has other files than these"):
+        submit(submission(federation.agreed, federation.lead, tmp_path / "job", add))
+    if name.startswith(job.APP):
+        with pytest.raises(RunError, match="it has other files than these"):
+            deploy(deployment(federation.agreed, federation.lead, tmp_path / "app", add))
+
+
+@pytest.mark.parametrize("name", [".__nvfl_sig.json", ".__nvfl_submitter.crt", job.SITE])
+def test_no_file_may_lack(federation, submit, deploy, tmp_path, name):
+    def remove(made):
+        (made / job.APP / "config" / name).unlink()
+
+    with pytest.raises(RunError, match="it has other files than these"):
+        submit(submission(federation.agreed, federation.lead, tmp_path / "job", late=remove))
+    with pytest.raises(RunError, match="it has other files than these"):
+        deploy(deployment(federation.agreed, federation.lead, tmp_path / "app", late=remove))
+
+
+CHANGES = {
+    "another class": lambda c: c["executors"][0]["executor"].update(path="subprocess.Popen"),
+    "another argument": lambda c: c["executors"][0]["executor"]["args"].update(more=1),
+    "a component": lambda c: c.update(components=[{"id": "x", "path": "subprocess.Popen", "args": {}}]),
+    "a filter": lambda c: c.update(task_data_filters=[{"tasks": ["*"], "filters": []}]),
+    "another key": lambda c: c.update(more=1),
+    "another number": lambda c: c.update(format_version=2.0),
+    "another contract than the server's": lambda c: c["executors"][0]["executor"]["args"].update(contract="{}"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_configurations_are_as_fedmutual_writes_them(federation, submit, deploy, tmp_path, change):
+    for check, pack in ((submit, submission), (deploy, deployment)):
+        with pytest.raises(RunError, match=rf"\({job.SITE} is another\)"):
+            check(pack(federation.agreed, federation.lead, tmp_path / pack.__name__, edit(CLIENT, change)))
+
+
+@pytest.mark.parametrize("change", [lambda c: c["workflows"].clear(), lambda c: c["workflows"][0].update(id="x")])
+def test_the_servers_configuration_too(federation, submit, tmp_path, change):
+    spoil = edit(f"{job.APP}/config/{job.SERVER}", change)
+    with pytest.raises(RunError, match=rf"\({job.SERVER} is another\)"):
+        submit(submission(federation.agreed, federation.lead, tmp_path / "job", spoil))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.update(job_id=JOB),
+        lambda m: m.update(min_clients=True),
+        lambda m: m.update(deploy_map={"app": ["server", "north"]}),
+        lambda m: m.update(launcher_spec={"north": {"docker": {"image": "evil"}}}),
+    ],
+)
+def test_where_a_job_goes_is_as_the_contract_says(federation, submit, tmp_path, change):
+    with pytest.raises(RunError, match=r"\(meta.json is another\)"):
+        submit(submission(federation.agreed, federation.lead, tmp_path / "job", edit(job.META, change)))
+
+
+def test_the_server_takes_the_contract_that_its_operator_agreed_to(federation, submit, deploy, tmp_path):
+    """A site compares it in the job's process; neither imports what it names."""
+    record = federation.agreed.record()
+    record["tables"]["algorithm"]["name"] = f"{JOB}.app_north.config.evil:X"
+    spoil = set_contract(json.dumps(record))
+    with pytest.raises(ConfigError, match=r"its 'algorithm.name' is .* and this server agreed to"):
+        submit(submission(federation.agreed, federation.lead, tmp_path / "job", spoil))
+    deploy(deployment(federation.agreed, federation.lead, tmp_path / "app", spoil))
+    with pytest.raises(ConfigError, match="is none that fedmutual writes"):
+        deploy(deployment(federation.agreed, federation.lead, tmp_path / "none", set_contract("{}")))
+
+
+@pytest.mark.parametrize("kit", [None, "kits/north", "kits/server", f"others/{LEAD}"])
+def test_only_a_lead_of_this_federation_signs(federation, submit, deploy, tmp_path, kit):
+    for check, pack in ((submit, submission), (deploy, deployment)):
+        with pytest.raises(RunError, match="is not signed by a lead" if kit else "it has other files than these"):
+            check(pack(federation.agreed, kit and federation.folder / kit, tmp_path / pack.__name__))
+
+
+def test_what_was_signed_may_not_change(federation, submit, deploy, tmp_path):
+    record = federation.agreed.record()
+    record["tables"]["rounds"] = 9  # may change, by a lead alone
+    for check, pack in ((submit, submission), (deploy, deployment)):
+        folder = tmp_path / pack.__name__
+        with pytest.raises(RunError, match="is not signed by a lead"):
+            check(pack(federation.agreed, federation.lead, folder, late=set_contract(json.dumps(record))))
+
+
+def test_a_folder_of_another_name(federation, submit, tmp_path):
+    content = submission(federation.agreed, federation.lead, tmp_path / "job")
+    with pytest.raises(RunError, match="it has other files than these"):
+        submit(content, "others")
+    renamed = repacked(content, lambda name, body: [(name.replace("wards/", "../others/", 1), body)])
+    with pytest.raises(RunError, match="its folder is not called as its federation"):
+        submit(renamed, "../others")
+
+
+def link(name, body):
+    if not name.endswith(job.SITE):
+        return [(name, body)]
+    info = zipfile.ZipInfo(name)
+    info.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return [(info, b"/etc/passwd")]
+
+
+ODD = {
+    "a link": (link, "a file of it is too large, or a link"),
+    "a file twice": (lambda name, body: [(name, body)] * 2, "it has other files than these"),
+    "a path upwards": (lambda name, body: [(f"../{name}", body)], "it has other files than these"),
+    "a path from the root": (lambda name, body: [(f"/{name}", body)], "it has other files than these"),
+    "an empty folder": (lambda name, body: [(name, body), (f"{name}/", b"")], "it has other files than these"),
+    "a bomb": (lambda name, body: [(name, bytes(archive.LARGEST + 1))], "a file of it is too large, or a link"),
+    "no JSON": (lambda name, body: [(name, b"[" * 10**6)], f"{job.SERVER} is another"),
+}
+
+
+@pytest.mark.parametrize(("change", "said"), ODD.values(), ids=ODD)
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_odd_archives(federation, deploy, tmp_path, change, said):
+    content = deployment(federation.agreed, federation.lead, tmp_path / "app")
+    with pytest.raises(RunError) as caught:
+        deploy(repacked(content, change, zipfile.ZIP_DEFLATED))
+    assert said in str(caught.value)
+
+
+def test_a_size_that_lies_is_not_believed(federation, deploy, tmp_path):
+    """The size in the archive's list says little, and the file goes on."""
+    bomb = lambda name, body: [(name, bytes(archive.LARGEST + 1) if name.endswith(job.SITE) else body)]  # noqa: E731
+    content = repacked(deployment(federation.agreed, federation.lead, tmp_path / "app"), bomb, zipfile.ZIP_DEFLATED)
+    lies = content.replace((archive.LARGEST + 1).to_bytes(4, "little"), (100).to_bytes(4, "little"))
+    assert lies != content
+    with pytest.raises(RunError):
+        deploy(lies)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK", None, "text", bytes(3 * archive.LARGEST + 1)], ids=range(5))
+def test_no_archive_at_all(deploy, content):
+    with pytest.raises(RunError, match="the job's archive is not what fedmutual writes"):
+        deploy(content)
+
+
+@settings(max_examples=150, deadline=None)
+@given_examples(data=st.data())
+def test_a_spoiled_archive_ends_nothing(federation, packed, data):
+    """It is refused, or is read as it was signed: spoiled where it tells nothing."""
+    content = bytearray(packed)
+    for _ in range(data.draw(st.integers(1, 8))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    root = federation.kits / "north" / "startup" / "rootCA.pem"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with suppress(UserError):
+            archive.check_deployment(bytes(content[: data.draw(st.integers(0, 2 * len(content)))]), root)
+
+
+@pytest.fixture(scope="module")
+def packed(federation, tmp_path_factory):
+    """What a server deploys."""
+    return deployment(federation.agreed, federation.lead, tmp_path_factory.mktemp("packed") / "app")
+
+
+@pytest.fixture
+def work(federation, tmp_path):
+    """The workspace of a server."""
+    told = {"contracts": [federation.agreed.record()]}
+    return workspace.made(opened(federation.kits / "server"), tmp_path / "server", told)
+
+
+class Asked:
+    """A command that a lead sends, and what it is answered."""
+
+    def __init__(self, command: str, file: Path | None, role: str = "lead") -> None:
+        self.errors: list[str] = []
+        self._props = {ConnProps.CMD_ENTRY: SimpleNamespace(name=command), ConnProps.FILE_LOCATION: file and str(file)}
+        self._props |= {ConnProps.USER_ROLE: role, ConnProps.USER_NAME: LEAD}
+
+    def get_prop(self, name, default=None):
+        return self._props.get(name, default)
+
+    def append_error(self, text, meta=None):
+        self.errors.append(text)
+
+
+def test_a_submission_goes_by_the_door(federation, work, tmp_path):
+    """By both names that FLARE has for the command; what is refused is removed."""
+    content = submission(federation.agreed, federation.lead, tmp_path / "job")
+    for words in (["submit_job", "wards"], ["job_mgmt.submit_job", "wards"]):
+        (tmp_path / "arrived").write_bytes(content)
+        assert JobChecks(work).only_leads(None, asked := Asked("submit_job", tmp_path / "arrived"), words) is None
+        assert asked.errors == []
+        (tmp_path / "arrived").write_bytes(content[:-1])
+        assert JobChecks(work).only_leads(None, asked := Asked("submit_job", tmp_path / "arrived"), words) is False
+        assert "is damaged" in asked.errors[0]
+        assert not (tmp_path / "arrived").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "role", "words", "sent", "said"),
+    [
+        ("submit_job", "", ["x.submit_job", "wards"], True, "only a lead may ask this"),
+        ("submit_job", "lead", ["submit_job", "wards", "--submit-token", "x"], True, "without options"),
+        ("submit_job", "lead", ["submit_job", "wards"], False, "submitted as an archive"),
+        ("get_job_meta", "lead", ["get_job_meta", JOB], True, "nothing but a job may be sent"),
+        ("_logout", "lead", ["_logout"], True, "nothing but a job may be sent"),
+        ("get_job_meta", "", ["_x.get_job_meta", JOB], False, "only a lead may ask this"),
+    ],
+)
+def test_commands_at_the_door(federation, work, tmp_path, command, role, words, sent, said):
+    file = tmp_path / "arrived" if sent else None
+    if file is not None:
+        file.write_bytes(b"x" * 100)
+    assert JobChecks(work).only_leads(None, asked := Asked(command, file, role), words) is False
+    assert said in asked.errors[0]
+    assert not (tmp_path / "arrived").exists()
+
+
+def test_a_deployment_goes_by_the_door(federation, packed, tmp_path, capsys):
+    """A job that is taken makes room: folders of jobs that do not run go. Why one is refused is for the site alone."""
+    work = workspace.made(opened(federation.kits / "north"), tmp_path / "north", {})
+    running, over = JOB, JOB.replace("0a", "1a")
+    for folder in (running, over):
+        (work / folder).mkdir()
+    agent = SimpleNamespace(app_ctx=SimpleNamespace(get_all_job_ids=lambda: [running]))
+
+    def answer(body, number=JOB, app=job.APP):
+        order = Message(topic="train.deploy", body=body)
+        order.set_header(RequestHeader.APP_NAME, app)
+        if number is not None:
+            order.set_header(RequestHeader.JOB_ID, number)
+        found = JobChecks(work).only_orders(agent, new_cell_message({}, order))
+        return found and found.payload.body
+
+    refused = "refused, or could not; its operator reads why"
+    assert answer(packed[:-1]) == answer(packed, number=None) == answer(packed, app="other") == refused
+    assert "is damaged" in capsys.readouterr().out
+    assert (work / over).exists()
+    assert answer(packed) is None
+    assert [(work / folder).exists() for folder in (running, over)] == [True, False]
+
+
+def test_what_a_crash_left_is_removed_at_the_next_start(federation, tmp_path):
+    """At the server and at a site, but for the job's log."""
+    for name in ("server", "north"):
+        kit, state = opened(federation.kits / name), tmp_path / name
+        work = workspace.made(kit, state, {})
+        left = work / JOB / "app_north" / "config"
+        left.mkdir(parents=True)
+        (left / "evil.py").write_text("raise SystemExit\n")
+        (work / JOB / "log.txt").write_text("what happened\n")
+        (work / "jobs").mkdir()
+        assert workspace.made(kit, state, {}) == work
+        assert not (work / JOB).exists()
+        assert (work / leftovers.LAST_LOG).read_text() == "what happened\n"
+        assert (work / "jobs").is_dir()
+
+
+def test_the_folder_of_a_job_that_ended_is_removed_and_no_other(tmp_path):
+    """Another job may be deployed, and about to begin."""
+    other = JOB.replace("0a", "1a")
+    for name in (JOB, other, "startup"):
+        (tmp_path / name).mkdir()
+    sweeper, context = Sweeper(str(tmp_path)), FLContext()
+    for ended in (JOB, "startup", "../startup"):
+        context.set_prop(FLContextKey.CURRENT_JOB_ID, ended, private=True, sticky=False)
+        sweeper.handle_event(EventType.JOB_COMPLETED, context)
+    assert {path.name for path in tmp_path.iterdir()} == {other, "startup"}
+
+
+def test_a_job_is_started_by_a_python_that_searches_no_working_folder():
+    command = f"{sys.executable} -m nvflare.private.fed.app.client.worker_process -m /state/flare -n {JOB} --set x -m y"
+    assert isolate(command) == command.replace(" -m nvflare", " -P -E -m nvflare", 1)
+    for other in ("docker run x -m y", f"{sys.executable} /state/flare/worker.py"):
+        with pytest.raises(RuntimeError, match="does not start a job by `python -m`"):
+            isolate(other)

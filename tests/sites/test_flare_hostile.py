@@ -1,0 +1,122 @@
+"""A lead and a server's operator who together mean harm: none of their code runs at a site. One real federation."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
+
+from nvflare.fuel.hci.client import file_transfer
+
+from fedmutual.engines.sites.contract import read
+from fedmutual.engines.sites.flare import job
+from fedmutual.engines.sites.flare.kits import opened
+from fedmutual.engines.sites.flare.leftovers import JOB
+from fedmutual.engines.sites.flare.session import Session
+from loopback import LEAD, Loopback, loopback
+from wards import COMMON, SITES
+
+WORKER = "nvflare.private.fed.app.client.worker_process"
+MARK = "import os, pathlib\npathlib.Path({mark!r}).write_text(os.getcwd())\n"
+
+
+def test_no_code_of_a_lead_and_a_server_runs_at_a_site(tmp_path, monkeypatch):
+    with federated(tmp_path) as federation:
+        with Session(opened(tmp_path / "kits" / LEAD), timeout=60) as session:
+            code_beside_the_configuration_is_not_unpacked(federation, session)
+            a_contract_that_names_code_is_not_parsed(federation, session)
+            monkeypatch.setattr(file_transfer, "sign_folders", lambda *_, **__: None)
+            a_job_that_nobody_signed_is_not_unpacked(federation, session)
+        federation.wait(lambda: not folders_of_jobs(tmp_path / "north" / "state" / "flare"), 60, "the site tidies up")
+        assert not (tmp_path / "mark").exists()
+        assert federation.processes["north"].poll() is None
+
+
+@contextmanager
+def federated(folder: Path) -> Iterator[Loopback]:
+    """A hostile server, and a site. A module lies wherever the site's processes work; a mark says that it was imported."""
+    with loopback(folder, {**COMMON, "rounds": 1}, {"north": SITES["north"]}) as found:
+        kit, state = folder / "kits" / "server", folder / "server"
+        state.mkdir()
+        told = {"state": str(state), "contracts": [read(found.file).record()], "files": [str(found.file)], "modules": []}
+        words = [sys.executable, *map(str, (Path(__file__).parents[1] / "rogue_server.py", kit, state, json.dumps(told)))]
+        with (folder / "server.log").open("wb") as log:
+            found.processes["server"] = subprocess.Popen(
+                words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        found.start("north")
+        found.wait(lambda: "site 'north' is there" in found.log("server"), 120, "north is there")
+        for place in (folder, folder / "north" / "state" / "flare"):
+            (place / "evil.py").write_text(MARK.format(mark=str(folder / "mark")))
+        yield found
+
+
+def code_beside_the_configuration_is_not_unpacked(federation: Loopback, session: Session) -> None:
+    def change(made: Path) -> None:
+        (made / job.APP / "config" / "evil.py").write_text(MARK.format(mark=str(federation.folder / "mark")))
+
+    assert ended(federation, session, submitted(federation, session, change)) == "FINISHED:FAILED_TO_RUN"
+    assert "it has other files than these" in federation.log("north")
+    assert not list((federation.folder / "north" / "state").glob("flare/*-*/**/evil.py"))
+
+
+def a_contract_that_names_code_is_not_parsed(federation: Loopback, session: Session) -> None:
+    """Signed, and of the form that fedmutual writes. The job's process searches no folder of those above."""
+
+    def change(made: Path) -> None:
+        record = read(federation.file).record()
+        record["tables"]["algorithm"]["name"] = "evil:X"
+        config = made / job.APP / "config"
+        (config / job.SERVER).write_bytes(job.dump(job.server_file(json.dumps(record))))
+        (config / job.SITE).write_bytes(job.dump(job.site_file(json.dumps(record))))
+
+    began: list[list[str]] = []
+
+    def refuses() -> bool:
+        for process in federation.job("north"):
+            with suppress(psutil.Error):  # it has ended, or is about to
+                began.append(process.cmdline())
+        return 'its \'algorithm.name\' is "evil:X", and this site agreed to "fml"' in federation.log("north")
+
+    number = submitted(federation, session, change)
+    federation.wait(refuses, 120, "the site refuses")
+    assert {tuple(words[1:4]) for words in began if WORKER in words} == {("-P", "-E", "-m")}
+    ended(federation, session, number)
+
+
+def a_job_that_nobody_signed_is_not_unpacked(federation: Loopback, session: Session) -> None:
+    number = submitted(federation, session, lambda made: None)
+    assert ended(federation, session, number) == "FINISHED:FAILED_TO_RUN"
+    assert federation.log("north").count("refused, or could not: a job: the job's archive") == 2
+
+
+def submitted(federation: Loopback, session: Session, change: Callable[[Path], Any]) -> str:
+    """The number of a job that a lead changed before signing it."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = job.write(read(federation.file), Path(folder))
+        change(made)
+        return str(session._session.submit_job(str(made)))
+
+
+def ended(federation: Loopback, session: Session, number: str) -> str:
+    """How a job ended."""
+    said = [""]
+
+    def over() -> bool:
+        said[0] = str(session._session.get_job_meta(number).get("status"))
+        return said[0].startswith("FINISHED")
+
+    federation.wait(over, 120, "the end of the job")
+    return said[0]
+
+
+def folders_of_jobs(work: Path) -> list[Path]:
+    return [path for path in work.iterdir() if JOB.fullmatch(path.name)]

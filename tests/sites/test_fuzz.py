@@ -1,0 +1,335 @@
+"""The protocol under mutated orders, answers and letters: nothing raises but a refusal, nothing grows beyond its bounds,
+nothing is left half-written, and honest messages are answered afterwards as before.
+
+The examples are the same ones each time, and so many that all of them take less than two minutes.
+"""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+
+from fedmutual.algorithms import FedH2L
+from fedmutual.algorithms.peers import agreed as owned_by
+from fedmutual.engines.sites import engine
+from fedmutual.engines.sites.coordinator import Coordinator, first_state, unmanned
+from fedmutual.engines.sites.engine import TooFew
+from fedmutual.engines.sites.mailbox import Mailbox
+from fedmutual.engines.sites.post import (
+    EXAM,
+    LONGEST,
+    WORK,
+    Answer,
+    Garbled,
+    Order,
+    answer,
+    order,
+    packed,
+)
+from fedmutual.engines.sites.sizes import Sizes, limit
+from fedmutual.errors import UserError
+from fedmutual.records.logs import METRICS, read_lines
+from wards import COMMON, SITES, Desk, contract, halves, same
+
+MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+ONE_ROUND = COMMON | {"rounds": 1}
+
+
+def fuzz(examples):
+    """As many examples, the same ones each time, however slow the machine."""
+    return settings(
+        max_examples=examples,
+        derandomize=True,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+# --- mutations --------------------------------------------------------------------------------------------------------
+
+DEEP = 50_000
+RAW = [  # in the place of a value of a header: what parsers take differently, or not at all
+    "NaN",
+    "Infinity",
+    "-Infinity",
+    "1e999",
+    "-0",
+    "9" * 5000,
+    "[" * DEEP + "]" * DEEP,
+    '{"a":' * DEEP + "1" + "}" * DEEP,
+    '"\\ud800"',
+    '"\\u0000"',
+    '"' + "x" * 100_000 + '"',
+    "[" + ",".join(["0"] * 20_000) + "]",
+    "tru",
+    "",
+    '{"a":1,"a":2}',
+]
+scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20)
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner))
+GROWN_WORDS = [
+    {"remarks": ["x"] * 20_000},
+    {"problem": "x" * 10**6},
+    {"train": {f"term{k}": 0.5 for k in range(20_000)}},
+    {"scores": [{"model": "m", "client": None, "data": "d", "values": {"a": 0.5}}] * 5000},
+    {"scores": [{"model": "m", "client": None, "data": "d", "values": {"a" * 1000: 0.5, "b\n": 1}}]},
+    {"senders": [f"site{k}" for k in range(20_000)]},
+    {"asked": ["x" * 10**6]},
+    {"up": 2**62, "down": 2**62},
+]
+GROWN_TENSORS = [
+    {"x": torch.zeros(10**6)},
+    {"w": torch.zeros(300, 200)},
+    {f"x{k}": torch.zeros(0) for k in range(5000)},
+    {"w": torch.zeros(3, 2, dtype=torch.float64)},
+    {"classifier.bias": torch.full((10,), 1e30)},
+]
+TOKEN = "@@"  # stands where a raw text will
+
+
+@st.composite
+def replaced(draw, table):
+    """A table with one value, at any depth, that is another; or one key more, or fewer -> its text."""
+    raw, place = draw(st.none() | st.sampled_from(RAW)), table
+    while True:
+        key = draw(st.sampled_from(sorted(place)) if isinstance(place, dict) and place else st.just(None))
+        inner = place.get(key) if isinstance(place, dict) else None
+        if key is None or not isinstance(inner, dict) or draw(st.booleans()):
+            break
+        place = inner
+    what = draw(st.sampled_from(["change", "remove", "add"]))
+    if what == "remove" and key is not None:
+        del place[key]
+    else:
+        place[key if what == "change" and key is not None else draw(st.text(max_size=8))] = TOKEN if raw else draw(values)
+    text = json.dumps(table)
+    return text.replace(json.dumps(TOKEN), raw) if raw else text
+
+
+@st.composite
+def mutated(draw, content):
+    """A message that somebody changed: its bytes, its length, its header, its words; or a sound one with more in it."""
+    size = int.from_bytes(content[:8], "little")
+    header, tensors = json.loads(content[8 : 8 + size]), content[8 + size :]
+    kind = draw(st.sampled_from(["bytes", "cut", "more", "length", "noise", "tensors", *["header", "words", "grown"] * 2]))
+    if kind == "grown":
+        words = json.loads(header["__metadata__"]["fedmutual"]) | draw(st.just({}) | st.sampled_from(GROWN_WORDS))
+        more = draw(st.just({}) | st.sampled_from(GROWN_TENSORS))
+        return save(load(content) | more, metadata={"fedmutual": json.dumps(words)})
+    if kind == "bytes":
+        spoilt = bytearray(content)
+        for _ in range(draw(st.integers(1, 4))):
+            spoilt[draw(st.integers(0, len(content) - 1))] = draw(st.integers(0, 255))
+        return bytes(spoilt)
+    if kind == "cut":
+        return content[: draw(st.integers(0, len(content) - 1))]
+    if kind == "more":
+        return content + draw(st.binary(min_size=1, max_size=100)) * draw(st.sampled_from([1, 10_000]))
+    if kind == "length":
+        return draw(st.integers(0, 2**64 - 1) | st.integers(0, len(content))).to_bytes(8, "little") + content[8:]
+    if kind == "noise":
+        return draw(st.binary(max_size=200))
+    if kind == "tensors":
+        return content[: 8 + size] + draw(st.binary(min_size=1, max_size=8)) * (len(tensors) // 8)
+    if kind == "words":
+        words = draw(replaced(json.loads(header["__metadata__"]["fedmutual"])))
+        header["__metadata__"]["fedmutual"] = words
+        text = json.dumps(header)
+    else:
+        text = draw(replaced(header))
+    head = text.encode("utf-8", "surrogatepass")
+    return len(head).to_bytes(8, "little") + head + tensors
+
+
+# --- what reads messages ----------------------------------------------------------------------------------------------
+
+SHAPES = {"w": (torch.float32, (3, 2)), "n": (torch.int64, ())}
+TENSORS = {"w": torch.ones(3, 2), "n": torch.tensor(1)}
+SAID = Answer(Order(WORK, 2, 1, ("a",), ("a", "b")), {"ce": 0.5}, up=3, remarks=("'b': late",))
+ROOM = limit(SHAPES, 2000)
+
+
+@fuzz(400)
+@given(data=st.data())
+def test_a_mutated_message_is_read_or_refused(data):
+    read, what = data.draw(st.sampled_from([(order, SAID.order), (answer, SAID)]))
+    content = data.draw(mutated(packed(what, TENSORS)))
+    refusal = ""
+    try:
+        said, message = read(content, ROOM)
+    except Garbled as problem:
+        refusal = str(problem)
+    if refusal:
+        assert refusal.isprintable()
+        assert len(refusal) < LONGEST + 200
+        return
+    assert isinstance(said, type(what))
+    assert sum(t.nbytes for t in message.values()) <= ROOM.tensors
+    assert len(json.dumps(repr(said))) < 10 * ROOM.header
+
+
+class Letters:
+    """Honest letters of two senders, and their mutations."""
+
+    ROUNDS, SENDERS, ROOM = 4, ("a", "b"), limit(SHAPES, 300)
+
+    @classmethod
+    def declared(cls, place):
+        return SHAPES if place[0] < cls.ROUNDS and place[1] < 2 else None
+
+
+@fuzz(60)
+@given(data=st.data())
+def test_mutated_letters_fill_no_mailbox(data):
+    mail, refusals = Mailbox(Letters.SENDERS, Letters.declared, Letters.ROOM), 0
+    for _ in range(data.draw(st.integers(1, 15))):
+        if data.draw(st.booleans()):
+            mail.begin(data.draw(st.integers(-1, Letters.ROUNDS)))
+        place = data.draw(st.integers(-1, Letters.ROUNDS + 1)), data.draw(st.integers(0, 3))
+        content = packed(
+            Answer(Order(WORK, *place)), {"w": torch.full((3, 2), data.draw(st.floats(width=32))), "n": TENSORS["n"]}
+        )
+        if data.draw(st.booleans()):
+            content = data.draw(mutated(content))
+        sender = data.draw(st.sampled_from(["a", "b", "c", ""]))
+        try:
+            mail.put(sender, content)
+        except Garbled:
+            refusals += 1
+    held = [(i, r, m) for r in range(-1, 9) for p in range(9) for i, m in mail.letters((r, p)).items()]
+    assert mail.refused.total() == refusals
+    assert mail.refused.keys() <= {"a", "b", ""}
+    for sender in Letters.SENDERS:
+        assert len({round for i, round, _ in held if i == sender}) <= 2
+        assert sum(i == sender for i, _, _ in held) <= 4
+    assert all({k: (t.dtype, tuple(t.shape)) for k, t in m.items()} == SHAPES for _, _, m in held)
+    assert all(m["w"].isfinite().all() for _, _, m in held)
+
+
+# --- who acts on them -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """A federation of one round, its sites, and what each honestly answers."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    agreed, sites = halves(folder, contract(folder, ONE_ROUND, MLPS), MLPS)
+    state = first_state(agreed, unmanned(agreed))
+    asked = packed(Order(WORK, 0, 0), state)
+    answers = {i: half.do(asked) for i, half in sites.items()}
+    return folder, agreed, sites, asked, answers
+
+
+def files(folder):
+    """What lies in a folder: name -> bytes."""
+    return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+@fuzz(80)
+@given(data=st.data())
+def test_a_site_outlives_mutated_orders(federation, data):
+    _, _, sites, asked, _ = federation
+    north, state = sites["north"], order(asked)[1]
+    base = data.draw(st.sampled_from([asked, packed(Order(EXAM, 0, 0), state)]))
+    content, before, refusal = data.draw(mutated(base)), files(north.folder), ""
+    try:
+        told, message = answer(north.do(content))
+        assert told.problem is not None or not message or message.keys() == state.keys()
+        north.letters(content)
+    except (Garbled, UserError) as problem:
+        refusal = str(problem)
+    after = files(north.folder)
+    assert "\n" not in refusal
+    assert not refusal or after == before
+    new = {name for name in after.keys() - before.keys() if name not in (METRICS, "summary.json")}
+    assert not [name for name in after if name.endswith(".part")]
+    assert all(name.startswith(("answers/", "clients/", "server/")) for name in new), new
+    assert len(after) < 20
+    assert after["left.jsonl"] - before["left.jsonl"] < 5000  # a line, with the digest of each tensor
+    for line in (north.folder / "left.jsonl").read_text().splitlines()[-3:]:
+        json.loads(line)
+
+
+def test_after_them_a_site_answers_an_honest_order_as_before(federation):
+    _, _, sites, asked, answers = federation
+    one, other = answer(sites["north"].do(asked)), answer(answers["north"])
+    assert same(one[1], other[1])
+    assert one[0] == other[0]
+
+
+class Replayed(Desk):
+    """Sites that answer what they answered before; west's answers are changed."""
+
+    def __init__(self, sites, answers, spoil):
+        super().__init__(sites)
+        self._replies, self._spoil = answers, spoil
+
+    def ask(self, orders, deadline):
+        for i, asked in orders.items():
+            told = order(asked)[0]
+            content = self._replies[i] if told.kind == WORK else packed(Answer(told), {})
+            yield i, self._spoil(content) if i == "west" else content
+
+
+@fuzz(25)
+@given(data=st.data())
+def test_a_server_outlives_mutated_answers(federation, tmp_path_factory, data):
+    _, agreed, sites, _, answers = federation
+    folder = tmp_path_factory.mktemp("server") / "wards"
+    desk, refusal = Replayed(sites, answers, lambda content: data.draw(mutated(content))), ""
+    try:
+        Coordinator(agreed, folder).run(desk)
+    except (TooFew, UserError) as problem:
+        refusal = str(problem)
+    assert "\n" not in refusal
+    names = files(folder)
+    assert not [name for name in names if name.endswith(".part")]
+    assert names["log.txt"] < 5000
+    assert names.get(METRICS, 0) < 5000
+    for log in folder.glob("*.jsonl"):
+        assert all(isinstance(line["round"], int) for line in read_lines(log))
+
+
+def test_the_logs_of_a_federation_take_so_many_words_of_a_site_and_no_more(tmp_path):
+    """A site that says something else in every phase: the rounds go on, and the rest of its words is not written down."""
+    rounds = 40
+    agreed, sites = halves(tmp_path, contract(tmp_path, COMMON | {"rounds": rounds}, MLPS), MLPS)
+
+    class Talker(Desk):
+        def ask(self, orders, deadline):
+            for i, asked in orders.items():
+                told, state = order(asked)
+                said = Answer(told, problem=f"{told.round} " + "x" * LONGEST) if i == "west" else Answer(told)
+                yield i, packed(said, state if told.kind == WORK and i != "west" else {})
+
+    desk = Talker(sites)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_WORDS", 10 * LONGEST)
+        Coordinator(agreed, tmp_path / "server").run(desk)
+    log = (tmp_path / "server" / "log.txt").read_text()
+    assert sum("x" * 100 in line for line in log.splitlines()) == 9
+    assert log.count("site 'west' is left out") == rounds
+    assert len(log) < 20 * LONGEST + rounds * 300
+
+
+def test_the_largest_honest_messages_are_within_their_sizes(federation):
+    """Names of any script, and as many words as there may be: what is honest is never refused by its length."""
+    _, agreed, _, _, _ = federation
+    names = tuple(c * 60 for c in ("a", "é", "字", "😀"))
+    phase = agreed.algorithm.phases[0]
+    state = first_state(agreed, unmanned(agreed))
+    sizes = Sizes(agreed.algorithm, state, names, by_hand=False)
+    asked = Order(WORK, 2**62, 0, names, names)
+    order(packed(asked, state), sizes.order)
+    words = "😀" * (LONGEST + 3)
+    full = Answer(asked, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names[-1])
+    assert sizes.open_answer(asked, packed(full, state))[0].accused == names[-1]
+    later = replace(asked, phase=1)  # of peers: a remark on each sender of the phase before
+    peers = FedH2L(batch_size=8, public_batch=4).algorithm()
+    letters = Sizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names, by_hand=True)
+    assert letters.open_answer(later, packed(Answer(later, remarks=(words,) * 4), {}))[0].remarks[0].startswith("😀")

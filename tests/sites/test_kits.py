@@ -1,0 +1,44 @@
+"""Keys as kits and workspaces are made: closed to other users of the host from before they lie there."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nvflare", reason="the extra `sites` is not installed")
+
+from fedmutual.engines.sites.flare import kits, workspace
+from wards import contract
+
+
+def test_no_key_lies_in_a_folder_that_others_can_open(tmp_path, monkeypatch):
+    written = {}
+
+    def noted(function, key):
+        def call(*arguments, **named):
+            target = Path(arguments[key])
+            folders = [p for p in target.parents if tmp_path in p.parents]
+            written[target.name] = any(p.stat().st_mode & 0o077 == 0 for p in folders if p.exists())
+            return function(*arguments, **named)
+
+        return call
+
+    monkeypatch.setattr(kits.shutil, "copyfile", noted(shutil.copyfile, 1))
+    monkeypatch.setattr(kits, "write_bytes", noted(kits.write_bytes, 0))
+    kits.provision(contract(tmp_path), tmp_path / "kits")
+    monkeypatch.setattr(workspace.shutil, "copytree", noted(shutil.copytree, 1))
+    workspace.made(kits.opened(tmp_path / "kits" / "north"), tmp_path / "state", {})
+    assert {"cert.json", "server.key", "client.key", "startup"} <= written.keys()
+    assert all(written.values()), written
+
+
+def test_what_a_killed_provisioning_left_is_removed_and_no_link_is_followed(tmp_path):
+    """A kit's part had a name that anybody could foresee."""
+    (tmp_path / "kits" / "authority").mkdir(parents=True)
+    (tmp_path / "kits" / "authority" / "federation.json").write_text('{"format": 1, "name": "wards"}')
+    (tmp_path / "kits" / ".north.0.part" / "startup").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "kits" / ".north.part").symlink_to(tmp_path / "elsewhere")
+    kits.provision(contract(tmp_path), tmp_path / "kits")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert not (tmp_path / "kits" / ".north.0.part").exists()

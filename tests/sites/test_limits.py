@@ -1,0 +1,86 @@
+"""What a lead may change without the sites' consent, and how many rounds a site takes part in."""
+
+import json
+
+import pytest
+
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.consent import difference
+from fedmutual.engines.sites.post import WORK, Order, answer, packed
+from fedmutual.engines.sites.schema import LimitsTable
+from fedmutual.errors import ConfigError
+from wards import COMMON, SITES, contract, site
+
+SUBMITTED = {
+    "its 'sites.quorum' is 1, and this site agreed to": {"quorum": 1},
+    "its 'sites.leads' is": {"leads": ["other@example.org"]},
+    None: {"deadline": 5.0, "wait": 1.0, "retries": 50},
+}
+
+
+@pytest.mark.parametrize("why", SUBMITTED)
+def test_what_a_submission_changes_needs_consent_unless_it_is_listed(tmp_path, why):
+    """A quorum of one would let a lead, with a site that reads the shared model, single another site out."""
+    agreed = contracts.read(contract(tmp_path))
+    submitted = contracts.read(contract(tmp_path, **SUBMITTED[why]))
+    found = difference(agreed.record(), submitted.record())
+    assert found is None if why is None else found.startswith(why)
+
+
+def test_the_server_may_move(tmp_path):
+    agreed = contracts.read(contract(tmp_path))
+    moved = contracts.read(contract(tmp_path, COMMON | {"server": {"hosts": ["fl.example.org"], "port": 9000}}))
+    assert difference(agreed.record(), moved.record()) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "rounds", "most"), [(None, 3, None), (None, 2, None), (None, 4, 3), (5, 5, None), (5, 6, 5), (2, 3, 2)]
+)
+def test_rounds_beyond_what_a_site_agreed_to(limit, rounds, most):
+    """The contract that it agreed to has three."""
+    limits = LimitsTable(rounds=limit)
+    if most is None:
+        contracts.check_rounds(rounds, 3, limits)
+    else:
+        with pytest.raises(
+            ConfigError, match=f"^the job is of {rounds} rounds, and this site agreed to {most}; set 'limits."
+        ):
+            contracts.check_rounds(rounds, 3, limits)
+
+
+class Context:
+    """As much of FLARE's as a site asks for when a job begins: its workspace."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def get_prop(self, key):
+        return self
+
+    def get_root_dir(self):
+        return str(self.folder)
+
+
+def test_one_site_refuses_more_rounds_and_the_other_takes_part(tmp_path, capsys):
+    executor = pytest.importorskip("fedmutual.engines.sites.flare.executor")
+    two = {i: SITES[i] for i in ("north", "south")}
+    agreed = contract(tmp_path, COMMON, two).rename(tmp_path / "agreed.toml")
+    submitted = contracts.read(contract(tmp_path, COMMON | {"rounds": 9}, two))
+    limits, answers = {"north": {}, "south": {"limits": {"rounds": 9}}}, {}
+    for name, more in limits.items():
+        work = tmp_path / name / "flare"
+        (work / "local").mkdir(parents=True)
+        about = {"config": str(site(tmp_path, name, two[name], **more)), "contract": str(agreed)}
+        (work / "local" / "fedmutual.json").write_text(json.dumps(about))
+        taking_part = executor.Site(json.dumps(submitted.record()))
+        taking_part.handle_event("_start_run", Context(work))
+        task = executor.Shareable()
+        task[executor.BODY] = packed(Order(WORK, 0, 0), {})
+        answers[name] = answer(taking_part.execute("do", task, Context(work), None)[executor.BODY])[0].problem
+        taking_part.handle_event("_end_run", Context(work))
+    said = capsys.readouterr().out
+    refusal = "the job is of 9 rounds, and this site agreed to 3; set 'limits.rounds' in its file to allow more"
+    assert said.count(refusal) == 1
+    assert said.count("takes part\n") == 1
+    assert answers["north"] == "it does not take part; its operator reads why"
+    assert answers["south"] == "it could not do its part; its operator reads why"  # the order had no tensors

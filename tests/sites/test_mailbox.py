@@ -1,0 +1,120 @@
+"""Which letters of other sites a site keeps: those that an honest site can send by now, once, as declared, and no others."""
+
+import pytest
+import torch
+
+from fedmutual.engines.sites.mailbox import Mailbox
+from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Limit, Order, packed
+from wards import halves, seeded
+
+DECLARED = {"x": (torch.float32, (2,))}
+ROUNDS = 9
+
+
+def declared(place):
+    """Two phases of a round, and one of the start, after which letters are sent."""
+    round, phase = place
+    return DECLARED if round < ROUNDS and phase < (1 if round < 0 else 2) else None
+
+
+def letter(round, phase=0, x=(1.0, 2.0), kind=WORK, **said):
+    return packed(Answer(Order(kind, round, phase), **said), {"x": torch.tensor(x)})
+
+
+@pytest.fixture
+def mail():
+    return Mailbox(("b", "c"), declared, Limit(1000, 8))
+
+
+def places(mail, sender="b"):
+    return {(r, p) for r in range(-1, ROUNDS) for p in range(3) if sender in mail.letters((r, p))}
+
+
+def test_the_round_under_way_and_one_later_of_each_sender_are_kept(mail):
+    mail.begin(3)
+    for place in ((3, 0), (3, 1), (4, 0), (4, 1)):
+        mail.put("b", letter(*place))
+    mail.put("c", letter(7))
+    assert places(mail) == {(3, 0), (3, 1), (4, 0), (4, 1)}
+    assert places(mail, "c") == {(7, 0)}  # an honest one whose order came first, after a pause here
+    mail.put("b", letter(8))  # b went on while this site was away
+    assert places(mail) == {(3, 0), (3, 1), (8, 0)}
+    mail.begin(7)
+    assert places(mail) == {(8, 0)}
+    assert places(mail, "c") == {(7, 0)}
+    assert mail.refused.total() == 0
+
+
+def test_before_the_first_order_of_a_process_one_round_is_kept(mail):
+    for round in range(-1, ROUNDS):
+        mail.put("b", letter(round))
+        assert places(mail) == {(round, 0)}
+
+
+def test_a_server_that_goes_back_grows_no_mailbox(mail):
+    for round in (6, 2, 5, 1):
+        mail.begin(round)
+        for ahead in (round, round + 1, round + 2):
+            mail.put("b", letter(ahead))
+        assert places(mail) == {(round, 0), (round + 2, 0)}
+    mail.begin(0)
+    assert places(mail) == {(3, 0)}
+
+
+REFUSED = {
+    "over": (letter(2), "it is of round 3, which is over"),
+    "never": (letter(ROUNDS), "it is of a phase after which sites send nothing"),
+    "far": (letter(10**6), "it is of a phase after which sites send nothing"),
+    "last phase": (letter(3, 2), "it is of a phase after which sites send nothing"),
+    "start": (letter(-1, 1), "it is of a phase after which sites send nothing"),
+    "exam": (letter(3, kind=EXAM), "it is of a phase after which sites send nothing"),
+    "another": (letter(3, x=(1.0, 3.0)), "it is not the same as the letter before, of the same phase"),
+    "shape": (letter(3, x=(1.0,)), "declared as torch.float32 (2,), found torch.float32 (1,)"),
+    "size": (letter(3, x=(1.0,) * 3), "its tensors have 12 bytes, and 8 are declared"),
+    "infinite": (letter(3, x=(1.0, float("inf"))), "numbers in 'x' that are not finite"),
+    "words": (letter(3, problem="x"), "it says more than a letter does"),
+    "losses": (letter(3, train={"a": 1.0}), "it says more than a letter does"),
+    "senders": (packed(Answer(Order(WORK, 3, 0, ("b",))), {"x": torch.zeros(2)}), "it says more than a letter does"),
+    "header": (letter(3, remarks=("x" * 1000,)), "bytes, and 1,000 are enough"),
+    "empty": (packed(Answer(Order(WORK, 3, 0)), {}), "its letter is empty"),
+    "no bytes": (["a", "b"], "it is no message in safetensors form (TypeError)"),
+}
+
+
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_is_refused_is_counted_and_not_kept(why, mail):
+    content, said = REFUSED[why]
+    mail.begin(3)
+    mail.put("b", letter(3))
+    mail.put("b", letter(3))  # sent again, since nobody said that it came
+    for count in (1, 2):
+        with pytest.raises(Garbled) as caught:
+            mail.put("b", content)
+        assert said in str(caught.value)
+        assert mail.refused == {"b": count}
+    assert places(mail) == {(3, 0)}
+    assert mail.letters((3, 0))["b"]["x"].tolist() == [1.0, 2.0]
+    assert said in mail.take_reason("b")
+    assert mail.take_reason("b") is None
+    assert places(mail, "c") == set()
+
+
+def test_strangers_are_counted_together(mail):
+    for name in ("x", "y" * 10**6, "\n"):
+        with pytest.raises(Garbled) as caught:
+            mail.put(name, letter(0))
+        assert len(str(caught.value)) < 600
+        assert str(caught.value).isprintable()
+    assert mail.refused == {"": 3}
+
+
+def test_letters_of_rounds_that_never_come_take_no_memory(tmp_path):
+    """200 letters of a megabyte each, of rounds that the contract has not, and of shapes that no phase declares."""
+    path, sites = seeded(tmp_path)
+    north = halves(tmp_path, path, sites)[1]["north"]
+    big = torch.zeros(250_000)
+    for round in (*range(10), *(10**6 + k for k in range(190))):
+        with pytest.raises(Garbled):
+            north.peers.receive("west", packed(Answer(Order(WORK, round, 0)), {"anything": big}))
+    assert north.peers.mail.refused == {"west": 200}
+    assert not any(north.peers.mail.letters((round, 0)) for round in range(10))

@@ -1,0 +1,96 @@
+"""One hostile site of three, with real data: what of the shared model is left beside the median, and beside the mean."""
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.engines.base import score
+from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.engines.sites.post import WORK, answer, order, packed
+from fedmutual.losses import Classification
+from fedmutual.records.events import Noted
+from wards import COMMON, SITES, Desk, contract, halves
+
+MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+ROUNDS, POINTS = 4, 0.02
+
+
+def flipped(meme, sent, round):
+    """The step that the site learned, three times as far in the other direction."""
+    return {k: sent[k] - 3 * (v - sent[k]) for k, v in meme.items()}
+
+
+def huge(meme, sent, round):
+    """Of the last round alone, which no round after it would notice."""
+    return {k: torch.full_like(v, 1e30) for k, v in meme.items()} if round + 1 == ROUNDS else meme
+
+
+def replaced(meme, sent, round):
+    """A model that calls everything a zero, in the place of the mean of three, in the last round."""
+    if round + 1 < ROUNDS:
+        return meme
+    wanted = {k: v.clone() for k, v in sent.items()}
+    wanted["classifier.bias"][0] += 20
+    return {k: sent[k] + 3 * (wanted[k] - sent[k]) for k in meme}
+
+
+class Hostile(Desk):
+    """West sends something else than it learned."""
+
+    def __init__(self, them, attack):
+        super().__init__(them)
+        self.attack = attack
+
+    def ask(self, orders, deadline):
+        for i, content in super().ask(orders, deadline):
+            said, message = answer(content)
+            asked, sent = order(orders[i])
+            if i == "west" and asked.kind == WORK and self.attack is not None:
+                content = packed(said, self.attack(message, sent, asked.round))
+            yield i, content
+
+
+def federated(folder, rule, attack=None):
+    """(accuracies of the shared model and of honest sites' own ones on their test rows, what was noted)."""
+    common = COMMON | {"rounds": ROUNDS, "server": {"aggregate": rule}, "share": {"metrics": "all"}}
+    agreed, them = halves(folder, contract(folder, common, MLPS), MLPS)
+    notes = []
+    Coordinator(agreed, folder / "server").run(
+        Hostile(them, attack), [lambda e: notes.append(e) if isinstance(e, Noted) else 0]
+    )
+    shared, found = fedmutual.Run(folder / "server").global_model(), {}
+    for i in ("north", "south"):
+        rows = them[i].experiment.data.test
+        models = {"shared": shared, "own": fedmutual.Run(them[i].folder).personal_model(i)}
+        found |= {(name, i): score(net, rows, Classification())["accuracy"] for name, net in models.items()}
+    return found, [note.text for note in notes]
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory):
+    """Rule -> accuracies, without an attack."""
+    return {rule: federated(tmp_path_factory.mktemp(rule), rule)[0] for rule in ("mean", "median")}
+
+
+def losses(found, without):
+    """Whose accuracy an attack lowered by more than two points."""
+    return {who: without[who] - share for who, share in found.items() if share < without[who] - POINTS}
+
+
+@pytest.mark.parametrize("attack", [flipped, huge, replaced])
+def test_beside_the_median_two_honest_sites_of_three_lose_less_than_two_points(attack, honest, tmp_path):
+    assert losses(federated(tmp_path, "median", attack)[0], honest["median"]) == {}
+
+
+@pytest.mark.parametrize("attack", [huge, replaced])
+def test_beside_the_mean_what_is_far_off_is_named_and_left_out(attack, honest, tmp_path):
+    found, notes = federated(tmp_path, "mean", attack)
+    assert ["'west'" in note and "sites.update_limit" in note for note in notes] == [True]
+    assert losses(found, honest["mean"]) == {}
+
+
+def test_beside_the_mean_a_flipped_update_is_not_noticed(honest, tmp_path):
+    """Its norm is three times the others': docs/security.md says so."""
+    found, notes = federated(tmp_path, "mean", flipped)
+    assert notes == []
+    assert losses(found, honest["mean"]).keys() == {("shared", "north"), ("shared", "south")}

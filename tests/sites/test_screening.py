@@ -1,0 +1,192 @@
+"""What of sites' replies the server does not use: by hand, and in a federation of puppets."""
+
+import math
+
+import pytest
+import torch
+
+from fedmutual.engines.sites.conduct import Conduct
+from fedmutual.engines.sites.coordinator import first_state, unmanned
+from fedmutual.engines.sites.post import Answer
+from fedmutual.engines.sites.screening import Limits, find_outliers, screen, update_norm
+from fedmutual.errors import RunError
+from fedmutual.records.checkpoint import committed, file_name, read_state
+from fedmutual.records.logs import METRICS, read_lines
+from puppets import Federation, element, moved
+from wards import COMMON
+
+LIMITS = Limits(update=10.0, examples=None)
+FEDAVG = COMMON | {"algorithm": {"name": "fedavg"}}
+
+
+def test_the_norm_of_an_update_by_hand():
+    sent = {"w": torch.tensor([1.0, 1.0]), "count": torch.tensor(7)}
+    reply = {"w": torch.tensor([4.0, 5.0]), "new": torch.tensor([[12.0]]), "count": torch.tensor(10**6)}
+    assert update_norm(reply, sent) == 13.0  # the root of 3 * 3 + 4 * 4 + 12 * 12: whole numbers do not count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_largest_numbers_have_a_finite_norm(dtype):
+    """The square of 1e300 is none."""
+    norm = update_norm({"w": torch.full((4,), torch.finfo(dtype).max, dtype=dtype)}, {})
+    assert math.isfinite(norm)
+    assert norm >= torch.finfo(dtype).max
+
+
+def test_outliers_by_hand():
+    assert find_outliers({"a": 1.0, "b": 2.0, "c": 15.0}, 10.0) == []  # 10 times the mean of 1 and 2
+    assert find_outliers({"a": 1.0, "b": 2.0, "c": 15.1}, 10.0) == ["c"]
+    assert find_outliers({"a": 1.0, "b": 1.0, "c": 1e30, "d": 1e30, "e": 1.0}, 10.0) == ["c", "d"]
+    assert find_outliers({"a": 0.0, "b": 0.0, "c": 1e-9}, 10.0) == ["c"]  # where nobody else moves
+    assert find_outliers({"a": 0.0, "b": 0.0, "c": 0.0}, 10.0) == []
+
+
+def test_of_two_replies_nothing_tells_which_one_is_wrong():
+    assert find_outliers({"a": 1.0, "b": 1e30}, 10.0) == []
+    assert find_outliers({"a": 1.0, "b": 1e30}, 10.0, least=2) == ["b"]
+
+
+def counted(**counts):
+    """Replies that state so many examples, -> what is refused of them, with nothing sent."""
+    replies = {i: {"w": torch.ones(2), "n_k": torch.tensor(n)} for i, n in counts.items()}
+    return replies, {i: {"w": torch.zeros(2)} for i in replies}
+
+
+@pytest.mark.parametrize("count", [0, -1, -2000, -(2**63)])
+def test_a_count_below_one_is_refused_however_few_reply(count):
+    for others in ({}, {"north": 600, "south": 500}):
+        assert screen(*counted(west=count, **others), LIMITS, {}).refused.keys() == {"west"}
+
+
+@pytest.mark.parametrize("count", [2**62, 2**63 - 1, 5501])
+def test_a_count_far_above_the_others_is_refused(count):
+    assert screen(*counted(west=count, north=600, south=500), LIMITS, {}).refused.keys() == {"west"}
+
+
+def test_a_count_is_held_to_the_contracts_limit_where_it_has_one():
+    stated = Limits(update=10.0, examples=9000)
+    assert screen(*counted(west=9000, north=60, south=50), stated, {}).refused == {}
+    refused = screen(*counted(west=9001, north=60), stated, {}).refused  # of two replies, too
+    assert refused == {"west": "its n_k is not at least 1 and at most 9000 (sites.examples_limit)"}
+
+
+def test_a_count_that_changes_is_refused():
+    replies = counted(west=601, north=600, south=500)
+    assert screen(*replies, LIMITS, {"west": 600, "north": 600}).refused.keys() == {"west"}
+    assert screen(*replies, LIMITS, {"west": 601}).refused == {}
+
+
+@pytest.mark.parametrize("value", [2**63 - 1, -(2**62), 2**31 + 8])
+def test_a_counter_of_batches_that_no_round_can_reach_is_refused(value):
+    """Beside a mean the largest counter is everybody's, and the next step would take it beyond 64 bits."""
+    sent = {"n": torch.tensor(7)}
+    replies = {i: {"n": torch.tensor(n)} for i, n in (("north", 17), ("south", 7_000_000), ("west", value))}
+    assert screen(replies, dict.fromkeys(replies, sent), LIMITS, {}).refused.keys() == {"west"}
+
+
+def test_what_is_no_update_is_held_to_the_square_of_the_limit():
+    """Logits of an MLP after its first epoch were seen to be 12 times as large as those of two CNNs."""
+    for times, refused in ((99.0, set()), (101.0, {"west"})):
+        replies = {i: {"logits": torch.ones(4) * n} for i, n in (("north", 1.0), ("south", 1.0), ("west", times))}
+        found = screen(replies, {i: {} for i in replies}, LIMITS, {}).refused
+        assert found.keys() == refused
+        assert all("100 times" in why for why in found.values())
+
+
+def boosted(times):
+    """From round 2 on an update so many times as large as the others'."""
+    return lambda asked, inbox: moved(inbox, 0.01 * (times if asked.round else 1))
+
+
+def shared(federation):
+    """One element of the shared model after the last saved round."""
+    saved = committed(federation.folder)
+    return element(read_state(federation.folder / "server" / file_name(saved.round), saved.run, saved.round))
+
+
+@pytest.mark.parametrize("times", [10.1, 1e30, -11.0])
+def test_an_update_far_above_the_others_is_named_and_left_out(times, tmp_path):
+    calm = Federation(tmp_path / "calm").run()
+    found = Federation(tmp_path / "found")
+    found["west"].does = boosted(times)
+    found.run()
+    why = "site 'west' is left out: its update is more than 10 times the median of the others' (sites.update_limit)"
+    assert found.notes == [f"note in round {r}: {why}" for r in (2, 3)]  # one sentence, so that it is one note
+    assert shared(found) == shared(calm)  # of the others, who move by the same
+    assert found["west"].rounds() == [(0, 0), (0, 1), (0, 2)]  # it is asked again in the next round
+
+
+def test_one_round_is_enough_to_be_refused_the_last_one_too(tmp_path):
+    found = Federation(tmp_path)
+    found["west"].does = lambda asked, inbox: moved(inbox, 1e30 if asked.round == 2 else 0.01)
+    found.run()
+    assert [note[:16] for note in found.about("west")] == ["note in round 3:"]
+    assert abs(shared(found)) < 1
+
+
+def test_the_limit_is_the_contracts(tmp_path):
+    found = Federation(tmp_path, update_limit=12.0)
+    found["west"].does = boosted(11)
+    assert found.run().notes == []
+
+
+@pytest.mark.parametrize("count", [2**62, -2000, 0])
+def test_who_lies_about_its_examples_does_not_outweigh_the_others(count, tmp_path):
+    found = Federation(tmp_path, FEDAVG)
+    for i, (n, by) in {"north": (600, 0.01), "south": (200, 0.03), "west": (count, -0.02)}.items():
+        found[i].does = lambda asked, inbox, n=n, by=by: {**moved(inbox, by), "n_k": torch.tensor(n)}
+    found.run()
+    assert len(found.about("west")) == COMMON["rounds"]
+    assert {note.count("n_k") for note in found.notes} == {1}
+    first = element(first_state(found.agreed, unmanned(found.agreed)))
+    assert shared(found) - first == pytest.approx(3 * (600 * 0.01 + 200 * 0.03) / 800, rel=1e-4)
+
+
+def test_who_changes_its_number_of_examples_is_refused_after_a_restart_too(tmp_path):
+    found = Federation(tmp_path, FEDAVG)
+    for i in ("north", "south", "west"):
+        found[i].does = lambda asked, inbox, i=i: {
+            **moved(inbox, 0.01),
+            "n_k": torch.tensor(700 if i == "west" and asked.round > 1 else 600),
+        }
+
+    def kill(event):
+        if type(event).__name__ == "RoundDone" and event.round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        found.run(kill)
+    found.run()
+    assert found.notes == ["note in round 3: site 'west' is left out: its n_k is not the one that it stated first"]
+
+
+def test_the_names_of_losses_are_those_that_the_phase_declares(tmp_path):
+    """Else whoever answers writes what it likes into the server's log of scores."""
+    found = Federation(tmp_path)
+    many = {f"loss {n}\n": 0.5 for n in range(1000)} | {"personal": 0.5}
+    found["west"].does = lambda asked, inbox: (Answer(asked, train=many), moved(inbox, 0.01))
+    found["south"].does = lambda asked, inbox: (Answer(asked, train={"meme": 0.25}), moved(inbox, 0.01))
+    found.run()
+    assert len(found.about("west")) == COMMON["rounds"]
+    assert all(note.endswith("losses that its phase does not declare; those are personal, meme") for note in found.notes)
+    assert [line["train"] for line in read_lines(found.folder / METRICS)] == [{"south": {"meme": 0.25}}] * COMMON["rounds"]
+
+
+def test_replies_that_leave_too_few_do_not_begin_the_round_for_ever(tmp_path):
+    """A quorum of all: one site can keep the others from going on, but not for ever, and it is named."""
+    found = Federation(tmp_path, quorum=3)
+    found["west"].does = boosted(1e30)
+    for _ in range(2):  # begun anew, nobody is asked any more
+        with pytest.raises(RunError, match="3 rounds came to nothing although enough sites answered"):
+            found.run()
+    assert found["north"].rounds() == [(0, 0), (0, 1), (1, 1), (2, 1)]
+    assert committed(found.folder).round == 1
+    log = (found.folder / "log.txt").read_text()
+    assert log.count("what west sent is of no use, and 3 sites are wanted") == 3
+    assert Conduct(found.folder).setbacks == 3
+
+
+def test_a_record_of_conduct_that_is_damaged_is_said(tmp_path):
+    (tmp_path / "conduct.json").write_text('{"format": 1, "setbacks": "many"}')
+    with pytest.raises(RunError, match=r"conduct\.json: is damaged: setbacks"):
+        Conduct(tmp_path)
