@@ -17,7 +17,7 @@ import forked
 from loopback import free_port
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
 PLAIN = re.compile(r"""([\w\s./:=,@%+-]|'[^']*'|"[^"$`\\!]*")*""")  # a command in which a shell finds nothing to do
 NEEDS_SETUP = ("pip install", "git clone")  # what is shown with a fresh machine, in the closing notes of a release
@@ -91,6 +91,12 @@ def execute(line, folder, env):
 def test_links_to_files_lead_somewhere(page):
     for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), target
+
+
+def test_the_tests_that_the_page_on_security_names_exist():
+    named = set(re.findall(r"test_\w+\.py", (ROOT / "docs" / "security.md").read_text(encoding="utf-8")))
+    assert len(named) > 15
+    assert named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
 
 
 @pytest.mark.parametrize(("page", "least"), [("method.md", 10), ("fedh2l.md", 8)])

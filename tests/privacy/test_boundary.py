@@ -116,6 +116,41 @@ def test_a_row_of_private_data_is_refused_alone_or_among_noise(count):
         federation(algorithm, [one], start=server(wide), rounds=1)
 
 
+TRANSFORMS = {
+    "doubled": lambda row: 2 * row,
+    "larger by one bit": lambda row: torch.nextafter(row, torch.full_like(row, torch.inf)),
+    "backwards": lambda row: row.flip(0),
+    "in another dtype": lambda row: row.double(),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformLeak(FML):
+    """Declares a tensor, and sends a row of private data in it that is not byte for byte the row."""
+
+    how: str = "doubled"
+
+    def leaves(self, server):
+        row = TRANSFORMS[self.how](torch.zeros(20))
+        return {**super().leaves(server), "stolen": (row.dtype, (20,))}
+
+    def end(self, client, at):
+        return super().end(client, at) | {"stolen": TRANSFORMS[self.how](client.data["private"].x[3])}
+
+
+@pytest.mark.parametrize("how", TRANSFORMS)
+def test_the_boundary_compares_bytes_and_stops_no_code_that_means_to_leak(how):
+    """docs/run-folder.md calls the boundary a guard against slips: a reader must not think more of the boundary."""
+    algorithm = TransformLeak(how=how, **E).algorithm()
+
+    def wide(seed):
+        return torch.nn.Linear(20, 3)
+
+    x = torch.randn(12, 20, generator=torch.Generator().manual_seed(3))
+    one = client("0", algorithm, personal=wide, shared=wide, data={"private": Rows(x, torch.arange(12) % 3)})
+    assert federation(algorithm, [one], start=server(wide), rounds=1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TableLeak(FML):
     """Sends some of a table's rows, under a name that it declares, from one of the client's kinds of data."""

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
+from fedmutual.algorithms import FedH2L
 from fedmutual.algorithms.agree import Compare
+from fedmutual.algorithms.peers import agreed as owned_by
 from fedmutual.core import At
 from fedmutual.engines.base import participate
 from fedmutual.engines.sites.attempts import Attempts
@@ -12,6 +14,7 @@ from fedmutual.engines.sites.conduct import Conduct
 from fedmutual.engines.sites.engine import Sites
 from fedmutual.engines.sites.post import WORK, Answer, order, packed
 from fedmutual.engines.sites.screening import Limits
+from fedmutual.engines.sites.sizes import Sizes
 from fedmutual.errors import RunError
 from puppets import Federation, Puppet
 from wards import SEEDED, Desk, halves, seeded
@@ -135,7 +138,9 @@ def test_most_of_all_sites_decide(case, tmp_path):
     accusations, out = VOTES[case]
     desk = Desk({i: Puppet(lambda asked, inbox, i=i: says(asked, accusations.get(i, ""))) for i in "abcde"})
     conduct = Conduct(tmp_path)
-    sites = Sites(desk, 2, 1.0, False, Attempts(tmp_path), conduct, Limits(10.0, None))
+    peers = FedH2L(batch_size=8, public_batch=4).algorithm()
+    sizes = Sizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", by_hand=True)
+    sites = Sites(desk, 2, 1.0, True, sizes, Attempts(tmp_path), conduct, Limits(10.0, None))
     given = {i: (Compare(), {}, {}, At(0, -1, 1, 1)) for i in "abcde"}
     assert dict(sites.each(participate, given)).keys() == set("abcde") - set(accusations) - out
     assert conduct.left_out.keys() == out

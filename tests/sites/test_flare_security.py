@@ -55,7 +55,7 @@ def federated(folder: Path) -> Iterator[Loopback]:
         (folder / "north" / "state" / "wards" / "kept").write_text("as of a run")
         found.start("server", "north")
         found.wait(lambda: "site 'north' is there" in found.log("server"), 60, "north is there")
-        told = {"config": str(found.configs["eve"]), "contracts": [read(found.file).record()]}
+        told = {"config": str(found.configs["eve"]), "contracts": [read(found.file).record()], "rounds": COMMON["rounds"]}
         kit, state = folder / "kits" / "eve", folder / "eve" / "state"
         state.mkdir()
         rogue = (Path(__file__).parents[1] / "rogue.py", kit, state, json.dumps(told))

@@ -327,8 +327,8 @@ def test_the_largest_honest_messages_are_within_their_sizes(federation):
     asked = Order(WORK, 2**62, 0, names, names)
     order(packed(asked, state), sizes.order)
     words = "😀" * (LONGEST + 3)
-    full = Answer(asked, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names[-1])
-    assert sizes.open_answer(asked, packed(full, state))[0].accused == names[-1]
+    full = Answer(asked, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names, diverged=True)
+    assert sizes.open_answer(asked, packed(full, state))[0].accused == names
     later = replace(asked, phase=1)  # of peers: a remark on each sender of the phase before
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
     letters = Sizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names, by_hand=True)

@@ -1,10 +1,13 @@
 """Sites over a post in this process: what each does, keeps and lets go of, without any network."""
 
+import json
+
 import pytest
 
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.consent import difference
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.errors import ConfigError
 from fedmutual.records.logs import LEDGER, read_lines
@@ -55,13 +58,13 @@ def test_who_is_away_is_left_out_and_back_in(tmp_path, round):
 def test_the_rule_of_a_federation_is_what_sites_agreed_to(tmp_path):
     """Where the server is may change without them; how it makes one model of theirs may not."""
     robust = contracts.read(contract(tmp_path, RULES["trimmed mean"]))
-    assert contracts.restored(robust.record()).config.server == robust.config.server
+    assert contracts.accept(json.dumps(robust.record()), [robust.record()]).config.server == robust.config.server
     assert robust.config.server.model_dump() == {"aggregate": "trimmed-mean", "trim": 0.4}
     for server, differs in (({"port": 9000}, None), ({"trim": 0.1}, "'server.trim'"), ({"aggregate": "mean"}, "'server.")):
         tables = {**robust.config.server.model_dump(), **server}
         tables = {k: v for k, v in tables.items() if k != "trim" or tables["aggregate"] == "trimmed-mean"}
         other = contracts.read(contract(tmp_path, COMMON | {"server": tables}))
-        found = robust.differing(other)
+        found = difference(robust.record(), other.record())
         assert (found is None) == (differs is None)
         assert (differs or "") in (found or "")
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from fedmutual import plugins
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.consent import difference
 from fedmutual.engines.sites.post import WORK, Order, answer, packed
@@ -61,8 +62,9 @@ class Context:
         return str(self.folder)
 
 
-def test_one_site_refuses_more_rounds_and_the_other_takes_part(tmp_path, capsys):
+def test_one_site_refuses_more_rounds_and_the_other_takes_part(tmp_path, capsys, monkeypatch):
     executor = pytest.importorskip("fedmutual.engines.sites.flare.executor")
+    monkeypatch.setattr(plugins, "_of_process", None)  # a site confines its process
     two = {i: SITES[i] for i in ("north", "south")}
     agreed = contract(tmp_path, COMMON, two).rename(tmp_path / "agreed.toml")
     submitted = contracts.read(contract(tmp_path, COMMON | {"rounds": 9}, two))
@@ -70,7 +72,11 @@ def test_one_site_refuses_more_rounds_and_the_other_takes_part(tmp_path, capsys)
     for name, more in limits.items():
         work = tmp_path / name / "flare"
         (work / "local").mkdir(parents=True)
-        about = {"config": str(site(tmp_path, name, two[name], **more)), "contract": str(agreed)}
+        about = {
+            "config": str(site(tmp_path, name, two[name], **more)),
+            "contracts": [contracts.read(agreed).record()],
+            "rounds": 3,
+        }
         (work / "local" / "fedmutual.json").write_text(json.dumps(about))
         taking_part = executor.Site(json.dumps(submitted.record()))
         taking_part.handle_event("_start_run", Context(work))

@@ -134,7 +134,8 @@ def site(
         say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
         say(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
         _dial(found)
-        _serve(found, mine.state, {"config": str(mine.source), "contracts": [agreed.record()], workspace.LONGEST: longest})
+        about = {"config": str(mine.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
+        _serve(found, mine.state, {**about, workspace.LONGEST: longest})
 
 
 def submit(

@@ -1,6 +1,5 @@
 """In the job's process at a site: the half, over FLARE's tasks and, between sites, its messages."""
 
-import json
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -95,9 +94,7 @@ class Site(Executor):  # type: ignore[misc]
         leave_working_folders(work)
         plugins.confine(mine.code)
         contract = accept(self._contract, about["contracts"])
-        record = next(one for one in about["contracts"] if one["name"] == contract.name)
-        agreed = accept(json.dumps(record), [record])
-        check_rounds(contract.config.rounds, agreed.config.rounds, mine.file.limits)
+        check_rounds(contract.config.rounds, about["rounds"], mine.file.limits)
         _alone(self._held, mine.state / contract.name, patience)
         torch.set_num_threads(mine.file.engine.threads)
         half = Half(contract, mine, say)
