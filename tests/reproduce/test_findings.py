@@ -9,12 +9,14 @@ import pytest
 from fedmutual.reproduce import Scale, Store, experiments, pages, read_experiment
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.findings import TEMPLATE, Finding, find_findings, forest, render_findings
+from fedmutual.reproduce.front import marks
 from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import jobs
-from fedmutual.reproduce.printed import BEGIN, END, count_printed, printed_frame, printed_table
+from fedmutual.reproduce.printed import count_printed, printed_frame, printed_table
 from made_results import result
 
 DOCS = Path(__file__).parents[2] / "docs"
+BEGIN, END = marks("printed numbers")
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +119,10 @@ def named(papers):
 def test_a_finding_is_sorted_by_the_verdicts_that_stand(papers, store, verdicts, holm, outcome):
     page = pages.page(experiment := named(papers), looks(experiment, store))
     readings = [replace(j, verdict=v, holm=(holm, holm)) for j, v in zip(page.claims[0], verdicts, strict=True)]
-    assert Finding(page, tuple(readings)).outcome == outcome
+    finding = Finding(page, tuple(readings))
+    assert finding.outcome == outcome
+    by_chance = [v for v in verdicts if v in ("supported", "contradicted") and holm > 0.05]
+    assert finding.verdicts.count("though not after Holm's adjustment") == len(by_chance)
 
 
 def test_the_findings_are_written_beside_the_folder_of_the_pages(papers, store, cli, tmp_path, monkeypatch):

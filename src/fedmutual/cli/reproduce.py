@@ -24,10 +24,12 @@ from fedmutual.reproduce import (
     pages,
     printed,
     read_experiment,
+    repeats,
     reproduce,
     words,
 )
 from fedmutual.reproduce.cells import RESULTS, home
+from fedmutual.reproduce.front import write_front
 from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import check, tells
 from fedmutual.reproduce.results import PATIENCE
@@ -84,8 +86,8 @@ def train(
 def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
     """Write the documentation's pages from results alone -> their paths.
 
-    Those of one experiment or of all; and of all of them the verdicts, the printed numbers on the folder's front page if it
-    has their marks, and the findings beside the folder if the experiments have a template of them.
+    Those of one experiment or of all; and of all of them the verdicts, the printed numbers and the repeated runs on the
+    folder's front page if it has their marks, and the findings beside the folder if the experiments have a template of them.
     """
     root = root or home()
     if id:
@@ -96,8 +98,17 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
     paths = [p for page in told if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
     write_bytes(folder / overview.NAME, overview.overview(told).encode())
     counts = printed.count_printed(printed.printed_frame([(page.experiment, page.looks) for page in told]))
-    front = printed.write_front(folder, pages.md_table(printed.printed_table(counts), caption=False))
-    return [*paths, folder / overview.NAME, *front, *findings.write_findings(told, counts, root, folder)]
+    made = {
+        "printed numbers": printed.printed_table(counts),
+        "repeated runs": repeats.repeats_table(repeats.repeats_frame(store)),
+    }
+    tables = {name: pages.md_table(table, caption=False) for name, table in made.items()}
+    return [
+        *paths,
+        folder / overview.NAME,
+        *write_front(folder, tables),
+        *findings.write_findings(told, counts, root, folder),
+    ]
 
 
 def _store(root: Path | None, folder: Path) -> Store:

@@ -52,7 +52,10 @@ class Finding:
         told = []
         for judged in self.readings:
             number = words.difference(judged, judged.overall, self.page.experiment.index.decimals) if judged.overall else ""
-            verdict = ": ".join(filter(None, (judged.verdict, number)))
+            chance = (
+                ", though not after Holm's adjustment" if judged.verdict in DECIDED and not stands(judged.holm[1]) else ""
+            )
+            verdict = ": ".join(filter(None, (judged.verdict + chance, number)))
             told.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
         return capital("; ".join(told))
 

@@ -1,12 +1,10 @@
 """How many of the papers' printed numbers are measured: at full length, shortened, or not at all."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from fedmutual.records.files import write_bytes
 from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import NOT_RUN
@@ -15,9 +13,6 @@ from fedmutual.reproduce.looks import Look
 FULL, SHORTENED = "full", "shortened"
 STATES = (FULL, SHORTENED, NOT_RUN)  # the fullest first
 ALL = "all"
-FRONT = "README.md"
-BEGIN = "<!-- printed numbers: made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited -->"
-END = "<!-- end of printed numbers -->"
 NUMBER = ["cell", "arm", "measure", "node"]  # what a printed number is known by
 
 
@@ -60,19 +55,3 @@ def printed_table(counts: pd.DataFrame) -> Table:
     heads = (Column("Experiment", numeric=False), *map(Column, ("Printed numbers", *STATES)))
     csv = csv_text(["experiment", *STATES], counts.reset_index().to_numpy().tolist())
     return Table("printed", "", heads, tuple(rows), csv)
-
-
-def write_front(folder: Path, table: str) -> list[Path]:
-    """Put the table between the marks of the folder's front page -> its path; nothing where it has no such marks.
-
-    Raises:
-        RunError: the page cannot be written.
-    """
-    path = folder / FRONT
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    head, begun, rest = text.partition(BEGIN)
-    _, ended, tail = rest.partition(END)
-    if not begun or not ended:
-        return []
-    write_bytes(path, f"{head}{BEGIN}\n\n{table}\n\n{END}{tail}".encode())
-    return [path]

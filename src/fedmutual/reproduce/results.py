@@ -27,6 +27,11 @@ class Store:
             for file in sorted(root.rglob("*.json")):
                 self._take(file.relative_to(root).with_suffix("").as_posix(), _read(file))
 
+    @property
+    def cells(self) -> Sequence[str]:
+        """The ids of the cells that have results, sorted."""
+        return sorted(self._found)
+
     def of(self, cell: str) -> Sequence[Result]:
         """All results of a cell."""
         return self._found.get(cell, ())
