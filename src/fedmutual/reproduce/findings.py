@@ -48,14 +48,12 @@ class Finding:
 
     @property
     def verdicts(self) -> str:
-        """ "+1.2 points (95 % interval ...); at equal gradient steps: not run", each reading with its verdict."""
+        """ "As the paper trains: supported: +1.2 points ...; at equal gradient steps: not run": each reading."""
         told = []
         for judged in self.readings:
-            number = words.difference(judged, judged.overall, self.page.experiment.index.decimals) if judged.overall else ""
-            chance = (
-                ", though not after Holm's adjustment" if judged.verdict in DECIDED and not stands(judged.holm[1]) else ""
-            )
-            verdict = ": ".join(filter(None, (judged.verdict + chance, number)))
+            verdict = words.verdict(judged, self.page.experiment.index.decimals)
+            if judged.verdict in DECIDED and not stands(judged.holm[1]):
+                verdict += ", though not after Holm's adjustment"
             told.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
         return capital("; ".join(told))
 
