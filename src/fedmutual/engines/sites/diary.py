@@ -73,8 +73,8 @@ class Diary:
     def _read(self, about: dict[str, Any]) -> None:
         if about.get("run") != self._run:
             raise RunError(
-                f"{self._folder}: holds the state of this federation with another site.toml, other data or another "
-                "contract; give back what it was begun with, or name another state.folder"
+                f"{self._folder}: holds the state of this federation with another site.toml, other data, another contract "
+                "or another version of fedmutual; give back what it was begun with, or name another state.folder"
             )
         self.entries = [Entry(*entry) for entry in about["entries"]]
         self.forgotten = bool(about["dropped"])

@@ -1,0 +1,103 @@
+"""The one file of this folder that imports what DESIGN.md does not promise to outside checks.
+
+A module that is renamed changes a line here, and no other file of tests/outside.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import typer
+
+LEAKING_ALGORITHM = """
+from fedmutual.algorithms import FML
+
+
+class Leaking(FML):
+    def end(self, client, at):
+        return super().end(client, at) | {"secret": next(client.nets["personal"].parameters()).detach()}
+"""
+"""A user's own algorithm (docs/own-algorithm.md) whose reply holds a tensor that was not declared."""
+
+
+def command_line() -> Any:
+    """The command `fedmutual`, in click's form."""
+    from fedmutual.cli.app import app
+
+    return typer.main.get_command(app)
+
+
+def run_sites(file: Path, sites: Mapping[str, Path], server: Path) -> dict[str, Path]:
+    """Run a federation of real sites to its end in this process, without a network -> the state folder of each site.
+
+    file: FEDERATION.toml. sites: the site.toml of each. server: the server's folder of this federation.
+    """
+    from fedmutual.engines.sites import contract as contracts
+    from fedmutual.engines.sites.coordinator import Coordinator
+    from fedmutual.engines.sites.half import Half, own
+    from wards import Desk
+
+    contract = contracts.whole(file)
+    halves = {name: Half(contract, own(path)) for name, path in sites.items()}
+    Coordinator(contract, server).run(Desk(halves))
+    return {name: half.folder for name, half in halves.items()}
+
+
+def write_sites(
+    folder: Path, algorithm: Mapping[str, Any], has_public: bool
+) -> tuple[Path, dict[str, Path], dict[str, Any]]:
+    """Write the files of a federation of three real sites, each with a third of the digits.
+
+    has_public: each site gives examples to a public seed set.
+
+    Returns FEDERATION.toml, the site.toml of each, and the tables of the same experiment in one process.
+    """
+    import wards
+
+    common = (wards.SEEDED if has_public else wards.COMMON) | {"algorithm": dict(algorithm), "rounds": 2}
+    common |= {"share": {"metrics": "all"}}  # the scores of one process are compared with those of the server
+    if has_public:
+        file, sites = wards.seeded(folder, common)
+    else:
+        sites = wards.with_data(folder)
+        if algorithm["name"] in ("fedavg", "fedprox"):  # these have no personal networks
+            sites = {name: {key: value for key, value in own.items() if key != "model"} for name, own in sites.items()}
+        file = wards.contract(folder, common, sites)
+    place = {"public": {"folder": str(folder / "public")}} if has_public else {}
+    files = {name: wards.site(folder, name, own, **place) for name, own in sites.items()}
+    return file, files, wards.together(common, sites)
+
+
+def planned_fingerprints(
+    cell: str, seeds: Iterable[int], rounds: int | None, changed: Mapping[str, Any]
+) -> Iterator[tuple[str, int, str]]:
+    """What `fedmutual reproduce` plans for a cell of the committed experiments -> (arm, seed, fingerprint) of each run.
+
+    cell: the path of its file under experiments/, without the suffix. rounds: `--rounds`. changed: `--set`.
+    """
+    from fedmutual.reproduce import Scale
+    from fedmutual.reproduce.plan import jobs
+
+    for found in _cells()[cell]:
+        for job in jobs(found, seeds, Scale(rounds, tuple(changed.items()))):
+            yield job.arm, job.seed, job.fingerprint
+
+
+@cache
+def _cells() -> dict[str, list[Any]]:
+    """Path of a cell's file -> the cell as each experiment has it: one may look at the cells of another, with more arms."""
+    from fedmutual.reproduce import experiments
+
+    cells: dict[str, list[Any]] = {}
+    for experiment in experiments(experiments_folder()):
+        for cell in experiment.cells:
+            cells.setdefault(cell.id, []).append(cell)
+    return cells
+
+
+def experiments_folder() -> Path:
+    """The folder of the committed experiments."""
+    from fedmutual.reproduce.cells import home
+
+    return home()

@@ -1,0 +1,65 @@
+"""What the files of a run folder hold, and a federation of real sites that writes some."""
+
+import json
+import shutil
+
+import torch
+from safetensors.torch import load_file
+
+from outside import samples
+from outside.internals import run_sites
+from outside.machine import describe_machine
+
+SITES = ("north", "south")
+
+
+def federate(folder):
+    """Run the sample's federation of real sites in this process, or go on with it."""
+    place = folder / samples.SITES
+    files = {name: place / name / "site.toml" for name in SITES}
+    run_sites(place / "federation.toml", files, place / "server" / "wards")
+
+
+def forget(folder):
+    """Remove what the participants of the sample's federation keep."""
+    shutil.rmtree(folder / samples.SITES / "server")
+    for name in SITES:
+        shutil.rmtree(folder / samples.SITES / name / "state")
+
+
+def change(path, before, after):
+    """Replace a text that occurs once in a file."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count(before) == 1
+    path.write_text(text.replace(before, after), encoding="utf-8")
+
+
+def tensors(folder):
+    """All tensors below a folder: file and name -> tensor."""
+    files = sorted(folder.rglob("*.safetensors"))
+    return {f"{path.relative_to(folder).as_posix()} {k}": v for path in files for k, v in load_file(path).items()}
+
+
+def read_lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def under(prefix, state):
+    """The tensors below a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+
+
+def assert_equal(here, there):
+    """Equal names and values."""
+    assert here.keys() == there.keys()
+    assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+def assert_same(sample, here, there):
+    """Equal where the sample was written on a machine like this one, else equal but for what becomes of rounding."""
+    if samples.read_machines()[sample] == describe_machine():
+        assert_equal(here, there)
+        return
+    assert here.keys() == there.keys()
+    for name in here:
+        torch.testing.assert_close(here[name], there[name], rtol=0.02, atol=0.002, msg=lambda text, at=name: f"{at}: {text}")

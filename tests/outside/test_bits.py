@@ -1,0 +1,164 @@
+"""The bits of one short run of each method, on each engine: equal wherever docs/engines.md promises it, and as recorded."""
+
+import hashlib
+import json
+
+import pytest
+import tomli_w
+import torch
+from safetensors.torch import load_file
+
+import fedmutual
+from outside.internals import run_sites, write_sites
+from outside.machine import describe_machine
+from outside.snapshots import FOLDER
+
+METHODS = {
+    "fml": ("algorithm.alpha=0.4", "algorithm.beta=0.7"),
+    "fedavg": (),
+    "fedprox": ("algorithm.mu=0.1",),
+    "independent": (),
+    "centralised": (),
+    "fedh2l": ("training.local_steps=3", "algorithm.public_batch=8"),
+    "fedmd": ("training.local_steps=3", "algorithm.public_batch=8", "algorithm.transfer_epochs=1"),
+    "aggregate": ("training.local_steps=3",),
+}
+"""Method -> what is set beside its name."""
+EXACT = [(method, "processes") for method in METHODS] + [("fml", "cluster"), ("fedh2l", "cluster")]
+ROUNDING = {"rtol": 1e-3, "atol": 1e-5}
+
+
+def run(cli, method, engine, out, *more):
+    """Run the experiment -> its folder."""
+    settings = (f"algorithm.name={method}", f"engine.name={engine}", *METHODS[method], *more)
+    code, _, err = cli("run", FOLDER / "experiment.toml", "--out", out, *(w for text in settings for w in ("--set", text)))
+    assert code == 0, err
+    return out
+
+
+def read_state(folder):
+    """All that the server and the clients carry after the last round: file and name -> tensor."""
+    files = sorted(folder.glob("**/round-2.safetensors"))
+    return {f"{path.parent.relative_to(folder).as_posix()} {k}": v for path in files for k, v in load_file(path).items()}
+
+
+def read_scores(folder):
+    """Every score: round, model, client and rows -> accuracy and loss."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return {
+        f"{line['round']} {score['model']} {score['client']} {score['data']}": [score["accuracy"], score["loss"]]
+        for line in lines
+        for score in line["scores"]
+    }
+
+
+def digest(state, scores):
+    """SHA-256 of names, types, shapes and bits, and of all scores."""
+    made = hashlib.sha256(json.dumps(scores, sort_keys=True).encode())
+    for name, value in sorted(state.items()):
+        made.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        made.update(value.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return made.hexdigest()
+
+
+def summarise(state):
+    """Two numbers of each tensor that change with any of its values and their order: its norm, and a weighted sum."""
+    summary = {}
+    for name, value in state.items():
+        flat = value.double().flatten()
+        weighted = (flat * torch.arange(len(flat)).cos()).sum()
+        summary[name] = [float(f"{number:.6g}") for number in (flat.norm().item(), weighted.item())]
+    return summary
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A folder for the runs of this process."""
+    return tmp_path_factory.mktemp("bits")
+
+
+@pytest.fixture
+def reference(cli, folders):
+    """The folder of a method's run by the engine that runs all clients in this process; made once."""
+
+    def find(method):
+        path = folders / method
+        return path if path.exists() else run(cli, method, "inprocess", path)
+
+    return find
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_bits_are_those_that_were_recorded(method, reference, snapshots):
+    """Elsewhere than on the recorded processor and version of torch: the values, but for what rounding becomes."""
+    state, scores = read_state(reference(method)), read_scores(reference(method))
+    recorded, machine = snapshots.read("bits"), describe_machine()
+    if snapshots.is_recording or recorded["machine"] == machine:
+        snapshots.check("bits", "machine", machine)
+        snapshots.check("bits", method, {"digest": digest(state, scores), "tensors": summarise(state)})
+        return
+    now, before = summarise(state), recorded[method]["tensors"]
+    assert now.keys() == before.keys()
+    for name, (norm, weighted) in before.items():
+        assert now[name] == pytest.approx([norm, weighted], rel=1e-3, abs=1e-3 * norm + 1e-6), name
+
+
+@pytest.mark.parametrize(("method", "engine"), EXACT)
+def test_an_engine_has_the_same_bits(method, engine, reference, cli, tmp_path, request):
+    address = ()
+    if engine == "cluster":
+        address = (f"engine.address={request.getfixturevalue('two_nodes').address}",)
+    here = run(cli, method, engine, tmp_path / "run", *address)
+    there = reference(method)
+    assert json.loads((here / "environment.json").read_text())["engine"]["name"] == engine
+    assert digest(read_state(here), read_scores(here)) == digest(read_state(there), read_scores(there))
+
+
+@pytest.fixture
+def two_nodes():
+    """The Ray cluster that all tests share."""
+    pytest.importorskip("ray", reason="Ray is not installed (the extra fedmutual[ray])")
+    from nodes import two_nodes
+
+    return two_nodes()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stacked_clients_are_equal_but_for_rounding(method, reference, cli, tmp_path):
+    here, there = read_state(run(cli, method, "stacked", tmp_path / "run")), read_state(reference(method))
+    assert here.keys() == there.keys()
+    for name in here:
+        torch.testing.assert_close(here[name], there[name], **ROUNDING, msg=lambda text, name=name: f"{name}: {text}")
+
+
+SITES = {
+    "fml": ({"alpha": 0.4, "beta": 0.7}, False),
+    "fedavg": ({}, False),
+    "fedprox": ({"mu": 0.1}, False),
+    "independent": ({}, False),
+    "fedh2l": ({"public_batch": 8}, True),
+    "fedmd": ({"public_batch": 8, "transfer_epochs": 1}, True),
+    "aggregate": ({}, True),
+}
+"""Method -> its settings, and whether it needs a public seed set."""
+
+
+@pytest.mark.parametrize("method", SITES)
+def test_real_sites_have_the_bits_of_one_process(method, cli, tmp_path):
+    settings, has_public = SITES[method]
+    file, sites, together = write_sites(tmp_path, {"name": method, **settings}, has_public)
+    states = run_sites(file, sites, tmp_path / "server")
+    (tmp_path / "together.toml").write_text(tomli_w.dumps(together))
+    code, _, err = cli("run", tmp_path / "together.toml", "--out", tmp_path / "one")
+    assert code == 0, err
+    there, server = fedmutual.Run(tmp_path / "one"), fedmutual.Run(tmp_path / "server")
+    assert server.summary["personal"] == there.summary["personal"]
+    receivers = 2 if method == "fedh2l" else 1  # each site sends to both others, or to the server
+    assert server.summary["bytes"] == there.summary["bytes"] | {"up": receivers * there.summary["bytes"]["up"]}
+    assert server.complete == there.complete
+    pairs = [(server.global_model(), there.global_model())] if there.complete else []
+    if method not in ("fedavg", "fedprox"):
+        pairs += [(fedmutual.Run(path).personal_model(name), there.personal_model(name)) for name, path in states.items()]
+    assert pairs
+    for here, other in pairs:
+        assert digest(here.state_dict(), {}) == digest(other.state_dict(), {})
