@@ -123,6 +123,7 @@ def test_every_method_of_the_tuned_cells_has_a_sweep_of_its_own():
     for cell in tuned.cells:
         assert set(cell.tunings) == set(cell.arms)
         for arm, tuning in cell.tunings.items():
+            assert tuning.ends == [], "a better rate may lie beyond the grid"
             algorithm = cell.config(arm).algorithm["name"]
             assert cell.config(arm).optimizer.lr == tuning.chosen["optimizer.lr"] * cell.arms[arm].rate_times
             assert tuning.file.chosen.get("algorithm.name", "fml") == algorithm
