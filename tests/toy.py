@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual.algorithms import FML, Independent
+from fedmutual.algorithms.peers import proxied
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.engines.cluster import Cluster
 from fedmutual.engines.inprocess import InProcess
@@ -96,7 +97,7 @@ def client(
     nets = {}
     if "personal" in algorithm.scores:
         nets["personal"] = personal(100 + number)
-    if "global" in algorithm.scores:
+    if {"global", "proxy"} & set(algorithm.scores):
         nets["meme"] = shared(0)
     optimizers = {
         k: torch.optim.SGD([p for p in m.parameters() if p.requires_grad], lr=0.0, momentum=0.9, weight_decay=5e-4)
@@ -106,12 +107,24 @@ def client(
     made = Client(
         id, nets, optimizers, {"private": rows(number, n), "validation": rows(50 + number, 12)}, rate=0.1, shared=crosses
     )
+    made.proxy = "proxy" in algorithm.scores
     return replace(made, **changes)
 
 
 def server(shared: Callable[[int], nn.Module] = mlp, home: Sequence[str] = ()) -> Message:
     """The first shared state."""
     return {k: v.clone() for k, v in shared(0).state_dict().items() if k not in home}
+
+
+def first_state(
+    algorithm: Algorithm, ids: Iterable[str], shared: Callable[[int], nn.Module] = mlp, home: Sequence[str] = ()
+) -> Message:
+    """The server's first state, as an experiment has it."""
+    if "proxy" in algorithm.scores:
+        return proxied(ids, CLASSES, server(shared, home))
+    if algorithm.begins is not None:
+        return algorithm.begins(shared(0), CLASSES)
+    return server(shared, home) if "global" in algorithm.scores else {}
 
 
 def federation(
@@ -137,7 +150,7 @@ def federation(
         seeds={},
         homes={},
     )
-    state = start if start is not None else (server() if "global" in algorithm.scores else {})
+    state = start if start is not None else first_state(algorithm, [c.id for c in clients])
     with closing(ENGINES[engine](clients)) as hosted:
         last = federate(plan, hosted, state, None, [events.append] if events is not None else [], None)
         lived = dict(hosted.each(itself, {c.id: () for c in clients}))

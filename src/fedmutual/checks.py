@@ -3,8 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
+import torch
+from torch import nn
+
 from fedmutual.config import Config
-from fedmutual.core import Public
+from fedmutual.core import Public, find_head
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import Federation, Space
 from fedmutual.errors import ConfigError
@@ -38,6 +41,9 @@ def check(experiment: Experiment) -> None:
     _check_public(experiment)
     _check_weights(experiment)
     _check_shared(experiment)
+    _check_alike(experiment)
+    _check_features(experiment)
+    _check_classes(experiment)
 
 
 def _check_holdout(experiment: Experiment) -> None:
@@ -100,7 +106,7 @@ def _check_weights(experiment: Experiment) -> None:
 def _check_shared(experiment: Experiment) -> None:
     """What is shared has one shape at all clients."""
     config, spaces = experiment.config, experiment.data.spaces
-    if "global" not in experiment.algorithm.scores or experiment.pooled:
+    if not experiment.nets.forks or experiment.pooled:
         return
     first = experiment.data.space
     one = next(iter(spaces))
@@ -126,6 +132,67 @@ def _check_shared(experiment: Experiment) -> None:
             raise ConfigError(
                 f"what is shared differs in shape between clients {one!r} and {client!r}, {cause}: "
                 f"{odd!r} of network {config.model.shared!r}; {mend}"
+            )
+
+
+def _check_alike(experiment: Experiment) -> None:
+    """Clients' own networks are of the shared architecture, and the shared model is whole, where the algorithm needs it."""
+    algorithm, name, shared = experiment.algorithm, experiment.config.algorithm["name"], experiment.config.model.shared
+    other = next((i for i in experiment.clients if experiment.nets.personal(i) != shared), None)
+    if algorithm.alike and other is not None:
+        raise ConfigError(
+            f"algorithm {name!r} needs every client's own network to be the shared one, {shared!r}, and client {other!r} "
+            f"has {experiment.nets.personal(other)!r}; take 'model.personal' out, or choose an algorithm for networks that "
+            "differ (fml, fedproto)"
+        )
+    if algorithm.public is not None and algorithm.public.server and not experiment.nets.complete:
+        raise ConfigError(
+            f"algorithm {name!r} trains the shared model at the server, which needs all of it; take 'model.part' and "
+            "'model.batchnorm' out"
+        )
+
+
+def _check_features(experiment: Experiment) -> None:
+    """Networks end in a linear layer where the algorithm looks at what that layer takes."""
+    wanted, tried = experiment.algorithm.features, set[tuple[str, str, tuple[int, ...], int]]()
+    for client in experiment.clients if wanted else ():
+        space, named = experiment.nets.space(client), experiment.nets.named(client)
+        unlike = {(net, named[net][0], space.shape, space.outputs) for net in wanted} - tried
+        made = experiment.nets.of(client) if unlike else {}
+        for net, *_ in sorted(unlike):
+            if count_features(made[net], space.shape, experiment.device) is None:
+                network, key = named[net]
+                raise ConfigError(
+                    f"key {key!r}: network {network!r} does not end in a linear layer, whose input algorithm "
+                    f"{experiment.config.algorithm['name']!r} looks at; choose another network"
+                )
+        tried |= unlike
+
+
+def count_features(net: nn.Module, shape: tuple[int, ...], device: torch.device | None = None) -> int | None:
+    """How many numbers a network's last layer takes of an example; None where its output is not that of a linear layer."""
+    head, calls = find_head(net), list[tuple[torch.Tensor, torch.Tensor]]()
+    if head is None:
+        return None
+    with torch.no_grad(), head.register_forward_hook(lambda _, taken, given: calls.append((taken[0], given))):
+        output = net.eval()(torch.zeros(2, *shape, device=device))
+    if len(calls) != 1 or calls[0][1] is not output or calls[0][0].dim() != 2:
+        return None
+    return calls[0][0].shape[1]
+
+
+def _check_classes(experiment: Experiment) -> None:
+    """Clients have the same classes where the server's first state has something of each class."""
+    if experiment.algorithm.begins is None:
+        return
+    experiment.server()  # which may say that a setting is missing
+    first, one = experiment.data.space, next(iter(experiment.data.spaces))
+    for client, space in experiment.data.spaces.items():
+        if space.numbers or space.classes != first.classes:
+            raise ConfigError(
+                f"algorithm {experiment.config.algorithm['name']!r} holds clients' classes against each other, and client "
+                f"{client!r} has {'numbers' if space.numbers else listed(space.classes, 3)}, client {one!r} "
+                f"{listed(first.classes, 3)}; name all classes in data.classes, by which labels are matched"
             )
 
 

@@ -99,6 +99,11 @@ def setting(default: T, about: str) -> T:
     return field(default=default, metadata={"about": about})
 
 
+def run_field(default: T) -> T:
+    """A dataclass field that is no key under [algorithm]: the run fills it in."""
+    return field(default=default, metadata={"filled": True})
+
+
 def within(name: str, setting: Setting, low: float, high: float) -> None:
     """Raise ValueError, in one sentence, unless the setting stays in [low, high] over all rounds."""
     for value in (setting.start, setting.end) if isinstance(setting, Schedule) else (setting,):
@@ -110,12 +115,31 @@ def within(name: str, setting: Setting, low: float, high: float) -> None:
 class Net(NamedTuple):
     """A model as a loss sees it: one module, or one of many stacked under vmap."""
 
-    call: Callable[[Tensor], Tensor]  # x [B, ...] -> output [B, C]
+    call: Callable[..., Tensor]  # x [B, ...], and weights in the place of its own by name, or none -> output [B, C]
     params: Message  # the trainable ones
+    head: nn.Linear | None = None  # its last linear layer
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """The output for x."""
-        return self.call(x)
+    def __call__(self, x: Tensor, weights: Message | None = None) -> Tensor:
+        """The output for x, with these weights in the place of its own of the same names. Gradients reach them."""
+        return self.call(x) if weights is None else self.call(x, weights)
+
+    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """What the last layer takes [B, F], and the output [B, C]. For an algorithm that says so (`Algorithm.features`)."""
+        return take_features(self.head, lambda: self.call(x))
+
+
+def take_features(head: nn.Linear | None, call: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """What a network's last layer takes [B, F] while `call` computes the output [B, C]; both."""
+    assert head is not None  # of a network with `Algorithm.features`, as is checked before the first round
+    taken: list[Tensor] = []
+    with head.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0])):
+        output = call()
+    return taken[-1].to(output.dtype), output
+
+
+def find_head(net: nn.Module) -> nn.Linear | None:
+    """The linear layer that a network declares last; None where it has none."""
+    return next((module for module in reversed(list(net.modules())) if isinstance(module, nn.Linear)), None)
 
 
 @dataclass(frozen=True)
@@ -199,11 +223,12 @@ class Client:
 
     id: str
     nets: dict[str, nn.Module]  # "personal", and "meme" where parameters are shared: forked anew in every round that uses
-    # it. What crosses of it, and its optimiser's state, are not kept from round to round; what stays home is
+    # it. What crosses of it, and its optimiser's state, are not kept from round to round; what stays home is. Or a proxy
     optimizers: dict[str, Optimizer]  # by the net's name
     data: Mapping[str, Data]  # "private", to train on (`Algorithm.trains_on`); "public" where there is a seed set
     rate: Setting = 0.01  # the learning rate of its optimisers
     shared: tuple[str, ...] = ()  # the names of the meme's tensors that cross; the others are its adaptor and stay home
+    proxy: bool = False  # whether its meme is a proxy: its own, which peers exchange, and kept from round to round
     twins: frozenset[str] = frozenset()  # those of them that began equal to a tensor of the personal net, by right
     own: Mapping[str, Any] = field(default_factory=dict)  # its task, own alpha, ...: replace the phase's, never sent
     precision: torch.dtype | None = None  # a lower one that its networks compute in; weights keep theirs
@@ -215,8 +240,13 @@ class Client:
 class Phase(abc.ABC):
     """One exchange. A subclass is a frozen dataclass of settings; state is passed in and out."""
 
-    scores: ClassVar[tuple[str, ...]] = ("personal",)  # what is evaluated: "global", "personal"
+    title: ClassVar[str]  # what tables call the method; of a class that does not say it, the name of the class
+    scores: ClassVar[tuple[str, ...]] = ("personal",)  # what is evaluated, as `Algorithm.scores`
     terms: ClassVar[tuple[str, ...]] = ()  # all that training may tell beside the reply: loss terms, scalars of the memory
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.title = vars(cls).get("title", cls.__name__)
 
     @property
     def rate(self) -> Setting | None:
@@ -275,6 +305,15 @@ class Public:
     batch: int | None = None  # examples that a message speaks of; None: nothing is said of them in rounds
     own: bool = False  # whether they are the sender's own, so that each must have as many; else of all
     pairs: bool = False  # whether the algorithm draws who takes part in a round
+    server: bool = False  # whether they are the server's, to train the shared model on, and unknown to the clients
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a server that trains the shared model has to work with: a phase's field `bench` (`run_field`) in `receive`."""
+
+    net: nn.Module  # the shared network; its weights are of no meaning
+    public: Data  # the public rows; their labels are of no meaning
 
 
 @dataclass(frozen=True)
@@ -284,7 +323,12 @@ class Algorithm:
     name: str
     phases: tuple[Phase, ...]  # FML, FedAvg: one a round; FedH2L: two; FedMD: three
     start: tuple[Phase, ...] = ()  # once, before round 0 (FedMD's transfer)
-    scores: tuple[str, ...] = ("personal",)  # "global": a model is shared, and forked as meme; "personal": each has its own
+    scores: tuple[str, ...] = ("personal",)  # "global": a model is shared, and forked as meme; "personal": each has its own;
+    # "proxy": each has a meme of its own, which peers exchange, and nobody in the middle has a model
+    alike: bool = False  # whether a client's own network must be of the shared architecture
+    features: tuple[str, ...] = ()  # the nets whose features are looked at (`Net.features`): they must end in a linear layer
+    begins: Callable[[nn.Module, int], Message] | None = None  # the server's first state, where it holds neither a model nor
+    # public data: from the shared network and the number of classes, which must then be the same everywhere
     public: Public | None = None  # None: there is no public seed set
     trains_on: tuple[str, ...] = ("private", "own public")  # what is `Client.data["private"]` where rows are set apart as
     # public: also "public", the rows that all have set apart

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fedmutual import data, idle, tasks, views
-from fedmutual.algorithms.peers import agreed
+from fedmutual.algorithms.peers import agreed, proxied
 from fedmutual.config import Config, client_settings
-from fedmutual.core import Algorithm, Client, Data, Message, Seeds, Task
+from fedmutual.core import Algorithm, Bench, Client, Data, Message, Seeds, Task
 from fedmutual.engines.base import Exam, score
 from fedmutual.engines.choice import Work
 from fedmutual.engines.loop import Judge, Plan
@@ -48,17 +48,39 @@ class Experiment:
 
     @property
     def seeds(self) -> Seeds | None:
-        """What is agreed of the public seed set, where the algorithm has one."""
+        """What is agreed of the public seed set, where the algorithm has one that the clients know."""
         public, use = self.data.public, self.algorithm.public
-        if public is None or use is None:
+        if public is None or use is None or use.server:
             return None
         return Seeds(public.owners, public.summary(use.labelled))
 
-    def server(self) -> Message:
-        """The server's first state: the shared tensors; of the public seed set what all know; else nothing."""
+    def server(self, members: Sequence[str] | None = None) -> Message:
+        """The server's first state: the shared tensors; of the public seed set, or of proxies, what all know; what the
+        algorithm begins with; else nothing.
+
+        members: all participants, where these clients are not all, as at a real site.
+
+        Raises:
+            ConfigError: what the algorithm begins with cannot be made.
+        """
+        outputs, scores = self.data.space.outputs, self.algorithm.scores
         if self.seeds is not None:
-            return agreed(self.seeds.owners, self.data.space.outputs)
-        return self.nets.state() if "global" in self.algorithm.scores and not self.pooled else {}
+            return agreed(self.seeds.owners, outputs)
+        if "proxy" in scores:
+            return proxied(members or self.clients, outputs, self.nets.state())
+        if self.algorithm.begins is not None:
+            try:
+                return self.algorithm.begins(self.nets.shared, outputs)
+            except ValueError as problem:
+                raise ConfigError(f"key 'algorithm.name': {self.config.algorithm['name']!r}: {problem}") from None
+        return self.nets.state() if "global" in scores and not self.pooled else {}
+
+    def bench(self) -> Bench | None:
+        """What the server trains the shared model with, where the algorithm has it do so."""
+        public, use = self.data.public, self.algorithm.public
+        if public is None or use is None or not use.server:
+            return None
+        return Bench(self.nets.placed(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
 
     def task(self, client: str) -> Task:
         """What a client learns."""
@@ -79,6 +101,7 @@ class Experiment:
             data=rows,
             rate=rate,
             shared=shared,
+            proxy="proxy" in self.algorithm.scores,
             twins=twins(nets, shared, self.nets.space(id).shape),
             own=client_settings(self.config, id) | {"task": self.task(id)},
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
@@ -126,6 +149,7 @@ class Experiment:
                 *idle.remarks(config, self.algorithm.scores, self.pooled),
                 *self.data.notes,
                 *views.notes(self.data, config.records.best_by),
+                *self.nets.notes,
                 *(w.said for w in self.nets.pretrained.values()),
                 *notes,
             ),
@@ -134,6 +158,7 @@ class Experiment:
             exams={i: tuple(self.exams(i)) for i in self.clients},
             seeds=self._given(),
             homes=homes,
+            bench=self.bench(),
         )
 
     def judge(self) -> Judge | None:

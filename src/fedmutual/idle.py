@@ -52,8 +52,8 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
         yield "algorithm {name!r} trains no personal networks", [*own, *_of_clients(config, ("model",))]
     if "global" not in scores:
         given = {
-            "model.part": model.part is not None,
-            "model.batchnorm": model.batchnorm != ModelConfig().batchnorm,
+            "model.part": model.part is not None and "proxy" not in scores,
+            "model.batchnorm": model.batchnorm != ModelConfig().batchnorm and "proxy" not in scores,
             "records.copies": config.records.copies,
         }
         yield "algorithm {name!r} shares no model", [k for k, is_set in given.items() if is_set]

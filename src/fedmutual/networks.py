@@ -31,7 +31,7 @@ class Networks:
 
     config: Config
     data: data.Federation
-    scores: tuple[str, ...]  # whose models the algorithm trains: "personal", "global"
+    scores: tuple[str, ...]  # whose models the algorithm trains, as `Algorithm.scores`
     device: torch.device
     begun: Message | None = None  # what another run shared, where the server begins with that (model.weights)
     pretrained: Pretrained = field(default_factory=dict)  # taken along to where clients live: read once, alike everywhere
@@ -47,9 +47,14 @@ class Networks:
         return (POOLED,) if self.pooled else tuple(self.data.clients)
 
     @property
+    def forks(self) -> bool:
+        """Whether clients have a meme: a fork of the server's model, or a proxy."""
+        return "global" in self.scores or "proxy" in self.scores
+
+    @property
     def shares(self) -> bool:
         """Whether the shared network is used at all."""
-        return "global" in self.scores or self.config.model.start == "server" or self.pooled
+        return self.forks or self.config.model.start == "server" or self.pooled
 
     @property
     def complete(self) -> bool:
@@ -68,6 +73,13 @@ class Networks:
     def crossing(self) -> tuple[str, ...]:
         """The names of its tensors that cross."""
         return self._crossing(self.shared)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of the shared network."""
+        if not self.forks or self.config.model.batchnorm == "average" or _norms(self.shared):
+            return ()
+        return (f"network {self.config.model.shared!r} has no BatchNorm layer, so 'model.batchnorm' has no effect",)
 
     def state(self) -> Message:
         """The tensors that cross, as the server first has them."""
@@ -91,7 +103,7 @@ class Networks:
             own = self.config.own(client).model.personal
             listed = "model.personal" if self.config.model.personal else "model.shared"
             found["personal"] = (self.personal(client), f"clients.{client}.model.personal" if own else listed)
-        if "global" in self.scores:
+        if self.forks:
             found["meme"] = shared
         return found
 
@@ -193,8 +205,7 @@ class Networks:
         found = tuple(state) if model.part is None else crossing(net, model.part, model.shared)
         if model.batchnorm == "average":
             return found
-        norms = [n for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        left = tuple(k for k in found if not any(k.startswith(f"{n}.") for n in norms))
+        left = tuple(k for k in found if not any(k.startswith(f"{n}.") for n in _norms(net)))
         if not left:
             raise ConfigError(
                 f"nothing of network {model.shared!r} would cross, for model.batchnorm = 'local' keeps BatchNorm layers at "
@@ -208,6 +219,11 @@ class Networks:
     def _weights(self, name: str, client: str = "") -> Weights | None:
         """What a network begins with; of a client's own, if it names some."""
         return self.pretrained.get((client, name), self.pretrained.get(("", name)))
+
+
+def _norms(net: nn.Module) -> list[str]:
+    """The names of a network's BatchNorm layers."""
+    return [n for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
 def _begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:

@@ -5,8 +5,9 @@ from dataclasses import fields, replace
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
-from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase
+from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, find_head
 
 
 def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message, dict[str, float]]:
@@ -28,7 +29,7 @@ def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[Non
     phase = own(phase, client)
     ready(phase, client, at)
     const = phase.begin(client, inbox, at)
-    nets = {n: Net(lowered(m, client), trainable(m)) for n, m in client.nets.items()}
+    nets = {n: Net(lowered(make_call(m), client), trainable(m), find_head(m)) for n, m in client.nets.items()}
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
     losses: list[Message] = []
     for batch in phase.batches(client, inbox, at) if params else ():  # with nothing to train, nothing is drawn
@@ -37,7 +38,8 @@ def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[Non
     for p in params.values():
         p.grad = None
     curves = {name: torch.stack([terms[name] for terms in losses]) for name in (losses[0] if losses else ())}
-    return phase.end(client, at), means(curves, client, at)
+    train = means(curves, client, at)  # first: no reply is made of weights that are not finite
+    return phase.end(client, at), train
 
 
 def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
@@ -89,14 +91,28 @@ def rate(phase: Phase, client: Client, at: At) -> float:
     return at.number(client.rate if phase.rate is None else phase.rate)
 
 
-def lowered(call: Callable[[Tensor], Tensor], client: Client) -> Callable[[Tensor], Tensor]:
+def make_call(net: nn.Module, own: Message | None = None) -> Callable[..., Tensor]:
+    """A net as a function: x, and other weights or none -> output. own: its tensors, where these are not the module's."""
+
+    def call(x: Tensor, weights: Message | None = None) -> Tensor:
+        output: Tensor
+        if own is None and weights is None:
+            output = net(x)
+            return output
+        output = functional_call(net, {**(own or {}), **(weights or {})}, (x,))
+        return output
+
+    return call
+
+
+def lowered(call: Callable[..., Tensor], client: Client) -> Callable[..., Tensor]:
     """A net's call in the client's precision: matrices and convolutions in the lower one, its output as x is."""
     if client.precision is None:
         return call
 
-    def lower(x: Tensor) -> Tensor:
+    def lower(x: Tensor, *weights: Message) -> Tensor:
         with torch.autocast(x.device.type, client.precision, cache_enabled=False):  # a cache keeps the last step's weights
-            return call(x).to(x.dtype)
+            return call(x, *weights).to(x.dtype)
 
     return lower
 

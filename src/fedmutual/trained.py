@@ -113,10 +113,10 @@ class Run:
         """
         if client not in (there := about(self.folder).clients):
             raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(there)}")
-        shared = shared_state(self.folder)
         with plugins.under(self._code):
             net = fork(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
-        net.load_state_dict(shared | self._client_state(client, "meme."))
+        own = self._client_state(client, "meme.")  # of a proxy all of it
+        net.load_state_dict(own if net.state_dict().keys() <= own.keys() else shared_state(self.folder) | own)
         return net.eval()
 
     def _sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:

@@ -31,7 +31,7 @@ def rows(data: Federation, client: str, algorithm: Algorithm) -> dict[str, View]
         "validation": shares.validation,
         "holdout": shares.holdout,
     }
-    if data.public is not None and algorithm.public is not None:
+    if data.public is not None and algorithm.public is not None and not algorithm.public.server:
         found["public"] = data.public.seen_by(client, algorithm.public.labelled)
     if not isinstance(data.test, Rows):  # of common data
         return {k: v for k, v in found.items() if v is not None}
@@ -79,6 +79,8 @@ def exams(known: Iterable[str], algorithm: Algorithm, complete: bool, copies: bo
     across = [kind for kind in ("test", "test.own", "test.others", "validation.all") if kind in there]
     if "personal" in algorithm.scores:
         yield from (Exam("personal", kind, "personal", client, kind) for kind in (*own, *across))
+    if "proxy" in algorithm.scores:
+        yield from (Exam("meme", kind, "meme", client, kind) for kind in (*own, *across))
     if "global" in algorithm.scores:
         every = (*own, *across) if "test.own" in there else own
         yield from (Exam("meme", kind, "global" if complete else "meme", client, kind) for kind in every)

@@ -3,9 +3,24 @@
 import pytest
 import torch
 
-from fedmutual.algorithms import FML, FedAvg, FedProx, Independent
+from fedmutual.aggregation import mean
+from fedmutual.algorithms import (
+    APFL,
+    FML,
+    Ditto,
+    FedAvg,
+    FedAvgFT,
+    FedDF,
+    FedKD,
+    FedProto,
+    FedProx,
+    FedRep,
+    FedTGP,
+    Independent,
+    ProxyFL,
+)
 from fedmutual.core import At
-from toy import ENGINES, client, difference, federation, mlp, server, weights
+from toy import ENGINES, client, difference, federation, first_state, mlp, server, weights
 
 E = {"local_epochs": 2, "batch_size": 8}
 
@@ -72,7 +87,7 @@ def test_fedprox_pulls_towards_what_was_received_and_nothing_else():
     federation(prox, [one], start=server(home=home))
 
 
-@pytest.mark.parametrize("kind", [FML, FedAvg, FedProx, Independent])
+@pytest.mark.parametrize("kind", [FML, FedAvg, FedProx, Independent, Ditto, FedProto, FedKD, ProxyFL])
 @pytest.mark.parametrize("norm", [False, True])
 def test_the_order_of_clients_does_not_matter(kind, norm, engine):
     algorithm = kind(**E).algorithm()
@@ -81,7 +96,7 @@ def test_the_order_of_clients_does_not_matter(kind, norm, engine):
         return mlp(seed, norm=norm)
 
     first, second = clients(algorithm, personal=net, shared=net), clients(algorithm, personal=net, shared=net)
-    start = server(net) if "global" in algorithm.scores else {}
+    start = first_state(algorithm, ids(), net)
     a = federation(algorithm, first, start=start, engine=engine)
     b = federation(algorithm, second[::-1], start=start, engine=engine)
     assert not a or difference(a, b) == 0.0
@@ -127,3 +142,82 @@ class HalfCrossEntropy:
 
     def mutual(self, personal, meme, target, alpha, beta, temperature):
         return alpha * self.fit(personal, target), beta * self.fit(meme, target)
+
+
+def same(ours, theirs, net="personal", other="personal"):
+    return all(difference(weights(a.nets[net]), weights(b.nets[other])) == 0.0 for a, b in zip(ours, theirs, strict=True))
+
+
+def alike(seed):
+    """Personal nets that begin as the shared one does."""
+    return mlp(0)
+
+
+def exempt(made):
+    """Nets that begin equal may send what equals a tensor of the personal one, as `twins` finds it."""
+    for one in made:
+        one.twins = frozenset(one.shared)
+    return made
+
+
+BESIDE_FEDAVG = {  # what makes the personal model that of independent training, and the shared one FedAvg's
+    "ditto": Ditto(lam=0, **E),
+    "apfl": APFL(mix=1, **E),
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE_FEDAVG)
+def test_local_only_beside_fedavg(kind, engine):
+    algorithm, fedavg, alone = (a.algorithm() for a in (BESIDE_FEDAVG[kind], FedAvg(**E), Independent(**E)))
+    ours, theirs = exempt(clients(algorithm, personal=alike)), clients(alone, personal=alike)
+    got = federation(algorithm, ours, engine=engine)
+    federation(alone, theirs, engine=engine)
+    assert difference(got, federation(fedavg, clients(fedavg), engine=engine)) == 0.0
+    assert same(ours, theirs)
+
+
+def test_apfl_without_own_weights_is_the_clients_copy(engine):
+    algorithm = APFL(mix=0, **E).algorithm()
+    ours = exempt(clients(algorithm, personal=alike))
+    federation(algorithm, ours, engine=engine)
+    assert same(ours, ours, "personal", "meme")
+
+
+@pytest.mark.parametrize("kind", [FedAvgFT(tune_epochs=0, **E), FedRep(**E), FedDF(distill_steps=0, **E)])
+def test_fedavg_and_no_more(kind, engine):
+    """Nothing is tuned, no layer stays home, nothing is distilled."""
+    algorithm, fedavg = kind.algorithm(), FedAvg(**E).algorithm()
+    ours = clients(algorithm)
+    got = federation(algorithm, ours, engine=engine)
+    assert difference(got, federation(fedavg, clients(fedavg), engine=engine)) == 0.0
+    for one in ours:
+        assert "personal" not in one.nets or difference(weights(one.nets["personal"]), got) == 0.0
+
+
+@pytest.mark.parametrize("kind", [FedProto(proto_lam=0, **E), FedTGP(proto_lam=0, server_epochs=2, **E)])
+def test_prototypes_that_do_not_pull_leave_independent_training(kind, engine):
+    algorithm, alone = kind.algorithm(), Independent(**E).algorithm()
+    ours, theirs = clients(algorithm), clients(alone)
+    got = federation(algorithm, ours, engine=engine)
+    federation(alone, theirs, engine=engine)
+    assert same(ours, theirs)
+    assert got["prototypes"].any()
+
+
+def test_two_peers_of_proxyfl_are_fml(engine):
+    """Each keeps half of its proxy and has half of the other's: the plain mean of both."""
+    proxyfl, fml = ProxyFL(alpha=0.3, beta=0.6, **E).algorithm(), FML(alpha=0.3, beta=0.6, **E).algorithm()
+    ours, theirs = clients(proxyfl)[:2], clients(fml)[:2]
+    federation(proxyfl, ours, engine=engine)
+    shared = federation(fml, theirs, engine=engine)
+    assert same(ours, theirs)
+    assert all(difference(weights(one.nets["meme"]), shared) == 0.0 for one in ours)
+
+
+def test_fedkd_of_full_rank_sends_the_mentee(engine):
+    algorithm = FedKD(rank=1, **E).algorithm()
+    assert set(algorithm.phases[0].leaves(server())) == set(server())
+    ours = clients(algorithm)
+    got = federation(algorithm, ours, rounds=1, engine=engine)
+    memes = {one.id: weights(one.nets["meme"]) for one in ours}
+    assert difference(got, mean(memes)) == 0.0

@@ -44,11 +44,12 @@ WRONG = [
     ("[algorithm]\nmu = 0.1", "key 'algorithm.mu' is a setting of fedprox, and the algorithm is 'fml'; take it out"),
     (
         "[algorithm]\nname = 'independent'\n[clients.0.algorithm]\nalpha = 0.1",
-        "key 'clients.0.algorithm.alpha' is a setting of fml, and the algorithm is 'independent'; take it out",
+        "key 'clients.0.algorithm.alpha' is a setting of fml and proxyfl, and the algorithm is 'independent'; take it out",
     ),
     (
         "[algorithm]\nweighting = 'uniform'",
-        "key 'algorithm.weighting' is a setting of fedavg and fedprox, and the algorithm is 'fml'; take it out",
+        "key 'algorithm.weighting' is a setting of fedavg, fedprox, fedavg-ft, ditto, apfl, fedper, fedrep, lg-fedavg, "
+        "fedbn and feddf, and the algorithm is 'fml'; take it out",
     ),
     # Types: a boolean is no number, a number no boolean, 3.0 no whole number, text neither.
     ("rounds = 3.0", "key 'rounds' must be a whole number, not 3.0"),
@@ -123,12 +124,13 @@ WRONG = [
     (
         "[algorithm]\nname = 'zzz'",
         "key 'algorithm.name': there is no algorithm 'zzz'; there are fml, fedavg, fedprox, fedh2l, fedmd, aggregate, "
-        "independent, centralised, and one's own as 'module:Class'",
+        "independent, centralised, fedavg-ft, ditto, apfl, fedper, fedrep, lg-fedavg, fedbn, fedproto, fedtgp, fedkd, "
+        "proxyfl, feddf, and one's own as 'module:Class'",
     ),
     (
         "[algorithm]\nname = 3",
         "key 'algorithm.name' must name an algorithm: fml, fedavg, fedprox, fedh2l, fedmd, aggregate, independent, "
-        "centralised",
+        "centralised, fedavg-ft, ditto, apfl, fedper, fedrep, lg-fedavg, fedbn, fedproto, fedtgp, fedkd, proxyfl, feddf",
     ),
     (
         "[algorithm]\nname = 'math:pi'",

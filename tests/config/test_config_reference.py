@@ -62,10 +62,13 @@ def test_types_and_defaults_in_words(name: str, type: str, default: str) -> None
 
 
 def test_a_setting_of_an_algorithm_names_its_owners_and_a_client_has_those_that_are_its_own_to_set() -> None:
-    assert KEYS["algorithm.alpha"].about.startswith("fml: ")
-    assert KEYS["algorithm.weighting"].about.startswith("fedavg and fedprox: ")
+    assert KEYS["algorithm.alpha"].about.startswith("fml and proxyfl: ")
+    assert KEYS["algorithm.mu"].about.startswith("fedprox: ")
+    assert KEYS["algorithm.head_epochs"].about.startswith("fedrep: ")
+    assert KEYS["algorithm.weighting"].about.startswith("fedavg, fedprox, fedavg-ft, ditto")
+    assert "algorithm.bench" not in KEYS, "what a run fills in is no key"
     own = {name.rpartition(".")[2] for name in KEYS if name.startswith("clients.ID.algorithm.")}
-    assert own == {"alpha", "beta", "mu"}
+    assert own == {"alpha", "beta", "lam", "mix", "mu", "proto_lam"}
 
 
 def test_every_algorithm_has_a_line_of_its_own() -> None:
@@ -82,7 +85,7 @@ def test_the_files_of_real_sites_are_there_key_by_key() -> None:
     assert found["sites.names"][1:3] == ("list of text", "needed")
     assert found["sites.quorum"][1:3] == ("whole number >= 1", "unset")
     assert found["state.folder"][1:3] == ("path", "needed")
-    assert found["algorithm.KEY"].about == "alpha, beta, mu"
+    assert found["algorithm.KEY"].about == "alpha, beta, lam, mix, mu, proto_lam"
     named = {name.partition(".")[0] for name in found}
     assert named == {"server", "sites", *SiteFile.model_fields}
     assert [name for name, key in found.items() if not key.about.strip() or "\n" in key.about] == []

@@ -8,11 +8,27 @@ import torch
 from torch import nn
 
 from fedmutual.aggregation import Aggregation
-from fedmutual.algorithms import FML, Aggregate, FedAvg, FedH2L, FedMD, FedProx, Independent
+from fedmutual.algorithms import (
+    APFL,
+    FML,
+    Aggregate,
+    Ditto,
+    FedAvg,
+    FedAvgFT,
+    FedH2L,
+    FedKD,
+    FedMD,
+    FedProto,
+    FedProx,
+    FedRep,
+    FedTGP,
+    Independent,
+    ProxyFL,
+)
 from fedmutual.core import Algorithm, Schedule
 from fedmutual.records.events import Noted, PhaseDone
 from peers import nodes, run
-from toy import ENGINES, EXACT, Exchange, Spare, client, difference, federation, mlp, server, weights
+from toy import ENGINES, EXACT, Exchange, Spare, client, difference, federation, first_state, mlp, weights
 
 E = {"local_epochs": 2, "batch_size": 8}
 SIZES = (24, 24, 21, 17)
@@ -25,7 +41,18 @@ PHASES = {
     "fedavg, median": FedAvg(aggregate=Aggregation("median"), **E),
     "fedavg, trimmed mean": FedAvg(aggregate=Aggregation("trimmed-mean", 0.3), **E),
     "fedprox, trimmed mean": FedProx(mu=0.5, aggregate=Aggregation("trimmed-mean", 0.3), **E),
+    "fedavg-ft": FedAvgFT(tune_epochs=2, **E),
+    "ditto": Ditto(lam=0.3, **E),
+    "apfl": APFL(mix=Schedule(0.9, 0.4), **E),
+    "apfl, adaptive": APFL(mix=0.3, adaptive=True, **E),
+    "fedrep": FedRep(head_epochs=3, **E),
+    "fedproto": FedProto(proto_lam=0.7, **E),
+    "fedproto, fewer numbers": FedProto(proto_lam=0.7, proto_size=5, proto_weighting="samples", **E),
+    "fedtgp": FedTGP(proto_lam=0.7, server_epochs=5, **E),
+    "fedkd": FedKD(rank=0.2, **E),
+    "proxyfl": ProxyFL(alpha=0.3, **E),
 }
+HOME = {"fedrep": ("2.weight", "2.bias", "3.weight", "3.bias")}  # of a net without BatchNorm, or with it
 BOUND = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
@@ -62,10 +89,10 @@ def amsgrad(net):
     return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], amsgrad=True, weight_decay=5e-4)
 
 
-def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES):
+def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES, home=()):
     made = []
     for i, n in enumerate(sizes):
-        one = client(str(i), algorithm, n=n, personal=personal, shared=shared)
+        one = client(str(i), algorithm, n=n, personal=personal, shared=shared, home=home)
         one.optimizers = {k: optimizer(net) for k, net in one.nets.items()}
         one.rate = 0.05
         made.append(one)
@@ -118,9 +145,9 @@ def check(engine, dtype, found):
 @pytest.mark.parametrize(("kind", "norm"), list(product(PHASES, (False, True))))
 def test_unequal_clients(engine, dtype, kind, norm):
     algorithm = PHASES[kind].algorithm()
-    net = Net(norm)
-    start = server(net) if "global" in algorithm.scores else {}
-    check(engine, dtype, apart(engine, algorithm, start=start, personal=net, shared=net))
+    net, home = Net(norm), HOME.get(kind, ())
+    start = first_state(algorithm, map(str, range(len(SIZES))), net, home)
+    check(engine, dtype, apart(engine, algorithm, rounds=2, start=start, personal=net, shared=net, home=home))
 
 
 @pytest.mark.parametrize("optimizer", [sgd, amsgrad])

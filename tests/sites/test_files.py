@@ -28,6 +28,10 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
+        (
+            {"algorithm": {"name": "feddf"}},
+            "algorithm 'feddf' trains on public data at the server, and between real sites the",
+        ),
         ({"partition": {"clients": 3}}, "key 'partition' has no place in a federation's file"),
         ({"clients": {"north": {}}}, "key 'clients' has no place in a federation's file"),
         ({"engine": {"name": "auto"}}, "key 'engine' has no place in a federation's file"),

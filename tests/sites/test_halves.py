@@ -10,6 +10,7 @@ from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.consent import difference
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.errors import ConfigError
+from fedmutual.records.files import read_tensors
 from fedmutual.records.logs import LEDGER, read_lines
 from fedmutual.records.text import told
 from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, together
@@ -37,9 +38,10 @@ def test_three_sites_are_one_run_in_one_process(rule, tmp_path):
     assert COMMON["rounds"] == found.summary["rounds"]
 
 
-@pytest.mark.parametrize("round", [1, 2])
-def test_who_is_away_is_left_out_and_back_in(tmp_path, round):
-    agreed, sites = halves(tmp_path, contract(tmp_path))
+@pytest.mark.parametrize(("name", "round"), [("fml", 1), ("fml", 2), ("fedavg-ft", 1), ("fedproto", 1), ("proxyfl", 1)])
+def test_who_is_away_is_left_out_and_back_in(tmp_path, name, round):
+    common, own = (COMMON, SITES) if name == "fml" else of_method(name)
+    agreed, sites = halves(tmp_path, contract(tmp_path, common, own), own)
     desk, notes = Desk(sites), []
 
     def watch(event):
@@ -73,3 +75,48 @@ def test_a_rule_where_nothing_is_averaged_is_refused(tmp_path):
     path = contract(tmp_path, COMMON | {"algorithm": {"name": "independent"}, "server": {"aggregate": "median"}})
     with pytest.raises(ConfigError, match=r"'server\.aggregate' has no effect .* algorithm 'independent'"):
         contracts.read(path)
+
+
+METHODS = {  # without public data, which tests of their own have
+    "fedavg-ft": {"tune_every": 2},
+    "ditto": {},
+    "apfl": {"adaptive": True},
+    "fedper": {},
+    "fedrep": {"head_epochs": 1},
+    "lg-fedavg": {},
+    "fedproto": {"proto_size": 32},
+    "fedtgp": {"proto_size": 32, "server_epochs": 5},
+    "fedkd": {},
+    "proxyfl": {},
+}
+ALIKE = ("fedavg-ft", "ditto", "apfl")
+
+
+def of_method(name):
+    """What all have in common, and what each site has its own."""
+    common = COMMON | TELLING | {"algorithm": {"name": name, **METHODS[name]}}
+    nets = {i: {} if name in ALIKE else {"model": own["model"]} for i, own in SITES.items()}
+    return common, {
+        i: {k: v for k, v in own.items() if k not in ("model", "algorithm")} | nets[i] for i, own in SITES.items()
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_between_sites_that_start_again_is_that_of_one_process(name, tmp_path):
+    """The server and all sites are made anew for the last round, out of what they saved."""
+    common, own = of_method(name)
+    for rounds in (2, 3):
+        agreed, sites = halves(tmp_path, contract(tmp_path, common | {"rounds": rounds}, own), own)
+        Coordinator(agreed, tmp_path / "server").run(Desk(sites))
+    run = fedmutual.run(parse_config(together(common, own)), tmp_path / "one")
+    there = fedmutual.Run(tmp_path / "server")
+    assert there.summary["bytes"] == run.summary["bytes"]
+    assert there.summary["personal"] == run.summary["personal"]
+    assert same(read_tensors(tmp_path / "server" / "server" / "round-3.safetensors")[0], state(run, "server"))
+    for i in SITES:
+        mine = read_tensors(sites[i].folder / "clients" / i / "round-3.safetensors")[0]
+        assert same(mine, state(run, f"clients/{i}"))
+
+
+def state(run, half):
+    return read_tensors(run.folder / half / "round-3.safetensors")[0]

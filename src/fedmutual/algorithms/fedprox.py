@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from fedmutual.algorithms.fedavg import FedAvg
 from fedmutual.core import At, Batch, Client, Message, Net, Setting, setting, within
@@ -30,12 +31,21 @@ class FedProx(FedAvg):
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Fork; w_t and mu."""
         super().begin(client, inbox, at)
-        received = ((k, p) for k, p in client.nets["meme"].named_parameters() if p.requires_grad and k in client.shared)
-        anchor = {f"w.{k}": p.detach().clone() for k, p in received}
-        return anchor | {"mu": at.value(self.mu)}
+        return copy_received(client) | {"mu": at.value(self.mu)}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
         """FedAvg's, and the proximal term."""
-        pairs = [(p, const[f"w.{k}"]) for k, p in nets["meme"].params.items() if f"w.{k}" in const]
-        drift = torch.stack([torch.zeros_like(const["mu"]), *((p - w).square().sum() for p, w in pairs)]).sum()
-        return super().loss(nets, batch, const) | {"proximal": const["mu"] / 2 * drift}
+        return super().loss(nets, batch, const) | {"proximal": proximal(nets["meme"], const, "mu")}
+
+
+def copy_received(client: Client) -> Message:
+    """w_t: a copy of the trainable shared weights of a fork that was just made, "w.name" -> tensor."""
+    weights = ((k, p) for k, p in client.nets["meme"].named_parameters() if p.requires_grad and k in client.shared)
+    return {f"w.{k}": p.detach().clone() for k, p in weights}
+
+
+def proximal(net: Net, const: Message, strength: str) -> Tensor:
+    """strength / 2 ||w - w_t||^2, over a net's weights w that were received. const: of `copy_received`, and the strength."""
+    pairs = [(p, const[f"w.{k}"]) for k, p in net.params.items() if f"w.{k}" in const]
+    drift = torch.stack([torch.zeros_like(const[strength]), *((p - w).square().sum() for p, w in pairs)]).sum()
+    return const[strength] / 2 * drift

@@ -15,14 +15,24 @@ class Fork(LocalEpochs):
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Fork: the shared tensors are the server's, what stays home is the client's; momentum starts afresh."""
-        meme = client.nets["meme"]
-        meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
-        for state in client.optimizers["meme"].state.values():
-            for remembered in state.values():
-                remembered.zero_()  # as never stepped; new tensors in every round would leave holes in the memory
+        copy_shared(client, "meme", inbox)
         return {}
 
     def end(self, client: Client, at: At) -> Message:
         """The shared part of the trained fork."""
         state = client.nets["meme"].state_dict()
         return {k: state[k] for k in client.shared}
+
+
+def copy_shared(client: Client, net: str, inbox: Message) -> None:
+    """Give a client's net the shared tensors of the inbox; its optimiser begins as if it had never stepped."""
+    module = client.nets[net]
+    module.load_state_dict(module.state_dict() | {k: inbox[k] for k in client.shared})
+    clear_state(client, net)
+
+
+def clear_state(client: Client, net: str) -> None:
+    """Zero the state of a net's optimiser, of which there is none where the net is frozen."""
+    for state in client.optimizers[net].state.values() if net in client.optimizers else ():
+        for remembered in state.values():
+            remembered.zero_()  # as never stepped; new tensors in every round would leave holes in the memory

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedmutual.core import At, Batch, Client, Data, Message, Phase, Spec
 
 MEMBER = "rows of "  # begins the names of what all know of each member
+FORM = "form of "  # begins the names of what all know of a proxy's tensors: their types and shapes
 PEER = "/"  # between a sender's id, which has none, and the name of a tensor
 _TOLERANCE = 1e-3  # of the sum of a posterior: float32, and classes by the thousand
 
@@ -36,6 +37,16 @@ def agreed(owners: Mapping[str, range], classes: int) -> Message:
     Members stand in the order in which their rows lie in the set.
     """
     return {"classes": torch.tensor(classes)} | {f"{MEMBER}{i}": torch.tensor(len(own)) for i, own in owners.items()}
+
+
+def proxied(ids: Iterable[str], classes: int, first: Message) -> Message:
+    """What all know of a federation of proxies, and the relay with them: who takes part, and what a proxy is made of."""
+    return agreed(dict.fromkeys(ids, range(0)), classes) | {f"{FORM}{k}": v for k, v in first.items()}
+
+
+def form(server: Message) -> Message:
+    """The tensors that a proxy is made of, with values of no meaning."""
+    return {k.removeprefix(FORM): v for k, v in server.items() if k.startswith(FORM)}
 
 
 def members(server: Message) -> dict[str, int]:

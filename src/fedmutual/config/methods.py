@@ -12,7 +12,7 @@ from fedmutual import plugins, tasks
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.schema import ClientConfig, Config, Moving, Table, TrainingConfig
-from fedmutual.config.sentences import sentence, unknown
+from fedmutual.config.sentences import join_names, sentence, unknown
 from fedmutual.core import Algorithm, Setting
 from fedmutual.errors import ConfigError, UserError, said
 
@@ -116,7 +116,7 @@ def foreign(where: str, key: str, names: Sequence[str]) -> str:
     owners, alone = [a for a in ALGORITHMS if key in settings_of(a)], len(names) == 1
     if owners:
         these = f"algorithm is {names[0]!r}" if alone else f"methods are {', '.join(names)}"
-        return f"key '{where}.{key}' is a setting of {' and '.join(owners)}, and the {these}; take it out"
+        return f"key '{where}.{key}' is a setting of {join_names(owners)}, and the {these}; take it out"
     known = dict.fromkeys(k for name in names for k in settings_of(name))
     these = f"algorithm {names[0]!r}" if alone else f"algorithms {', '.join(names)}"
     return f"{unknown(f'{where}.{key}', known, all_keys())} (of {these})"
@@ -164,7 +164,7 @@ def _find(name: str) -> Any:
 
 def _setting_types(kind: Any) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    return {f.name: hints[f.name] for f in fields(kind)}
+    return {f.name: hints[f.name] for f in fields(kind) if "filled" not in f.metadata}
 
 
 def _typed(kind: Any, value: Any) -> Any:

@@ -12,6 +12,7 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedmutual.config.methods import all_keys, check_methods, foreign, settings_of, with_steps
+from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
 from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.config.sites import brings_data
@@ -78,7 +79,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     name = overrides.get("algorithm.name", inner.get("name") if isinstance(inner, dict) else None)
     if isinstance(name, str):
         try:
-            tables, dropped = _without_foreign(tables, name)
+            tables, dropped = _without_foreign(drop_preset(tables), name)
         except LookupError as problem:
             raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
         if dropped:
@@ -89,7 +90,8 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     except ValidationError as problem:
         raise ConfigError(f"{source}: {sentence(problem.errors()[0], all_keys())}") from None
     check_methods(config, source)
-    config = with_steps(config)
+    check_preset(config, tables, source)
+    config = with_steps(apply_preset(config))
     _check_partition(config, source)
     _check_own_data(config, source)
     _check_model(config, source)
@@ -162,8 +164,10 @@ def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = No
         raise ConfigError(f"key 'algorithm.name': {problem}") from None
     clients = {i: c.model_copy(update={"algorithm": tables["clients"][i]["algorithm"]}) for i, c in config.clients.items()}
     added = {k: v for k, v in (own or {}).items() if k in settings_of(name)}
-    changed = config.model_copy(update={"algorithm": {**tables["algorithm"], "name": name, **added}, "clients": clients})
+    algorithm = {**tables["algorithm"], "name": name, **added}
+    changed = apply_preset(remove_preset(config).model_copy(update={"algorithm": algorithm, "clients": clients}))
     check_methods(changed, "configuration")
+    _check_model(changed, f"algorithm {name!r}")
     return with_steps(changed), dropped
 
 

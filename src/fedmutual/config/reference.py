@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 from pydantic_core import PydanticUndefined
 
 from fedmutual.algorithms import ALGORITHMS
+from fedmutual.algorithms.presets import PRESETS
 from fedmutual.config.methods import settings_of
 from fedmutual.config.schema import ClientData, Config, Section, ShareConfig
+from fedmutual.config.sentences import join_names
 from fedmutual.core import Schedule, Setting
 
 _HEAD = """# Every key of a configuration
@@ -48,6 +50,7 @@ def page() -> str:
 def algorithms() -> dict[str, str]:
     """What each algorithm is, in one line, with its settings."""
     about = {name: (kind.__doc__ or "").splitlines()[0] for name, kind in ALGORITHMS.items()}
+    about |= {name: preset.about for name, preset in PRESETS.items() if preset.about is not None}
     about["centralised"] = "One model, trained on all participants' data in one place: the ceiling, nothing is private."
     return {name: f"{line} Settings: {', '.join(settings_of(name)) or 'none'}." for name, line in about.items()}
 
@@ -84,7 +87,7 @@ def _settings(table: str) -> Iterator[Key]:
                 key = Key(f"{table}.{setting}", _words(type), default, about)
                 owners.setdefault(key, []).append(name)
     for key, names in owners.items():
-        yield key._replace(about=f"{' and '.join(names)}: {key.about}")
+        yield key._replace(about=f"{join_names(names)}: {key.about}")
 
 
 def _section(kind: Any) -> type[Section] | None:

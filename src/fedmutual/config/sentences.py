@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel
@@ -56,6 +56,11 @@ def _place(problem: ErrorDetails) -> list[str]:
     own = {len(loc) - 1} if problem["type"] == "extra_forbidden" else set()
     own |= {n for n in range(1, len(loc)) if loc[:n] in (["clients"], ["data", "labels"])}
     return [p for n, p in enumerate(loc) if n in own or not p.startswith(_INNER)]
+
+
+def join_names(names: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:

@@ -4,11 +4,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch import nn
+from torch.func import vmap
 
-from fedmutual.core import Batch, Client, Message, Net, Phase
-from fedmutual.stepping import lowered
+from fedmutual.core import Batch, Client, Message, Net, Phase, find_head
+from fedmutual.stepping import lowered, make_call
 
 Forward = Callable[[Any, Any, Batch, Message], Message]
 """params, rest (both by net), batch, const, all stacked [k, ...] -> loss terms [k]; buffers in `rest` move in place."""
@@ -16,9 +16,11 @@ Forward = Callable[[Any, Any, Batch, Message], Message]
 
 def forward(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client) -> Forward:
     """The phase's loss for many clients at once."""
+    heads = {n: find_head(net) for n, net in skeletons.items()}
 
     def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:
-        nets = {n: Net(lowered(_caller(skeletons[n], params[n], rest[n]), like), params[n]) for n in skeletons}
+        calls = {n: lowered(make_call(net, {**params[n], **rest[n]}), like) for n, net in skeletons.items()}
+        nets = {n: Net(calls[n], params[n], heads[n]) for n in skeletons}
         return phase.loss(nets, batch, const)
 
     return vmap(loss)
@@ -53,7 +55,3 @@ def gradients(
     found = torch.autograd.grad(total, list(flat.values()), allow_unused=True)
     grads = {k: g for k, g in zip(flat, found, strict=True) if g is not None}
     return grads, {k: v.detach() for k, v in terms.items()}
-
-
-def _caller(skeleton: nn.Module, params: Message, rest: Message) -> Callable[[Tensor], Tensor]:
-    return lambda x: functional_call(skeleton, {**params, **rest}, (x,))

@@ -81,8 +81,8 @@ class Group:
 
 
 def _reply(part: Part, curves: Message) -> Reply:
+    train = means(curves, part.client, part.at)  # first, as `stepping.steps` has it
     message = part.phase.end(part.client, part.at)
-    train = means(curves, part.client, part.at)
     return let_go(part.client, part.phase, message, train, part.inbox, part.declared)
 
 

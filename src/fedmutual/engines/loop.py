@@ -1,12 +1,12 @@
 """The rounds of a federation, the same over every engine: who takes part, what is sent, what comes back, what is told."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from fedmutual.core import Algorithm, At, Message, Phase, Unusable
+from fedmutual.core import Algorithm, At, Bench, Message, Phase, Unusable
 from fedmutual.engines.base import COPY, Engine, Exam, examine, participate
 from fedmutual.engines.blame import blamed, check_state
 from fedmutual.records.best import Keep
@@ -39,6 +39,7 @@ class Plan:
     exams: Mapping[str, tuple[Exam, ...]]  # what is scored where clients live
     seeds: Mapping[str, int]  # bytes of the public data that each gave to all before, where the algorithm has such
     homes: Mapping[str, Path]  # where a client keeps the scores that it does not share, and its best weights
+    bench: Bench | None = None  # what the server trains with, where it does
     keep: Keep | None = None  # by what the best weights are chosen, where they are kept
 
 
@@ -67,7 +68,7 @@ def federate(
     try:
         tell(Started(done, plan.rounds, plan.clients, plan.notes))
         if saved is None and plan.seeds:
-            others = {i: sum(plan.seeds.values()) - own for i, own in plan.seeds.items()}
+            others = {i: _others(plan, own) for i, own in plan.seeds.items()}
             tell(PhaseDone(0, "seed", others, plan.seeds, {}))
         if saved is None and plan.algorithm.start:
             server, _ = _exchange(plan, engine, server, -1, plan.algorithm.start, tell)
@@ -88,6 +89,12 @@ def federate(
         raise told from problem
     tell(Finished(plan.rounds))
     return server
+
+
+def _others(plan: Plan, own: int) -> int:
+    """Bytes of the public data that a client has from the others: none where they are the server's."""
+    use = plan.algorithm.public
+    return 0 if use is not None and use.server else sum(plan.seeds.values()) - own
 
 
 Train = dict[str, dict[str, float]]
@@ -115,7 +122,7 @@ def _exchange(
             up[i], down[i] = reply.up or size(reply.message), reply.down or down[i]
             tell(Replied(round + 1, name, i, len(told), len(asked)))
         replies = {i: replies[i] for i in asked if i in replies}  # in one order, whoever answered first
-        server = _received(phase, server, replies, at, tell)
+        server = _received(_equip(phase, plan.bench), server, replies, at, tell)
         _say_remarks(engine, round, tell)
         told = {i: told[i] for i in asked if told.get(i)}
         tell(PhaseDone(round + 1, name, down, up, told))
@@ -123,6 +130,11 @@ def _exchange(
         for i, terms in told.items():
             train[i] = train.get(i, {}) | terms
     return server, train
+
+
+def _equip(phase: Phase, bench: Bench | None) -> Phase:
+    """The phase as the server has it: with the bench, where the phase has a field for it. No client's copy ever has one."""
+    return replace(phase, bench=bench) if bench is not None and hasattr(phase, "bench") else phase  # type: ignore[type-var]
 
 
 def _received(phase: Phase, server: Message, replies: dict[str, Message], at: At, tell: Observer) -> Message:
@@ -145,15 +157,20 @@ def _say_remarks(engine: Engine, round: int, tell: Observer) -> None:
 
 def _evaluate(plan: Plan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None) -> Evaluated:
     """Score the shared model beside the clients, and their nets where they live, in the order of the clients."""
-    last = plan.algorithm.phases[-1]
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
     asked = participants(plan.clients, plan.participation, at)
     exams = {i: tuple(e for e in all_ if i in asked or e.model != COPY) for i, all_ in plan.exams.items()}
-    given = {i: (own, last.send(server, i, at), round + 1, plan.homes.get(i), plan.keep) for i, own in exams.items()}
+    given = {i: (own, _shared(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep) for i, own in exams.items()}
     answers = engine.each(examine, given)
     scores = [judge(server)] if judge else []  # while workers, where there are any, score theirs
     told = dict(answers)
     return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in told.get(i, ()))))
+
+
+def _shared(plan: Plan, server: Message, to: str, at: At) -> Message:
+    """What a client is sent to be scored: by the last of a round's phases that sends anything."""
+    sent = (phase.send(server, to, replace(at, phase=n)) for n, phase in reversed(list(enumerate(plan.algorithm.phases))))
+    return next((message for message in sent if message), {})
 
 
 def participants(clients: Sequence[str], fraction: float, at: At) -> tuple[str, ...]:

@@ -189,7 +189,7 @@ def client_state(client: Client) -> Message:
     """All that a client carries from round to round, by name."""
     state: Message = {}
     for name, net in client.nets.items():
-        crosses = client.shared if name == "meme" else ()
+        crosses = client.shared if name == "meme" and not client.proxy else ()
         state |= {f"{name}.{k}": v for k, v in net.state_dict().items() if k not in crosses}
     for name, optimizer in client.optimizers.items():
         for slot, values in optimizer.state_dict()["state"].items() if name != "meme" else ():

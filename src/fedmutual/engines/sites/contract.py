@@ -163,13 +163,19 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     contract = Contract(
         dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
-    if contract.config.model.pretrained is not None and "global" in contract.algorithm.scores:
+    shares = {"global", "proxy"} & set(contract.algorithm.scores)
+    if contract.config.model.pretrained is not None and shares:
         raise ConfigError(
             f"{source}: key 'model.pretrained' cannot be here, for between real sites the shared network begins with random "
             "weights; a site's own network takes it from its site.toml"
         )
     if contract.config.training.task == "classification" and "classes" not in given["data"]:
         raise ConfigError(f"{source}: the key 'data.classes' is missing: labels are matched by these names at every site")
+    if contract.algorithm.public is not None and contract.algorithm.public.server:
+        raise ConfigError(
+            f"{source}: algorithm {contract.config.algorithm['name']!r} trains on public data at the server, and between "
+            "real sites the server has no data; choose another algorithm"
+        )
     if contract.algorithm.public is not None and contract.sites.public is None and contract.public is None:
         raise ConfigError(
             f"{source}: algorithm {contract.config.algorithm['name']!r} needs the key 'sites.public', the folder of the "

@@ -56,7 +56,7 @@ def unmanned(contract: Contract) -> Experiment:
 def first_state(contract: Contract, experiment: Experiment) -> Message:
     """What the server begins with."""
     if contract.public is None:
-        return experiment.server()
+        return experiment.server(contract.sites.names)
     return agreed(owners(contract), experiment.data.space.outputs)
 
 

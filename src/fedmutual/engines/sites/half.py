@@ -157,7 +157,8 @@ class Half:
         )
         self._declined = set[str]()  # why orders were declined since the last that was not: each is written down once
         self._outbox = Outbox(self.folder, self.site)
-        self._public = made.server()  # what all know of the first state: names and shapes, not what later rounds hold
+        # what all know of the first state: names and shapes, not what later rounds hold
+        self._public = made.server(contract.sites.names)
         self.peers: Exchange | None = None
         if by_hand(algorithm):
             self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder, made.config.rounds)

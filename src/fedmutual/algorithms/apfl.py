@@ -1,0 +1,90 @@
+"""APFL: adaptive personalised federated learning, Algorithm 1: a mixture of a global model and a client's own.
+
+Deng et al., Adaptive Personalized Federated Learning, 2020, https://arxiv.org/abs/2003.13461. w is the client's copy of the
+global model, v its own weights, a its mixing weight; its personal model is the mixture a v + (1 - a) w.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedmutual.algorithms.fedavg import FedAvg
+from fedmutual.algorithms.peers import one_batch
+from fedmutual.batches import draws
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
+
+V, MIX = "v.", "mix"  # of a client's memory: begins the names of v; a
+
+
+@dataclass(frozen=True, kw_only=True)
+class APFL(FedAvg):
+    """FedAvg, and beside it weights of each client's own; its model is a mixture of these and the shared ones.
+
+    FedAvg on w; v minimises f(a v + (1 - a) w), in which w is constant. Both take the same batches. mix = 1 is
+    independent training beside FedAvg; mix = 0 makes each personal model the client's copy of FedAvg's.
+    """
+
+    title: ClassVar[str] = "APFL"
+    mix: Setting = setting(0.5, "the share of a client's own weights in its personal model, 0 to 1; with adaptive the first")
+    adaptive: bool = setting(False, "mix is a number of each client's own that takes a gradient step in every round")
+    scores: ClassVar[tuple[str, ...]] = ("global", "personal")
+    terms: ClassVar[tuple[str, ...]] = ("meme", "personal", MIX)
+
+    def __post_init__(self) -> None:
+        within("mix", self.mix, 0, 1)
+
+    def algorithm(self) -> Algorithm:
+        """Personal models are of the shared architecture, to be mixed with it."""
+        return replace(super().algorithm(), alike=True)
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """Fork w; the personal net holds v while it is trained; a of this round."""
+        super().begin(client, inbox, at)
+        personal = client.nets["personal"]
+        own = {k.removeprefix(V): v for k, v in client.memory.items() if k.startswith(V)}
+        personal.load_state_dict(personal.state_dict() | own)
+        first = next(personal.parameters())
+        a = client.memory.get(MIX, at.value(self.mix).to(first)) if self.adaptive else at.value(self.mix).to(first)
+        client.memory = {**client.memory, MIX: self._adapted(a, client, at) if self.adaptive else a}
+        return {MIX: client.memory[MIX]}
+
+    def _adapted(self, a: Tensor, client: Client, at: At) -> Tensor:
+        """a after a step along <v - w, grad f(a v + (1 - a) w)>, its derivative of f, on one batch; within 0 and 1."""
+        data, personal = client.data["private"], client.nets["personal"]
+        x, y = one_batch(data, next(draws(len(data), 1, self.batch_size, at.rng(client.id, MIX))))
+        v, w = (trained(client, net) for net in ("personal", "meme"))
+        with torch.enable_grad():
+            moving = a.detach().clone().requires_grad_()
+            buffers = {k: b.clone() for k, b in personal.named_buffers()}  # BatchNorm's stay as they are
+            output = functional_call(personal, {**mixed(v, w, moving), **buffers}, (x,))
+            (slope,) = torch.autograd.grad(self.task.fit(output, y), moving)
+        return (a - at.number(client.rate) * slope).clamp(0, 1)
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """FedAvg's for w; cross-entropy of the mixture, which moves v only."""
+        x, y = batch
+        mixture = mixed(nets["personal"].params, nets["meme"].params, const[MIX])
+        return super().loss(nets, batch, const) | {"personal": self.task.fit(nets["personal"](x, mixture), y)}
+
+    def end(self, client: Client, at: At) -> Message:
+        """The trained copy; at home, v is put by and the personal net becomes the mixture with w as trained here."""
+        v, w = (trained(client, net) for net in ("personal", "meme"))
+        client.memory = {**client.memory, **{V + k: p.detach().clone() for k, p in v.items()}}
+        with torch.no_grad():
+            for k, mixture in mixed(v, w, client.memory[MIX]).items():
+                v[k].copy_(mixture)
+        return super().end(client, at)
+
+
+def trained(client: Client, net: str) -> Message:
+    """The parameters of a client's net that are trained: what is frozen is the same in v, w and their mixture."""
+    return {k: p for k, p in client.nets[net].named_parameters() if p.requires_grad}
+
+
+def mixed(v: Mapping[str, Tensor], w: Mapping[str, Tensor], a: Tensor) -> Message:
+    """a v + (1 - a) w of each of v's parameters; w is constant."""
+    return {k: a * p + (1 - a) * w[k].detach() for k, p in v.items()}

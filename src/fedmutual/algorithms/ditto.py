@@ -1,0 +1,46 @@
+"""Ditto: federated averaging, and beside it a personal model that is pulled towards the global one.
+
+Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, 2021, https://arxiv.org/abs/2012.04221,
+Algorithm 1 with FedAvg as the global solver. K clients; v_k is the personal model, w the global one.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedmutual.algorithms.fedavg import FedAvg
+from fedmutual.algorithms.fedprox import copy_received, proximal
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ditto(FedAvg):
+    """FedAvg, and beside it each client's own model, which is pulled towards the shared one.
+
+    v_k minimises F_k(v_k) + lam / 2 ||v_k - w_t||^2, with w_t as received; the copies of w are FedAvg's. A copy and a
+    personal model take the same batches: neither sees the other, so their order does not matter. lam = 0 is independent
+    training beside FedAvg.
+    """
+
+    title: ClassVar[str] = "Ditto"
+    lam: Setting = setting(1.0, "lambda, the pull of a personal model towards the model that the server sent, at least 0")
+    scores: ClassVar[tuple[str, ...]] = ("global", "personal")
+    terms: ClassVar[tuple[str, ...]] = ("meme", "personal", "proximal")
+
+    def __post_init__(self) -> None:
+        within("lam", self.lam, 0, float("inf"))
+
+    def algorithm(self) -> Algorithm:
+        """Personal models are of the shared architecture, for the distance between the two to have a meaning."""
+        return replace(super().algorithm(), alike=True)
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """Fork; w_t and lambda."""
+        super().begin(client, inbox, at)
+        return copy_received(client) | {"lam": at.value(self.lam)}
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """FedAvg's for the copy; cross-entropy and the pull for the personal model."""
+        x, y = batch
+        personal = {"personal": self.task.fit(nets["personal"](x), y)}
+        return super().loss(nets, batch, const) | personal | {"proximal": proximal(nets["personal"], const, "lam")}

@@ -1,0 +1,73 @@
+"""FedAvg with fine-tuning: the averaged model, and at every client a copy of it that is trained further.
+
+Yu et al., Salvaging Federated Learning by Local Adaptation, 2020, https://arxiv.org/abs/2002.04758, section on
+fine-tuning. E_t epochs of fine-tuning.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from fedmutual.algorithms.fedavg import FedAvg
+from fedmutual.algorithms.fork import copy_shared
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, setting, within
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedAvgFT(FedAvg):
+    """FedAvg; then each client's personal model is the averaged one after E_t epochs of its own data.
+
+    Nothing comes back of fine-tuning, so the averaged model is FedAvg's. It is sent once more in rounds that fine-tune.
+    """
+
+    title: ClassVar[str] = "FedAvg + fine-tuning"
+    tune_epochs: int = setting(1, "passes over a client's own data in fine-tuning; 0: its model is the averaged one")
+    tune_every: int = setting(1, "rounds from one fine-tuning to the next; the last round always fine-tunes")
+    scores: ClassVar[tuple[str, ...]] = ("global", "personal")
+
+    def __post_init__(self) -> None:
+        within("tune_epochs", self.tune_epochs, 0, float("inf"))
+        within("tune_every", self.tune_every, 1, float("inf"))
+
+    def algorithm(self) -> Algorithm:
+        """Average; then fine-tune. Personal models are of the shared architecture, whose weights they take."""
+        phases = (self, Tune(**vars(self)))
+        return replace(super().algorithm(), phases=phases, alike=True)
+
+
+class Tune(FedAvgFT):
+    """Each client's personal model, from the averaged one."""
+
+    terms: ClassVar[tuple[str, ...]] = ("personal",)
+
+    def leaves(self, server: Message) -> Spec:
+        """Nothing."""
+        return {}
+
+    def send(self, server: Message, to: str, at: At) -> Message:
+        """The averaged model, in rounds that fine-tune."""
+        due = (at.round + 1) % self.tune_every == 0 or at.round + 1 == at.rounds
+        return server if due else {}
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """The personal model becomes the averaged one."""
+        if inbox:
+            copy_shared(client, "personal", inbox)
+        return {}
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """E_t epochs of private data."""
+        return self.over("private", client, at, self.tune_epochs) if inbox and self.tune_epochs else ()
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """Cross-entropy of the personal model."""
+        x, y = batch
+        return {"personal": self.task.fit(nets["personal"](x), y)}
+
+    def end(self, client: Client, at: At) -> Message:
+        """Nothing."""
+        return {}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """The averaged model stays as it is."""
+        return server

@@ -1,0 +1,72 @@
+"""FedDF: the server distils the clients' models, on public data, into their average.
+
+Lin et al., Ensemble Distillation for Robust Model Fusion in Federated Learning, 2020, https://arxiv.org/abs/2006.07242,
+Algorithm 1, one architecture.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from fedmutual.algorithms.fedavg import N_K, FedAvg
+from fedmutual.algorithms.peers import one_batch
+from fedmutual.batches import draws
+from fedmutual.core import Algorithm, At, Bench, Message, Public, run_field, setting, within
+from fedmutual.losses import kl
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedDF(FedAvg):
+    """FedAvg, and then the server teaches the average what the clients' models say together of public examples.
+
+    Steps of KL(softmax of the mean of the clients' logits || its own), without labels; Adam, its learning rate along half
+    a cosine to 0.
+    """
+
+    title: ClassVar[str] = "FedDF"
+    distill_steps: int = setting(100, "steps of the server on public data in a round; 0: federated averaging")
+    distill_batch: int = setting(128, "public examples in such a step")
+    distill_lr: float = setting(1e-3, "the first learning rate of these steps (Adam), above 0")
+    bench: Bench | None = run_field(None)
+
+    def __post_init__(self) -> None:
+        within("distill_steps", self.distill_steps, 0, float("inf"))
+        within("distill_batch", self.distill_batch, 1, float("inf"))
+        if self.distill_lr <= 0:
+            raise ValueError(f"distill_lr must be above 0, not {self.distill_lr:g}")
+        if self.task.outputs is not None:
+            raise ValueError("feddf distils posteriors over classes, so training.task cannot be one of numbers")
+
+    def algorithm(self) -> Algorithm:
+        """FedAvg, and public data at the server."""
+        return replace(super().algorithm(), public=Public(labelled=False, server=True))
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """The mean over those who answered, taught by all of them."""
+        student = super().receive(server, replies, at)
+        if not replies or not self.distill_steps:
+            return student
+        assert self.bench is not None  # `Public.server`
+        net, public = self.bench.net, self.bench.public
+        place = next(net.parameters()).device
+        teachers = [{k: v.to(place) for k, v in replies[i].items() if k != N_K} for i in sorted(replies)]
+        net.load_state_dict(student)
+        optimizer = torch.optim.Adam(net.parameters(), lr=self.distill_lr)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.distill_steps)
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+            torch.manual_seed(at.rng("dropout").initial_seed())
+            for index in draws(len(public), self.distill_steps, self.distill_batch, at.rng("distillation")):
+                x, *_ = one_batch(public, index)
+                with torch.no_grad():
+                    net.eval()
+                    logits = torch.stack([functional_call(net, t, (x,)) for t in teachers]).mean(0)
+                own: Tensor = net.train()(x)
+                optimizer.zero_grad()
+                torch.autograd.backward([kl(logits.log_softmax(-1), own.log_softmax(-1)).mean()])
+                optimizer.step()
+                schedule.step()
+        return {k: v.detach().cpu().clone() for k, v in net.state_dict().items()}

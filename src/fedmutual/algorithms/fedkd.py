@@ -1,0 +1,124 @@
+"""FedKD: a large model of one's own and a small shared one teach each other, the more the better they are.
+
+Wu et al., Communication-efficient federated learning via knowledge distillation, 2022, https://arxiv.org/abs/2108.13323,
+section "Methods". The mentor is the personal model, the mentee the meme; h are what their last layers take. What the mentee
+learned in a round crosses as products of thin matrices.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedmutual.aggregation import mean
+from fedmutual.algorithms.fedproto import fitted
+from fedmutual.algorithms.fork import Fork
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, setting
+from fedmutual.losses import kl
+
+W = "w."  # begins the names of the received weights in a client's memory, during a round
+LEFT, RIGHT = "left.", "right."  # begin the names of an update's factors [m, r] and [r, n]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedKD(Fork):
+    """A large model of one's own and a small shared one teach each other; the small one crosses compressed.
+
+    All of this is minimised together, in both networks; CE are the cross-entropies of mentor and mentee:
+
+    CE_t + CE_s + (KL(p_s || p_t) + KL(p_t || p_s) + 2 |h_t - h_s|^2) / (CE_t + CE_s)
+
+    |.|^2 is the mean of squares over the mentee's features; the mentor's are averaged into as many. A matrix [m, n] of the
+    update crosses as its best approximation of rank r = ceil(rank min(m, n)), where that is smaller.
+    """
+
+    title: ClassVar[str] = "FedKD"
+    rank: float = setting(
+        0.25, "the share of an update's singular values that crosses, above 0 and up to 1; 1: what is sent is not compressed"
+    )
+    scores: ClassVar[tuple[str, ...]] = ("global", "personal")
+    terms: ClassVar[tuple[str, ...]] = ("personal", "meme", "distillation", "hidden")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rank <= 1:
+            raise ValueError(f"rank must be above 0 and at most 1, not {self.rank:g}")
+        if self.task.outputs is not None:
+            raise ValueError("fedkd teaches by posteriors over classes, so training.task cannot be one of numbers")
+
+    def algorithm(self) -> Algorithm:
+        """FedKD looks at the features of both networks."""
+        return replace(super().algorithm(), features=("personal", "meme"))
+
+    def leaves(self, server: Message) -> Spec:
+        """The factors of each matrix's update; any other tensor as it is."""
+        found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        for k, v in server.items():
+            r = thin(v, self.rank)
+            if r is None:
+                found[k] = (v.dtype, tuple(v.shape))
+            else:
+                found |= {LEFT + k: (v.dtype, (len(v), r)), RIGHT + k: (v.dtype, (r, v.numel() // len(v)))}
+        return found
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """Fork; the received weights are remembered, for what is learned is the difference from them."""
+        super().begin(client, inbox, at)
+        state = client.nets["meme"].state_dict()
+        received = {W + k: state[k].clone() for k in client.shared if thin(state[k], self.rank) is not None}
+        client.memory = {**client.memory, **received}
+        return {}
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """One forward of each network on the same batch; every term moves both."""
+        x, y = batch
+        (h_t, z_t), (h_s, z_s) = nets["personal"].features(x), nets["meme"].features(x)
+        ce_t, ce_s = self.task.fit(z_t, y), self.task.fit(z_s, y)
+        log_t, log_s = z_t.log_softmax(-1), z_s.log_softmax(-1)
+        taught = (kl(log_s, log_t) + kl(log_t, log_s)).mean() / (ce_t + ce_s)
+        hidden = 2 * F.mse_loss(fitted(h_t, h_s.shape[1]), h_s) / (ce_t + ce_s)
+        return {"personal": ce_t, "meme": ce_s, "distillation": taught, "hidden": hidden}
+
+    def end(self, client: Client, at: At) -> Message:
+        """What was learned, in factors; the remembered weights have served."""
+        reply: Message = {}
+        for k, v in super().end(client, at).items():
+            received = client.memory.get(W + k)
+            reply |= {k: v} if received is None else factors(k, v - received, self.rank)
+        client.memory = {k: v for k, v in client.memory.items() if not k.startswith(W)}
+        return reply
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """The plain mean over those who answered, of what each learned."""
+        if not replies:
+            return server
+        return mean({i: restored(server, reply) for i, reply in replies.items()})
+
+
+def thin(tensor: Tensor, rank: float) -> int | None:
+    """The rank of an update's factors; None where they would be no smaller than it, or it is no matrix of real numbers.
+
+    A tensor of more dimensions is the matrix of its first one and all others.
+    """
+    if tensor.dim() < 2 or not tensor.is_floating_point():
+        return None
+    m, n = len(tensor), tensor.numel() // len(tensor)
+    r = math.ceil(rank * min(m, n))
+    return r if r * (m + n) < m * n else None
+
+
+def factors(name: str, update: Tensor, rank: float) -> Message:
+    """The best approximation of an update of the rank `thin` says, as two factors."""
+    r = thin(update, rank)
+    u, s, v = torch.linalg.svd(update.detach().cpu().flatten(1), full_matrices=False)
+    return {LEFT + name: u[:, :r] * s[:r], RIGHT + name: v[:r]}
+
+
+def restored(server: Message, reply: Message) -> Message:
+    """A client's model, from what it sent and the one that it received."""
+    whole = {k: v for k, v in reply.items() if not k.startswith((LEFT, RIGHT))}
+    learned = {k: v + (reply[LEFT + k] @ reply[RIGHT + k]).view_as(v) for k, v in server.items() if LEFT + k in reply}
+    return {k: (whole | learned)[k] for k in server}

@@ -1,0 +1,139 @@
+"""FedProto: participants with networks of their own share the mean features of each class.
+
+Tan et al., FedProto: Federated Prototype Learning across Heterogeneous Clients, 2022, https://arxiv.org/abs/2105.00243,
+Algorithm 1. A prototype is the mean of what a network's last layer takes, over a client's examples of a class. C classes,
+D numbers in a prototype.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedmutual.algorithms.independent import Independent
+from fedmutual.core import (
+    Algorithm,
+    At,
+    Batch,
+    Client,
+    Data,
+    Message,
+    Net,
+    Setting,
+    Spec,
+    find_head,
+    setting,
+    take_features,
+    within,
+)
+
+PROTOTYPES, EXAMPLES = "prototypes", "examples"  # [C, D] float32; [C] int64: of each class, 0 where it has no prototype
+_ROWS = 512  # of a forward
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedProto(Independent):
+    """Networks of any kind learn alone, and pull their features towards the mean features of each class over all clients.
+
+    The loss of independent training has lam |f(x) - p_y|^2 added, for features f and the prototype p of the label. The
+    distance is the mean of squares over D, and 0 for a class without a prototype. lam = 0 is independent training.
+    """
+
+    title: ClassVar[str] = "FedProto"
+    proto_lam: Setting = setting(1.0, "lambda, the pull of features towards the prototype of their class, at least 0")
+    proto_size: int | None = setting(
+        None,
+        "numbers in a prototype; features that are more, or fewer, are averaged into so many; unset, the features of "
+        "model.shared",
+    )
+    proto_weighting: Literal["samples", "uniform"] = setting(
+        "uniform", "prototypes weigh by their number of examples, which each client then tells, or all alike"
+    )
+    terms: ClassVar[tuple[str, ...]] = ("personal", "prototype")
+
+    def __post_init__(self) -> None:
+        within("proto_lam", self.proto_lam, 0, float("inf"))
+        if self.proto_size is not None:
+            within("proto_size", self.proto_size, 1, float("inf"))
+        if self.task.outputs is not None:
+            raise ValueError("a prototype is of a class, so training.task cannot be one of numbers")
+
+    def algorithm(self) -> Algorithm:
+        """No class has a prototype in the first round."""
+        return replace(super().algorithm(), begins=self.begins, features=("personal",))
+
+    def begins(self, shared: nn.Module, classes: int) -> Message:
+        """The server's first state: D is the number of the shared network's features, unless it is set."""
+        size = self.proto_size or getattr(find_head(shared), "in_features", None)
+        if size is None:
+            raise ValueError("the shared network has no linear layer, whose input is a prototype; set algorithm.proto_size")
+        return {
+            PROTOTYPES: torch.zeros(classes, size, dtype=torch.float32),
+            EXAMPLES: torch.zeros(classes, dtype=torch.int64),
+        }
+
+    def leaves(self, server: Message) -> Spec:
+        """A prototype of each class, and which classes have one; with proto_weighting = "samples", of how many examples."""
+        return {k: (server[k].dtype, tuple(server[k].shape)) for k in (PROTOTYPES, EXAMPLES)}
+
+    def send(self, server: Message, to: str, at: At) -> Message:
+        """All prototypes."""
+        return {k: server[k] for k in (PROTOTYPES, EXAMPLES)}
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """The prototypes, which classes have one, and lambda; D is remembered for the reply."""
+        place = next(client.nets["personal"].parameters())
+        client.memory = {**client.memory, "size": torch.tensor(inbox[PROTOTYPES].shape[1])}
+        known = (inbox[EXAMPLES] > 0).to(place)
+        return {PROTOTYPES: inbox[PROTOTYPES].to(place), "known": known, "proto_lam": at.value(self.proto_lam)}
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """Cross-entropy, and the distance to the prototypes (eq. 7)."""
+        x, y = batch
+        features, output = nets["personal"].features(x)
+        off = (fitted(features, const[PROTOTYPES].shape[1]) - const[PROTOTYPES][y]) * const["known"][y].unsqueeze(-1)
+        return {"personal": self.task.fit(output, y), "prototype": const["proto_lam"] * off.square().mean()}
+
+    def end(self, client: Client, at: At) -> Message:
+        """The prototypes of one's own examples, by the trained network in eval mode."""
+        sums, counts = class_sums(client.nets["personal"], client.data["private"], int(client.memory["size"]))
+        examples = counts if self.proto_weighting == "samples" else counts.clamp(max=1)
+        return {PROTOTYPES: (sums / counts.clamp(min=1).unsqueeze(1)).float(), EXAMPLES: examples}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """Of each class the mean over the prototypes of those who have it (eq. 6); none of a class that nobody has."""
+        if not replies:
+            return server
+        ordered = [replies[i] for i in sorted(replies)]
+        counts = torch.stack([r[EXAMPLES] for r in ordered])  # [K, C]
+        total = (torch.stack([r[PROTOTYPES] for r in ordered]).double() * counts.unsqueeze(-1)).sum(0)
+        merged = total / counts.sum(0).clamp(min=1).unsqueeze(1)
+        return {**server, PROTOTYPES: merged.float(), EXAMPLES: counts.sum(0)}
+
+
+def fitted(features: Tensor, size: int) -> Tensor:
+    """Features [B, F] as so many numbers [B, size]: as they are, or means over neighbours where F is another number."""
+    return features if features.shape[1] == size else F.adaptive_avg_pool1d(features.unsqueeze(1), size).squeeze(1)
+
+
+@torch.no_grad()
+def class_sums(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]:
+    """The sum of a network's features over the rows of each class [C, size], and how many rows there are of each [C] int64.
+
+    The network is in eval mode for that, and then goes on as it was.
+    """
+    before, last = net.training, find_head(net)
+    assert last is not None  # as `Algorithm.features` has it
+    net.eval()
+    sums = torch.zeros(last.out_features, size, device=last.weight.device, dtype=last.weight.dtype)
+    counts = torch.zeros(last.out_features, device=last.weight.device, dtype=torch.int64)
+    for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), _ROWS)):
+        features, _ = take_features(last, partial(net, x))
+        sums.index_add_(0, y, fitted(features, size))
+        counts += torch.bincount(y, minlength=len(counts))
+    net.train(before)
+    return sums, counts

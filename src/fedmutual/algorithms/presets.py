@@ -1,0 +1,47 @@
+"""Names of methods that set keys of the [model] table: alone beside FedAvg, or beside settings of their own.
+
+A preset's keys hold where the configuration leaves them at their defaults.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a name of `algorithm.name` sets beside the algorithm's own settings."""
+
+    model: Mapping[str, Any]  # keys of [model] with their values, none of which is the key's default
+    title: str | None = None  # what tables call the method; None: as its class does
+    about: str | None = None  # in one line; None: as its class says
+    source: str = ""  # the paper, where no file of an algorithm names it
+
+
+_FEATURES = {"part": ("features",), "adaptor": "rest"}
+_SAME_START = {"start": "server"}
+
+PRESETS: dict[str, Preset] = {
+    "fedper": Preset(
+        _FEATURES,
+        "FedPer",
+        "FedAvg of the features; each client keeps its classifier, and trains both together.",
+        "Arivazhagan et al., Federated Learning with Personalization Layers, 2019, https://arxiv.org/abs/1912.00818",
+    ),
+    "lg-fedavg": Preset(
+        {"part": ("classifier",), "adaptor": "rest"},
+        "LG-FedAvg",
+        "FedAvg of the classifier; each client keeps its features, and trains both together.",
+        "Liang et al., Think Locally, Act Globally, 2020, https://arxiv.org/abs/2001.01523",
+    ),
+    "fedbn": Preset(
+        {"batchnorm": "local"},
+        "FedBN",
+        "FedAvg of all but the BatchNorm layers, which each client keeps.",
+        "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, 2021, "
+        "https://arxiv.org/abs/2102.07623",
+    ),
+    "fedrep": Preset(_FEATURES),
+    "ditto": Preset(_SAME_START),
+    "apfl": Preset(_SAME_START),
+}

@@ -1,0 +1,115 @@
+"""ProxyFL: peers teach a proxy each, and hand the proxies on along a graph that changes, without a server.
+
+Kalra et al., Decentralized federated learning through proxy model sharing, 2023, https://arxiv.org/abs/2111.11343,
+Algorithm 1, without its privacy claim: proxies are trained and sent as memes are, with no noise. K peers; t the round. What
+is called server here only forwards.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedmutual.aggregation import mean
+from fedmutual.algorithms.fml import FML
+from fedmutual.algorithms.fork import clear_state
+from fedmutual.algorithms.peers import PEER, Peering, form, forwarded, members, of_peers, senders
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Spec, setting
+
+MASS = "mass"  # the push-sum weight of a proxy: float32 []
+_LEAST = 1e-30  # of it, which halves whenever what was sent is lost
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxyFL(FML):
+    """FML without a server: a proxy in the place of the meme, averaged with one other peer's in every round.
+
+    In round t peer k sends to peer k + 2^(t mod (1 + floor(log2(K - 1)))), modulo K. It keeps the share a of its mass w; the
+    proxy becomes (a w theta + (1 - a) w_j theta_j) / (a w + (1 - a) w_j), and the denominator its mass.
+    """
+
+    title: ClassVar[str] = "ProxyFL"
+    own_share: float = setting(
+        0.5, "a, the share of its proxy that stays with a peer, from 0 to below 1; 0: the proxy that comes takes its place"
+    )
+    scores: ClassVar[tuple[str, ...]] = ("personal", "proxy")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.own_share < 1:
+            raise ValueError(f"own_share must be at least 0 and below 1, not {self.own_share:g}")
+
+    def algorithm(self) -> Algorithm:
+        """Learn; then mix."""
+        given = dict(vars(self))
+        return replace(super().algorithm(), phases=(Learn(**given), Mix(**given)))
+
+
+class Learn(ProxyFL, Peering):
+    """Both networks learn from private data and from each other; the proxy and its mass go out."""
+
+    def leaves(self, server: Message) -> Spec:
+        """A proxy, and its mass."""
+        return {k: (v.dtype, tuple(v.shape)) for k, v in form(server).items()} | {MASS: (torch.float32, ())}
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """The proxy goes on as it was mixed, its momentum starts afresh; alpha and beta of this round."""
+        clear_state(client, "meme")
+        return {"alpha": at.value(self.alpha), "beta": at.value(self.beta)}
+
+    def end(self, client: Client, at: At) -> Message:
+        """theta and w; what is kept of the mass is what this peer has from now on, whether the rest arrives or not."""
+        mass = mass_of(client)
+        client.memory = {**client.memory, MASS: (self.own_share * mass).clamp(min=_LEAST)}
+        return super().end(client, at) | {MASS: mass}
+
+    def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
+        """What is to be forwarded."""
+        return server | forwarded(replies)
+
+
+class Mix(Peering, ProxyFL):
+    """The proxy of the peer before is mixed in."""
+
+    terms: ClassVar[tuple[str, ...]] = ()
+
+    def send(self, server: Message, to: str, at: At) -> Message:
+        """What the peer before sent."""
+        return of_peers(server, before(members(server), to, at.round))
+
+    def begin(self, client: Client, inbox: Message, at: At) -> Message:
+        """theta and w; as they are if nothing came."""
+        for j in senders(inbox):
+            meme, own = client.nets["meme"], mass_of(client)
+            state, theirs = meme.state_dict(), (1 - self.own_share) * inbox[f"{j}{PEER}{MASS}"].to(own)
+            mine = {k: state[k].cpu() for k in client.shared}
+            proxies = {client.id: mine, j: {k: inbox[f"{j}{PEER}{k}"] for k in client.shared}}
+            meme.load_state_dict(state | mean(proxies, {client.id: own.item(), j: theirs.item()}))
+            client.memory = {**client.memory, MASS: own + theirs}
+        return {}
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """None."""
+        return ()
+
+    def end(self, client: Client, at: At) -> Message:
+        """Nothing."""
+        return {}
+
+
+def mass_of(client: Client) -> Tensor:
+    """w; 1 to begin with."""
+    first = next(client.nets["meme"].parameters())
+    return client.memory.get(MASS, torch.ones((), dtype=torch.float32, device=first.device))
+
+
+def before(ids: Iterable[str], peer: str, round: int) -> tuple[str, ...]:
+    """Who sends to a peer in this round: one of the others, or nobody where there are none."""
+    ordered = sorted(ids)
+    if len(ordered) < 2:
+        return ()
+    hops = int(math.log2(len(ordered) - 1)) + 1
+    return (ordered[(ordered.index(peer) - 2 ** (round % hops)) % len(ordered)],)

@@ -1,0 +1,62 @@
+"""Keys of [model] that the name of an algorithm sets: put in where they are unset, and taken out with the name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmutual.algorithms.presets import PRESETS
+from fedmutual.config.schema import Config, ModelConfig, Table
+from fedmutual.errors import ConfigError
+
+
+def apply_preset(config: Config) -> Config:
+    """The configuration with the keys of its algorithm's preset where they are at their defaults."""
+    return _with_model(config, {k: v for k, v in _keys(config).items() if getattr(config.model, k) == _default(k)})
+
+
+def remove_preset(config: Config) -> Config:
+    """The configuration without what `apply_preset` set: before another algorithm's name takes the place of this one."""
+    return _with_model(config, {k: _default(k) for k, v in _keys(config).items() if getattr(config.model, k) == v})
+
+
+def drop_preset(tables: Table) -> Table:
+    """Tables of a file without the keys that their algorithm's preset has set there."""
+    algorithm, model = tables.get("algorithm"), tables.get("model")
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
+    if name not in PRESETS or not isinstance(model, Mapping):
+        return tables
+    preset = PRESETS[name].model
+    return {**tables, "model": {k: v for k, v in model.items() if k not in preset or not _equal(v, preset[k])}}
+
+
+def check_preset(config: Config, tables: Table, source: str) -> None:
+    """Raise ConfigError where a key is set to its default that would undo the preset."""
+    model = tables.get("model")
+    for key, value in _keys(config).items():
+        if isinstance(model, Mapping) and key in model and getattr(config.model, key) == _default(key):
+            name, given = config.algorithm["name"], _default(key)
+            raise ConfigError(
+                f"{source}: key 'model.{key}' = {given!r} undoes what makes algorithm {name!r}, which sets it to "
+                f"{_shown(value)}; take it out"
+            )
+
+
+def _keys(config: Config) -> Mapping[str, Any]:
+    name = config.algorithm["name"]
+    return PRESETS[name].model if name in PRESETS else {}
+
+
+def _default(key: str) -> Any:
+    return getattr(ModelConfig(), key)
+
+
+def _with_model(config: Config, keys: Mapping[str, Any]) -> Config:
+    return config.model_copy(update={"model": config.model.model_copy(update=keys)}) if keys else config
+
+
+def _equal(given: Any, preset: Any) -> bool:
+    listed = tuple(given) if isinstance(given, list) else (given,)
+    return bool(listed == preset if isinstance(preset, tuple) else given == preset)
+
+
+def _shown(value: Any) -> str:
+    return repr(list(value) if isinstance(value, tuple) else value)

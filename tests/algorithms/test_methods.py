@@ -1,0 +1,389 @@
+"""A round or two of each method on linear networks small enough to be followed by hand, in numpy, apart from torch."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedmutual.algorithms import APFL, Ditto, FedAvgFT, FedDF, FedKD, FedProto, FedRep, FedTGP, ProxyFL
+from fedmutual.algorithms.fedproto import EXAMPLES, PROTOTYPES
+from fedmutual.algorithms.peers import proxied
+from fedmutual.core import At, Bench, Client
+from toy import Rows, federation
+
+LR = 0.3
+X = {
+    "0": np.array([[1.0, 0.0], [0.0, 2.0], [0.5, -1.0]]),
+    "1": np.array([[1.0, 1.0], [-1.0, 0.5], [0.0, 1.0]]),
+    "2": np.array([[0.3, 1.0], [2.0, -0.5]]),
+}
+Y = {"0": np.array([0, 1, 1]), "1": np.array([1, 0, 1]), "2": np.array([0, 1])}
+SHARED = np.array([[0.1, -0.2], [0.3, 0.4]])
+OWN = {i: SHARED + 0.1 * (k + 1) * np.array([[1.0, -1.0], [0.5, 2.0]]) for k, i in enumerate(X)}
+ONE = {"local_epochs": 1, "batch_size": 8}
+
+
+@pytest.fixture(autouse=True)
+def _float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def layer(w):
+    net = nn.Linear(w.shape[1], w.shape[0], bias=False)
+    net.weight = nn.Parameter(torch.tensor(w))
+    return net
+
+
+def clients(algorithm, ids=tuple(X), shared=SHARED, own=OWN, home=()):
+    """All of a client's rows in one batch, plain SGD: an epoch is one gradient step. Weights [C, F], or a list of layers."""
+    made = []
+    for i in ids:
+        nets = {} if "personal" not in algorithm.scores else {"personal": stacked(own[i])}
+        nets |= {"meme": stacked(shared)} if {"global", "proxy"} & set(algorithm.scores) else {}
+        optimizers = {k: torch.optim.SGD(m.parameters(), lr=0.0) for k, m in nets.items()}
+        data = {"private": Rows(torch.tensor(X[i]), torch.tensor(Y[i]))}
+        crosses = tuple(k for k in nets["meme"].state_dict() if k not in home) if "meme" in nets else ()
+        made.append(Client(i, nets, optimizers, data, rate=LR, shared=crosses, proxy="proxy" in algorithm.scores))
+    return made
+
+
+def stacked(w):
+    return nn.Sequential(*map(layer, w)) if isinstance(w, list) else layer(w)
+
+
+def softmax(z):
+    e = np.exp(z - z.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def gradient(i, w):
+    """d/dw of the mean cross-entropy of client i's rows under logits x w': (softmax - onehot)' x / n."""
+    return (softmax(X[i] @ w.T) - np.eye(2)[Y[i]]).T @ X[i] / len(X[i])
+
+
+def weight(net):
+    return net.weight.detach().numpy()
+
+
+def average(copies, ids=tuple(X)):
+    """By numbers of examples."""
+    return sum(len(Y[i]) * copies[i] for i in ids) / sum(len(Y[i]) for i in ids)
+
+
+def start():
+    return {"weight": torch.tensor(SHARED)}
+
+
+def test_two_rounds_of_ditto():
+    """v <- v - lr (grad F(v) + lam (v - w_t)), w_t of the round; the copies are FedAvg's."""
+    lam = 0.7
+    algorithm = Ditto(lam=lam, **ONE | {"local_epochs": 2}).algorithm()
+    ours = clients(algorithm)
+    got = federation(algorithm, ours, rounds=2, start=start())
+    w, v = SHARED, dict(OWN)
+    for _ in range(2):
+        copies = dict.fromkeys(X, w)
+        for _ in range(2):
+            copies = {i: c - LR * gradient(i, c) for i, c in copies.items()}
+            v = {i: p - LR * (gradient(i, p) + lam * (p - w)) for i, p in v.items()}
+        w = average(copies)
+    assert np.abs(got["weight"].numpy() - w).max() < 1e-12
+    for one in ours:
+        assert np.abs(weight(one.nets["personal"]) - v[one.id]).max() < 1e-12
+
+
+def test_two_rounds_of_fine_tuning():
+    """Fine-tuned once in two rounds: after the second average, two steps from it."""
+    algorithm = FedAvgFT(tune_epochs=2, tune_every=2, **ONE).algorithm()
+    ours = clients(algorithm)
+    got = federation(algorithm, ours, rounds=2, start=start())
+    w = SHARED
+    for _ in range(2):
+        w = average({i: w - LR * gradient(i, w) for i in X})
+    assert np.abs(got["weight"].numpy() - w).max() < 1e-12
+    for one in ours:
+        tuned = w - LR * gradient(one.id, w)
+        tuned = tuned - LR * gradient(one.id, tuned)
+        assert np.abs(weight(one.nets["personal"]) - tuned).max() < 1e-12
+
+
+def test_fine_tuning_keeps_to_its_rounds():
+    """Every third of five rounds, and the last."""
+    algorithm = FedAvgFT(tune_every=3, **ONE).algorithm()
+    tune = algorithm.phases[1]
+    assert [bool(tune.send(start(), "0", At(0, r, 5))) for r in range(5)] == [False, False, True, False, True]
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_two_rounds_of_apfl(adaptive):
+    """v <- v - lr a grad F(a v + (1 - a) w), as d(a v)/dv = a; adaptive: a <- a - lr <v - w, grad F(a v + (1 - a) w)>."""
+    algorithm = APFL(mix=0.4, adaptive=adaptive, **ONE).algorithm()
+    ours = clients(algorithm)
+    got = federation(algorithm, ours, rounds=2, start=start())
+    w, v, a = SHARED, dict(OWN), dict.fromkeys(X, 0.4)
+    for _ in range(2):
+        slopes = {i: ((v[i] - w) * gradient(i, a[i] * v[i] + (1 - a[i]) * w)).sum() for i in X}
+        a = {i: np.clip(a[i] - LR * slopes[i], 0, 1) for i in X} if adaptive else a
+        v = {i: v[i] - LR * a[i] * gradient(i, a[i] * v[i] + (1 - a[i]) * w) for i in X}
+        copies = {i: w - LR * gradient(i, w) for i in X}
+        w = average(copies)
+    assert np.abs(got["weight"].numpy() - w).max() < 1e-12
+    for one in ours:
+        assert float(one.memory["mix"]) == pytest.approx(a[one.id], abs=1e-12)
+        mixture = a[one.id] * v[one.id] + (1 - a[one.id]) * copies[one.id]
+        assert np.abs(weight(one.nets["personal"]) - mixture).max() < 1e-12
+    assert not adaptive or len(set(a.values())) == len(X)
+
+
+BODY, HEAD = np.array([[0.5, -0.1], [0.2, 0.3], [-0.4, 0.6]]), np.array([[0.2, 0.1, -0.3], [-0.2, 0.4, 0.5]])
+
+
+def halves(i, body, head, prototypes=None, known=None, lam=0.0):
+    """d/dhead and d/dbody of cross-entropy of logits x body' head', and lam mean |x body' - p_y|^2 of the known classes."""
+    h = X[i] @ body.T
+    dz = (softmax(h @ head.T) - np.eye(2)[Y[i]]) / len(X[i])
+    dh = dz @ head
+    if prototypes is not None:
+        dh = dh + lam * 2 * (h - prototypes[Y[i]]) * known[Y[i]][:, None] / h.size
+    return dz.T @ h, dh.T @ X[i]
+
+
+def test_a_round_of_fedrep():
+    """Two steps of the head with the body as received, then one of the body with the new head; heads stay."""
+    algorithm = FedRep(head_epochs=2, **ONE).algorithm()
+    ours = clients(algorithm, shared=[BODY, HEAD], home=("1.weight",))
+    got = federation(algorithm, ours, rounds=1, start={"0.weight": torch.tensor(BODY)})
+    bodies = {}
+    for one in ours:
+        head = HEAD
+        for _ in range(2):
+            head = head - LR * halves(one.id, BODY, head)[0]
+        bodies[one.id] = BODY - LR * halves(one.id, BODY, head)[1]
+        assert np.abs(weight(one.nets["meme"][1]) - head).max() < 1e-12
+    assert np.abs(got["0.weight"].numpy() - average(bodies)).max() < 1e-12
+
+
+def own_prototypes(i, body):
+    """The mean of x body' over a client's rows of each class, as it crosses; and how many rows."""
+    h, counts = X[i] @ body.T, np.bincount(Y[i], minlength=2)
+    sums = np.stack([h[Y[i] == c].sum(0) for c in range(2)])
+    return (sums / np.maximum(counts, 1)[:, None]).astype(np.float32), counts
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "samples"])
+def test_two_rounds_of_fedproto(weighting):
+    lam, y = 0.7, Y["1"]
+    own = {i: [BODY + 0.1 * k, HEAD - 0.1 * k] for k, i in enumerate(X)}
+    algorithm = FedProto(proto_lam=lam, proto_weighting=weighting, **ONE).algorithm()
+    Y["1"] = np.ones(3, dtype=int)  # a client without the class 0
+    try:
+        ours = clients(algorithm, own=own)
+        got = federation(algorithm, ours, rounds=2, start=algorithm.begins(stacked([BODY, HEAD]), 2))
+        prototypes, known = np.zeros((2, 3)), np.zeros(2)
+        for _ in range(2):
+            sent = {}
+            for i in X:
+                head, body = halves(i, *own[i], prototypes, known, lam)
+                own[i] = [own[i][0] - LR * body, own[i][1] - LR * head]
+                sent[i] = own_prototypes(i, own[i][0])
+            shares = np.stack([n if weighting == "samples" else (n > 0) for _, n in sent.values()]).astype(float)
+            prototypes = sum(p * share[:, None] for (p, _), share in zip(sent.values(), shares, strict=True))
+            prototypes, known = prototypes / shares.sum(0)[:, None], (shares.sum(0) > 0).astype(float)
+    finally:
+        Y["1"] = y
+    assert np.abs(got[PROTOTYPES].numpy() - prototypes).max() < 1e-6  # they cross as float32
+    assert got[EXAMPLES].tolist() == ([2, 6] if weighting == "samples" else [2, 3])
+    for one in ours:
+        for k in range(2):
+            assert np.abs(weight(one.nets["personal"][k]) - own[one.id][k]).max() < 1e-6
+
+
+def test_features_of_another_size_are_means_over_neighbours():
+    """Six features as three numbers: means of two."""
+    rng = np.random.default_rng(0)
+    body, head = rng.normal(size=(6, 2)), rng.normal(size=(2, 6))
+    algorithm = FedProto(proto_size=3, **ONE).algorithm()
+    (one,) = clients(algorithm, ids=("0",), own={"0": [body, head]})
+    got = federation(algorithm, [one], rounds=1, start=algorithm.begins(stacked([body, head]), 2))
+    found, _ = own_prototypes("0", weight(one.nets["personal"][0]))
+    assert np.abs(got[PROTOTYPES].numpy() - found.reshape(2, 3, 2).mean(-1)).max() < 1e-6
+
+
+def test_the_server_of_fedtgp_takes_a_step():
+    """One batch of four prototypes q of classes y; p = O relu(H e + b) + c of the embedding e; d the distances.
+
+    L = mean CE(-(d + m [c = y])): dL/dd = -(softmax(-(d + m)) - onehot) / 4, dd/dp = (p - q) / d, then back by layers.
+    """
+    q = np.array([[0.0, 0.0], [3.0, 4.0], [1.0, 0.5], [-2.0, 1.0]])
+    replies = {
+        "a": {PROTOTYPES: torch.tensor([[0.0, 0.0], [3.0, 4.0], [9.0, 9.0]]).float(), EXAMPLES: torch.tensor([1, 1, 0])},
+        "b": {PROTOTYPES: torch.tensor([[1.0, 0.5], [9.0, 9.0], [-2.0, 1.0]]).float(), EXAMPLES: torch.tensor([1, 0, 1])},
+    }
+    y, onehot = np.array([0, 1, 0, 2]), np.eye(3)[[0, 1, 0, 2]]
+    rng = np.random.default_rng(3)
+    e, h, o = rng.normal(size=(3, 2)), rng.normal(size=(2, 2)), rng.normal(size=(2, 2))
+    b, c = rng.normal(size=2), rng.normal(size=2)
+    names = {"embedding": e, "hidden.weight": h, "hidden.bias": b, "output.weight": o, "output.bias": c}
+    server = {f"tgp.{k}": torch.tensor(v).float() for k, v in names.items()}
+    server |= {PROTOTYPES: torch.zeros(3, 2).float(), EXAMPLES: torch.zeros(3, dtype=torch.int64)}
+    phase = FedTGP(server_epochs=1, server_lr=0.1, batch_size=4, margin=100.0)
+    got = phase.receive(server, replies, At(0, 0, 1))
+
+    means = np.array([[0.5, 0.25], [3.0, 4.0], [-2.0, 1.0]])
+    gaps = np.linalg.norm(means[:, None] - means, axis=-1) + np.diag([np.inf] * 3)
+    margin = gaps.min(1).max()
+    hidden = np.maximum(e @ h.T + b, 0)
+    p = hidden @ o.T + c
+    d = np.linalg.norm(q[:, None] - p, axis=-1)
+    up = -(softmax(-(d + margin * onehot)) - onehot) / len(y)
+    dp = (up[:, :, None] * (p - q[:, None]) / d[:, :, None]).sum(0)
+    dh = (dp @ o) * (hidden > 0)
+    steps = {"embedding": dh @ h, "hidden.weight": dh.T @ e, "hidden.bias": dh.sum(0)}
+    steps |= {"output.weight": dp.T @ hidden, "output.bias": dp.sum(0)}
+    e, h, b, o, c = (v - 0.1 * steps[k] for k, v in names.items())
+    assert np.abs(got[PROTOTYPES].numpy() - (np.maximum(e @ h.T + b, 0) @ o.T + c)).max() < 1e-5
+    assert got[EXAMPLES].tolist() == [1, 1, 1]
+    for k, v in zip(names, (e, h, b, o, c), strict=True):
+        assert np.abs(got[f"tgp.{k}"].numpy() - v).max() < 1e-5
+
+
+def test_prototypes_of_fedtgp_move_apart():
+    """A margin in the loss pulls a class's prototype closer to its own than to the others': the training loss falls."""
+    replies = {
+        i: {PROTOTYPES: torch.randn(4, 5).float() + 3 * k, EXAMPLES: torch.ones(4).long()} for k, i in enumerate("ab")
+    }
+    first = {PROTOTYPES: torch.zeros(4, 5).float(), EXAMPLES: torch.zeros(4).long()}
+    losses = []
+    for epochs in (1, 200):
+        got = FedTGP(server_epochs=epochs, server_lr=0.05).receive(first, replies, At(0, 0, 1))
+        own = torch.cat([r[PROTOTYPES] for r in replies.values()])
+        distance = torch.cdist(own, got[PROTOTYPES])
+        losses.append(nn.functional.cross_entropy(-distance, torch.arange(4).repeat(2)).item())
+    assert losses[1] < losses[0]
+
+
+def fedkd_loss(i, own, shared):
+    """The four terms of FedKD in their order, of a mentor and a mentee of two linear layers."""
+    z, h = {}, {}
+    for name, (body, head) in (("t", own), ("s", shared)):
+        h[name] = X[i] @ body.T
+        z[name] = h[name] @ head.T
+    p = {k: softmax(v) for k, v in z.items()}
+    n = len(Y[i])
+    ce = {k: -np.log(v[np.arange(n), Y[i]]).mean() for k, v in p.items()}
+    taught = sum((p[a] * (np.log(p[a]) - np.log(p[b]))).sum(1).mean() for a, b in ("st", "ts"))
+    total = ce["t"] + ce["s"]
+    return ce["t"], ce["s"], taught / total, 2 * ((h["t"] - h["s"]) ** 2).mean() / total
+
+
+def numeric(f, tensors, step=1e-6):
+    """Central differences of f() in each number of these arrays."""
+    found = []
+    for t in tensors:
+        g = np.zeros_like(t)
+        for at in np.ndindex(*t.shape):
+            before = t[at]
+            t[at] = before + step
+            up = f()
+            t[at] = before - step
+            g[at] = (up - f()) / (2 * step)
+            t[at] = before
+        found.append(g)
+    return found
+
+
+def test_a_round_of_fedkd():
+    """A step down the sum of all terms, in both networks; of what each matrix learned the best approximation of rank 1."""
+    own = {i: [BODY + 0.1 * k, HEAD - 0.1 * k] for k, i in enumerate(X)}
+    wide = [np.random.default_rng(5).normal(size=(3, 2)) / 2, np.random.default_rng(6).normal(size=(2, 3)) / 2]
+    algorithm = FedKD(rank=0.5, **ONE).algorithm()
+    ours = clients(algorithm, shared=wide, own=own)
+    begun = {f"{k}.weight": torch.tensor(w) for k, w in enumerate(wide)}
+    assert algorithm.phases[0].leaves(begun) == {
+        **{f"left.{k}.weight": (torch.float64, s) for k, s in enumerate([(3, 1), (2, 1)])},
+        **{f"right.{k}.weight": (torch.float64, s) for k, s in enumerate([(1, 2), (1, 3)])},
+    }
+    got = federation(algorithm, ours, rounds=1, start=begun)
+    learned = []
+    for one in ours:
+        mentor, mentee = [w.copy() for w in own[one.id]], [w.copy() for w in wide]
+        steps = numeric(lambda: sum(fedkd_loss(one.id, mentor, mentee)), [*mentor, *mentee])  # noqa: B023
+        for k in range(2):
+            assert np.abs(weight(one.nets["personal"][k]) - (mentor[k] - LR * steps[k])).max() < 1e-8
+        learned.append([])
+        for k in range(2):
+            u, s, v = np.linalg.svd(-LR * steps[2 + k], full_matrices=False)
+            learned[-1].append(s[0] * np.outer(u[:, 0], v[0]))
+        assert not any(name.startswith("w.") for name in one.memory)
+    for k in range(2):
+        assert np.abs(got[f"{k}.weight"].numpy() - (wide[k] + np.mean([m[k] for m in learned], axis=0))).max() < 1e-7
+
+
+def test_two_rounds_of_proxyfl():
+    """Four peers that learn from labels only: each sends to the next first, then to the one after it."""
+    X["3"], Y["3"], a = X["0"][:2], Y["1"][:2], 0.25
+    try:
+        ids = ("0", "1", "2", "3")
+        own = OWN | {"3": SHARED}
+        algorithm = ProxyFL(alpha=1, beta=1, own_share=a, **ONE).algorithm()
+        ours = clients(algorithm, ids=ids, own=own)
+        got = federation(algorithm, ours, rounds=2, start=proxied(ids, 2, start()))
+        theta = dict.fromkeys(ids, SHARED)
+        for hop in (1, 2):
+            theta = {i: t - LR * gradient(i, t) for i, t in theta.items()}
+            theta = {i: a * theta[i] + (1 - a) * theta[ids[(k - hop) % 4]] for k, i in enumerate(ids)}
+        for one in ours:
+            personal = own[one.id]
+            for _ in range(2):
+                personal = personal - LR * gradient(one.id, personal)
+            assert np.abs(weight(one.nets["meme"]) - theta[one.id]).max() < 1e-12
+            assert np.abs(weight(one.nets["personal"]) - personal).max() < 1e-12
+            assert float(one.memory["mass"]) == 1.0
+    finally:
+        del X["3"], Y["3"]
+    assert not [k for k in got if "/" in k], "the relay forgets what it forwarded"
+
+
+def test_a_lost_proxy_weighs_less_from_then_on():
+    """Push-sum: b's proxy is lost in round 1, so a keeps half of its mass; then a has 1/2 . 1/2, and b's half of 3/4."""
+    algorithm = ProxyFL(alpha=1, beta=1, **ONE).algorithm()
+    learn, mix = algorithm.phases
+    a, b = clients(algorithm, ids=("0", "1"))
+    masses = {}
+    for one, mass in ((a, 0.5), (b, 1.0)):
+        one.memory = {"mass": torch.tensor(mass, dtype=torch.float32)}
+        reply = learn.end(one, At(0, 1, 3))
+        masses[one.id] = reply["mass"].item()
+        assert one.memory["mass"].item() == mass / 2
+    with torch.no_grad():
+        a.nets["meme"].weight.copy_(torch.tensor(OWN["0"]))
+    mix.begin(a, {"1/weight": torch.tensor(OWN["1"]), "1/mass": torch.tensor(masses["1"])}, At(0, 1, 3, 1))
+    assert np.abs(weight(a.nets["meme"]) - (OWN["0"] / 4 + OWN["1"] / 2) / 0.75).max() < 1e-7
+    assert a.memory["mass"].item() == 0.75
+    before = weight(b.nets["meme"]).copy()
+    mix.begin(b, {}, At(0, 1, 3, 1))
+    assert np.array_equal(weight(b.nets["meme"]), before)
+    assert b.memory["mass"].item() == 0.5
+
+
+def test_the_server_of_feddf_takes_two_steps():
+    """Of Adam on KL(softmax of the mean logits || own), whose gradient in the logits is (own - teacher) / n.
+
+    Linear networks' mean logits are those of their plain mean, so the average begins elsewhere, by numbers of examples.
+    Adam: m = 0.1 g, v = 0.001 g^2 at first, both without their bias; step t of 2 has (1 + cos(pi t / 2)) / 2 of the rate.
+    """
+    public = np.array([[1.0, 2.0], [-1.0, 0.5], [0.3, -0.7]])
+    bench = Bench(layer(np.zeros((2, 2))), Rows(torch.tensor(public), torch.zeros(3).long()))
+    phase = FedDF(distill_steps=2, distill_batch=3, distill_lr=0.05, bench=bench)
+    replies = {i: {"weight": torch.tensor(OWN[i]), "n_k": torch.tensor(n)} for i, n in zip(X, (1, 2, 5), strict=True)}
+    got = phase.receive(start(), replies, At(0, 0, 1))["weight"].numpy()
+    teacher = softmax(np.mean([public @ OWN[i].T for i in X], axis=0))
+    w, m, v = (OWN["0"] + 2 * OWN["1"] + 5 * OWN["2"]) / 8, 0.0, 0.0
+    for t in range(2):
+        g = (softmax(public @ w.T) - teacher).T @ public / len(public)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        rate = 0.05 * (1 + np.cos(np.pi * t / 2)) / 2
+        w = w - rate * (m / (1 - 0.9 ** (t + 1))) / (np.sqrt(v / (1 - 0.999 ** (t + 1))) + 1e-8)
+    assert np.abs(got - w).max() < 1e-10

@@ -1,0 +1,117 @@
+"""What a method needs of networks and data, said in one sentence before the first round."""
+
+import re
+
+import numpy as np
+import pytest
+
+from fedmutual.building import build
+from fedmutual.config import parse_config
+from fedmutual.errors import ConfigError
+
+NETS = """
+from torch import nn
+
+def sigmoid(shape, classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], classes), nn.Sigmoid())
+
+def convolution(shape, classes):
+    return nn.Sequential(nn.Conv2d(shape[0], classes, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "nets.py").write_text(NETS)
+    return tmp_path
+
+
+def config(name, **tables):
+    given = {"name": "x", "data": {"name": "digits"}, "partition": {"clients": 3}, "algorithm": {"name": name}}
+    return parse_config({**given, **tables})
+
+
+WRONG = [
+    (
+        "ditto",
+        {"model": {"personal": ["mlp", "cnn1", "mlp"]}},
+        "needs every client's own network to be the shared one, 'mlp'",
+    ),
+    ("apfl", {"model": {"shared": "cnn1", "personal": ["mlp"]}}, "and client '0' has 'mlp'; take 'model.personal' out"),
+    ("fedavg-ft", {"clients": {"1": {"model": {"personal": "cnn1"}}}}, "and client '1' has 'cnn1'"),
+    (
+        "fedproto",
+        {"model": {"personal": ["nets:sigmoid"]}},
+        "key 'model.personal': network 'nets:sigmoid' does not end in a",
+    ),
+    (
+        "fedtgp",
+        {"model": {"personal": ["mlp", "nets:convolution", "mlp"]}},
+        "'nets:convolution' does not end in a linear layer",
+    ),
+    (
+        "fedkd",
+        {"model": {"shared": "nets:sigmoid", "personal": ["mlp"]}},
+        "key 'model.shared': network 'nets:sigmoid' does not",
+    ),
+    ("fedproto", {"model": {"shared": "nets:convolution", "personal": ["mlp"]}}, "set algorithm.proto_size"),
+    ("feddf", {}, "algorithm 'feddf' needs public data that all have agreed on; set split.public"),
+    ("feddf", {"split": {"public": 0.2}, "model": {"part": ["features"], "adaptor": "rest"}}, "which needs all of it; take"),
+    ("fedper", {"model": {"shared": "nets:sigmoid"}}, "'features' matches nothing in network 'nets:sigmoid'; it has '1'"),
+]
+
+
+@pytest.mark.parametrize(("name", "tables", "sentence"), WRONG)
+def test_what_is_missing_is_one_sentence(name, tables, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)) as caught:
+        build(config(name, **tables))
+    assert "\n" not in str(caught.value)
+
+
+def test_prototypes_of_a_set_size_need_no_features_of_the_shared_network():
+    tables = {"shared": "nets:convolution", "personal": ["mlp"]}
+    built = build(config("fedproto", model=tables, algorithm={"name": "fedproto", "proto_size": 16}))
+    assert built.server()["prototypes"].shape == (10, 16)
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedtgp"])
+def test_classes_that_differ_are_not_held_against_each_other(name, place):
+    x = np.random.default_rng(0).random((60, 4))
+    for client, classes in (("a", 3), ("b", 2)):
+        np.savez(place / f"{client}.npz", x=x, y=np.arange(60) % classes)
+    clients = {i: {"data": {"name": "npz", "root": str(place / f"{i}.npz")}} for i in ("a", "b")}
+    with pytest.raises(ConfigError, match="holds clients' classes against each other, and client 'b' has"):
+        build(parse_config({"name": "x", "algorithm": {"name": name}, "clients": clients}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"name": "ditto", "lam": -1.0}, "key 'algorithm.lam' must be at least 0, not -1"),
+        ({"name": "apfl", "mix": 1.5}, "key 'algorithm.mix' must be between 0 and 1, not 1.5"),
+        ({"name": "fedavg-ft", "tune_every": 0}, "key 'algorithm.tune_every' must be at least 1, not 0"),
+        ({"name": "fedrep", "head_epochs": 0}, "key 'algorithm.head_epochs' must be at least 1, not 0"),
+        ({"name": "fedproto", "proto_size": 0}, "key 'algorithm.proto_size' must be at least 1, not 0"),
+        ({"name": "fedtgp", "server_lr": 0.0}, "key 'algorithm.server_lr' must be above 0, not 0"),
+        ({"name": "fedkd", "rank": 0.0}, "key 'algorithm.rank' must be above 0 and at most 1, not 0"),
+        ({"name": "proxyfl", "own_share": 1.0}, "key 'algorithm.own_share' must be at least 0 and below 1, not 1"),
+        ({"name": "feddf", "distill_lr": 0.0}, "key 'algorithm.distill_lr' must be above 0, not 0"),
+        ({"name": "feddf", "bench": 1}, "unknown key 'algorithm.bench'"),
+    ],
+)
+def test_a_setting_out_of_range(settings, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        parse_config({"name": "x", "algorithm": settings})
+
+
+@pytest.mark.parametrize("name", ["fedproto", "fedkd", "feddf"])
+def test_a_method_of_classes_takes_no_numbers(name):
+    with pytest.raises(ConfigError, match=r"training\.task cannot be one of numbers"):
+        parse_config({"name": "x", "algorithm": {"name": name}, "training": {"task": "regression"}})
+
+
+def test_a_network_without_batchnorm_is_remarked():
+    notes = build(config("fedbn")).plan({}).notes
+    assert "network 'mlp' has no BatchNorm layer, so 'model.batchnorm' has no effect" in notes
+    assert not [n for n in build(config("fedavg")).plan({}).notes if "BatchNorm" in n]

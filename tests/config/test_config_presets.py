@@ -1,0 +1,79 @@
+"""Names of algorithms that set keys of [model]: put in where unset, taken out with the name, refused where undone."""
+
+import pytest
+
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.algorithms.presets import PRESETS
+from fedmutual.building import build
+from fedmutual.config import dump_config, load_config, parse_config, with_algorithm
+from fedmutual.config.schema import ModelConfig
+from fedmutual.errors import ConfigError
+
+PLAIN = ModelConfig()
+
+
+def named(name, **tables):
+    return parse_config({"name": "x", "algorithm": {"name": name}, **tables})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_name_sets_keys_that_are_never_the_defaults(name):
+    config = named(name)
+    for key, value in PRESETS[name].model.items():
+        assert getattr(config.model, key) == value != getattr(PLAIN, key)
+    assert config.model.model_dump(exclude=set(PRESETS[name].model)) == PLAIN.model_dump(exclude=set(PRESETS[name].model))
+    assert name in ALGORITHMS
+
+
+def test_what_the_configuration_says_counts():
+    config = named("fedper", model={"part": ["features.fc1", "features.fc2"]})
+    assert (config.model.part, config.model.adaptor) == (("features.fc1", "features.fc2"), "rest")
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "sentence"),
+    [
+        ("fedbn", {"batchnorm": "average"}, "key 'model.batchnorm' = 'average' undoes what makes algorithm 'fedbn'"),
+        ("fedper", {"adaptor": "linear"}, "which sets it to 'rest'; take it out"),
+        ("ditto", {"start": "own"}, "key 'model.start' = 'own' undoes what makes algorithm 'ditto'"),
+        ("apfl", {"part": ["features"]}, "model.start = 'server' needs a whole model"),
+    ],
+)
+def test_what_would_undo_it_is_refused(name, model, sentence):
+    with pytest.raises(ConfigError) as caught:
+        named(name, model=model)
+    assert sentence in str(caught.value)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_is_written_down_is_read_back(name, tmp_path):
+    config = named(name)
+    (tmp_path / "config.toml").write_text(dump_config(config))
+    assert load_config(tmp_path / "config.toml") == config
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_another_method_of_a_comparison_has_its_own_keys_only(name, tmp_path):
+    """Both ways: from the preset's file, and to the preset."""
+    there, _ = with_algorithm(named("fedavg"), name)
+    assert there == named(name)
+    back, _ = with_algorithm(there, "fedavg")
+    assert back == named("fedavg")
+    (tmp_path / "config.toml").write_text(dump_config(named(name)))
+    assert load_config(tmp_path / "config.toml", **{"algorithm.name": "fedavg"}).model == PLAIN
+
+
+def test_a_key_that_is_the_users_own_stays():
+    config = named("fedavg", model={"part": ["features.fc1"]})
+    there, _ = with_algorithm(config, "fedper")
+    assert (there.model.part, there.model.adaptor) == (("features.fc1",), "rest")
+    back, _ = with_algorithm(there, "independent")
+    assert back.model == config.model
+
+
+def test_fedper_is_fedavg_of_a_part():
+    """The same networks, and the same tensors that cross."""
+    presets, keys = named("fedper"), named("fedavg", model={"part": ["features"], "adaptor": "rest"})
+    assert build(presets).leaves() == build(keys).leaves()
+    assert set(build(presets).server()) == {k for k in build(named("fedavg")).server() if k.startswith("features.")}
+    assert set(build(named("lg-fedavg")).server()) == {"classifier.weight", "classifier.bias"}

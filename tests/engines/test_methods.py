@@ -1,0 +1,128 @@
+"""Every method in whole runs: on every engine of one machine, stopped and resumed, its models read back."""
+
+import json
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config import parse_config
+from fedmutual.records.events import Replied
+from fedmutual.records.files import read_tensors
+from toy import difference
+
+NORMED = """
+from torch import nn
+
+def net(shape, classes):
+    flat = shape[0] * shape[1] * shape[2]
+    return nn.Sequential(nn.Flatten(), nn.Linear(flat, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Linear(12, classes))
+"""
+SEEDED = ("fedh2l", "fedmd", "aggregate", "feddf")
+ALIKE = ("fedavg-ft", "ditto", "apfl")
+OF_STEPS = {"fedh2l": {"public_batch": 8}, "fedmd": {"public_batch": 8}}
+SETTINGS = OF_STEPS | {
+    "fedtgp": {"server_epochs": 5},
+    "feddf": {"distill_steps": 4},
+    "fedrep": {"head_epochs": 1},
+    "apfl": {"adaptive": True},
+    "fedavg-ft": {"tune_every": 2},
+}
+
+
+def config(name, **changes):
+    """Three clients, two in a round; networks of their own where the method takes them."""
+    tables = {
+        "name": name,
+        "rounds": 3,
+        "data": {"name": "digits"},
+        "partition": {"kind": "shards", "clients": 3, "classes_per_client": 4, "examples": 40},
+        "split": {"test": 0.5, "public": 0.3 if name in SEEDED else 0.0},
+        "algorithm": {"name": name, **SETTINGS.get(name, {})},
+        "model": {"shared": "normed:net" if name == "fedbn" else "mlp"},
+        "training": {"local_epochs": 1, "batch_size": 16},
+        "engine": {"device": "cpu", "name": "inprocess", "participation": 0.7},
+    }
+    if "personal" in ALGORITHMS[name](**SETTINGS.get(name, {})).algorithm().scores and name not in (*ALIKE, "centralised"):
+        tables["model"]["personal"] = ["mlp", "cnn1", "mlp"]
+    return parse_config(tables, overrides=changes)
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "normed.py").write_text(NORMED)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory):
+    """The folder of a method's run in one process: made once for all tests of it, which only read it."""
+    made = {}
+
+    def find(name):
+        if name not in made:
+            made[name] = fedmutual.run(config(name), tmp_path_factory.mktemp("whole") / "run").folder
+        return made[name]
+
+    return find
+
+
+def files(folder):
+    """What a run came to, in bytes."""
+    kinds = ("*.safetensors", "*.jsonl", "partition.json")
+    return {p.relative_to(folder): p.read_bytes() for kind in kinds for p in folder.rglob(kind)}
+
+
+def tensors(folder):
+    return {f"{p.relative_to(folder)}/{k}": t for p in folder.rglob("*.safetensors") for k, t in read_tensors(p)[0].items()}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_stop_in_a_phase_loses_nothing(name, place, whole):
+    """In the last phase of a round: what the phases before it left at clients comes back from what was saved."""
+    last = json.loads((whole(name) / "ledger.jsonl").read_text().splitlines()[-1])["phase"]
+
+    def stop(event):
+        if isinstance(event, Replied) and event.round == 3 and event.phase == last:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fedmutual.run(config(name), "part", observers=[stop])
+    part = fedmutual.run(config(name), "part", resume=True).folder
+    assert files(part) == files(whole(name))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_worker_processes_come_to_the_same_bytes(name, place, whole):
+    there = fedmutual.run(config(name, **{"engine.name": "processes", "engine.workers": 2}), "processes").folder
+    assert files(there) == files(whole(name))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stacked_clients_come_to_the_same_but_for_rounding(name, place):
+    changes = {"rounds": 2, "engine.participation": 1.0}
+    runs = {e: fedmutual.run(config(name, **changes, **{"engine.name": e}), e).folder for e in ("inprocess", "stacked")}
+    assert "vmap refuses" not in (runs["stacked"] / "log.txt").read_text()
+    bound = 1e-3 if name == "feddf" else 1e-4  # the first steps of the server's Adam are as long whatever the gradient
+    assert difference(*(tensors(folder) for folder in runs.values())) < bound
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_a_method_leaves_is_read_back_and_scored(name, place, whole):
+    run = fedmutual.Run(whole(name))
+    summary, algorithm = run.summary, ALGORITHMS[name](**SETTINGS.get(name, {})).algorithm()
+    scores = {s["model"] for s in json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])["scores"]}
+    assert all(t.isfinite().all() for t in tensors(run.folder).values())
+    x = torch.rand(2, 1, 8, 8)
+    if "personal" in scores:
+        assert run.personal_model("1")(x).shape == (2, 10)
+    if {"global", "proxy"} & set(algorithm.scores):
+        assert run.meme("1")(x).shape == (2, 10)
+    assert run.complete is ("global" in algorithm.scores and "meme" not in scores)
+    if run.complete:
+        assert run.global_model()(x).shape == (2, 10)
+        assert summary["global"]["test_accuracy"]["last"] > 0
+    assert summary["personal"]["val_accuracy"]["last"]["mean"] > 0
+    assert (summary["bytes"]["up"] > 0) is (name not in ("independent", "centralised"))
