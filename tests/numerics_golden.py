@@ -33,6 +33,8 @@ TABLES = {
 """Two domains, so that every method can run: those with public data need some, and the same network serves all."""
 AMSGRAD = {"name": "adam", "amsgrad": True, "lr": 1e-3, "weight_decay": 1e-4}
 PUBLIC = ("fedh2l", "fedmd", "aggregate")  # the methods of FedH2L's paper, which trains with AMSGrad
+FEATURES, CLASSIFIER = ["0", "4"], ["6"]  # the modules of `small_net`, for methods in which a part alone crosses
+PARTS = {"fedper": FEATURES, "fedrep": FEATURES, "lg-fedavg": CLASSIFIER}
 
 
 def small_net(shape, classes):
@@ -57,6 +59,8 @@ def trained_weights(method, folder):
     tables = {**TABLES, "name": method, "algorithm": {"name": method}}
     if method in PUBLIC:
         tables["optimizer"] = AMSGRAD
+    if method in PARTS:
+        tables["model"] = {**TABLES["model"], "part": PARTS[method]}
     run(parse_config(tables, "golden"), folder)
     saved = sorted(folder.rglob(f"round-{TABLES['rounds']}.safetensors"))
     return {f"{file.parent.name} {k}": v for file in saved for k, v in load_file(file).items()}
