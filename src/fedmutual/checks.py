@@ -10,6 +10,7 @@ from fedmutual.data.federation import Federation, Space
 from fedmutual.errors import ConfigError
 from fedmutual.experiment import Experiment
 from fedmutual.models.splice import differing
+from fedmutual.privacy import planning, rules
 from fedmutual.records import tensorboard
 
 LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
@@ -37,6 +38,15 @@ def check(experiment: Experiment) -> None:
     _check_public(experiment)
     _check_weights(experiment)
     _check_shared(experiment)
+    _check_privacy(experiment)
+
+
+def _check_privacy(experiment: Experiment) -> None:
+    """What would void epsilon is refused, and a run that would cost more than its budget."""
+    if experiment.noised:
+        config, algorithm = experiment.config, experiment.algorithm
+        rules.check_algorithm(config, algorithm, experiment.noised, experiment.server(), experiment.clients)
+        planning.check_budget(experiment)
 
 
 def _check_holdout(experiment: Experiment) -> None:

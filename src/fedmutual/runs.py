@@ -22,6 +22,7 @@ from fedmutual.engines.loop import federate
 from fedmutual.engines.spread import Lost
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
+from fedmutual.privacy import planning
 from fedmutual.records import best as bests
 from fedmutual.records import folder as folders
 from fedmutual.records import pretrained, tensorboard
@@ -118,7 +119,9 @@ def _same_data(config: Config) -> str:
 
 
 def stacks(config: Config) -> bool:
-    """Whether several runs of such a configuration are to be trained together."""
+    """Whether several runs of such a configuration are to be trained together; each row's gradient is clipped alone."""
+    if config.privacy.nets != "none":
+        return False
     name, device = config.engine.name, config.engine.device
     return name == "stacked" or (name == "auto" and building.pick_device(device).type == "cuda")
 
@@ -160,7 +163,7 @@ class Hosted:
         self.experiment, self.work = experiment, experiment.work()
         self._automatic = engine.name == "auto"
         name = before if before and self._automatic else engine.name
-        self.choice = choose(name, engine.workers, experiment.device, self.work)
+        self.choice = choose(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)
         if name != engine.name:
             self.choice = self.choice._replace(why="as the run was begun")
         self.engine = self._open()
@@ -253,6 +256,7 @@ def _train(
         leaves=experiment.leaves(),
         data={"name": config.data.name, "classes": partition["classes"]},
         fingerprint=partition["fingerprint"],
+        **planning.record(experiment, engine),
     )
 
 
