@@ -10,7 +10,7 @@ from fedmutual.data.federation import Federation, Space
 from fedmutual.errors import ConfigError
 from fedmutual.experiment import Experiment
 from fedmutual.models.splice import differing
-from fedmutual.privacy import planning, rules
+from fedmutual.privacy import rules
 from fedmutual.records import tensorboard
 
 LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
@@ -42,11 +42,10 @@ def check(experiment: Experiment) -> None:
 
 
 def _check_privacy(experiment: Experiment) -> None:
-    """What would void epsilon is refused, and a run that would cost more than its budget."""
+    """What would void epsilon is refused."""
     if experiment.noised:
         config, algorithm = experiment.config, experiment.algorithm
         rules.check_algorithm(config, algorithm, experiment.noised, experiment.server(), experiment.clients)
-        planning.check_budget(experiment)
 
 
 def _check_holdout(experiment: Experiment) -> None:

@@ -53,6 +53,7 @@ def run(config: Config, out: str | Path | None = None, resume: bool = False, obs
         with _alone(config.engine.threads):
             begun, weights = folders.begun(folder), pretrained.kept(folder)
             experiment = building.build(config, recorded.get("device"), begun=begun, pretrained=weights)
+            planning.check_budget(experiment)
             hosted = Hosted(experiment, recorded.get("engine", {}).get("name"))
             with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is not None:  # else another process finished it meanwhile

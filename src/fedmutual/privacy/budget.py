@@ -5,7 +5,6 @@ The total is computed by Renyi divergences, for which the sum holds even where l
 answers (Lecuyer, 2021, https://arxiv.org/abs/2103.01379).
 """
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -57,6 +56,16 @@ class Budget:
         """Epsilon of all that was spent on these data so far."""
         return epsilon(map(_steps, self._lines()), self._delta)
 
+    def with_steps(self, planned: Steps) -> float:
+        """Epsilon of all that was spent and of these steps besides."""
+        return epsilon([*map(_steps, self._lines()), planned], self._delta)
+
+    def of_federation(self) -> dict[str, float]:
+        """Epsilon, steps and sampling rate of what this federation spent on these data."""
+        own = [_steps(line) for line in self._lines() if line.federation == self._federation]
+        rate = own[-1].rate if own else 0.0
+        return {"epsilon": epsilon(own, self._delta), "steps": sum(steps.number for steps in own), "rate": rate}
+
     def spend(self, release: Release) -> None:
         """Write down what a phase costs, until the disk has it; nothing, where the same answer was paid for before.
 
@@ -82,9 +91,9 @@ class Budget:
             total = epsilon(map(_steps, [*lines, line]), self._delta)
             if total > self._most:
                 raise Spent(
-                    f"the privacy budget of this site is spent: these {line.steps} steps would bring epsilon to {total:.4g} at "
-                    f"delta {self._delta:g}, and privacy.epsilon is {self._most:g}; the site declines, and the federation goes "
-                    "on without it"
+                    f"the privacy budget of this site is spent: {line.steps} more steps would bring epsilon to {total:.4g} "
+                    f"at delta {self._delta:g}, and privacy.epsilon is {self._most:g}; the site declines, and the "
+                    "federation goes on without it"
                 )
             append(self._path, [line.model_dump_json()], sync=True)
             sync_folder(self._path.parent)

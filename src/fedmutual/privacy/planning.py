@@ -2,12 +2,13 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedmutual.config import Config, client_settings
+from fedmutual.config import Config, client_settings, load_config, read_tables
 from fedmutual.core import At, Batch, Client, Phase
 from fedmutual.engines.base import Engine
 from fedmutual.engines.loop import participants
@@ -37,6 +38,17 @@ class Cost(NamedTuple):
         return sigma_for(wished, self.rate, self.steps, config.privacy.delta, config.privacy.accountant)
 
 
+def read_config(path: Path, overrides: Mapping[str, Any], sigma_wanted: bool) -> Config:
+    """An experiment to plan. sigma_wanted: its noise multiplier is what the plan is to tell, so none need be set.
+
+    Raises:
+        ConfigError: as `load_config`; the file is a federation's of real sites, whose data each site alone has.
+    """
+    if "sites" in read_tables(path):
+        raise ConfigError(f"{path}: is a federation's file, and its data are at the sites; name one site's file with --site")
+    return load_config(path, **({"privacy.sigma": 1.0} if sigma_wanted else {}) | dict(overrides))
+
+
 def plan(experiment: Experiment) -> dict[str, Cost]:
     """What each client's part will cost, by its own rows and batch size. Trains nothing.
 
@@ -63,7 +75,7 @@ def check_budget(experiment: Experiment) -> None:
     """Raise ConfigError where a client's part would cost more than `privacy.epsilon`."""
     config = experiment.config
     budget = config.privacy.epsilon
-    if budget is None:
+    if budget is None or not experiment.noised:
         return
     for client, cost in plan(experiment).items():
         spent = cost.epsilon(config)
@@ -86,7 +98,12 @@ def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
         steps = taken[client]
         spent = epsilon([steps], privacy.delta, privacy.accountant)
         clients[client] = {"epsilon": spent, "steps": steps.number, "rate": steps.rate}
-    return {"privacy": {**privacy.model_dump(exclude={"epsilon"}), "clients": clients}}
+    return {"privacy": about(experiment.config, clients)}
+
+
+def about(config: Config, clients: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """The settings of a guarantee, and of each client what its part cost: epsilon, steps, sampling rate."""
+    return {**config.privacy.model_dump(exclude={"epsilon"}), "clients": clients}
 
 
 def _taken(client: Client) -> Steps:

@@ -4,7 +4,16 @@ from collections.abc import Iterator
 
 from fedmutual.config.reference import Key, keys
 from fedmutual.config.schema import ClientData, ClientModel, ClientOptimizer, ClientTraining, Section, ShareConfig
-from fedmutual.engines.sites.schema import PublicTable, ServerTable, SiteEngine, SiteFile, SiteSplit, SitesTable, StateTable
+from fedmutual.engines.sites.schema import (
+    PublicTable,
+    ServerTable,
+    SiteEngine,
+    SiteFile,
+    SitePrivacy,
+    SiteSplit,
+    SitesTable,
+    StateTable,
+)
 
 _HEAD = """## FEDERATION.toml
 
@@ -27,7 +36,12 @@ _ALIKE: dict[str, type[Section]] = {
     "optimizer": ClientOptimizer,
     "share": ShareConfig,
 }
-_OWN: dict[str, type[Section]] = {"engine": SiteEngine, "state": StateTable, "public": PublicTable}
+_OWN: dict[str, type[Section]] = {
+    "privacy": SitePrivacy,
+    "engine": SiteEngine,
+    "state": StateTable,
+    "public": PublicTable,
+}
 
 
 def page() -> str:

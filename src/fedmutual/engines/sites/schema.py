@@ -103,6 +103,15 @@ class PublicTable(Section):
     )
 
 
+class SitePrivacy(Section):
+    """What a site may spend of its data's privacy, over all federations that use them."""
+
+    epsilon: Annotated[float, Field(gt=0)] | None = key(
+        None, "the site's budget, needed where the federation has privacy.nets; when it is spent the site declines"
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, "the delta that the budget is stated at")
+
+
 class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
     """What a site holds out its own way."""
 
@@ -127,5 +136,6 @@ class SiteFile(Section):
     optimizer: ClientOptimizer = ClientOptimizer()
     engine: SiteEngine = SiteEngine()
     share: ShareConfig = ShareConfig()
+    privacy: SitePrivacy = SitePrivacy()
     state: StateTable
     public: PublicTable | None = None
