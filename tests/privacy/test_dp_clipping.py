@@ -1,4 +1,4 @@
-"""The clipped sum: a plain loop's, moved by one record as far as the statement says, and by a record elsewhere not at all."""
+"""The clipped sum: a plain loop's, moved by one record by its bound at most, and by a record elsewhere not at all."""
 
 import pytest
 import torch
@@ -134,8 +134,7 @@ def test_one_record_moves_the_sum_by_its_bound_at_most(case, scale):
     other_x[3], other_y[3] = -x[3].flip(0), (y[3] + 1) % 3
     kept = torch.arange(len(x)) != 3
     whole, replaced, removed = (
-        clipped_sum(job(phase, nets, const, C), taken, None)[0]
-        for taken in ((x, y), (other_x, other_y), (x[kept], y[kept]))
+        clipped_sum(job(phase, nets, const, C), taken, None)[0] for taken in ((x, y), (other_x, other_y), (x[kept], y[kept]))
     )
     added = [distance(sums, removed) for sums in (whole, replaced)]
     assert max(added) <= C

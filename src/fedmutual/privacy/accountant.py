@@ -46,7 +46,7 @@ def epsilon(taken: Iterable[Steps], delta: float, accountant: Accountant = "rdp"
         key = steps.sigma, steps.rate
         counts[key] = counts.get(key, 0) + steps.number
     history = tuple((sigma, rate, count) for (sigma, rate), count in sorted(counts.items()) if count)
-    return max(_of_history(history, delta, accountant), 0.0) if history else 0.0
+    return max(compute_epsilon(history, delta, accountant), 0.0) if history else 0.0
 
 
 def sigma_for(wished: float, rate: float, count: int, delta: float, accountant: Accountant = "rdp") -> float:
@@ -77,7 +77,8 @@ def sigma_for(wished: float, rate: float, count: int, delta: float, accountant: 
 
 
 @lru_cache
-def _of_history(history: tuple[tuple[float, float, int], ...], delta: float, accountant: Accountant) -> float:
+def compute_epsilon(history: tuple[tuple[float, float, int], ...], delta: float, accountant: Accountant) -> float:
+    """Epsilon of (sigma, rate, steps) together, as the accountant has it. Raises as `epsilon`."""
     check_installed()
     from opacus.accountants import PRVAccountant, RDPAccountant
 

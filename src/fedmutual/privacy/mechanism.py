@@ -134,7 +134,7 @@ class Mechanism:
                   for n, o in client.optimizers.items()}  # fmt: skip
         kind = type(phase)
         about = (
-            (kind.__module__, kind.__qualname__, _settings(phase), at, client.id, groups),
+            (kind.__module__, kind.__qualname__, _settings(phase, at), at.seed, at.round, at.phase, client.id, groups),
             (sorted(self.nets), self.clip, self.sigma, self.units.rate, self.units.expected, self._digest),
         )
         digest = hashlib.sha256(repr(about).encode())
@@ -148,11 +148,12 @@ def _count(release: Release) -> None:
     """In one process nothing is withheld: the steps are counted, and epsilon is told at the end."""
 
 
-def _settings(phase: Phase) -> list[tuple[str, str]]:
-    """A phase's settings; of those that are objects the type, for the same object may be written otherwise tomorrow."""
+def _settings(phase: Phase, at: At) -> list[tuple[str, str]]:
+    """A phase's settings in this round, whatever the number of rounds is, which may grow; of objects the type alone."""
     found = {f.name: getattr(phase, f.name) for f in fields(phase)}  # type: ignore[arg-type]
-    plain = (int, float, str, bool, tuple, Schedule, type(None))
-    return [(k, repr(v) if isinstance(v, plain) else type(v).__qualname__) for k, v in sorted(found.items())]
+    values = {k: at.number(v) if isinstance(v, Schedule) else v for k, v in found.items()}
+    plain = (int, float, str, bool, tuple, type(None))
+    return [(k, repr(v) if isinstance(v, plain) else type(v).__qualname__) for k, v in sorted(values.items())]
 
 
 def _rows_digest(rows: Data, units: Units) -> str:
