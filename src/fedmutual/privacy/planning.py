@@ -1,5 +1,6 @@
 """What a federation's rounds will cost each client, told before anything is trained; and what they did cost."""
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,11 +98,11 @@ def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
     for client in experiment.clients:
         steps = taken[client]
         spent = epsilon([steps], privacy.delta, privacy.accountant)
-        clients[client] = {"epsilon": spent, "steps": steps.number, "rate": steps.rate}
+        clients[client] = {"epsilon": spent if math.isfinite(spent) else None, "steps": steps.number, "rate": steps.rate}
     return {"privacy": about(experiment.config, clients)}
 
 
-def about(config: Config, clients: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def about(config: Config, clients: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
     """The settings of a guarantee, and of each client what its part cost: epsilon, steps, sampling rate."""
     return {**config.privacy.model_dump(exclude={"epsilon"}), "clients": clients}
 
