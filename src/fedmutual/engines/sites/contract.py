@@ -88,6 +88,7 @@ class Contract:
         kept = {key: table for key, table in own.model_dump(exclude_unset=True).items() if table != {}}
         mine = {k: kept[k] for k in ("data", "model", "algorithm", "training", "optimizer", "share") if k in kept}
         given = {"engine": own.engine.model_dump(), "split": {k: v for k, v in own.split if v is not None}}
+        given["privacy"] = {k: v for k, v in own.privacy if v is not None}
         tables = merge(self._settings, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
         try:
             return parse_config(tables, source)
@@ -149,7 +150,7 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
         if key in rest:
             raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; take it out")
     tabled = {table: keys for table, keys in rest.items() if isinstance(keys, Mapping)}  # what is none is said further down
-    given = {"data": {}, "model": {}, "records": {}, **tabled}
+    given = {"data": {}, "model": {}, "records": {}, "privacy": {}, **tabled}
     for (table, key), (idle, why) in _NOT_READ.items():
         if given[table].get(key, idle) != idle:
             raise ConfigError(f"{source}: key '{table}.{key}' has no effect between real sites: {why}; take it out")
@@ -157,6 +158,12 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     if own:
         raise ConfigError(
             f"{source}: key 'data.{own[0]}' has no place in a federation's file: a site's data stand in its site.toml"
+        )
+    budget = [k for k in ("epsilon", "delta", "accountant") if k in given["privacy"]]
+    if budget:
+        raise ConfigError(
+            f"{source}: key 'privacy.{budget[0]}' has no place in a federation's file: a site's budget stands in its "
+            "site.toml"
         )
     server = parsed(ServerTable, tables.get("server", {}), source, "server")
     rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # where it is, no run has to know

@@ -139,6 +139,15 @@ class TrustTable(Section):
     )
 
 
+class SitePrivacy(Section):
+    """What a site may spend of its data's privacy, over all federations that use them."""
+
+    epsilon: Annotated[float, Field(gt=0)] | None = key(
+        None, "the site's budget, needed where the federation has privacy.nets; when it is spent the site declines"
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, "the delta that the budget is stated at")
+
+
 class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
     """What a site holds out its own way."""
 
@@ -176,6 +185,7 @@ class SiteFile(Section):
     engine: SiteEngine = SiteEngine()
     share: SiteShare = SiteShare()
     limits: LimitsTable = LimitsTable()
+    privacy: SitePrivacy = SitePrivacy()
     state: StateTable
     public: PublicTable | None = None
     trust: TrustTable = TrustTable()
