@@ -17,7 +17,7 @@ from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
 from fedmutual.engines.sites.consent import FORMAT, check_agreed
-from fedmutual.engines.sites.schema import LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.engines.sites.schema import WORK_FOLDER, LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.engines.sites.screening import Limits
 from fedmutual.errors import ConfigError
 from fedmutual.records import folder as folders
@@ -170,6 +170,11 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     contract = Contract(
         dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
+    if contract.name.lower() == WORK_FOLDER or contract.name.startswith("."):
+        raise ConfigError(
+            f"{source}: key 'name' cannot be {contract.name!r}: beside the federation's folder of that name there are "
+            "files and folders of the process itself; choose another"
+        )
     shares = {"global", "proxy"} & set(contract.algorithm.scores)
     if contract.config.model.pretrained is not None and shares:
         raise ConfigError(

@@ -201,8 +201,10 @@ class Half:
         order, inbox = ordered(content, self._limit)
         asked = digest_order(order, inbox)
         known = find_answer(self._diary, order, asked)
-        if known is not None:
+        begun = self._diary.begun
+        if known is not None or (begun is not None and begun.inbox == asked):  # answered, or begun and failed
             self._count_repeat(order)
+        if known is not None:
             self._say(f"{order.said}: asked again, answered as before")
             self._outbox.record(*answered(known), known, SERVER)
             return known
