@@ -38,10 +38,10 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
             f"{source}: the key 'privacy.epsilon' is missing: the federation noises what leaves (privacy.nets = "
             f"{privacy.nets!r}), and this is the most that the site may spend; `fedmutual privacy` tells what rounds cost"
         )
-    if (config.own(file.site).share or config.share).metrics != "none":
+    if (told := config.disclosure(file.site)) != "none":
         raise ConfigError(
-            f"{source}: share.metrics = 'all' tells losses on the rows that are trained on, and scores, which epsilon does "
-            "not count; set share.metrics = 'none', and they stay in the site's own folder"
+            f"{source}: share.metrics = {told!r} tells scores of this site's rows, which epsilon does not count; set "
+            "share.metrics = 'none', and they stay in the site's own folder"
         )
 
 
