@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from run_folders import Made, write
 
 COMMAND = """
@@ -34,10 +35,10 @@ def imported(tmp_path, monkeypatch):
     """Run a command in a process of its own, in an empty folder -> the large packages that it imported."""
     monkeypatch.chdir(tmp_path)
 
-    def run(*arguments, code=0):
+    def run(*arguments):
         command = [sys.executable, "-c", COMMAND.replace("{large}", repr(LARGE)), *arguments]
         done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == code, done.stderr
+        assert done.returncode == 0, done.stderr
         return set(json.loads((tmp_path / "imported.json").read_text()))
 
     return run
@@ -63,3 +64,24 @@ def test_data_are_checked_with_their_networks_and_no_optimiser(imported, tmp_pat
 def test_a_page_is_made_without_torch(imported, tmp_path):
     write(tmp_path / "run", Made("fml", lambda *_: 0.5))
     assert imported("report", "run") <= {"matplotlib"}
+
+
+def test_a_second_demo_names_the_page_and_a_free_folder(imported, tmp_path):
+    """Nothing is imported, trained or changed."""
+    for folder in ("demo", "demo-2"):
+        (tmp_path / folder).mkdir()
+    page = tmp_path / "demo" / "report.html"
+    page.write_text("page")
+    assert imported("demo", "--seeds", "2", "--out", "demo") == set()
+    assert page.read_text() == "page"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["demo", "demo-2", "imported.json"]
+
+
+def test_the_demo_says_what_it_trains_before_torch_is_imported(tmp_path):
+    """Torch cannot be imported in this process, so that the plan is all that is printed."""
+    code = (
+        "import sys; sys.modules['torch'] = None; sys.argv = ['fedmutual', 'demo']; from fedmutual.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "35 runs" in done.stdout
+    assert "ModuleNotFoundError" in done.stderr
