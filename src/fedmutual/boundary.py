@@ -151,7 +151,8 @@ def _row(tensor: Tensor, client: Client, sent: Tensor | None) -> str | None:
     sent = sent if sent is not None and _bytes(sent) == _bytes(tensor) else None
     cut = dict[int, tuple[NDArray[np.uint8], NDArray[np.uint64]]]()  # by size: most kinds of data have rows of one
     for kind in (kind for kind in OWN if kind in client.data):
-        size, begins, digests = _known(client.data[kind])
+        data = client.data[kind]
+        size, begins, digests = _known(getattr(data, "source", data))  # private rows may be guarded (privacy.sampling)
         if not digests or _bytes(tensor) % size:
             continue
         if size not in cut:

@@ -13,6 +13,7 @@ from fedmutual.data.federation import Federation, Space
 from fedmutual.errors import ConfigError
 from fedmutual.experiment import Experiment
 from fedmutual.models.splice import differing
+from fedmutual.privacy import rules
 from fedmutual.records import tensorboard
 from fedmutual.scores import is_told
 
@@ -44,6 +45,14 @@ def check(experiment: Experiment) -> None:
     _check_alike(experiment)
     _check_features(experiment)
     _check_classes(experiment)
+    _check_privacy(experiment)
+
+
+def _check_privacy(experiment: Experiment) -> None:
+    """What would void epsilon is refused."""
+    if experiment.noised:
+        config, algorithm = experiment.config, experiment.algorithm
+        rules.check_algorithm(config, algorithm, experiment.noised, experiment.server(), experiment.clients)
 
 
 def _check_holdout(experiment: Experiment) -> None:

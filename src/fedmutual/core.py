@@ -217,6 +217,30 @@ class Task(Protocol):
         ...
 
 
+class Privacy(Protocol):
+    """What makes a client's steps on its private rows differentially private (fedmutual.privacy)."""
+
+    steps: int  # taken on private rows since the run began
+
+    @property
+    def nets(self) -> frozenset[str]:
+        """The networks whose gradients are clipped and noised; all that leaves is computed from these."""
+        ...
+
+    @property
+    def reading(self) -> bool:
+        """Whether the batches of the current phase hold private rows."""
+        ...
+
+    def batches(self, phase: "Phase", client: "Client", inbox: Message, at: At) -> Iterable[Batch]:
+        """The batches of a phase; those of private rows are sampled anew, and counted before the first row is read."""
+        ...
+
+    def gradients(self, phase: "Phase", client: "Client", batch: Batch, const: Message) -> tuple[Message, Message]:
+        """The gradients of a step on private rows, "net.name" -> gradient, and its loss terms."""
+        ...
+
+
 @dataclass
 class Client:
     """One participant. No server function is ever given one."""
@@ -235,6 +259,7 @@ class Client:
     metrics: Disclosure = "all"  # what of its losses and scores is told; messages cross anyway
     seeds: Seeds | None = None  # of the public seed set, where the algorithm has one
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
+    privacy: Privacy | None = None  # clips and noises the steps on private rows; None: nothing is clipped or noised
 
 
 class Phase(abc.ABC):
@@ -243,6 +268,8 @@ class Phase(abc.ABC):
     title: ClassVar[str]  # what tables call the method; of a class that does not say it, the name of the class
     scores: ClassVar[tuple[str, ...]] = ("personal",)  # what is evaluated, as `Algorithm.scores`
     terms: ClassVar[tuple[str, ...]] = ()  # all that training may tell beside the reply: loss terms, scalars of the memory
+    dp_ready: ClassVar[bool] = False  # whether private rows are read by gradient steps alone, so that noise on these steps
+    # covers all that leaves; each class says so for itself, a subclass inherits nothing
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -294,7 +321,8 @@ class Phase(abc.ABC):
 
     def algorithm(self) -> "Algorithm":
         """An algorithm of this phase alone."""
-        return Algorithm(type(self).__name__.lower(), (self,), scores=self.scores)
+        kind = type(self)
+        return Algorithm(kind.__name__.lower(), (self,), scores=self.scores, dp_ready=vars(kind).get("dp_ready", False))
 
 
 @dataclass(frozen=True)
@@ -333,3 +361,4 @@ class Algorithm:
     trains_on: tuple[str, ...] = ("private", "own public")  # what is `Client.data["private"]` where rows are set apart as
     # public: also "public", the rows that all have set apart
     remarks: tuple[str, ...] = ()  # what these settings mean that a user may not have meant
+    dp_ready: bool = False  # as `Phase.dp_ready`, of all its phases

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from fedmutual.engines.choice import Work
 from fedmutual.engines.loop import Judge, Plan
 from fedmutual.errors import ConfigError
 from fedmutual.networks import Networks
+from fedmutual.privacy import rules
+from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.records.events import Score
 from fedmutual.twins import twins
 
@@ -53,6 +56,11 @@ class Experiment:
         if public is None or use is None or use.server:
             return None
         return Seeds(public.owners, public.summary(use.labelled))
+
+    @cached_property
+    def noised(self) -> frozenset[str]:
+        """The networks that are trained with noise (`privacy.nets`)."""
+        return rules.noised_nets(self.config, self.algorithm, self.server(), self.pooled)
 
     def server(self, members: Sequence[str] | None = None) -> Message:
         """The server's first state: the shared tensors; of the public seed set, or of proxies, what all know; what the
@@ -91,21 +99,27 @@ class Experiment:
 
         Raises:
             ConfigError: a network cannot be trained: none of its parameters is trainable, or the client's batches hold one
-                example and the network needs more.
+                example and the network needs more; or noise cannot be added to the training of these networks and rows.
         """
-        nets, own = self.nets.of(id), self.config.own(id)
-        batch_size = own.training.batch_size or self.config.training.batch_size
-        if min(batch_size, len(self.rows(id)["private"]), self._exchanged()) == 1:
+        nets, own, private = self.nets.of(id), self.config.own(id), self.rows(id)["private"]
+        if min(own.training.batch_size or self.config.training.batch_size, len(private), self._exchanged()) == 1:
             self._check_alone(id, nets)
         for name, net in nets.items():
             if not self.nets.frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
                 raise ConfigError(f"the {name} network of client {id!r} has no trainable parameter; unfreeze some of it")
+        if self.noised:
+            rules.check_nets(id, nets)
+            rules.make_units(self.config, id, private)  # which raises where groups are to be protected and rows have none
         return nets
 
     def client(self, id: str) -> Client:
         """One participant, as it is before round 1. Raises ConfigError as `networks` does."""
         self._set_tf32()
         nets, own, rows = self.networks(id), self.config.own(id), self.rows(id)
+        privacy: Mechanism | None = None
+        if self.noised:
+            privacy = rules.make_mechanism(self.config, id, self.noised, rows["private"])
+            rows["private"] = privacy.rows
         shared = self.nets.crossing if "meme" in nets else ()
         rate = own.optimizer.lr if own.optimizer.lr is not None else self.config.optimizer.lr
         return Client(
@@ -121,6 +135,7 @@ class Experiment:
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
             seeds=self.seeds,
             metrics=self.config.disclosure(id),
+            privacy=privacy,
         )
 
     def _set_tf32(self) -> None:
@@ -165,6 +180,7 @@ class Experiment:
                 *views.notes(self.data, config.records.best_by),
                 *self.nets.notes,
                 *(w.said for w in self.nets.pretrained.values()),
+                *rules.notes(self.noised),
                 *notes,
             ),
             participation=config.engine.participation,

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from fedmutual.config import Config, has_aggregation
+from fedmutual.config.privacy import ineffective_keys
 from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig
 from fedmutual.data.draws import many
 
@@ -41,12 +42,16 @@ def engine_remarks(config: Config, engine: str) -> Iterator[str]:
 def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple[str, list[str]]]:
     """(why, the keys)."""
     model = config.model
+    yield "privacy.nets is 'none'", ineffective_keys(config.privacy)
     if pooled:
         one = ["model.personal"] if model.personal is not None else []
         part = ["engine.participation"] if config.engine.participation < 1 else []
         part += ["server.aggregate"] if config.server.aggregate != ServerConfig().aggregate else []
+        part += ["privacy.nets"] if config.privacy.nets != "none" else []
         yield "algorithm {name!r} trains one network on all data", [*one, *part, *_of_clients(config, _OWN)]
         return
+    if "global" not in scores and config.privacy.nets == "meme":  # else it is refused
+        yield "algorithm {name!r} shares no meme, and nothing of its training leaves", ["privacy.nets"]
     if "personal" not in scores:
         own = ["model.personal"] if model.personal is not None else []
         yield "algorithm {name!r} trains no personal networks", [*own, *_of_clients(config, ("model",))]

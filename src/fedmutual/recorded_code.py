@@ -120,7 +120,15 @@ class RecordedCode:
 
 
 def check_tables(tables: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError where the tables of a run folder's config.toml name a module that may not be imported."""
+    """Raise ConfigError where the tables of a run folder's config.toml name a module that may not be imported, or a Ray
+    cluster, for who runs a cluster can run code in all processes that join it."""
+    engine = tables.get("engine")
+    address = engine.get("address") if isinstance(engine, Mapping) else None
+    if address not in (None, "auto") and not _trusts.get():
+        raise ConfigError(
+            f"{folder}: key 'engine.address' names the Ray cluster {address!r}, which may run code here; if it is yours, "
+            "add --trust-code (in Python: trust_code=True)"
+        )
     rule = plugins.rule_in_force() or RecordedCode(folder)
     for module, key in modules_named(tables).items():
         rule.admit(module, key)

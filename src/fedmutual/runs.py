@@ -23,6 +23,7 @@ from fedmutual.engines.loop import federate
 from fedmutual.engines.spread import Lost
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
+from fedmutual.privacy import planning
 from fedmutual.recorded_code import trusting
 from fedmutual.records import best as bests
 from fedmutual.records import folder as folders
@@ -64,6 +65,7 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
         with _alone(config.engine.threads):
             begun, weights = folders.begun(folder), pretrained.kept(folder)
             experiment = building.build(config, recorded.get("device"), begun=begun, pretrained=weights)
+            planning.check_budget(experiment)
             hosted = Hosted(experiment, recorded.get("engine", {}).get("name"))
             with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
@@ -136,7 +138,9 @@ def _same_data(config: Config) -> str:
 
 
 def stacks(config: Config) -> bool:
-    """Whether several runs of such a configuration are to be trained together."""
+    """Whether several runs of such a configuration are to be trained together; each row's gradient is clipped alone."""
+    if config.privacy.nets != "none":
+        return False
     name, device = config.engine.name, config.engine.device
     return name == "stacked" or (name == "auto" and building.pick_device(device).type == "cuda")
 
@@ -178,7 +182,7 @@ class Hosted:
         self.experiment, self.work = experiment, experiment.work()
         self._automatic = engine.name == "auto"
         name = before if before and self._automatic else engine.name
-        self.choice = choose(name, engine.workers, experiment.device, self.work)
+        self.choice = choose(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)
         if name != engine.name:
             self.choice = self.choice._replace(why="as the run was begun")
         self.engine = self._open()
@@ -271,6 +275,7 @@ def _train(
         leaves=experiment.leaves(),
         data={"name": config.data.name, "classes": partition["classes"]},
         fingerprint=partition["fingerprint"],
+        **planning.record(experiment, engine),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -32,27 +33,40 @@ def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[Non
     nets = {n: Net(lowered(make_call(m), client), trainable(m), find_head(m)) for n, m in client.nets.items()}
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
     losses: list[Message] = []
-    for batch in phase.batches(client, inbox, at) if params else ():  # with nothing to train, nothing is drawn
+    draw = phase.batches if client.privacy is None else partial(client.privacy.batches, phase)
+    for batch in draw(client, inbox, at) if params else ():  # with nothing to train, nothing is drawn
         losses.append(_step(phase, client, nets, params, batch, const))
         yield
     for p in params.values():
         p.grad = None
-    curves = {name: torch.stack([terms[name] for terms in losses]) for name in (losses[0] if losses else ())}
+    names = dict.fromkeys(name for terms in losses for name in terms)  # a sampled batch without rows has no loss
+    curves = {name: torch.stack([terms[name] for terms in losses if name in terms]) for name in names}
     train = means(curves, client, at)  # first: no reply is made of weights that are not finite
     return phase.end(client, at), train
 
 
 def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
     """One local step -> its loss terms. params: of all nets, "net.name" -> parameter."""
-    terms = phase.loss(nets, batch, const)
-    moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
-    grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
-    edited, client.memory = phase.edit({k: g for k, g in zip(params, grads, strict=True) if g is not None}, client.memory)
+    if client.privacy is not None and client.privacy.reading:  # the batch holds private rows: clip and noise
+        grads, terms = client.privacy.gradients(phase, client, batch, const)
+    else:
+        grads, terms = gradients(phase, nets, params, batch, const)
+    edited, client.memory = phase.edit(grads, client.memory)
     for name, p in params.items():
         p.grad = laid_as(p, edited[name]) if name in edited else None
     for optimizer in client.optimizers.values():
         optimizer.step()
     return {k: v.detach() for k, v in terms.items()} | remembered(phase, client.memory)
+
+
+def gradients(
+    phase: Phase, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message
+) -> tuple[Message, Message]:
+    """The gradients of the summed loss terms by these parameters, those that the terms depend on; and the terms."""
+    terms = phase.loss(nets, batch, const)
+    moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
+    grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
+    return {k: g for k, g in zip(params, grads, strict=True) if g is not None}, terms
 
 
 def remembered(phase: Phase, memory: Message) -> Message:
@@ -68,7 +82,7 @@ def own(phase: Phase, client: Client) -> Phase:
 
 def ready(phase: Phase, client: Client, at: At) -> None:
     """Before a phase: the client's stream for dropout, its learning rate, its nets in training mode."""
-    _seed(at.rng(client.id, "nets").initial_seed())
+    seed_torch(at.rng(client.id, "nets").initial_seed())
     for optimizer in client.optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] = rate(phase, client, at)
@@ -78,7 +92,7 @@ def ready(phase: Phase, client: Client, at: At) -> None:
             net.train(moves)
 
 
-def _seed(seed: int) -> None:
+def seed_torch(seed: int) -> None:
     """As torch.manual_seed; which, where no GPU was used, takes half a millisecond to remember it for when one is."""
     if torch.cuda.is_initialized() or torch.backends.mps.is_available():  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
@@ -130,18 +144,22 @@ def laid_as(p: Tensor, value: Tensor) -> Tensor:
 def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, float]:
     """The mean of each loss term over the steps [S].
 
-    Finiteness, of losses and weights, is asked for here, once a phase: a question a step would stall a GPU.
+    Finiteness, of losses and weights, is asked for here, once a phase: a question a step would stall a GPU. Of a client with
+    `privacy` only the noised networks' weights are asked for: whether it stops must not depend on what is not noised.
 
     Raises:
         Diverged: something is not finite.
     """
     if not curves:
         return {}
-    for name, curve in curves.items():
+    noised = None if client.privacy is None else client.privacy.nets
+    for name, curve in curves.items() if noised is None else ():
         bad = (~curve.isfinite()).nonzero()
         if len(bad):
             raise Diverged(client.id, at.round, int(bad[0]), f"its {name} loss is {curve[bad[0]].item()}")
     named = {f"{net}.{k}": t for net, module in client.nets.items() for k, t in module.state_dict().items()}
+    if noised is not None:
+        named = {k: t for k, t in named.items() if k.partition(".")[0] in noised}
     worst = _not_finite(named)
     if worst is not None:
         steps = len(next(iter(curves.values())))

@@ -9,6 +9,9 @@ from fedmutual.engines.base import COPY, Exam
 
 View = Rows | Chained
 KINDS = ("validation", "holdout")  # a client's own rows that are no training rows
+ACROSS = ("test", "test.own", "test.others", "validation.all")  # where clients have test rows of one data set
+SCORED = frozenset((model, kind) for model in ("personal", "global", "meme", COPY) for kind in (*KINDS, *ACROSS))
+"""What a client's score can be of: which model, on which rows."""
 
 
 def pooled(data: Federation) -> dict[str, View]:
@@ -76,7 +79,7 @@ def exams(known: Iterable[str], algorithm: Algorithm, complete: bool, copies: bo
     own, and where clients are domains on the others' too."""
     there = list(known)
     own = [kind for kind in KINDS if kind in there]
-    across = [kind for kind in ("test", "test.own", "test.others", "validation.all") if kind in there]
+    across = [kind for kind in ACROSS if kind in there]
     if "personal" in algorithm.scores:
         yield from (Exam("personal", kind, "personal", client, kind) for kind in (*own, *across))
     if "proxy" in algorithm.scores:

@@ -15,8 +15,10 @@ from PIL import Image
 
 import fedmutual
 from fedmutual import models, module_files, recorded_code
+from fedmutual.config import read_tables
 from fedmutual.core import At
 from fedmutual.errors import ConfigError
+from fedmutual.recorded_code import trusting
 
 NET = """
 from pathlib import Path
@@ -263,3 +265,13 @@ def test_what_names_code_in_a_configuration():
         "o": "clients.1.model.personal",
         "u": "clients.1.training.task",
     }
+
+
+def test_a_run_folder_names_no_cluster_to_join(tmp_path):
+    """Who runs a Ray cluster can run code in every process that joins it."""
+    (tmp_path / "config.toml").write_text('[engine]\nname = "cluster"\naddress = "192.0.2.1:6379"\n')
+    (tmp_path / "environment.json").write_text('{"format": 1}')
+    with pytest.raises(ConfigError, match=r"key 'engine\.address' names the Ray cluster '192\.0\.2\.1:6379'.*--trust-code"):
+        read_tables(tmp_path / "config.toml")
+    with trusting(True):
+        assert read_tables(tmp_path / "config.toml")["engine"]["address"] == "192.0.2.1:6379"

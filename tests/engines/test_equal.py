@@ -86,7 +86,8 @@ def sgd(net):
 
 
 def amsgrad(net):
-    return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], amsgrad=True, weight_decay=5e-4)
+    """With an epsilon that gradients near 0 do not pass: Adam divides by their size, so that rounding decides their sign."""
+    return torch.optim.Adam([p for p in net.parameters() if p.requires_grad], amsgrad=True, weight_decay=5e-4, eps=1e-4)
 
 
 def clients(algorithm, personal=mlp, shared=mlp, optimizer=sgd, sizes=SIZES, home=()):
@@ -135,11 +136,11 @@ def apart(engine, algorithm, rounds=1, participation=1.0, start=None, stacked=Tr
     return max(difference(left, left2), told)
 
 
-def check(engine, dtype, found):
+def check(engine, dtype, found, bound=BOUND):
     if engine in EXACT:
         assert found == 0.0
     else:
-        assert 0.0 <= found < BOUND[dtype]
+        assert 0.0 <= found < bound[dtype]
 
 
 @pytest.mark.parametrize(("kind", "norm"), list(product(PHASES, (False, True))))
@@ -343,4 +344,4 @@ def test_peers(engine, dtype, kind):
         }
         assert not [e.text for e in events if isinstance(e, Noted)], "nobody was refused"
         found.append(left | told)
-    check(engine, dtype, difference(*found))
+    check(engine, dtype, difference(*found), {**BOUND, torch.float32: 1e-4})  # 5 rounds of Adam

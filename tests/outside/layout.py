@@ -28,7 +28,7 @@ def flatten(layout: Layout) -> set[str]:
 
 def _general(path: str) -> str:
     """A path without what depends on the version, the machine and the time."""
-    path = path.replace(f"-{fedmutual.__version__}", "-VERSION")
+    path = re.sub(rf"-(n\d+|{re.escape(fedmutual.__version__)})/", "-VERSION/", path)  # of `reproduce`, now and before
     return re.sub(r"events\.out\.tfevents\..*", "events.out.tfevents", path)
 
 

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -11,9 +12,6 @@ from outside.internals import experiments_folder, planned_fingerprints
 from outside.snapshots import FOLDER
 
 DOCS = FOLDER.parents[1] / "docs" / "reproduction"
-ALONE = ("catfish", "fairness", "h2l-ablation", "mh", "newcomer", "oh", "pacs")
-"""Experiments whose pages take results of no other experiment."""
-
 RUN = ("arm", "seed", "fingerprint")
 
 
@@ -47,26 +45,18 @@ def test_there_are_results():
     assert sum(map(len, read_results().values())) >= 361
 
 
-@pytest.mark.parametrize("experiment", ALONE)
-def test_a_page_is_made_of_the_results_again(experiment, cli, tmp_path, monkeypatch):
-    """By the command, which finds each result by its fingerprint: one that is not found leaves a gap in the page."""
+def test_the_pages_are_made_of_the_results_again(cli, tmp_path, monkeypatch):
+    """By the command, which finds each result by its fingerprint: one that is not found leaves a gap in a page."""
     monkeypatch.chdir(tmp_path)
-    for part in (experiment, f"results/{experiment}"):
-        shutil.copytree(experiments_folder() / part, tmp_path / "experiments" / part)
-    words = ("--pages", "pages", "--experiments", "experiments", "--results", "experiments/results")
-    code, _, err = cli("reproduce", experiment, *words)
+    shutil.copytree(experiments_folder(), "experiments")
+    Path("docs").mkdir()
+    Path("docs/reproduction").mkdir()
+    shutil.copy(DOCS / "README.md", "docs/reproduction")
+    code, _, err = cli(
+        "reproduce", "--pages", "docs/reproduction", "--experiments", "experiments", "--results", "experiments/results"
+    )
     assert code == 0, err
-    made, committed = (folder / f"{experiment}.md" for folder in (tmp_path / "pages", DOCS))
-    assert made.read_text(encoding="utf-8") == committed.read_text(encoding="utf-8")
-
-
-def test_a_known_result_is_not_trained_again(cli, tmp_path, monkeypatch):
-    """The command with the committed results alone, for a cell of which every run is known."""
-    monkeypatch.chdir(tmp_path)
-    cell, results = next((cell, runs) for cell, runs in read_results().items() if cell.startswith("fairness/"))
-    seeds, rounds = len({result["seed"] for result in results}), results[0]["limit"]
-    words = ("--seeds", seeds, "--rounds", rounds, "--only", cell.partition("/")[2])
-    code, out, err = cli("reproduce", "fairness", *words, "--out", "out")
-    assert code == 0, err
-    assert "0 runs to train" in out
-    assert not (tmp_path / "out/runs").exists()
+    committed = {path.relative_to(DOCS.parent): path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
+    committed[Path("findings.md")] = (DOCS.parent / "findings.md").read_text(encoding="utf-8")
+    assert len(committed) > 20
+    assert [path for path, text in committed.items() if (Path("docs") / path).read_text(encoding="utf-8") != text] == []

@@ -225,3 +225,12 @@ def test_rounds_grow_as_if_they_had_been_asked_for_at_once(small, cli, every: in
         assert cli("run", small, *sparse, "--set", f"rounds={reached}", "--out", "grown", "--resume")[0] == 0
     assert cli("run", small, *sparse, "--set", "rounds=12", "--out", "whole")[0] == 0
     assert results("grown") == results("whole")
+
+
+def test_a_file_of_another_name_is_no_round(tmp_path):
+    """In a folder that somebody else made."""
+    (tmp_path / "server").mkdir()
+    (tmp_path / "server" / "best-x.safetensors").touch()
+    best.check(tmp_path)
+    with pytest.raises(RunError, match="no best weights are kept here"):
+        best.chosen(tmp_path / "server", 3)

@@ -36,3 +36,13 @@ def test_a_text_log_that_cannot_be_written(tmp_path):
     (tmp_path / "log.txt").mkdir()
     with pytest.raises(RunError, match=r"log\.txt: cannot be written \(Is a directory\)"):
         TextLog(tmp_path)(Finished(rounds=3))
+
+
+def test_no_line_is_appended_where_a_link_leads(tmp_path):
+    """Who makes a folder in which another's run goes on could have its lines written into any file of that one's."""
+    victim, path = tmp_path / "profile", tmp_path / "log.txt"
+    victim.write_text("as it was")
+    path.symlink_to(victim)
+    with pytest.raises(RunError, match=r"log\.txt: cannot be written"):
+        TextLog(tmp_path)(Finished(rounds=1))
+    assert victim.read_text() == "as it was"

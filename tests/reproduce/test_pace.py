@@ -8,7 +8,7 @@ from fedmutual.reproduce.plan import jobs
 
 def test_a_round_of_many_steps_is_no_measure_of_one_of_a_step():
     cells = {c.name: c for c in read_experiment(home(), "rotated-mnist").cells}
-    left = list(jobs(cells["shared/public-10"], [0], Scale()))
+    left = [j for j in jobs(cells["shared/public-10"], [0], Scale()) if not j.arm.endswith("-equal-steps")]
     pace = Pace(left)
     (matched,) = [j for j in left if j.arm == "fedavg-matched"]  # 57 rounds of 175 steps: 9,975 steps of 0.04 s
     assert pace.after([matched], 399) == "1 of 6 runs done, about 33 min 20 s left"  # 5 runs of 10,000 steps

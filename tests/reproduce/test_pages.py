@@ -20,16 +20,21 @@ REAL = experiments(home())
 
 
 @cache
+def committed_pages():
+    """The pages of all experiments, from the committed results."""
+    return pages.adjust([pages.page(e, looks(e, STORE)) for e in REAL])
+
+
 def committed(id):
     """The page of an experiment, from the committed results."""
-    (experiment,) = (e for e in REAL if e.id == id)
-    return pages.page(experiment, looks(experiment, STORE))
+    (page,) = (p for p in committed_pages() if p.experiment.id == id)
+    return page
 
 
 @pytest.mark.parametrize("experiment", REAL, ids=lambda e: e.id)
 def test_a_committed_page_is_what_its_results_make(experiment):
     told = committed(experiment.id)
-    assert (DOCS / f"{experiment.id}.md").read_text(encoding="utf-8") == pages.markdown(told), (
+    assert (DOCS / f"{experiment.id}.md").read_text(encoding="utf-8") == pages.markdown(told, DOCS), (
         "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
     )
     assert {p.name for p in (DOCS / "figures").glob(f"{experiment.id}-*.svg")} == {
@@ -38,10 +43,10 @@ def test_a_committed_page_is_what_its_results_make(experiment):
 
 
 def test_the_committed_verdicts_are_what_all_results_make():
-    told = overview.overview([committed(e.id) for e in REAL])
+    told = overview.overview(committed_pages())
     assert (DOCS / overview.NAME).read_text(encoding="utf-8") == told
     claims = [claim for e in REAL for claim in e.index.claims]
-    assert f"\n{len(claims)} claims: " in told
+    assert f"\n{len(claims)} claims, " in told
     assert all(f" | {claim.text} | " in told for claim in claims)
 
 
@@ -53,12 +58,17 @@ def test_all_verdicts_are_counted(papers, store):
     for seed in range(3):
         for job in jobs(table9.cells[0], [seed], Scale()):
             store.add(job, result(job.arm, seed, curve=(0.1, 0.9 if job.arm == "fml" else 0.5), fingerprint=job.fingerprint))
-    told = [pages.page(e, looks(e, store)) for e in (table9, looker)]
-    text = overview.overview(told)
-    assert text.splitlines()[4] == "2 claims: 1 confirmed and 1 not run."
-    assert "| 1 | FML \\| serves clients better than training alone. | Not run |" in text
-    short = [pages.page(table9, [replace(look, scale=Scale(1)) for look in told[0].looks])]
-    assert "1 claim: 1 confirmed. 1 verdict of shortened runs, which may be others" in overview.overview(short)
+    told = pages.adjust([pages.page(e, looks(e, store)) for e in (table9, looker)])
+    assert counts(told) == {"Supported": ["1", "1", "1"], "Not run": ["1", "", ""]}
+    assert "| 1 | FML \\| serves clients better than training alone. | Not run |" in overview.overview(told)
+    chance = [replace(told[0], claims=((replace(told[0].judged[0], p=0.04),),)) for _ in range(2)]
+    assert counts(pages.adjust(chance)) == {"Supported": ["2", "2", "0"]}  # 0.04 alone on its page, 0.08 of two
+
+
+def counts(told):
+    """Verdict -> [how many, after Holm a page, after Holm over all], where there are any."""
+    rows = [[cell.text for cell in row] for row in overview.counted(told).rows]
+    return {verdict: numbers for verdict, *numbers in rows if numbers[0] != "0"}
 
 
 def test_a_committed_result_belongs_to_a_cell():
@@ -118,7 +128,7 @@ def test_pages_alone_train_nothing(made, cli, tmp_path, monkeypatch):
     assert code == 0
     assert [Path(line).name for line in out.split()] == ["table9.md", "looker.md", "verdicts.md"]
     told = Path("docs/verdicts.md").read_text(encoding="utf-8")
-    assert told.splitlines()[4] == "2 claims: 2 undecided."
+    assert "| Inconclusive | 2 |  |  |" in told
     assert told.count("\n## ") == told.count(".md)\n") == 2
     assert Path("docs/looker.md").read_text(encoding="utf-8") == (made / "looker.md").read_text(encoding="utf-8")
     assert not Path("runs").exists()

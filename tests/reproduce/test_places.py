@@ -99,6 +99,29 @@ def test_a_stopped_command_given_again_otherwise_goes_on(turned, tmp_path, key, 
     assert any(f"goes on as it was begun, with {key.replace('_', '.', 1)} = " in line for line in said), said
 
 
+def test_a_release_trains_nothing_anew_and_other_numerics_do(turned, monkeypatch):
+    turned("a")
+    monkeypatch.setattr("fedmutual.__version__", "9.0.0")
+    assert turned("a")[0].trained == 0
+    monkeypatch.setattr("fedmutual.numerics.VERSION", 2)
+    assert turned("a")[0].trained == 1
+
+
+@pytest.mark.parametrize("begun", ["whole", "shorter"])
+def test_a_run_folder_that_an_earlier_release_named_goes_on(turned, tmp_path, begun):
+    if begun == "shorter":
+        turned("a", rounds=1)
+    else:
+        with pytest.raises(Stopped):
+            turned("a", stop=3)
+    (run,) = runs(tmp_path)
+    run.rename(run.with_name(run.name.replace("-n1", "-0.1.0")))
+    assert turned("a")[0].trained == 1
+    (run,) = (tmp_path / "out/runs").glob("*-3-*")
+    assert "resumed" in (run / "log.txt").read_text()
+    assert run.name.endswith("-n1" if begun == "shorter" else "-0.1.0")
+
+
 def test_a_longer_run_is_not_begun_with_one_that_kept_too_little(turned, tmp_path):
     turned("a", rounds=1)
     turned("b", rounds=2)

@@ -45,6 +45,36 @@ def test_more_rounds_than_there_are_is_no_limit(papers):
     assert changed.words(cell) == "shortened: 1 of 2 rounds, partition.examples = 20"
 
 
+@pytest.mark.parametrize(("own", "limit", "cut"), [
+    (57, 250, 1),  # 57 exchanges of 175 steps in the place of 10,000 rounds: 1.4 of them
+    (57, 2000, 11),  # 11.4
+    (57, 5000, 29),  # 28.5, rounded up: half of an arm's rounds is half
+    (10_000, 250, 250),
+    (2000, 250, 50),
+    (20_000, 250, 250),  # an arm with more rounds than the cell, as a federation that others start from
+    (20_000, 15_000, 15_000),
+    (57, 1, 1),
+])  # fmt: skip
+def test_each_arm_is_cut_in_proportion_to_its_own_rounds(papers, own, limit, cut):
+    path = papers / "table9/digits/iid.toml"
+    arm = '"algorithm.name" = "fedavg"'
+    text = path.read_text().replace("rounds = 2", "rounds = 10_000").replace(arm, f"{arm}, rounds = {own}")
+    path.write_text(text.replace("local_epochs = 1", "local_steps = 1"))
+    cell = read_experiment(papers, "table9").cells[0]
+    rounds = {j.arm: j.config.rounds for j in jobs(cell, [0], Scale(limit))}
+    assert rounds == {"fedavg": cut, "fml": min(limit, 10_000)}
+
+
+def test_as_many_gradient_steps_are_cut_to_as_many(papers):
+    """An arm with two local steps a round keeps its rounds, so half of a cell is half of it, too."""
+    path = papers / "table9/digits/iid.toml"
+    arm = '"algorithm.name" = "fedavg"'
+    text = path.read_text().replace("rounds = 2", "rounds = 100").replace(arm, f'{arm}, "training.local_steps" = 2')
+    path.write_text(text.replace("local_epochs = 1", "local_steps = 1"))
+    cell = read_experiment(papers, "table9").cells[0]
+    assert {j.config.rounds for j in jobs(cell, [0], Scale(50))} == {50}
+
+
 def test_an_algorithms_setting_goes_to_those_who_have_it(papers):
     cell = read_experiment(papers, "table9").cells[0]
     planned = {j.arm: j.config.algorithm for j in jobs(cell, [0], Scale(None, (("algorithm.weighting", "uniform"),)))}

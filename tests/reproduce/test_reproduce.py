@@ -64,7 +64,7 @@ def test_only_some_cells_and_fewer_rounds_are_marked(reproduce, tmp_path):
     for told in (text, page, out, (tmp_path / "out/table9.json").read_text()):
         assert "1 of 2 rounds" in told
         assert "not run" in told
-    assert "Undecided, shortened" in text
+    assert "Inconclusive, shortened" in text
     assert "1 of 2 rounds" in (tmp_path / "out/figures/table9-digits-iid-global-test.svg").read_text()
 
 
@@ -162,7 +162,7 @@ def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine
     code, _, err = reproduce(*arguments)
     assert code == 3
     assert "fedavg, seed 0: client '0' diverged in round 1" in err
-    assert "**Diverged: fedavg diverged in 1 of 1 run.**" in (tmp_path / "out/table9.md").read_text()
+    assert "| Diverged: fedavg diverged in 1 of 1 run |" in (tmp_path / "out/table9.md").read_text()
     (of_claim,) = json.loads((tmp_path / "out/table9.json").read_text())["claims"]
     assert of_claim["diverged"] == of_claim["where"][0]["diverged"] == {"fedavg": 1}
     assert rows(tmp_path / "out")["digits/iid", "fml", "global_test", "last"]["mean"] > 0.1
@@ -170,6 +170,15 @@ def test_a_run_that_diverges_is_kept_as_such(reproduce, papers, tmp_path, engine
     assert (code, trained(out)) == (3, 0)  # nothing is trained, and the same runs have no numbers
     assert "fedavg, seed 0: client '0' diverged in round 1" in again
     assert reproduce("table9", "--only", "*/noniid", *arguments[3:])[0] == 0  # of other runs nothing is said
+
+
+def test_a_loss_under_noise_that_is_not_finite_is_kept_as_a_failure(reproduce, papers, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmutual.reproduce.run.under_noise", lambda folder, deviations: {"0": 0.5, "0.1": float("nan")})
+    arguments = ("table9", "--only", "*/iid", "--seeds", "1", "--out", "out")
+    code, _, err = reproduce(*arguments)
+    assert code == 3
+    assert "fml, seed 0: the loss under weight noise 0.1 is not finite" in err
+    assert (trained(reproduce(*arguments)[1]), reproduce(*arguments)[0]) == (0, 3)
 
 
 def test_a_newcomers_rows_are_nobody_elses(reproduce, newcomer, tmp_path):

@@ -34,9 +34,16 @@ def test_kept_and_found_again(store, planned):
     again = Store(store.folder)
     assert again.find(job).curves["global_test"] == (0.5, 0.7)
     assert again.find(job).target == 0.8  # the paper's FedAvg, out of the cell
-    assert again.find(job, "0") is not None
-    assert again.find(job, "another version") is None
+    assert again.find(job, 1) is not None
+    assert again.find(job, 2) is None
     assert again.find(planned()["fedavg", 0]) is None
+
+
+def test_a_result_of_before_numerics_versions_is_of_the_first(store, planned):
+    job = planned()["fml", 0]
+    keep(store, job)
+    assert "numerics" not in (store.folder / "table9/digits/iid.json").read_text()
+    assert Store(store.folder).find(job, 1) is not None
 
 
 def test_a_file_has_a_line_a_run_and_holds_each_once(store, planned):
@@ -86,10 +93,16 @@ def test_a_file_that_cannot_be_written_names_its_own_option(store, planned):
     ('"last": 0.25', '"last": 25.0', "clients.0.last"),
     ('"best": {"0": 0.5}', '"best": {"0": 50}', "transfer.acc.best.0"),
     ("[0.1, 0.25]", "[0.25]", "has not a value for each evaluated round"),
+    ('"0.1": 2.5', '"0.1": NaN', "runs.0.noise.0.1: input should be a finite number"),
+    ('"0.1": 2.5', '"0.1": -Infinity', "runs.0.noise.0.1: input should be a finite number"),
+    ("[0.5, 0.7]", "[0.5, NaN]", "runs.0.curves.global_test.1: input should be a finite number"),
+    ('"seconds": 1.0', '"seconds": Infinity', "runs.0.seconds: input should be a finite number"),
+    ('"optimizer.lr": 0.3', '"optimizer.lr": NaN', "runs.0.changed: value error, input should be finite numbers"),
 ])  # fmt: skip
-def test_what_is_no_accuracy_is_damage(store, planned, before, after, said):
+def test_what_is_no_accuracy_and_what_is_not_finite_is_damage(store, planned, before, after, said):
     clients = {"0": ClientResult(network="mlp", examples=4, last=0.25, best=0.25, curve=(0.1, 0.25))}
-    keep(store, planned()["fml", 0], transfer={"acc": Ends(last={"0": 0.5}, best={"0": 0.5})})
+    more = {"noise": {"0.1": 2.5}, "changed": {"optimizer.lr": 0.3}}
+    keep(store, planned()["fml", 0], transfer={"acc": Ends(last={"0": 0.5}, best={"0": 0.5})}, **more)
     job = planned()["fml", 0]
     kept = store.find(job).model_copy(update={"clients": clients})
     store.add(job, kept)
@@ -176,14 +189,14 @@ def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers):
     assert (look.run, look.words) == (True, "")
 
 
-def test_results_of_several_versions_say_so(store, planned, papers):
+def test_results_of_several_numerics_versions_say_so(store, planned, papers):
     experiment = read_experiment(papers, "table9")
-    for seed, version in ((0, "0.0.9"), (1, "0.1.0")):
+    for seed, version in ((0, 1), (1, 2)):
         for arm in ("fml", "fedavg"):
-            keep(store, planned(seeds=(seed,))[arm, seed], version=version)
+            keep(store, planned(seeds=(seed,))[arm, seed], numerics=version)
     told = page(experiment, looks(experiment, store))
-    assert verdict(told.judged[0], 1).endswith("; made by versions 0.0.9 and 0.1.0")
-    assert "2 seeds; made by versions 0.0.9 and 0.1.0" in told.tables[0].notes
+    assert verdict(told.judged[0], 1).endswith("; made by numerics versions 1 and 2")
+    assert "2 seeds; made by numerics versions 1 and 2" in told.tables[0].notes
 
 
 def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):

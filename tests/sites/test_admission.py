@@ -11,7 +11,7 @@ from fedmutual.engines.sites.diary import ROUNDS_BACK
 from fedmutual.engines.sites.disclosure import describe_disclosure
 from fedmutual.engines.sites.half import Half, own
 from fedmutual.engines.sites.outbox import left
-from fedmutual.engines.sites.post import ATTEMPTS, EXAM, WORK, Answer, Order, answer, packed
+from fedmutual.engines.sites.post import ATTEMPTS, EXAM, WORK, Answer, Garbled, Order, answer, packed
 from fedmutual.experiment import Experiment
 from fedmutual.records.logs import METRICS, read_lines
 from wards import COMMON, SITES, TELLING, contract, halves, same, site
@@ -277,3 +277,16 @@ def test_a_site_may_tell_less_while_the_federation_goes_on(tmp_path):
 def test_an_operator_is_told_what_the_setting_means_for_the_rows_that_there_are(tmp_path, more, words):
     (found,) = halves(tmp_path, contract(tmp_path, LONG, MLP), {"north": MLP["north"] | more})[1].values()
     assert words in describe_disclosure(found.experiment, "north")
+
+
+def test_an_order_that_fails_each_time_fills_no_ledger(tmp_path):
+    """A server can choose a shared model on which every site diverges."""
+    found = north(tmp_path)
+    state = {k: torch.full_like(v, torch.nan) for k, v in found.experiment.server().items()}
+    order = packed(Order(WORK, 0, 0), state)
+    assert answer(found.do(order))[0].diverged
+    for _ in range(100):
+        found.do(order)
+    with pytest.raises(Garbled, match="is not answered again"):
+        found.do(order)
+    assert len(left(found.folder)) == 101

@@ -7,10 +7,12 @@ import pytest
 import fedmutual
 from fedmutual.engines.sites.attempts import Attempts
 from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.engines.sites.diary import Diary
 from fedmutual.engines.sites.outbox import left
 from fedmutual.engines.sites.post import ATTEMPTS, WORK, Order, answer
 from fedmutual.errors import RunError
 from fedmutual.records.events import Noted, PhaseDone
+from fedmutual.records.files import write_json
 from wards import SEEDED, Desk, halves, same, seeded
 
 FEDMD = SEEDED | {"algorithm": {"name": "fedmd", "public_batch": 8, "transfer_epochs": 1}}
@@ -129,3 +131,26 @@ def test_the_attempt_goes_up_once_for_all_later_phases_of_a_round(tmp_path):
     assert stamped(2, 2, "north", "south") == {1}
     assert stamped(1, 2, "south", "west") == {1}
     assert stamped(1, 3, "south", "west") == {2}
+
+
+DAMAGED = {
+    "attempt": {"attempt": "many"},
+    "a negative one": {"attempt": -1},
+    "phases": {"phases": {"x": {"senders": None, "digests": {}}}},
+    "senders": {"phases": {"1": {"senders": [3], "digests": {}}}},
+    "no digests": {"phases": {"1": {"senders": None}}},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED)
+def test_a_count_of_attempts_that_is_damaged_is_said(tmp_path, damage):
+    write_json(tmp_path / "attempts.json", {"format": 1, "attempt": 0, "round": None, "phases": {}} | damage)
+    with pytest.raises(RunError, match=r"attempts\.json: is damaged: (attempt|phases)"):
+        Attempts(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [{"entries": [3]}, {"entries": [["x", 0, "", True]]}, {"dropped": 3}, {"begun": [1]}])
+def test_a_journal_of_a_site_that_is_damaged_is_said(tmp_path, damage):
+    write_json(tmp_path / "diary.json", {"format": 1, "run": "r", "dropped": False, "entries": []} | damage)
+    with pytest.raises(RunError, match=rf"diary\.json: is damaged: {next(iter(damage))}"):
+        Diary(tmp_path, "north", "r")

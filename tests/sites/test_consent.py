@@ -8,7 +8,7 @@ import pytest
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.consent import LONGEST, check_agreed, difference, read_record
 from fedmutual.errors import ConfigError
-from wards import COMMON, accepted, contract
+from wards import COMMON, SEEDED, SITES, accepted, contract
 
 
 @pytest.fixture
@@ -121,3 +121,29 @@ def test_a_message_shows_little_of_somebody_elses_text(record):
     said = difference(record, bad)
     assert len(said) < 300
     assert said.isprintable()
+
+
+def test_a_version_that_crosses_moves_no_cursor(record):
+    """It is shown on a console."""
+    with pytest.raises(ConfigError, match="the contract is of fedmutual") as caught:
+        accepted(record | {"version": "0.0\x1b]0;evil\x07\n12:00:00  takes part"}, record)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize("key", ["tables", "public"])
+def test_lists_in_lists_are_refused_at_every_depth(record, key):
+    """Just few enough can be read and not be written: a frame or two are between."""
+    for depth in range(900, 1010):
+        text = json.dumps(record | {key: "@@"}).replace('"@@"', '{"rows": ' + "[" * depth + "]" * depth + "}")
+        with pytest.raises(ConfigError):
+            contracts.accept(text, [record])
+
+
+def test_a_public_seed_set_has_no_more_rows_than_can_be_counted(tmp_path):
+    """Which rows each gives, no operator agreed to: a lead says it."""
+    agreed = contracts.read(contract(tmp_path, SEEDED, public="public")).record()
+    ones, digest = dict.fromkeys(SITES, 1), "0" * 64
+    counts, parts = dict.fromkeys(SITES, [1] * 10), dict.fromkeys(SITES, digest)
+    seeds = {"rows": ones | {"north": 2**80}, "counts": counts, "bytes": ones, "digest": digest, "parts": parts}
+    with pytest.raises(ConfigError, match=r"public\.rows"):
+        accepted(agreed | {"public": seeds}, agreed)

@@ -51,6 +51,10 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
         ({"sites": {"input": [1, 8, 8]}}, "the key 'sites.names' is missing"),
         ({"sites": {"names": ["a", "a"], "input": [1]}}, "two sites have the same name"),
         ({"sites": {"names": ["a b"], "input": [1]}}, "a site's name is of letters, digits and '-'"),
+        ({"sites": {"names": ["authority"], "input": [1]}}, "not 'server' or 'authority'"),  # the root key's folder
+        ({"sites": {"names": ["Server"], "input": [1]}}, "not 'server' or 'authority'"),
+        ({"name": "flare"}, "key 'name' cannot be 'flare'"),  # the folder of FLARE's keys
+        ({"name": ".lock"}, "key 'name' cannot be '.lock'"),
         ({"sites": {"names": ["a"], "input": [1], "quorom": 2}}, "unknown key 'sites.quorom'; did you mean 'sites.quorum'?"),
         ({"server": {"port": 70000}}, "key 'server.port'"),
         ({"server": {"hosts": ["a_b"]}}, "a host is a name or an IPv4 address"),

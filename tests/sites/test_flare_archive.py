@@ -2,7 +2,9 @@
 
 import json
 import stat
+import struct
 import sys
+import tracemalloc
 import warnings
 import zipfile
 from contextlib import suppress
@@ -235,6 +237,30 @@ def test_a_size_that_lies_is_not_believed(federation, deploy, tmp_path):
     assert lies != content
     with pytest.raises(RunError):
         deploy(lies)
+
+
+def listing(entries: int, large: bool = False) -> bytes:
+    """An archive of a list of files alone, each without a name; `zipfile` makes an object of each."""
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\1\2", *[0] * 18)
+    listed = entry * entries
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, 1, 1, 0 if large else len(listed), 0, 0)
+    if not large:
+        return listed + end
+    record = struct.pack("<4sQ2H2L4Q", b"PK\6\6", 44, 45, 45, 0, 0, entries, entries, len(listed), 0)
+    return listed + record + struct.pack("<4sLQL", b"PK\6\7", 0, len(listed), 1) + end
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_list_of_a_hundred_thousand_files_is_not_read(federation, deploy, large):
+    """550,000 of them, in an archive of 25 MB, took 700 MB of memory."""
+    content = listing(100_000, large)
+    tracemalloc.start()
+    try:
+        with pytest.raises(RunError, match="is not what fedmutual writes"):
+            deploy(content)
+        assert tracemalloc.get_traced_memory()[1] < 2 * len(content)
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("content", [b"", b"PK", None, "text", bytes(3 * archive.LARGEST + 1)], ids=range(5))

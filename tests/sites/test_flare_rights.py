@@ -134,3 +134,14 @@ def test_why_a_site_could_not_is_for_its_operator(capsys):
 )
 def test_the_door(me, asker, channel, topic, fine):
     assert lets_in(me, asker, channel, topic) is fine
+
+
+def test_who_is_refused_writes_no_line_of_its_own_into_the_log(caplog):
+    """Channel and topic are whatever the asker wrote."""
+    cell = SimpleNamespace(my_info=SimpleNamespace(fqcn="north"))
+    forged = "x\n2026-01-01 12:00:00 - all is well\x1b[2J"
+    for channel, topic in ((forged, "y" * 100_000), (["admin"], {"a": 1}), (None, b"z")):
+        headers = {MessageHeaderKey.CHANNEL: channel, MessageHeaderKey.TOPIC: topic}
+        assert _at_the_door(cell, "eve\nforged", new_cell_message(headers)) is not None
+    assert len(caplog.messages) == 3
+    assert all(line.isprintable() and len(line) < 1000 for line in caplog.messages)

@@ -133,6 +133,55 @@ def test_a_server_cannot_name_where_a_lead_writes(tmp_path, name):
     assert not list(tmp_path.iterdir())
 
 
+ESCAPE = "\x1b[2J\nerror: "
+STRANGE = {
+    "nothing": {},
+    "who is there": says() | {"there": 3},
+    "the version": says() | {"version": 5},
+    "a list": says() | {"progress": [1]},
+    "no outcome": says() | {"progress": {"round": 1}},
+    "bytes": says() | {"progress": says("running")["progress"] | {"bytes": {"up": "x", "down": []}}},
+    "notes": says() | {"progress": says("running")["progress"] | {"notes": [1]}},
+}
+
+
+@pytest.mark.parametrize("status", STRANGE.values(), ids=STRANGE)
+def test_a_server_that_says_what_none_would_is_one_sentence(tmp_path, status):
+    with pytest.raises(RunError, match="the server says what no server of fedmutual would"):
+        Lead(status).status("wards")
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [{"files": 3}],
+        [{"files": ["log.txt"]}, {}],
+        [{"files": ["log.txt"]}, {"body": "@@@"}],
+        [{"files": [f"server/round-{k}.safetensors" for k in range(10_000)]}],
+    ],
+)
+def test_results_that_are_none_are_one_sentence(tmp_path, answers):
+    with pytest.raises(RunError, match="the server says what no server of fedmutual would"):
+        Lead(*answers).fetch("wards", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_server_moves_no_cursor_of_a_leads(tmp_path):
+    note = {"text": ESCAPE, "first": 1, "last": 1}
+    told = says("running")["progress"] | {"said": ESCAPE, "scores": ESCAPE, "in": [ESCAPE], "notes": [note]}
+    found = Lead(says() | {"there": [ESCAPE], "progress": told}).status("wards")
+    shown = [*found["there"], *found["progress"]["in"], found["progress"]["notes"][0]["text"]]
+    assert all(text.isprintable() for text in (*shown, found["progress"]["said"], found["progress"]["scores"]))
+    for reply in (
+        {"data": [{"type": "error", "data": ESCAPE}]},
+        {"data": 3},
+        {"data": [{"type": "dict", "data": [ESCAPE]}]},
+    ):
+        with pytest.raises(Lost) as caught:
+            _answer(reply)
+        assert str(caught.value).isprintable()
+
+
 def test_a_lead_has_what_the_server_may_give(tmp_path):
     """All of a run's folder but the clients'."""
     folder = tmp_path / "there"

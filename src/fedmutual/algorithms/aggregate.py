@@ -4,6 +4,7 @@ The baseline of Li et al., FedH2L, 2021, https://arxiv.org/abs/2101.11296: what 
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from fedmutual.algorithms.agree import Agree, Compare
 from fedmutual.algorithms.independent import Independent
@@ -13,6 +14,8 @@ from fedmutual.core import Algorithm, Public
 @dataclass(frozen=True, kw_only=True)
 class Aggregate(Independent):
     """Each participant alone, on its private data and everybody's public data; nothing is sent after the public data."""
+
+    dp_ready: ClassVar[bool] = True
 
     def algorithm(self) -> Algorithm:
         """Independent training on more data."""

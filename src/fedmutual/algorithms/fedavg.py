@@ -29,6 +29,7 @@ class FedAvg(Fork):
     )
     scores: ClassVar[tuple[str, ...]] = ("global",)
     terms: ClassVar[tuple[str, ...]] = ("meme",)
+    dp_ready: ClassVar[bool] = True  # with weighting = "uniform"
 
     @property
     def weighs(self) -> bool:

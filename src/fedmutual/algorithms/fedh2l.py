@@ -84,7 +84,7 @@ class FedH2L:
         halves = (Local(**settings), Mutual(**settings))
         start = (Agree(self.labels), Compare())
         public = Public(self.labels, self.public_batch, own=True, pairs=self.peers == "pairs")
-        return Algorithm("fedh2l", halves, start, public=public, trains_on=LOCAL_DATA[data])
+        return Algorithm("fedh2l", halves, start, public=public, trains_on=LOCAL_DATA[data], dp_ready=True)
 
 
 class Local(FedH2L, Peering):

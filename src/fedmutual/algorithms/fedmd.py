@@ -40,7 +40,8 @@ class FedMD(Independent):
         given = dict(vars(self))
         start = (Agree(), Compare(), Transfer(**given), Revisit(**given))
         rounds = (Announce(**given), Digest(**given), Revisit(**given))
-        return Algorithm("fedmd", rounds, start=start, public=Public(batch=self.public_batch), trains_on=("private",))
+        public = Public(batch=self.public_batch)
+        return Algorithm("fedmd", rounds, start=start, public=public, trains_on=("private",), dp_ready=True)
 
     def said(self, z: Tensor) -> Tensor:
         """Of logits [B, C] what is announced and fitted."""

@@ -24,6 +24,7 @@ class FedProx(FedAvg):
 
     mu: Setting = setting(0.01, "the pull towards the model that the server sent, at least 0")
     terms: ClassVar[tuple[str, ...]] = ("meme", "proximal")
+    dp_ready: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within("mu", self.mu, 0, float("inf"))

@@ -33,6 +33,7 @@ class FML(Fork):
     temperature: float = setting(1.0, "what divides the logits of both where they teach each other, 0.001 to 1000")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
+    dp_ready: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within("alpha", self.alpha, 0, 1)

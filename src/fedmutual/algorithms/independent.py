@@ -13,6 +13,7 @@ class Independent(LocalEpochs):
     """E epochs of the personal model on private data a round; nothing is sent, nothing leaves."""
 
     terms: ClassVar[tuple[str, ...]] = ("personal",)
+    dp_ready: ClassVar[bool] = True
 
     def leaves(self, server: Message) -> Spec:
         """Nothing."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fedmutual
-from fedmutual.cli import conclude, sites
+from fedmutual.cli import conclude, privacy, sites
 from fedmutual.cli import demo as demo_plan
 from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, configured
 from fedmutual.cli.data import app as data_app
@@ -301,6 +301,7 @@ def predict(
     out.print(answers.table(found))
 
 
+app.command()(privacy.privacy)
 app.command(rich_help_panel=SITES)(sites.provision)
 app.command(rich_help_panel=SITES)(sites.server)
 app.command(rich_help_panel=SITES)(sites.site)

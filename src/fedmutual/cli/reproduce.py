@@ -14,8 +14,22 @@ from fedmutual.records.files import write_bytes
 from fedmutual.records.folder import held
 from fedmutual.report import cells as report
 from fedmutual.report.text import count
-from fedmutual.reproduce import Experiment, Scale, Store, experiments, overview, pages, read_experiment, reproduce, words
+from fedmutual.reproduce import (
+    Experiment,
+    Scale,
+    Store,
+    experiments,
+    findings,
+    overview,
+    pages,
+    printed,
+    read_experiment,
+    repeats,
+    reproduce,
+    words,
+)
 from fedmutual.reproduce.cells import RESULTS, home
+from fedmutual.reproduce.front import write_front
 from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import check, tells
 from fedmutual.reproduce.results import PATIENCE
@@ -70,16 +84,31 @@ def train(
 
 
 def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
-    """Write the documentation's pages from results alone, of one experiment or of all, and all verdicts -> their paths."""
+    """Write the documentation's pages from results alone -> their paths.
+
+    Those of one experiment or of all; and of all of them the verdicts, the printed numbers and the repeated runs on the
+    folder's front page if it has their marks, and the findings beside the folder if the experiments have a template of them.
+    """
     root = root or home()
     if id:
         read_experiment(root, id)  # who knows it not says so
     found = experiments(root)
     store = _store(root, results or root / RESULTS)
-    told = [pages.page(e, looks(e, store)) for e in found]
+    told = pages.adjust([pages.page(e, looks(e, store)) for e in found])
     paths = [p for page in told if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
     write_bytes(folder / overview.NAME, overview.overview(told).encode())
-    return [*paths, folder / overview.NAME]
+    counts = printed.count_printed(printed.printed_frame([(page.experiment, page.looks) for page in told]))
+    made = {
+        "printed numbers": printed.printed_table(counts),
+        "repeated runs": repeats.repeats_table(repeats.repeats_frame(store)),
+    }
+    tables = {name: pages.md_table(table, caption=False) for name, table in made.items()}
+    return [
+        *paths,
+        folder / overview.NAME,
+        *write_front(folder, tables),
+        *findings.write_findings(told, counts, root, folder),
+    ]
 
 
 def _store(root: Path | None, folder: Path) -> Store:
@@ -98,7 +127,8 @@ def _conclude(experiment: Experiment, store: Store, scale: Scale, seeds: Sequenc
             say(f"({number}) {note}")
     decimals = experiment.index.decimals
     for judged in told.judged:
-        say(f"{judged.claim.text} {words.verdict(judged, decimals)}")
+        reading = f" ({judged.reading})" if judged.reading else ""
+        say(f"{judged.claim.text}{reading} {words.verdict(judged, decimals)}")
     for path in pages.write(told, out):
         say(str(path))
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -168,6 +169,10 @@ def _setting_types(kind: Any) -> dict[str, Any]:
 
 def _typed(kind: Any, value: Any) -> Any:
     moving = {Setting: Moving, Setting | None: Moving | None}
-    return TypeAdapter(moving.get(kind, kind), config=_STRICT).validate_python(
-        tuple(value) if isinstance(value, list) else value
-    )
+    return _adapter(moving.get(kind, kind)).validate_python(tuple(value) if isinstance(value, list) else value)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    """The validator of a type: building it takes a millisecond, and pages of results check thousands of configurations."""
+    return TypeAdapter(kind, config=_STRICT)

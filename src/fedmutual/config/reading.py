@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from fedmutual.config.methods import all_keys, check_methods, foreign, settings_of, with_steps
 from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
+from fedmutual.config.privacy import check_privacy
 from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, Table
 from fedmutual.config.sentences import sentence
 from fedmutual.config.sites import brings_data
@@ -96,6 +97,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     _check_own_data(config, source)
     _check_model(config, source)
     _check_effect(config, source)
+    check_privacy(config, source)
     return config
 
 

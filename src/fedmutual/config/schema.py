@@ -275,6 +275,30 @@ class ShareConfig(Section):
     )
 
 
+class PrivacyConfig(Section):
+    """Differential privacy of what leaves a client. [docs/privacy.md](privacy.md) says what it promises, and what not."""
+
+    nets: Literal["none", "meme", "both"] = key(
+        "none",
+        "which networks are trained by DP-SGD: none; the meme, which needs algorithm.beta = 1; or all networks of a client",
+    )
+    clip: Positive = key(1.0, "the norm that the gradient of each unit is clipped to, over all noised networks together")
+    sigma: Positive | None = key(
+        None, "the noise multiplier, needed unless nets is none: the noise has the standard deviation sigma x clip"
+    )
+    unit: Literal["example", "group"] = key(
+        "example", "what is protected: each training example, or each group of `data.group_by` (a patient) with all its rows"
+    )
+    group_rows: Count | None = key(None, "unit group: at most so many rows of a group in a batch, drawn by lot; unset, all")
+    epsilon: Positive | None = key(
+        None, "the budget of each client: a run that would cost more is refused; between real sites a site's own key"
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, "the delta that epsilon is stated at")
+    accountant: Literal["rdp", "prv"] = key(
+        "rdp", "how epsilon is computed: by Renyi divergences, or by privacy random variables, which is tighter and slower"
+    )
+
+
 def optional(kind: type[Section]) -> Any:
     """The same table with no key set: for what a client sets its own way."""
     types = get_type_hints(kind, include_extras=True)
@@ -344,6 +368,7 @@ class Config(Section):
     engine: EngineConfig = EngineConfig()
     records: RecordsConfig = RecordsConfig()
     share: ShareConfig = ShareConfig()
+    privacy: PrivacyConfig = PrivacyConfig()
     clients: dict[str, ClientConfig] = {}
 
     def own(self, client: str) -> ClientConfig:

@@ -1,7 +1,7 @@
 """A federation's data: every client's shares and the common test set, over one store of examples."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,7 @@ class Federation:
     partition: dict[str, Any]  # what partition.json holds
     notes: tuple[str, ...]  # one sentence each: what a user should know of these data
     public: PublicSet | None = None  # None where nobody has public rows
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the examples, as stored, that each client's rows are of
 
     @property
     def space(self) -> Space:
@@ -107,6 +108,7 @@ class Prepared:
     scaled: scaling.Scaling
     notes: tuple[str, ...]
     digest: str
+    content: str  # a digest of the examples as stored, whatever is learned of them. Hex
 
 
 Gather = Callable[[Federation, Mapping[str, Prepared]], PublicSet | None]
@@ -161,7 +163,8 @@ def _prepared(config: Config, common: bool = False) -> Prepared:
     scaled, notes = scaling.of_source(config.data, source)
     examples = examples_of(source)
     store, shape = rows.make_store(examples, targets, scaled, _where(source), config.data.resident, config.data.workers)
-    digest = record.data_digest(examples.digest(), table, shape, targets)
+    content = examples.digest()
+    digest = record.data_digest(content, table, shape, targets)
     about = {**scaled.record(), "augment": config.data.augment}
     space = Space(
         shape=shape,
@@ -171,7 +174,7 @@ def _prepared(config: Config, common: bool = False) -> Prepared:
         scaling=about,
         columns=source.columns,
     )
-    return Prepared(source, table, store, space, scaled, notes, digest)
+    return Prepared(source, table, store, space, scaled, notes, digest, content.hex())
 
 
 def _divided(config: Config, read: Prepared) -> Federation:
@@ -181,7 +184,8 @@ def _divided(config: Config, read: Prepared) -> Federation:
     division = _division(config, read.table, read.digest)
     partition = record.describe(config, read.table, division, read.digest)
     notes = () if config.partition.kind == "file" else of_split(config.split, read.table)
-    clients = {i: _shares(store, shares, augment) for i, shares in division.clients.items()}
+    codes = None if read.table.groups is None else np.unique(read.table.groups, return_inverse=True)[1]
+    clients = {i: _shares(store, shares, augment, codes) for i, shares in division.clients.items()}
     for i, own in config.clients.items():
         if own.training.shuffled and i in clients:
             rng = generator(At(config.seed, -1, config.rounds).rng(i, "shuffled"))
@@ -192,6 +196,7 @@ def _divided(config: Config, read: Prepared) -> Federation:
         test=Rows(store, division.test),
         partition=partition,
         notes=(*read.source.notes, *read.notes, *notes, *remarks(config, partition)),
+        digests=dict.fromkeys(clients, read.content),
     )
 
 
@@ -251,6 +256,7 @@ def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
             for note in one.notes
             if not note.startswith(NOBODY)  # others may have them
         ),
+        digests={i: one.digests[ALONE] for i, one in found.items()},
     )
 
 
@@ -350,12 +356,12 @@ def _division(config: Config, table: Table, digest: str) -> Division:
     return record.restore(config.partition.file, table, digest)
 
 
-def _shares(store: rows.Store, shares: Mapping[str, Index], augment: Augment | None) -> Shares:
+def _shares(store: rows.Store, shares: Mapping[str, Index], augment: Augment | None, group_codes: Index | None) -> Shares:
     def held(kind: str, augment: Augment | None = None) -> Rows | None:
-        return Rows(store, shares[kind], augment) if kind in shares else None
+        return Rows(store, shares[kind], augment, group_codes) if kind in shares else None
 
     return Shares(
-        private=Rows(store, shares[PRIVATE], augment),
+        private=Rows(store, shares[PRIVATE], augment, group_codes),
         validation=Rows(store, shares[VALIDATION]),
         holdout=held(HOLDOUT),
         public=held(PUBLIC, augment),

@@ -47,8 +47,9 @@ class Store(Protocol):
 class Rows:
     """Some rows of a store: a client's share, or the test set. This is the `Data` of the core."""
 
-    def __init__(self, store: Store, index: Index, augment: Augment | None = None) -> None:
-        self._store, self._augment = store, augment
+    def __init__(self, store: Store, index: Index, augment: Augment | None = None, group_codes: Index | None = None) -> None:
+        """group_codes: the number of each row's group (`data.group_by`), for all rows of the store [N]; None: no groups."""
+        self._store, self._augment, self._group_codes = store, augment, group_codes
         self.index = index  # row numbers in the store [n]
 
     def __len__(self) -> int:
@@ -58,6 +59,11 @@ class Rows:
     def labels(self) -> Index:
         """The classes of the rows [n]."""
         return self._store.labels[torch.from_numpy(self.index)].numpy()
+
+    @property
+    def groups(self) -> Index | None:
+        """The number of each row's group [n]; None where the data have no groups."""
+        return None if self._group_codes is None else self._group_codes[self.index]
 
     @property
     def store(self) -> Store:
@@ -70,7 +76,7 @@ class Rows:
 
     def with_index(self, index: Index) -> "Rows":
         """Other rows of the same store, augmented alike."""
-        return Rows(self._store, index, self._augment)
+        return Rows(self._store, index, self._augment, self._group_codes)
 
     def over(self, store: Store) -> "Rows":
         """All rows of another store, augmented as these are."""
@@ -81,17 +87,17 @@ class Rows:
         places = torch.from_numpy(rng.choice(self.index, round(fraction * len(self.index)), replace=False))
         labels = self._store.labels.clone()
         labels[places] = labels[places[torch.from_numpy(rng.permutation(len(places)))]]
-        return Rows(self._store.relabelled(labels), self.index, self._augment)
+        return Rows(self._store.relabelled(labels), self.index, self._augment, self._group_codes)
 
     def unlabelled(self, positions: Sequence[int]) -> "Rows":
         """The same rows; the labels of those at these positions cannot be read: they are -1, of numbers NaN."""
         labels = self._store.labels.clone()
         labels[torch.from_numpy(self.index[list(positions)])] = torch.nan if labels.is_floating_point() else -1
-        return Rows(self._store.relabelled(labels), self.index, self._augment)
+        return Rows(self._store.relabelled(labels), self.index, self._augment, self._group_codes)
 
     def to(self, device: torch.device) -> "Rows":
         """The same rows, handed out on that device."""
-        return Rows(self._store.to(device), self.index, self._augment)
+        return Rows(self._store.to(device), self.index, self._augment, self._group_codes)
 
     def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
         """As `fedmutual.core.Data.rows`."""
@@ -112,7 +118,7 @@ def union(shares: Sequence[Rows]) -> Rows:
     whole = shares[0].with_index(np.unique(np.concatenate([s.index for s in shares])))
     if torch.equal(labels, whole._store.labels):
         return whole
-    return Rows(whole._store.relabelled(labels), whole.index, whole._augment)
+    return Rows(whole._store.relabelled(labels), whole.index, whole._augment, whole._group_codes)
 
 
 class Chained:
@@ -123,6 +129,18 @@ class Chained:
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
+
+    @property
+    def groups(self) -> Index | None:
+        """The number of each row's group [n], different in each part; None where a part has no groups."""
+        numbers, first = [], 0
+        for part in self.parts:
+            own = part.groups
+            if own is None:
+                return None
+            numbers.append(own + first)
+            first += int(own.max(initial=-1)) + 1
+        return np.concatenate(numbers)
 
     def to(self, device: torch.device) -> "Chained":
         """The same rows, handed out on that device."""

@@ -39,16 +39,19 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(name: str, workers: int | None, device: torch.device, work: Mapping[str, Work]) -> Choice:
+def choose(name: str, workers: int | None, device: torch.device, work: Mapping[str, Work], stackable: bool = True) -> Choice:
     """The engine of that name, or for "auto" the one that fits.
 
     workers: as configured; unset, a worker a core.
     work: of each client, in one place.
+    stackable: whether clients may be stepped as one; not where each example's gradient is clipped.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(workers or cores, len(work))
     if name != "auto":
         return Choice(name, count if name in ("processes", "cluster") else 1, "as configured")
+    if device.type == "cuda" and not stackable:
+        return Choice("inprocess", 1, "clients whose gradients are clipped and noised are not stepped as one")
     if device.type == "cuda":
         return Choice("stacked", 1, "there is a GPU, and small networks fill it only together")
     if device.type != "cpu":

@@ -51,7 +51,7 @@ class Stacker:
     def __init__(self, clients: Iterable[Client], compile: bool = False) -> None:
         self._remarks: list[str] = []
         said = self._remarks if compile else None
-        whole = [client for client in clients if client.optimizers.keys() == client.nets.keys()]  # no net is frozen
+        whole = [c for c in clients if c.optimizers.keys() == c.nets.keys() and c.privacy is None]  # no net is frozen
         self._groups = [Group(group, said) for group in alike(whole) if len(group) > 1]
         self._how: dict[Any, How] = {}
 

@@ -15,7 +15,7 @@ from fedmutual.models.lenet5 import lenet5, lenet5_tanh
 from fedmutual.models.mlp import mlp
 from fedmutual.models.parts import too_small
 from fedmutual.models.pretrained import Weights
-from fedmutual.models.resnet18 import resnet18
+from fedmutual.models.resnet18 import resnet18, resnet18_gn
 
 __all__ = ["NAMES", "Weights", "build", "weights"]
 
@@ -26,6 +26,7 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "cnn1": cnn1,
     "cnn2": cnn2,
     "resnet18": resnet18,
+    "resnet18-gn": resnet18_gn,
 }
 
 NAMES: dict[str, str] = {
@@ -36,6 +37,7 @@ NAMES: dict[str, str] = {
     "cnn2": "three 3x3 convolutions of 128 channels, one layer after them; images from 8 x 8",
     "resnet18": "residual network in its form for CIFAR (3x3 stem, no max pooling); images of any size; "
     "torchvision's own is torchvision:resnet18",
+    "resnet18-gn": "the same with GroupNorm in the place of BatchNorm, as privacy.nets needs it",
 }
 """Our networks and what they are. torchvision's come by their names there, one's own as "module:factory"."""
 

@@ -147,5 +147,6 @@ def _about(file: Path) -> dict[str, str]:
 
 def _generations(half: Path) -> dict[int, Path]:
     """The files of best rounds, by their rounds."""
-    found = {int(file.stem.removeprefix("best-")): file for file in half.glob("best-*.safetensors")}
+    files = {file.stem.removeprefix("best-"): file for file in half.glob("best-*.safetensors")}
+    found = {int(number): file for number, file in files.items() if number.isdecimal()}  # others are not ours
     return found | ({int(_about(half / BEST)["round"]): half / BEST} if (half / BEST).exists() else {})

@@ -105,8 +105,9 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
         RunError: the file is missing, damaged, another run's, or of another round or network.
     """
     state = read_state(path, run, round)
-    wanted = {k: v for k, v in client_state(client).items() if not k.startswith(("optimizer.", "memory."))}
-    kept = {k: v for k, v in state.items() if not k.startswith(("optimizer.", "memory."))}
+    beside = ("optimizer.", "memory.", "privacy.")  # the networks' tensors
+    wanted = {k: v for k, v in client_state(client).items() if not k.startswith(beside)}
+    kept = {k: v for k, v in state.items() if not k.startswith(beside)}
     shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, kept)]
     if shapes[0] != shapes[1]:
         raise RunError(f"{path}: holds another network than client {client.id!r} has by the configuration")
@@ -123,6 +124,8 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
             values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
     place = next((p.device for net in client.nets.values() for p in net.parameters()), None)
     client.memory = {k: v.to(place) for k, v in _under(state, "memory.").items()}
+    if client.privacy is not None and "privacy.steps" in state:
+        client.privacy.steps = int(state["privacy.steps"])
 
 
 def read_state(path: Path, run: str, round: int, first: Message | None = None) -> Message:
@@ -194,6 +197,8 @@ def client_state(client: Client) -> Message:
     for name, optimizer in client.optimizers.items():
         for slot, values in optimizer.state_dict()["state"].items() if name != "meme" else ():
             state |= {f"optimizer.{name}.{slot}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
+    if client.privacy is not None:
+        state["privacy.steps"] = torch.tensor(client.privacy.steps)
     return state | {f"memory.{k}": v for k, v in client.memory.items()}
 
 

@@ -2,7 +2,9 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, Protocol, TypeVar
+from typing import Annotated, Any, Concatenate, Protocol, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from fedmutual.core import Client, Message
 from fedmutual.scores import Scores
@@ -58,6 +60,26 @@ class PhaseDone:
     down: Mapping[str, int]  # bytes of the tensors sent to each client
     up: Mapping[str, int]  # and by each
     train: Mapping[str, Mapping[str, float]]  # mean of each loss term, of those who tell all
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Known(BaseModel):
+    """The scores of a classifier, as `report`, which imports nothing of this, reads them; others are not looked at.
+
+    Shares are in [0, 1]; None where a score is undefined.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
+
+    accuracy: Share | None = None
+    examples: int | None = None
+    loss: float | None = None
+    balanced_accuracy: Share | None = None
+    auroc: Share | None = None
+    majority: Share | None = None
+    recall: tuple[Share | None, ...] | None = None  # one a class
 
 
 @dataclass(frozen=True)

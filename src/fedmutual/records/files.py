@@ -42,6 +42,16 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {mend}") from None
 
 
+def sync_folder(folder: Path) -> None:
+    """Until the disk has the names of a folder's files; a no-op where folders cannot be opened, as on Windows."""
+    with suppress(PermissionError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace a file in one step, as `replacing`."""
     with replacing(path) as file:

@@ -24,7 +24,9 @@ from fedmutual.records.files import read_json, read_tensors, write_bytes, write_
 PARTITION, SUMMARY = "partition.json", "summary.json"
 LOG, LOCK = "log.txt", ".lock"
 BEGUN = "begun.safetensors"
-_ANYWHERE = ("engine.name", "engine.workers", "engine.address", "engine.gpus")  # may change on resume
+_ENGINE = ("name", "workers", "address", "gpus")
+_BUDGET = ("epsilon", "delta", "accountant")  # of what training costs, which is no less or more for them
+_ANYWHERE = (*(f"engine.{key}" for key in _ENGINE), *(f"privacy.{key}" for key in _BUDGET))  # may change on resume
 
 
 @contextmanager
@@ -115,10 +117,11 @@ def identity(config: Config, fingerprint: str) -> str:
 
     Defaults are left out, so that a key which a later version adds does not make a run another's.
     """
-    who = {key.removeprefix("engine.") for key in _ANYWHERE}
-    same = config.model_dump(mode="json", exclude={"rounds": True, "engine": who}, exclude_defaults=True)
-    if not same.get("engine", True):
-        del same["engine"]
+    left_out: Any = {"rounds": True, "engine": set(_ENGINE), "privacy": set(_BUDGET)}
+    same = config.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
+    for table in ("engine", "privacy"):
+        if not same.get(table, True):
+            del same[table]
     return hashlib.sha256(f"{json.dumps(same, sort_keys=True)}\n{fingerprint}".encode()).hexdigest()[:32]
 
 

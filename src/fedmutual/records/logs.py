@@ -84,13 +84,18 @@ def append(path: Path, lines: Iterable[str], sync: bool = False) -> None:
         RunError: it cannot be written.
     """
     try:
-        with path.open("a", encoding="utf-8") as file:
+        with open(path, "a", encoding="utf-8", opener=_open_no_link) as file:
             file.write("".join(f"{line}\n" for line in lines))
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
     except OSError as problem:
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem})") from None
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    """Open a log, and no file elsewhere: who made a folder that a run goes on in may have put a link there."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def stays_scored(round: int, saved: int | None, every: int, rounds: int) -> bool:

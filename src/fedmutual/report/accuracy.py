@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fedmutual.report import measures
+from fedmutual.report import guarantee, measures
 from fedmutual.report.cells import Cell, Column, Table, csv_text, gain, missing, numbers, share
 from fedmutual.report.comparison import Comparison, Use
 from fedmutual.report.measures import Best
@@ -14,7 +14,7 @@ SHARED, OWN, GAIN = "Shared model, test set", "Client's model, own data", "Gain 
 
 def headline(comparison: Comparison) -> Table:
     """A line a method, or one for each of its models: the shared model, the clients' own, the gain over training alone."""
-    decimals = comparison.decimals
+    decimals, private = comparison.decimals, guarantee.is_stated(comparison)
     shared = {u: measures.global_best(u) for u in comparison.uses}
     own = {u: measures.own_best(u) for u in comparison.uses}
     chosen_shared, chosen_own = _chosen(shared.values()), _chosen(own.values())
@@ -34,11 +34,13 @@ def headline(comparison: Comparison) -> Table:
                 share(worst, decimals),
                 _best(worst_best, decimals, chosen_own),
                 *_gains(found, decimals),
+                *([guarantee.cell(u.method)] if private else []),
             )
         )
         values = (last, shared[u].value, mean, own[u].value, worst, worst_best.value)
         about = (u.method.label, u.name, len(u.method.counted))
-        lines.append([*about, *(v for value in values for v in numbers(value)[:2]), *_gain_numbers(found)])
+        spent = [guarantee.epsilon(u.method)] if private else []
+        lines.append([*about, *(v for value in values for v in numbers(value)[:2]), *_gain_numbers(found), *spent])
     columns = (
         Column("Method", numeric=False),
         Column("last round", SHARED),
@@ -49,10 +51,11 @@ def headline(comparison: Comparison) -> Table:
         Column(f"worst, {best_own}", OWN, note=_caution(comparison, chosen_own, own=True)),
         Column("mean, points", GAIN),
         Column("gain / harmed", GAIN),
+        *([guarantee.column(comparison)] if private else []),
     )
     names = ("global_last", "global_best", "personal_last", "personal_best", "worst_last", "worst_best", "gain")
     header = ["method", "model", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
-    header += ["gain_n", "gain_unit", "gained", "harmed", "equal"]
+    header += ["gain_n", "gain_unit", "gained", "harmed", "equal", *(["epsilon"] if private else [])]
     caption = f"Accuracy of every method, %{_over(comparison)}"
     return Table("headline", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
 

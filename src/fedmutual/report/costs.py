@@ -68,7 +68,7 @@ def _costs(method: Method) -> list[Cost]:
     runs = [r for r in method.counted if r.evaluations]
     common = sorted(set.intersection(*({e.round for e in r.evaluations} for r in runs))) if runs else []
     scores = [{e.round: score for e in r.evaluations if (score := _mean(r, e)) is not None} for r in runs]
-    nodes = [len(r.partition.clients) for r in runs]
+    nodes = [len(r.partition.clients or r.ledger.clients) or 1 for r in runs]  # a server knows no site's partition
     sent = [[b / n for b in r.ledger.until(common)] for r, n in zip(runs, nodes, strict=True)]
     seed = fmean(sum(r.ledger.seed.values()) / n for r, n in zip(runs, nodes, strict=True)) if runs else 0.0
     costs = []

@@ -203,6 +203,20 @@ class Projected(Record):
     per_client: dict[str, Share]
 
 
+class Spent(Record):
+    """What a client's part cost."""
+
+    epsilon: float | None  # None: it is infinite
+
+
+class Guarantee(Record):
+    """The differential privacy of what left in a run."""
+
+    delta: float
+    unit: str
+    clients: dict[str, Spent]
+
+
 class Summary(Record):
     """summary.json: there once a run is finished."""
 
@@ -212,6 +226,7 @@ class Summary(Record):
     personal: Personal | None = None
     transfer: Reached | None = None
     projected: Projected | None = None
+    privacy: Guarantee | None = None  # None: nothing was noised
     leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
 
 

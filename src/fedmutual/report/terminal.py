@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from fedmutual.report import domains, measures
+from fedmutual.report import domains, guarantee, measures
 from fedmutual.report.cells import spread
 from fedmutual.report.comparison import Comparison, Method, comparisons
 from fedmutual.report.domains import ACC, MEASURES
@@ -72,6 +72,8 @@ def _legend(told: Iterable[Comparison], shown: Sequence[str], gaining: bool) -> 
     said = ["Last round"]
     said += ["mean ± 95 % interval"] if any("±" in cell for cell in shown) else []
     said += ["gains in points"] if gaining else []
+    spent = {m.label: guarantee.text(m) for c in told if guarantee.is_stated(c) for m in c.methods}
+    said += ["epsilon: " + ", ".join(f"{label} {value}" for label, value in spent.items())] if spent else []
     single = sum(len(c.runs) for c in told) == 1
     why = "`fedmutual report` says why" if single else "see the report"
     return "; ".join(said) + "." + (f" n/a: {why}." if _NONE in shown else "")

@@ -6,7 +6,7 @@ A cell is an ordinary configuration and one table more, [cell], which is taken o
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
@@ -18,9 +18,11 @@ from fedmutual.config import Config, check_scored, parse_config, read_tables
 from fedmutual.config.schema import Table
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce.checks import check_claims, check_measures, near
-from fedmutual.reproduce.schema import Arm, CellTable, Claim, Index
+from fedmutual.reproduce.schema import Arm, CellTable, Claim, Index, Notes
+from fedmutual.reproduce.tuning import Tuning, read_tuning, tuned_settings
 
-INDEX, RESULTS = "index.toml", "results"
+INDEX, NOTES, RESULTS = "index.toml", "notes.toml", "results"
+DEFAULT_RATE = Config.model_fields["optimizer"].default.lr
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class Cell:
     path: Path
     tables: Table  # the configuration, unchecked
     about: CellTable
-    arms: dict[str, Arm]  # those that the experiment looks at, and those that they need
+    arms: dict[str, Arm]  # those that the experiment looks at, and those that they need; `set` holds what sweeps chose
+    tunings: dict[str, Tuning] = field(default_factory=dict)  # arm -> the sweep that chose its settings
 
     @property
     def shown(self) -> dict[str, Arm]:
@@ -75,13 +78,21 @@ class Cell:
 
     def rounds(self, arm: str) -> int:
         """The rounds of an arm, as the file has them."""
-        return int(self.arms[arm].set.get("rounds") or self.tables.get("rounds") or Config.model_fields["rounds"].default)
+        return int(self.arms[arm].set.get("rounds") or self.common_rounds)
+
+    @property
+    def common_rounds(self) -> int:
+        """The rounds that the file gives to every arm without rounds of its own."""
+        return int(self.tables.get("rounds") or Config.model_fields["rounds"].default)
 
     def within(self, arm: str, limit: int) -> int:
-        """The rounds of an arm where a cell is cut down to so many: of one with more local steps a round, as many fewer."""
-        common = self.tables.get("training", {}).get("local_steps") or 1
-        steps = self.arms[arm].set.get("training.local_steps") or common
-        return min(max(limit * common // steps, 1), self.rounds(arm))
+        """The rounds of an arm where the cell is cut down to so many, one at least.
+
+        An arm with fewer rounds than the cell has is cut in the same proportion as the others, rounded half up; an arm with
+        more, such as a federation that others start from, to the limit itself.
+        """
+        own, common = self.rounds(arm), self.common_rounds
+        return max(min(own, limit, (2 * limit * own + common) // (2 * common)), 1)
 
 
 @dataclass(frozen=True)
@@ -91,6 +102,8 @@ class Experiment:
     id: str
     index: Index
     cells: tuple[Cell, ...]
+    differences: tuple[str, ...] = ()  # from the paper: its own, and those that it shares with others
+    code: tuple[str, ...] = ()  # what the authors' public code does otherwise
 
     def chosen(self, only: Sequence[str]) -> tuple[Cell, ...]:
         """The cells that match one of the patterns, all where there is none.
@@ -165,7 +178,22 @@ def read_experiment(root: Path, id: str) -> Experiment:
     order = {column: n for n, column in enumerate(index.columns)}
     check_claims(index, {c.name: c.arms.keys() for c in own + borrowed}, path)
     cells = sorted((*borrowed, *own), key=lambda c: order.get(c.about.column, len(order)))
-    return Experiment(id, index, tuple(cells))
+    return Experiment(id, index, tuple(cells), *_noted(root, index, path))
+
+
+def _noted(root: Path, index: Index, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(the differences of an index with those that it names, what the authors' code does otherwise)."""
+    if not index.notes and not index.code:
+        return index.differences, ()
+    notes = _checked(Notes, read_tables(root / NOTES), root / NOTES)
+    for name, known in ((name, notes.differences) for name in index.notes):
+        if name not in known:
+            raise ConfigError(f"{path}: key 'notes' names {name!r}, which {NOTES} does not have{near(name, list(known))}")
+    if index.code and index.code not in notes.code:
+        raise ConfigError(
+            f"{path}: key 'code' names {index.code!r}, which {NOTES} does not have{near(index.code, list(notes.code))}"
+        )
+    return (*index.differences, *(notes.differences[name] for name in index.notes)), notes.code.get(index.code, ())
 
 
 def _files(folder: Path) -> list[Path]:
@@ -202,10 +230,23 @@ def _cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cell:
     if not wanted:
         raise ConfigError(f"{path}: has none of the arms that {index.title!r} looks at")
     name = _name(root / owner, path)
-    cell = Cell(f"{owner}/{name}", name, path, tables, about, {k: arms[k] for k in wanted})
+    swept = {k: arms[k] for k in wanted if arms[k].sweep}
+    tunings = {k: read_tuning(root, arm.sweep, arm.rate_times, f"{path}, arm {k!r}") for k, arm in swept.items()}
+    resolved = {k: _with_rate(arms[k], tunings.get(k), tables, f"{path}, arm {k!r}") for k in wanted}
+    cell = Cell(f"{owner}/{name}", name, path, tables, about, resolved, tunings)
     for k in cell.arms:  # what is wrong with one is said before anything is read off the tables
         cell.config(k)
     return cell
+
+
+def _with_rate(arm: Arm, tuning: Tuning | None, tables: Table, source: str) -> Arm:
+    """The arm with the settings that its sweep chose, and its share of the learning rate."""
+    optimizer = tables.get("optimizer")
+    rate = optimizer.get("lr", DEFAULT_RATE) if isinstance(optimizer, dict) else DEFAULT_RATE
+    try:
+        return arm.model_copy(update={"set": tuned_settings(arm.set, tuning, arm.rate_times, rate)})
+    except ValueError as problem:
+        raise ConfigError(f"{source}: {problem}; set the arm's rate itself") from None
 
 
 S = TypeVar("S", bound=BaseModel)

@@ -40,7 +40,7 @@ def check_claims(index: Index, arms: Mapping[str, Collection[str]], path: Path) 
     arms: of each cell, by its name.
     """
     known = list(dict.fromkeys(arm for of_cell in arms.values() for arm in of_cell))
-    for claim in index.claims:
+    for claim in (read for of_index in index.claims for read in (of_index, *of_index.read_otherwise)):
         (than, elsewhere), said = claim.other, f"{path}: the claim {claim.text!r}"
         spoken = [name for name in arms if fnmatch(name, claim.cells)]
         for cell in [claim.cells] * (not spoken) + [c for c in (claim.less, elsewhere) if c and c not in arms]:

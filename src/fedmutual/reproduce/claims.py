@@ -1,18 +1,24 @@
-"""What a paper claims, and what our runs say to it: confirmed, not confirmed, or undecided, with the interval."""
+"""What a paper claims, and our runs' verdict on it: supported, contradicted, inconclusive, or too short."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from fractions import Fraction
 from statistics import fmean
 
 from fedmutual.report.statistics import ENOUGH, Estimate, estimate
 from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.pooling import pool
 from fedmutual.reproduce.schema import Claim
-from fedmutual.reproduce.sides import Side, of_cell, of_clients, sides
+from fedmutual.reproduce.sides import Side, Values, grain, of_cell, of_clients, sides
+from fedmutual.reproduce.significance import Tails, several, tails
 
-CONFIRMED, DENIED, UNDECIDED, DIVERGED, NOT_RUN = "confirmed", "not confirmed", "undecided", "diverged", "not run"
+SUPPORTED, CONTRADICTED, INCONCLUSIVE = "supported", "contradicted", "inconclusive"
+TOO_SHORT, DIVERGED, NOT_RUN = "too short", "diverged", "not run"
+DECIDED = (SUPPORTED, CONTRADICTED)
+ENOUGH_ROUNDS = 0.5  # the share of its own rounds that every arm must have run for before a verdict
+ROUNDED = 2.1e-5  # two differences of accuracies that were kept with 5 decimals each may differ by so much and be equal
 
 Lost = Mapping[str, tuple[int, int]]
 """Arm -> (its runs in which a client diverged, all its runs); of those of a claim's arms alone that did diverge."""
@@ -23,10 +29,14 @@ class Line:
     """The claim in one cell, or of one client."""
 
     title: str
-    difference: Estimate | None  # arm minus than, over seeds; None where it was not run, or has no such number
+    values: Values  # seed -> arm minus than
+    difference: Estimate | None  # over seeds; None where it was not run, or has no such number
+    grain: float  # by how much one example of the test set moves a value; 0.0 where it is not counted in examples
     verdict: str
     scale: str  # "shortened: ...", or ""
-    versions: frozenset[str]  # of fedmutual, that made its runs
+    share: float  # the smallest share of its own rounds that an arm of it ran for
+    length: tuple[Fraction, str]  # of its cell's rounds; lines of one length may be averaged
+    numerics: frozenset[int]  # the numerics versions of its runs
     diverged: Lost
 
     @property
@@ -37,14 +47,18 @@ class Line:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim, judged."""
+    """A claim, judged under one reading."""
 
     claim: Claim
+    reading: str  # its name; "" where the claim has one reading only
     lines: tuple[Line, ...]
     overall: Estimate | None  # over seeds, of the mean over the lines that were run, but those apart
-    apart: tuple[str, ...]  # titles of lines left out of the mean, because they lack the seeds of the others
+    unpaired: tuple[str, ...]  # titles of lines left out of the mean, because they lack the seeds of the others
+    other_lengths: tuple[str, ...]  # and because they ran for another share of their rounds
     verdict: str  # of that mean, unless a line says the opposite; or one by one, where the claim is of every or of most
+    p: float | None  # two-sided; None where no interval was judged
     diverged: Lost
+    holm: tuple[float | None, float | None] = (None, None)  # p adjusted over its page's verdicts, and over all pages'
 
     @property
     def run(self) -> tuple[Line, ...]:
@@ -52,14 +66,19 @@ class Judged:
         return tuple(line for line in self.lines if line.difference is not None)
 
     @property
+    def pooled(self) -> int:
+        """How many lines the mean is of."""
+        return len(self.run) - len(self.unpaired) - len(self.other_lengths)
+
+    @property
     def told(self) -> tuple[Line, ...]:
         """The lines of which there is something to tell."""
         return tuple(line for line in self.lines if line.told)
 
     @property
-    def versions(self) -> frozenset[str]:
-        """The versions of fedmutual that made what it rests on."""
-        return frozenset[str]().union(*(line.versions for line in self.lines))
+    def numerics(self) -> frozenset[int]:
+        """The numerics versions of what it rests on."""
+        return frozenset[int]().union(*(line.numerics for line in self.lines))
 
     @property
     def shortened(self) -> bool:
@@ -67,27 +86,95 @@ class Judged:
         return any(line.scale for line in self.told)
 
 
-def judge(claim: Claim, looks: Sequence[Look]) -> Judged:
+def judge_readings(claim: Claim, looks: Sequence[Look]) -> tuple[Judged, ...]:
+    """A claim as the paper trains, then under each other reading that the index names."""
+    found = [judge(claim, looks, claim.first_reading if claim.readings else "")]
+    found += [judge(c, looks, r.name) for c, r in zip(claim.read_otherwise, claim.readings, strict=True)]
+    return tuple(found)
+
+
+def judge(claim: Claim, looks: Sequence[Look], reading: str = "") -> Judged:
     """A claim over the cells that it speaks of."""
-    lines, pooled = [], list[tuple[str, Mapping[int, float]]]()
     named = [(look, sides(claim, look, looks)) for look in looks if fnmatch(look.cell.name, claim.cells)]
     spoken = [(look, found) for look, found in named if found]
-    for look, found in spoken:
-        alike = all(side.look.scale == look.scale for side in found)  # a number of fewer rounds is not held against another
-        seeds = [s for s in look.seeds if alike and all(side.look.good(side.arm, s) for side in found)]
-        diverged = _lost(found)
-        versions = frozenset[str]().union(*(side.look.versions(side.arm, seeds) for side in found))
-        scale = "; ".join(dict.fromkeys(side.look.words for side in found if side.look.words))
-        for title, values in (of_clients if claim.per == "client" else of_cell)(claim, look, found, seeds):
-            e = estimate(list(values.values()), "seeds") if values else None
-            none = DIVERGED if diverged else NOT_RUN
-            lines.append(Line(title, e, _verdict(claim, e, diverged) if seeds else none, scale, versions, diverged))
-            pooled += [(title, values)] if values else []
-    chosen, common = pool([values.keys() for _, values in pooled])
-    overall = estimate([fmean(pooled[n][1][seed] for n in chosen) for seed in common], "seeds") if common else None
-    apart = tuple(title for n, (title, _) in enumerate(pooled) if n not in chosen)
+    lines = [line for look, found in spoken for line in _lines(claim, look, found)]
+    group = _of_one_length(lines)
+    chosen, common = pool([line.values.keys() for line in group])
+    pooled = [group[n] for n in chosen]
+    overall = None
+    if common:
+        smallest = max(line.grain for line in pooled) / len(pooled)
+        overall = _estimate([fmean(line.values[seed] for line in pooled) for seed in common], smallest)
     diverged = _lost(side for _, found in spoken for side in found)
-    return Judged(claim, tuple(lines), overall, apart, _of_all(claim, lines, overall, diverged), diverged)
+    verdict = _of_all(claim, lines, overall, group, diverged)
+    return Judged(
+        claim=claim,
+        reading=reading,
+        lines=tuple(lines),
+        overall=overall,
+        unpaired=tuple(line.title for n, line in enumerate(group) if n not in chosen),
+        other_lengths=tuple(line.title for line in lines if line.values and line.length != group[0].length),
+        verdict=verdict,
+        p=_p_value(claim, lines, overall).p if verdict in (*DECIDED, INCONCLUSIVE) and _has_interval(lines) else None,
+        diverged=diverged,
+    )
+
+
+def _lines(claim: Claim, look: Look, found: Sequence[Side]) -> Iterator[Line]:
+    """The claim in one cell: a line, or one a client."""
+    alike = all(side.look.scale == look.scale for side in found)  # a number of fewer rounds is not held against another
+    seeds = [s for s in look.seeds if alike and all(side.look.good(side.arm, s) for side in found)]
+    diverged, smallest = _lost(found), grain(claim, found)
+    share = min(side.look.share(side.arm) for side in found)
+    scale = "; ".join(dict.fromkeys(filter(None, (side.look.arm_words(side.arm) for side in found))))
+    for title, values in (of_clients if claim.per == "client" else of_cell)(claim, look, found, seeds):
+        e = _estimate(list(values.values()), smallest) if values else None
+        if not seeds:
+            verdict = DIVERGED if diverged else NOT_RUN
+        else:
+            verdict = TOO_SHORT if share < ENOUGH_ROUNDS else _verdict(claim, e, diverged)
+        yield Line(
+            title=title,
+            values=values,
+            difference=e,
+            grain=smallest,
+            verdict=verdict,
+            scale=scale,
+            share=share,
+            length=look.scale.length(look.cell),
+            numerics=frozenset[int]().union(*(side.look.numerics(side.arm, seeds) for side in found)),
+            diverged=diverged,
+        )
+
+
+def _estimate(values: Sequence[float], smallest: float) -> Estimate:
+    """The mean over seeds, judged at the grain of the test set: differences of rounding alone are equal."""
+    if smallest and max(values) - min(values) <= ROUNDED:
+        values = [fmean(values)] * len(values)
+    return estimate(values, "seeds", smallest + ROUNDED if smallest else 0.0)
+
+
+def _of_one_length(lines: Sequence[Line]) -> list[Line]:
+    """The lines whose numbers may be averaged: those that ran for the largest share, of these the most alike."""
+    groups: dict[tuple[Fraction, str], list[Line]] = {}
+    for line in lines:
+        if line.values:
+            groups.setdefault(line.length, []).append(line)
+    return max(groups.values(), key=lambda group: (max(line.share for line in group), len(group)), default=[])
+
+
+def _has_interval(lines: Iterable[Line]) -> bool:
+    """Whether a line that is long enough has an interval, of three seeds or more."""
+    judged = (line.difference for line in lines if line.verdict in (*DECIDED, INCONCLUSIVE))
+    return any(e is not None and e.half is not None and e.n >= ENOUGH for e in judged)
+
+
+def _p_value(claim: Claim, lines: Sequence[Line], overall: Estimate | None) -> Tails:
+    if claim.whose == "mean":
+        return several([tails(claim, overall)], 1, 1)
+    judged = [None if line.verdict in (TOO_SHORT, DIVERGED) else tails(claim, line.difference) for line in lines]
+    supporting, contradicting = _needed(claim, len(lines))
+    return several(judged, supporting, contradicting)
 
 
 def _lost(found: Iterable[Side]) -> Lost:
@@ -100,37 +187,49 @@ def _lost(found: Iterable[Side]) -> Lost:
     return {arm: (n, of) for arm, (n, of) in sums.items() if n}
 
 
-def _of_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, diverged: Lost) -> str:
-    """The verdict over all lines: of the mean of those that were run, unless a line says the opposite; or one by one."""
+def _needed(claim: Claim, lines: int) -> tuple[int, int]:
+    """(how many lines must support a claim of every or of most cells, how many must contradict it)."""
+    return {"every": (lines, 1), "most": (lines // 2 + 1,) * 2}[claim.whose]
+
+
+def _of_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, group: Sequence[Line], diverged: Lost) -> str:
+    """The verdict over all lines: of the mean of those that were run, or one by one.
+
+    A mean decides nothing where a line decides the opposite, nor where no line decides anything.
+    """
     counted = Counter(line.verdict for line in lines)
-    if counted.keys() <= {DIVERGED, NOT_RUN}:
-        return DIVERGED if counted[DIVERGED] else NOT_RUN
+    for nothing in (TOO_SHORT, DIVERGED, NOT_RUN):
+        if counted[nothing] and counted.keys() <= {TOO_SHORT, DIVERGED, NOT_RUN}:
+            return nothing
+    if not lines:
+        return NOT_RUN
     if claim.whose == "mean":
-        if counted.keys() - {NOT_RUN} == {DENIED}:
-            return DENIED  # also where the mean of opposite differences holds a claim that two are the same
-        mean = _verdict(claim, overall, diverged)
-        return UNDECIDED if counted.keys() & {CONFIRMED, DENIED} - {mean} else mean
-    needed = {"every": (len(lines), 1), "most": (len(lines) // 2 + 1,) * 2}[claim.whose]
-    found = [verdict for verdict, n in zip((CONFIRMED, DENIED), needed, strict=True) if counted[verdict] >= n]
-    return found[0] if found else UNDECIDED
+        if counted.keys() - {NOT_RUN, TOO_SHORT} == {CONTRADICTED}:
+            return CONTRADICTED  # also where the mean of opposite differences holds a claim that two are the same
+        mean = _verdict(claim, overall, diverged) if all(line.share >= ENOUGH_ROUNDS for line in group) else INCONCLUSIVE
+        return mean if counted[mean] and not counted.keys() & set(DECIDED) - {mean} else INCONCLUSIVE
+    found = [v for v, n in zip(DECIDED, _needed(claim, len(lines)), strict=True) if counted[v] >= n]
+    return found[0] if found else INCONCLUSIVE
 
 
 def _verdict(claim: Claim, difference: Estimate | None, diverged: Lost) -> str:
     """By the interval of the seeds that ended; but an arm that diverged in another wins nothing, nor is it the same."""
     found = _by_interval(claim, difference)
     if claim.sign == "same":
-        return UNDECIDED if found == CONFIRMED and diverged else found
-    winner = {CONFIRMED: claim.arm, DENIED: claim.other[0] or claim.arm}.get(found)
-    return UNDECIDED if winner in diverged else found
+        return INCONCLUSIVE if found == SUPPORTED and diverged else found
+    winner = {SUPPORTED: claim.arm, CONTRADICTED: claim.other[0] or claim.arm}.get(found)
+    return INCONCLUSIVE if winner in diverged else found
 
 
 def _by_interval(claim: Claim, difference: Estimate | None) -> str:
     if difference is None or difference.half is None or difference.n < ENOUGH:
-        return UNDECIDED  # too few seeds have both numbers
+        return INCONCLUSIVE  # too few seeds have both numbers
     if claim.sign == "same":
-        if -claim.margin <= difference.low and difference.high <= claim.margin:
-            return CONFIRMED
-        return DENIED if difference.low > claim.margin or difference.high < -claim.margin else UNDECIDED
+        grain = difference.grain if difference.tied else 0.0
+        low, high = difference.low - grain, difference.high + grain
+        if -claim.margin <= low and high <= claim.margin:
+            return SUPPORTED
+        return CONTRADICTED if low > claim.margin or high < -claim.margin else INCONCLUSIVE
     beyond = replace(difference, mean=difference.mean - (claim.times or 0.0))
     sign = beyond.sign if claim.sign == "more" else -beyond.sign
-    return {1: CONFIRMED, -1: DENIED, 0: UNDECIDED}[sign]
+    return {1: SUPPORTED, -1: CONTRADICTED, 0: INCONCLUSIVE}[sign]

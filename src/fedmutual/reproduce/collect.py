@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import fedmutual
+from fedmutual import numerics
 from fedmutual.records.transfer import MEASURES
 from fedmutual.report.lines import Evaluation
 from fedmutual.report.runs import Run, read_run
-from fedmutual.reproduce.kept import ClientResult, CloseUp, Ends, Made, Result, Traffic
+from fedmutual.reproduce.budget import count_budget
+from fedmutual.reproduce.kept import Budget, ClientResult, CloseUp, Ends, Made, Result, Traffic
 from fedmutual.reproduce.plan import Job
 
 DIGITS = 5  # of an accuracy
@@ -39,6 +41,7 @@ def collect(job: Job, folder: Path, together: int, noise: Mapping[str, float], c
         noise={k: round(v, DIGITS) for k, v in noise.items()},
         traffic=_traffic(run),
         steps=job.config.training.local_steps or 0,
+        budget=_budget(job, run),
         closeup=closeup,
         transfer=_transfer(run),
         projected=_projected(run),
@@ -51,6 +54,12 @@ def _traffic(run: Run) -> Traffic:
     return Traffic(
         up=ledger.total("up", start=False), down=ledger.total("down", start=False), seed=sum(ledger.seed.values())
     )
+
+
+def _budget(job: Job, run: Run) -> Budget | None:
+    counts = {i: held.counts for i, held in run.partition.clients.items()}
+    public = {i: sum(c.public) for i, c in counts.items() if c.public is not None}
+    return count_budget(job.config, {i: sum(c.private) for i, c in counts.items()}, public)
 
 
 def _transfer(run: Run) -> dict[str, Ends]:
@@ -86,6 +95,7 @@ def _about(job: Job, run: Run, together: int) -> dict[str, Any]:
         "seed": job.seed,
         "fingerprint": job.fingerprint,
         "version": fedmutual.__version__,
+        "numerics": numerics.VERSION,
         "rounds": config.rounds,
         "every": config.records.evaluate_every,
         "limit": job.scale.rounds,

@@ -40,24 +40,24 @@ def entry(
         why = {
             NOT_RUN: "the run is known, and what is read off its weights here is not" if unasked else "",
             "n/a": "n/a: this method has no such number",
-            "not reached": "; ".join(filter(None, ("not reached", look.words))),
+            "not reached": "; ".join(filter(None, ("not reached", look.arm_words(arm)))),
         }
         return Cell(text, sub=beside, note="; ".join(failed) or why.get(text, ""))
     mean, spread = amount(value, unit, decimals)
     missing = len(look.results[arm]) - value.n
-    notes = [look.words, f"{value.n} seed" + ("s" if value.n > 1 else "")]
+    notes = [look.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += [f"{missing} more had no such number" + (", it was not reached" if unit == "rounds" else "")] if missing else []
-    return Cell(mean, spread, beside, "; ".join(filter(None, (*notes, mixed(look.versions(arm)), *failed))))
+    return Cell(mean, spread, beside, "; ".join(filter(None, (*notes, mixed(look.numerics(arm)), *failed))))
 
 
 def _none(unit: str) -> str:
     return "not reached" if unit == "rounds" else "n/a"
 
 
-def mixed(versions: Iterable[str]) -> str:
-    """ "made by versions 0.0.9 and 0.1.0"; "" where one version made all."""
+def mixed(versions: Iterable[int]) -> str:
+    """ "made by numerics versions 1 and 2"; "" where one version made all."""
     several = sorted(set(versions))
-    return f"made by versions {listed(several)}" if len(several) > 1 else ""
+    return f"made by numerics versions {listed([str(v) for v in several])}" if len(several) > 1 else ""
 
 
 def lost(diverged: Lost) -> str:

@@ -16,11 +16,13 @@ from fedmutual.reproduce import measures
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.closeups import closeups
 from fedmutual.reproduce.curves import curves
+from fedmutual.reproduce.forest import Forest, draw_forest
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.scatter import Scatter, draw_scatter, scatter_table
 
 Drawn = Picture | Scatter
+Alone = Drawn | Forest  # what a file of its own may hold
 
 _WORDS = {
     "global_test": "global model on the test set, %",
@@ -72,10 +74,10 @@ def numbers_of(picture: Drawn, decimals: int) -> Table:
     return scatter_table(picture) if isinstance(picture, Scatter) else data_table(picture, decimals)
 
 
-def standalone(picture: Drawn) -> str:
+def standalone(picture: Alone) -> str:
     """A picture as an SVG file of its own: the page's light colours, and a name for every line."""
     styles: Styles = {}
-    drawn = draw(picture, "p", styles)
+    drawn = draw_forest(picture, "p", styles) if isinstance(picture, Forest) else draw(picture, "p", styles)
     css = (files("fedmutual.report") / "templates" / "style.css").read_text(encoding="utf-8")
     root = css[: css.index("}")]
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]+)", root))
@@ -90,9 +92,9 @@ def standalone(picture: Drawn) -> str:
     return f'{head} xmlns="http://www.w3.org/2000/svg">{about}<style>{rules}</style>{rest}\n'
 
 
-def summary(picture: Drawn) -> str:
+def summary(picture: Alone) -> str:
     """A picture in words: of curves, where each line ends."""
-    if isinstance(picture, Scatter):
+    if isinstance(picture, Scatter | Forest):
         return picture.words
     told = percent if picture.percent else partial(fixed, decimals=3)
     ends = (f"{c.label} {told(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)

@@ -1,14 +1,15 @@
-"""What is kept of a finished run: its curves, each client's last and best, and what made it."""
+"""What is kept of a finished run: its curves, each client's last and best, and what made it. Every number is finite."""
 
+import json
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from fedmutual.report.lines import Share
 
 
 class _Kept(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class ClientResult(_Kept):
@@ -34,6 +35,13 @@ class Traffic(_Kept):
     up: int
     down: int
     seed: int = 0  # what public examples the clients gave out, once, before round 1; not in `up`
+
+
+class Budget(_Kept):
+    """What a client spent on training, in the mean over clients, over the whole run."""
+
+    steps: float  # gradient steps of its own model; a client with two networks takes each with both
+    examples: float  # that these steps saw, one as often as it was drawn
 
 
 class Cloud(_Kept):
@@ -77,7 +85,8 @@ class Result(_Kept):
     arm: str
     seed: int
     fingerprint: str
-    version: str
+    version: str  # of fedmutual, that made it
+    numerics: int = 1  # fedmutual.numerics.VERSION, by which it is known; results of before that was written are of 1
     rounds: int
     every: int
     limit: int | None = None  # as --rounds asked
@@ -90,11 +99,22 @@ class Result(_Kept):
     transfer: dict[str, Ends] = {}  # "acc", "bwt", "fwt", where clients are domains
     traffic: Traffic | None = None
     steps: int = 0  # local steps of a round, where they are counted; else a round is passes over the data
+    budget: Budget | None = None  # unset in results of before it was kept: counted from the cell's configuration then
     projected: Share | None = None  # the share of mutual steps whose gradient was projected
     closeup: CloseUp | None = None  # of the node that the cell names
     target: Share | None = None  # the paper's accuracy of FedAvg in this cell, a fraction
     failed: str = ""  # why there are no numbers: a client diverged
     made: Made
+
+    @field_validator("changed")
+    @classmethod
+    def _check_finite(cls, changed: dict[str, Any]) -> dict[str, Any]:
+        """Values of any type, in which pydantic looks for no NaN."""
+        try:
+            json.dumps(changed, allow_nan=False)
+        except ValueError:
+            raise ValueError("input should be finite numbers") from None
+        return changed
 
     @property
     def evaluated(self) -> list[int]:

@@ -32,6 +32,15 @@ class Look:
         """How it is shortened; "" where it is whole, or where nothing was run."""
         return self.scale.words(self.cell) if self.run else ""
 
+    def arm_words(self, arm: str) -> str:
+        """How one arm is shortened; "" where it is whole, or was not run."""
+        return self.scale.words(self.cell, arm) if self.results.get(arm) else ""
+
+    def share(self, arm: str) -> float:
+        """The share of its own rounds that an arm ran for, 0 to 1."""
+        rounds, own = self.scale.trained(self.cell, arm)
+        return rounds / own
+
     @property
     def seeds(self) -> list[int]:
         """The seeds of which something was run."""
@@ -52,9 +61,9 @@ class Look:
         found = self.results.get(arm, {}).values()
         return sum(bool(r.failed) for r in found), len(found)
 
-    def versions(self, arm: str, seeds: Collection[int] | None = None) -> set[str]:
-        """The versions of fedmutual that made the runs of an arm, of all seeds or of some."""
-        return {r.version for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
+    def numerics(self, arm: str, seeds: Collection[int] | None = None) -> set[int]:
+        """The numerics versions of the runs of an arm, of all seeds or of some."""
+        return {r.numerics for s, r in self.results.get(arm, {}).items() if seeds is None or s in seeds}
 
     def number(self, measure: str, arm: str, seed: int, at: End = "last") -> float | None:
         """A measure of a run after its last or its best round."""

@@ -6,14 +6,18 @@ chose it, it is the number that papers print.
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
+import numpy as np
+
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.schema import End
 
+MOST_EXAMPLES = 40_000  # of a test set whose step 5 decimals can tell
+ROUNDED = 0.51e-5  # kept accuracies have 5 decimals
 CHOSEN_BY_TEST = "best on test"
 CHOSEN_BY_ITSELF = "best on those data"
 CHOSEN_BY_OTHERS = "each node's best on validation data"
@@ -42,12 +46,21 @@ class Measure:
     nodes: Callable[[Result, End], Mapping[str, float]] | None = None  # client -> its number, of a mean over clients
     only_best: bool = False  # it is read off the best round's models
     of_weights: bool = False  # it is read off a run's weights when the run has ended
+    grain: Callable[[Sequence[Result], bool], float] | None = (
+        None  # (an arm's results, whether of one client) -> by how much
+    )
+    # one example more moves it at least; None of what is not counted in examples
+    of_one_step: bool = False  # it is a number of one local step, whatever the budget
     counted: bool = False  # its name goes on with a number: "noise:0.2"
 
     @property
     def counts(self) -> End:
         """The end that counts, and that a paper's number stands beside: a best only where it was fairly chosen."""
         return "best" if self.chosen == CHOSEN_BY_OTHERS else "last"
+
+    def prints(self, at: End) -> bool:
+        """Whether a paper's number stands beside this end: beside a best on test images too, which it may be."""
+        return at == self.counts or self.chosen == CHOSEN_BY_TEST
 
 
 def find(name: str) -> tuple[Measure, str]:
@@ -96,6 +109,49 @@ def reached(result: Result, target: float) -> float | None:
 def trained(result: Result) -> str:
     """The curve of the model that a client trained itself: its personal one, else its copy before it was averaged."""
     return "copies" if "copies" in result.curves and result.model != "personal" else "own"
+
+
+def step(fractions: Iterable[float]) -> float:
+    """1 / n for the smallest n of which all fractions are multiples, as 5 decimals tell it: the step of an accuracy.
+
+    n examples, or fewer where all counts of right answers have a divisor in common: the step is never too small. 0.0 where
+    there is no fraction, or none that is a multiple.
+    """
+    values = set(fractions)
+    steps = np.arange(1, MOST_EXAMPLES + 1 if values else 1)
+    for value in values:
+        steps = steps[np.abs(np.round(value * steps) / steps - value) <= ROUNDED]
+    return 1 / float(steps[0]) if len(steps) else 0.0
+
+
+def _of_clients(result: Result) -> Iterator[float]:
+    return (v for client in result.clients.values() for v in (client.last, client.best, *client.curve))
+
+
+def _grain_of_curve(name: Callable[[Result], str]) -> Callable[[Sequence[Result], bool], float]:
+    def grain(results: Sequence[Result], per_client: bool) -> float:
+        each = (_of_clients(r) if per_client else r.curves.get(name(r), ()) for r in results)
+        return step(itertools.chain.from_iterable(each))
+
+    return grain
+
+
+def _grain_of_nodes(name: str) -> Callable[[Sequence[Result], bool], float]:
+    def grain(results: Sequence[Result], per_client: bool) -> float:
+        ends = [r.transfer[name] for r in results if name in r.transfer]
+        nodes = 1 if per_client else max((len(e.last) for e in ends), default=1)
+        return step(v for e in ends for v in (*e.last.values(), *e.best.values())) / nodes
+
+    return grain
+
+
+def _grain_of_gain(results: Sequence[Result], per_client: bool) -> float:
+    half = max((len(r.clients) // 2 for r in results), default=0)
+    return step(v for r in results for v in _of_clients(r)) / max(half, 1)
+
+
+def _grain_of_rounds(results: Sequence[Result], per_client: bool) -> float:
+    return float(max((r.every for r in results), default=1))
 
 
 def _curve(name: str) -> Callable[[Result, Beside, str], Reading]:
@@ -154,7 +210,7 @@ def _transferred(name: str, title: str) -> Measure:
     def read(result: Result, beside: Beside, argument: str) -> Reading:
         return Reading(*(fmean(found.values()) if (found := nodes(result, at)) else None for at in ("last", "best")))
 
-    return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes)
+    return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes, grain=_grain_of_nodes(name))
 
 
 def _bytes(way: str, once: bool = False) -> Callable[[Result, Beside, str], Reading]:
@@ -178,22 +234,45 @@ def _silhouette(result: Result, beside: Beside, argument: str) -> Reading:
 
 
 MEASURES: dict[str, Measure] = {
-    "global_test": Measure("global model, test set, %", "%", _curve("global_test"), CHOSEN_BY_TEST, "global_test"),
-    "own_validation": Measure("clients' model, own validation data, %", "%", _curve("own"), CHOSEN_BY_ITSELF, "own", _own),
+    "global_test": Measure(
+        "global model, test set, %",
+        "%",
+        _curve("global_test"),
+        CHOSEN_BY_TEST,
+        "global_test",
+        grain=_grain_of_curve(lambda result: "global_test"),
+    ),
+    "own_validation": Measure(
+        "clients' model, own validation data, %",
+        "%",
+        _curve("own"),
+        CHOSEN_BY_ITSELF,
+        "own",
+        _own,
+        grain=_grain_of_curve(lambda result: "own"),
+    ),
     "local_validation": Measure(
-        "clients' own or local copy, validation data, %", "%", _local, CHOSEN_BY_ITSELF, "local", _own
+        "clients' own or local copy, validation data, %",
+        "%",
+        _local,
+        CHOSEN_BY_ITSELF,
+        "local",
+        _own,
+        grain=_grain_of_curve(trained),
     ),
     "swing_global": Measure("oscillation of the global model, points", "points", _swing("global_test")),
     "swing_own": Measure("oscillation of the clients' model, points", "points", _swing("own")),
-    "rounds_to": Measure("rounds to {percent} % of the paper's FedAvg", "rounds", _rounds_to, counted=True),
+    "rounds_to": Measure(
+        "rounds to {percent} % of the paper's FedAvg", "rounds", _rounds_to, counted=True, grain=_grain_of_rounds
+    ),
     "noise": Measure("loss under weight noise {}", "loss", _noise, of_weights=True, counted=True),
-    "gain_small": Measure("gain of the clients with fewest examples, points", "points", _gain(False)),
-    "gain_large": Measure("gain of the clients with most examples, points", "points", _gain(True)),
+    "gain_small": Measure("gain of the clients with fewest examples, points", "points", _gain(False), grain=_grain_of_gain),
+    "gain_large": Measure("gain of the clients with most examples, points", "points", _gain(True), grain=_grain_of_gain),
     "acc": _transferred("acc", "ACC, all nodes' test data, %"),
     "bwt": _transferred("bwt", "BWT, own test data, %"),
     "fwt": _transferred("fwt", "FWT, the other nodes' test data, %"),
-    "bytes_up": Measure("bytes that a node gives out, a local step", "bytes", _bytes("up")),
-    "bytes_down": Measure("bytes that it gets, a local step", "bytes", _bytes("down")),
+    "bytes_up": Measure("bytes that a node gives out, a local step", "bytes", _bytes("up"), of_one_step=True),
+    "bytes_down": Measure("bytes that it gets, a local step", "bytes", _bytes("down"), of_one_step=True),
     "bytes_seed": Measure("bytes of the public examples that it gave out, once", "bytes", _bytes("seed", once=True)),
     "projected": Measure("projected mutual steps, %", "%", _projected),
     "separation": Measure(

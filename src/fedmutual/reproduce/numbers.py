@@ -45,7 +45,7 @@ def _line(look: Look, arm: str, measure: str, at: End, node: str | None, value: 
         "half": value.half if value else None,
         "seeds": value.n if value else 0,
         "paper": paper,
-        "state": look.words if look.results[arm] else NOT_RUN,
+        "state": look.arm_words(arm) if look.results[arm] else NOT_RUN,
     }
 
 

@@ -4,36 +4,52 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fedmutual.report.cells import Cell, Column, Table
-from fedmutual.report.text import count, listed
-from fedmutual.reproduce import words
-from fedmutual.reproduce.claims import NOT_RUN
+from fedmutual.report.text import count
+from fedmutual.reproduce import tables, words
+from fedmutual.reproduce.claims import CONTRADICTED, DIVERGED, INCONCLUSIVE, NOT_RUN, SUPPORTED, TOO_SHORT
 from fedmutual.reproduce.entries import capital
 from fedmutual.reproduce.pages import MADE, Page, md_table
+from fedmutual.reproduce.significance import stands
 
 NAME = "verdicts.md"
+ORDER = (SUPPORTED, CONTRADICTED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN)
 
 
 def overview(told: Sequence[Page]) -> str:
-    """The page as Markdown: how many claims came out in which way, then each with its verdict."""
-    parts = [MADE, "# Every claim and its verdict", _counted(told)]
+    """The page as Markdown: how many verdicts came out in which way and stand after Holm, then each claim with its own."""
+    parts = [MADE, "# Every claim and its verdict", _sentence(told), md_table(counted(told), False), words.P_VALUES]
     for page in told:
-        if page.judged:
+        if page.claims:
             index = page.experiment.index
-            parts += [f"## [{index.title}]({page.experiment.id}.md)", words.state(page.looks), md_table(_table(page), False)]
+            verdicts = tables.claims(page.claims, index.decimals)
+            parts += [f"## [{index.title}]({page.experiment.id}.md)", words.state(page.looks), md_table(verdicts, False)]
     return "\n\n".join(parts) + "\n"
 
 
-def _counted(told: Sequence[Page]) -> str:
+def _sentence(told: Sequence[Page]) -> str:
+    claims = sum(len(page.claims) for page in told)
     judged = [j for page in told for j in page.judged]
-    ways = listed([f"{n} {verdict}" for verdict, n in Counter(j.verdict for j in judged).most_common()])
-    short = sum(j.shortened for j in judged if j.verdict != NOT_RUN)
-    rest = f" {count(short, 'verdict')} of shortened runs, which may be others at full length." if short else ""
-    return f"{count(len(judged), 'claim')}: {ways or 'none'}.{rest}"
+    decided = [j for j in judged if j.verdict in (SUPPORTED, CONTRADICTED)]
+    stand = sum(stands(j.holm[1]) for j in decided)
+    return (
+        f"{count(claims, 'claim')}, {count(len(judged), 'verdict')} with their other readings; {len(decided)} of these are "
+        f"supported or contradicted, and {stand} of them stand after Holm's adjustment over all pages."
+    )
 
 
-def _table(page: Page) -> Table:
-    decimals = page.experiment.index.decimals
-    told = [(j.claim.text, capital(words.verdict(j, decimals))) for j in page.judged]
-    rows = [(Cell(str(n)), Cell(text), Cell(verdict)) for n, (text, verdict) in enumerate(told, 1)]
-    columns = (Column("No."), Column("Claim", numeric=False), Column("Verdict", numeric=False))
-    return Table("verdicts", "", columns, tuple(rows), "")
+def counted(told: Sequence[Page]) -> Table:
+    """How many verdicts there are of each kind: by their own intervals, and after Holm's adjustment."""
+    judged = [j for page in told for j in page.judged]
+    counts = Counter(j.verdict for j in judged)
+    rows = []
+    for verdict in ORDER:
+        of_kind = [j for j in judged if j.verdict == verdict]
+        stand = [str(sum(stands(j.holm[k]) for j in of_kind)) for k in (0, 1)] if verdict in ORDER[:2] else ["", ""]
+        rows.append((Cell(capital(verdict)), Cell(str(counts[verdict])), *map(Cell, stand)))
+    heads = (
+        Column("Verdict", numeric=False),
+        Column("Verdicts"),
+        Column("after Holm, a page"),
+        Column("after Holm, all pages"),
+    )
+    return Table("counts", "", heads, tuple(rows), "")

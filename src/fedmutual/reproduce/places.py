@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
-import fedmutual
+from fedmutual import numerics
 from fedmutual.building import pick_device
 from fedmutual.config import Config, read_dumped
 from fedmutual.errors import ConfigError, RunError
@@ -17,15 +17,22 @@ from fedmutual.reproduce.plan import Job, tells
 
 CLAIMS = "claims"  # below OUT; a folder a run, with the lock that who trains it holds
 BEST = "-best"  # a second folder, with the best weights that the first has not
+RELEASES = {1: ("0.1.0",)}  # numerics version -> releases that named a run's folder by themselves and not by it
 _WORKERS = {"engine.name", "engine.workers", "engine.address", "engine.gpus"}  # a run may go on with others
 
 
 def folder(out: Path, job: Job) -> Path:
-    """The folder of a run. Another version trains anew; so does who needs best weights of a run that kept none."""
-    plain = out / "runs" / f"{job.fingerprint}-{fedmutual.__version__}"
+    """The folder of a run. Another numerics version trains anew; so does who needs best weights of a run that kept none."""
+    named = [out / "runs" / f"{job.fingerprint}-{name}" for name in _names()]
+    plain = next((p for p in named if p.exists() or p.with_name(p.name + BEST).exists()), named[0])
     best = plain.with_name(plain.name + BEST)
     lacking = job.cell.about.node is not None and (plain / CONFIG).exists() and not _keeps(plain)
     return best if lacking or best.exists() else plain
+
+
+def _names() -> tuple[str, ...]:
+    """What a run's folder may end with after the fingerprint: today's name first, then those of earlier releases."""
+    return (f"n{numerics.VERSION}", *RELEASES.get(numerics.VERSION, ()))
 
 
 def claim(out: Path, fingerprint: str) -> AbstractContextManager[None]:
@@ -33,7 +40,7 @@ def claim(out: Path, fingerprint: str) -> AbstractContextManager[None]:
 
     Entering it raises Busy where another process holds it, and RunError where nothing can be written.
     """
-    return held(out / CLAIMS / f"{fingerprint}-{fedmutual.__version__}", "trains this run")
+    return held(out / CLAIMS / f"{fingerprint}-{_names()[0]}", "trains this run")
 
 
 def foreign(place: Path, rounds: int) -> str | None:
@@ -108,7 +115,7 @@ def lengthen(job: Job, config: Config, place: Path, out: Path) -> None:
 def _shorter(out: Path, job: Job) -> list[tuple[int, Path]]:
     """The same run with fewer rounds, and their folders; the longest first."""
     digest, _, rounds = job.fingerprint.partition("-")
-    pattern = re.compile(rf"{digest}-(\d+)-{re.escape(fedmutual.__version__)}(?:{BEST})?")
+    pattern = re.compile(rf"{digest}-(\d+)-(?:{'|'.join(map(re.escape, _names()))})(?:{BEST})?")
     names = {p: pattern.fullmatch(p.name) for p in (out / "runs").glob(f"{digest}-*")}
     found = {p: int(match[1]) for p, match in names.items() if match and (p / CONFIG).exists()}
     return sorted(((n, p) for p, n in found.items() if n < int(rounds)), key=lambda one: (-one[0], one[1].name))

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
@@ -44,20 +45,39 @@ class Scale:
         changed = tuple((k, v) for k, v in self.changed if tells(k) and any(_has(a, k) for a in algorithms))
         return Scale(rounds, _telling(cell, changed))
 
-    def words(self, cell: Cell) -> str:
-        """ "shortened: 50 of 200 rounds, partition.examples = 200"; "" for a cell that is whole."""
-        most = max(map(cell.rounds, cell.arms))
-        paper = cell.about.paper_rounds or most
-        parts = [f"{self.rounds or most} of {paper} rounds"] if (self.rounds or most) < paper else []
+    def words(self, cell: Cell, arm: str | None = None) -> str:
+        """ "shortened: 50 of 200 rounds, partition.examples = 200", of a cell or of one arm; "" where it is whole."""
+        if arm is None:
+            most = max(map(cell.rounds, cell.arms))
+            rounds, own = self.rounds or most, cell.about.paper_rounds or most
+        else:
+            rounds, own = self.trained(cell, arm)
+        parts = [f"{rounds} of {own} rounds"] if rounds < own else []
         parts += [f"{k} = {json.dumps(v)}" for k, v in self.changed]
         return f"shortened: {', '.join(parts)}" if parts else ""
+
+    def length(self, cell: Cell) -> tuple[Fraction, str]:
+        """(the share of the cell's rounds, the changed keys as JSON): what cells must have alike to be averaged."""
+        rounds = cell.common_rounds if self.rounds is None else min(self.rounds, cell.common_rounds)
+        return Fraction(rounds, cell.common_rounds), json.dumps(self.changed)
+
+    def trained(self, cell: Cell, arm: str) -> tuple[int, int]:
+        """(rounds of an arm at this scale, its own rounds), or those of the arm that it starts from, if that is cut more.
+
+        Its own rounds are the paper's, where the cell says that the paper trains for more.
+        """
+        longer = cell.about.paper_rounds / max(map(cell.rounds, cell.arms)) if cell.about.paper_rounds else 1.0
+        chain = [arm, *filter(None, (cell.arms[arm].needs,))]
+        pairs = [(cell.rounds(a) if self.rounds is None else cell.within(a, self.rounds), cell.rounds(a)) for a in chain]
+        rounds, own = min(pairs, key=lambda pair: Fraction(*pair))
+        return rounds, round(own * max(longer, 1.0))
 
 
 def _telling(cell: Cell, changed: Changed) -> Changed:
     """Those of some keys that make other runs."""
 
     def prints(changed: Changed) -> list[str]:
-        return [fingerprint(_config(cell, arm, 0, Scale(None, changed), {}), {}) for arm in cell.arms]
+        return [fingerprint(arm_config(cell, arm, 0, Scale(None, changed)), {}) for arm in cell.arms]
 
     kept, whole = changed, prints(changed) if changed else []
     for pair in changed:
@@ -113,12 +133,13 @@ def _with_needs(cell: Cell, arm: str, seed: int, scale: Scale, here: Here, made:
         yield from _with_needs(cell, need, seed, scale, here, made)
     kept, needed = cell.arms[arm], made[need] if need else None
     given = {"needs": needed.fingerprint if needed else None, "clients": kept.clients, "examples": kept.examples}
-    config = _config(cell, arm, seed, scale, here)
+    config = arm_config(cell, arm, seed, scale, here)
     made[arm] = Job(cell, arm, seed, scale, config, fingerprint(config, given), needed)
     yield made[arm]
 
 
-def _config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here) -> Config:
+def arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = MappingProxyType({})) -> Config:
+    """The configuration of an arm at a scale of its cell, on this machine."""
     algorithm = _algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": cell.within(arm, scale.rounds)}
     changed = {k: v for k, v in (*scale.changed, *here.items()) if _has(algorithm, k)}  # as `compare --set`: who has it

@@ -27,6 +27,11 @@ class Store:
             for file in sorted(root.rglob("*.json")):
                 self._take(file.relative_to(root).with_suffix("").as_posix(), _read(file))
 
+    @property
+    def cells(self) -> Sequence[str]:
+        """The ids of the cells that have results, sorted."""
+        return sorted(self._found)
+
     def of(self, cell: str) -> Sequence[Result]:
         """All results of a cell."""
         return self._found.get(cell, ())
@@ -43,11 +48,11 @@ class Store:
             ways += [w for limit in (result.limit, result.rounds) if (w := Scale(limit, changed)) not in ways]
         return ways
 
-    def find(self, job: Job, version: str | None = None) -> Result | None:
-        """The result of a run, whichever experiment asked for it; of one version of fedmutual, or of the newest."""
+    def find(self, job: Job, numerics: int | None = None) -> Result | None:
+        """The result of a run, whichever experiment asked for it; of one numerics version, or of any."""
         here = [*self.of(job.cell.id), *(r for cell, found in self._found.items() if cell != job.cell.id for r in found)]
         for result in here:
-            if result.fingerprint == job.fingerprint and version in (None, result.version):
+            if result.fingerprint == job.fingerprint and numerics in (None, result.numerics):
                 return result.model_copy(update={"arm": job.arm, "seed": job.seed, "target": job.cell.target})
         return None
 
@@ -82,7 +87,9 @@ class Store:
             [*(r for r in there if r.fingerprint != result.fingerprint), result],
             key=lambda r: (r.rounds, r.arm, r.seed, json.dumps(r.changed)),
         )
-        lines = ",\n".join(f"  {json.dumps(r.model_dump(exclude_defaults=True, exclude={'target'}))}" for r in kept)
+        lines = ",\n".join(
+            f"  {json.dumps(r.model_dump(exclude_defaults=True, exclude={'target'}), allow_nan=False)}" for r in kept
+        )
         try:
             write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
         except RunError as problem:
@@ -95,18 +102,21 @@ class Store:
 
 
 def _read(path: Path) -> list[Result]:
-    runs = read_json(path).get("runs")
+    runs, place = read_json(path).get("runs"), ""
     try:
         if not isinstance(runs, list):
             raise TypeError("it has no list of runs")
-        found = [Result.model_validate(entry) for entry in runs]
+        found = []
+        for number, entry in enumerate(runs):
+            place = f"runs.{number}."
+            found.append(Result.model_validate(entry))
         for result in found:
             if any(len(curve) != len(result.evaluated) for curve in result.all_curves):
                 raise ValueError(f"seed {result.seed} of {result.arm!r} has not a value for each evaluated round")
         return found
     except ValidationError as problem:
         first = problem.errors()[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+        why = f"{place}{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
     except (TypeError, ValueError) as problem:
         why = str(problem)
     raise RunError(f"{path}: is no file of results, or damaged ({why}); restore it, or take it away and run again")

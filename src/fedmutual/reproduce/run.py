@@ -3,6 +3,7 @@
 Processes that are given the same command share the work: each trains what no other does.
 """
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -10,8 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import fedmutual
-from fedmutual import data, runs
+from fedmutual import data, numerics, runs
 from fedmutual.config import Config
 from fedmutual.core import Diverged
 from fedmutual.errors import Busy, DataError
@@ -29,6 +29,7 @@ from fedmutual.reproduce.parts import placed
 from fedmutual.reproduce.places import as_begun, claim, folder, foreign, lengthen, otherwise
 from fedmutual.reproduce.plan import Job, Scale, jobs
 from fedmutual.reproduce.results import Store
+from fedmutual.trained import Run
 
 Say = Callable[[str], None]
 
@@ -84,7 +85,7 @@ def _known_failures(planned: Sequence[Sequence[Job]], store: Store) -> list[str]
     """The runs that have no numbers, each once, and why."""
     found = dict[str, str]()
     for job in (j for of_cell in planned for j in of_cell):
-        result = store.find(job, fedmutual.__version__)
+        result = store.find(job, numerics.VERSION)
         if result is not None and result.failed:
             found.setdefault(job.fingerprint, f"{job.label}: {result.failed}")
     return list(found.values())
@@ -104,7 +105,7 @@ def _without_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
 
 def _unknown(store: Store, job: Job) -> bool:
     """Whether a run must be trained, or its folder looked into again: for what the cell did not ask for before."""
-    result = store.find(job, fedmutual.__version__)
+    result = store.find(job, numerics.VERSION)
     return result is None or lacks(job.cell, result)
 
 
@@ -115,7 +116,7 @@ def _batches(stage: Sequence[Job]) -> Iterable[list[Job]]:
     return [[job] for job in stage]
 
 
-def _shares(run: fedmutual.Run) -> bool:
+def _shares(run: Run) -> bool:
     """Whether a run ends with a complete global model."""
     return run.summary["global"]["test_accuracy"] is not None
 
@@ -148,7 +149,7 @@ class Work:
         """Whether the run that it starts from, if it does, is there."""
         if job.needs is None:
             return True
-        begun = self.store.find(job.needs, fedmutual.__version__)
+        begun = self.store.find(job.needs, numerics.VERSION)
         if begun is not None and begun.failed:
             self.told.failed.append(f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged")
             return False
@@ -188,7 +189,7 @@ class Work:
 
     def _to_begin_with(self, job: Job) -> bool:
         """Whether a run from which others start has to be trained although its result is known: its models are not here."""
-        result = self.store.find(job, fedmutual.__version__)
+        result = self.store.find(job, numerics.VERSION)
         return not (result and result.failed) and not (folder(self.out, job) / SUMMARY).exists()
 
     def _leave(self, job: Job, why: str) -> None:
@@ -224,4 +225,6 @@ class Work:
             return failure(job, place, together, str(problem))
         about = job.cell.about
         noise = under_noise(run, about.noise) if about.noise and _shares(run) else {}
+        if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
+            return failure(job, place, together, f"the loss under weight noise {unbounded[0]} is not finite")
         return collect(job, place, together, noise, closeup.close_up(run, about.node) if about.node else None)

@@ -32,7 +32,15 @@ class Arm(_Section):
     needs: str | None = None  # the arm whose shared model this one starts from (`model.weights`)
     clients: tuple[str, ...] | None = None  # of the partition, these alone take part
     examples: int | None = Field(default=None, ge=1)  # and with so many training examples each
+    sweep: str = ""  # the file of experiments/sweeps, without .json, whose winning settings the arm takes; `set` comes after
+    rate_times: float = Field(default=1.0, gt=0)  # so many times the learning rate of the sweep, or of the cell
     shown: bool = True  # False: it is trained only because others need it
+
+    def all_printed(self, measure: str) -> list[tuple[str, str, float]]:
+        """Every printed number as (measure, node, number); `measure` is that of a number which names none."""
+        if isinstance(self.paper, dict):
+            return [(name, plain(node), v) for name, nodes in self.paper.items() for node, v in nodes.items()]
+        return [] if self.paper is None else [(measure, AVERAGE, self.paper)]
 
     def printed(self, measure: str, node: str = AVERAGE) -> float | None:
         """The paper's number, as the paper has it; None where it has none."""
@@ -46,6 +54,7 @@ class CellTable(_Section):
 
     row: str
     column: str
+    printed_in: str = ""  # the cell, by its id, where the paper's numbers of these arms are counted; unset, here
     paper_rounds: int | None = Field(default=None, ge=1)  # what the paper trains for, where `rounds` is not that
     clients: tuple[str, ...] | None = None  # whose scores count; unset, everybody's
     each: bool = False  # whether every client's curve is kept
@@ -55,10 +64,19 @@ class CellTable(_Section):
     arms: dict[str, Arm]
 
 
+class Reading(_Section):
+    """A claim read otherwise: other arms take the place of its own."""
+
+    name: str  # "at equal gradient steps"
+    arm: str = ""  # in the place of the claim's arm; unset, the claim's
+    than: str = ""  # in the place of the claim's than
+
+
 class Claim(_Section):
     """A sentence of the paper in our words, and the difference, or the ratio, of two numbers that it speaks of."""
 
     text: str
+    finding: str = ""  # the claim in words that stand alone, for the page of findings; unset, it is not told there
     measure: str
     arm: str
     than: str = ""  # another arm, or ARM@CELL, one of another cell; unset, `less` says what is taken off
@@ -71,6 +89,14 @@ class Claim(_Section):
     per: Literal["cell", "client"] = "cell"
     of: Of | None = None  # of which cells it is; unset, of their mean, and of every client where it is of clients
     cells: str = "*"
+    first_reading: str = "as the paper trains"  # the name of the reading without changes, where there are others
+    readings: tuple[Reading, ...] = ()  # judged beside it
+
+    @property
+    def read_otherwise(self) -> list["Claim"]:
+        """The claim under each of its other readings: with their arms in the place of its own."""
+        given = ({k: v for k, v in (("arm", r.arm), ("than", r.than)) if v} for r in self.readings)
+        return [self.model_copy(update={**arms, "readings": ()}) for arms in given]
 
     @property
     def whose(self) -> Of:
@@ -101,4 +127,14 @@ class Index(_Section):
     draw: str = "*"  # the cells that are drawn
     decimals: int = Field(default=2, ge=0, le=4)
     claims: tuple[Claim, ...] = ()
-    differences: tuple[str, ...]
+    supports: str = ""  # which reading of claims that have several the paper's text supports
+    differences: tuple[str, ...]  # this experiment's own
+    notes: tuple[str, ...] = ()  # differences that others share, by their names in notes.toml
+    code: str = ""  # whose public code is held against this, by its name in notes.toml; "" for nobody's
+
+
+class Notes(_Section):
+    """What notes.toml says: sentences that several experiments share."""
+
+    differences: dict[str, str] = {}
+    code: dict[str, tuple[str, ...]] = {}  # whose -> what it does otherwise

@@ -34,6 +34,15 @@ def sides(claim: Claim, look: Look, looks: Sequence[Look]) -> list[Side]:
     return named if len(named) == len(found) else []
 
 
+def grain(claim: Claim, found: Sequence[Side]) -> float:
+    """By how much one example of the test set moves the claim's difference; 0.0 where it is not counted in examples."""
+    of_measure = measures.find(claim.measure)[0].grain
+    if of_measure is None or claim.times is not None:
+        return 0.0
+    runs = [[r for r in side.look.results.get(side.arm, {}).values() if not r.failed] for side in found]
+    return max((of_measure(results, claim.per == "client") for results in runs if results), default=0.0)
+
+
 def of_cell(claim: Claim, look: Look, found: Sequence[Side], seeds: Sequence[int]) -> Iterator[tuple[str, Values]]:
     """(the cell, its values)."""
     numbers = {}

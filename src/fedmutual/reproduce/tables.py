@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.statistics import estimate
+from fedmutual.report.text import listed
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
@@ -11,11 +12,18 @@ from fedmutual.reproduce.entries import amount, capital, entry, lost, mixed, nam
 from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.numbers import as_csv
 from fedmutual.reproduce.schema import AVERAGE, End, plain
+from fedmutual.reproduce.tuning import Tuning
+from fedmutual.reproduce.words import p_value, verdict
 
 LAST: End = "last"
 BEST: End = "best"
 FAIR = "after the best round of each node, which validation data chose"
 WIDEST = 8  # columns of numbers
+TUNED = (
+    "Chosen by accuracy after the last round of a sweep, on rows held out of clients' training data; of the rounds, the "
+    "larger number is that of the judged runs"
+)
+P_VALUES = ("p", "Holm, this page", "Holm, all pages")
 
 
 def all_tables(experiment: Experiment, looks: Sequence[Look]) -> list[Table]:
@@ -88,7 +96,7 @@ def _cell(look: Look | None, arm: str, measure: str, at: End, decimals: int) -> 
     if look is None or arm not in look.cell.shown:
         return Cell("")
     kind = measures.find(measure)[0]
-    paper = look.cell.shown[arm].printed(measure) if at == kind.counts else None
+    paper = look.cell.shown[arm].printed(measure) if kind.prints(at) else None
     return entry(look, arm, look.value(measure, arm, at), paper, kind, decimals)
 
 
@@ -145,8 +153,67 @@ def _client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> C
         return Cell(NOT_RUN)
     e = estimate([getattr(r.clients[client], at) for r in runs], "seeds")
     mean, spread = amount(e, "%", decimals)
-    notes = (look.words, f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.version for r in runs))
+    notes = (look.arm_words(arm), f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.numerics for r in runs))
     return Cell(mean, spread, note="; ".join(filter(None, notes)))
+
+
+def claims(readings: Sequence[Sequence[Judged]], decimals: int) -> Table:
+    """Every claim of an experiment with its verdict, a row a reading of it, and p-values as they are and after Holm."""
+    several = any(len(of_claim) > 1 for of_claim in readings)
+    lines, rows = [], []
+    for number, of_claim in enumerate(readings, 1):
+        for place, judged in enumerate(of_claim):
+            head = (Cell(str(number)), Cell(judged.claim.text)) if place == 0 else (Cell(""), Cell(""))
+            found = (judged.p, *judged.holm)
+            read = (Cell(judged.reading),) if several else ()
+            lines.append((*head, *read, Cell(capital(verdict(judged, decimals))), *(Cell(p_value(p)) for p in found)))
+            rows.append([number, judged.claim.text, judged.reading, judged.verdict, *found])
+    heads = [Column("No."), Column("Claim", numeric=False), Column("Verdict", numeric=False), *map(Column, P_VALUES)]
+    if several:
+        heads.insert(2, Column("Reading", numeric=False))
+    csv = csv_text(["claim", "text", "reading", "verdict", "p", "holm_page", "holm_all"], rows)
+    return Table("claims", "Claims and verdicts", tuple(heads), tuple(lines), csv)
+
+
+def tunings(looks: Sequence[Look]) -> Table | None:
+    """How the settings of arms were chosen, a row an arm that a sweep chose for; None where there is none."""
+    rows, csv = [], []
+    for look in looks:
+        for arm, tuning in look.cell.tunings.items():
+            file, share = tuning.file, "" if tuning.rate_times == 1 else f", times {tuning.rate_times:g}"
+            told = [
+                look.cell.title,
+                name(arm, look.cell.arms[arm]),
+                ", ".join(f"{key} = {value}" for key, value in tuning.chosen.items()) + share,
+                file_name(tuning),
+                "; ".join(f"{key}: {', '.join(map(str, tried))}" for key, tried in tuning.grid.items()),
+                listed(tuning.ends) or "no",
+                {"global": "shared", "personal": "personal"}.get(file.by or "", "a client's"),
+                f"{100 * file.holdout:g} %",
+                f"{tuning.rounds} of {look.cell.rounds(arm)}",
+                str(len(file.seeds)),
+            ]
+            rows.append(tuple(map(Cell, told)))
+            csv.append(told)
+    heads = (
+        "Setting",
+        "Method",
+        "Chosen",
+        "Sweep",
+        "Tried",
+        "At an end of what was tried",
+        "Model",
+        "Held out",
+        "Rounds",
+        "Seeds",
+    )
+    columns = tuple(Column(head, numeric=head in ("Held out", "Rounds", "Seeds")) for head in heads)
+    return Table("tunings", TUNED, columns, tuple(rows), csv_text(heads, csv)) if rows else None
+
+
+def file_name(tuning: Tuning) -> str:
+    """ "sweeps/mnist-mlp-noniid3-fml.json": its place in the folder of the experiments."""
+    return f"{tuning.path.parent.name}/{tuning.path.name}"
 
 
 def verdicts(judged: Judged, decimals: int) -> Table:
@@ -155,7 +222,7 @@ def verdicts(judged: Judged, decimals: int) -> Table:
     for line in judged.lines:
         none = DIVERGED if line.told else NOT_RUN
         text, spread = amount(line.difference, unit(judged), decimals) if line.difference else (none, "")
-        note = "; ".join(filter(None, (line.scale, mixed(line.versions), lost(line.diverged))))
+        note = "; ".join(filter(None, (line.scale, mixed(line.numerics), lost(line.diverged))))
         lines.append((Cell(line.title), Cell(line.verdict), Cell(text, spread, note=note)))
     heads = (Column("Where", numeric=False), Column("Verdict", numeric=False), Column("Difference"))
     rows = [[line.title, line.verdict, *((e.mean, e.half, e.n) if (e := line.difference) else ())] for line in judged.lines]

@@ -8,22 +8,33 @@ from fedmutual.records.text import duration
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce.cells import Experiment
-from fedmutual.reproduce.claims import CONFIRMED, DENIED, DIVERGED, NOT_RUN, Judged
+from fedmutual.reproduce.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judged
 from fedmutual.reproduce.entries import lost, mixed, unit
 from fedmutual.reproduce.kept import Result
 from fedmutual.reproduce.looks import Look
 
+P_VALUES = (
+    "p is two-sided, of Student's t over seeds; of a claim of every cell or of most cells it is that so many cells agree. "
+    "Holm's adjustment makes it larger, for all verdicts of a page, or of all pages, are looked at together. A verdict is "
+    "by its own interval; one whose adjusted p is above 0.05 may be chance."
+)
+BUDGETS = (
+    "Gradient steps are those of a client's own model, or of its copy of the shared one; FML takes each step with both of "
+    "its networks. An example counts as often as a step sees it."
+)
 NAMED = 4  # so many cells left out of a mean are counted, fewer are named
 _WHERE = {"mean": "", "every": "in every {} ", "most": "in more than half of all {}s "}
 _SIGNS = {"more": "above 0", "less": "below 0"}
 
 
 def verdict(judged: Judged, decimals: int) -> str:
-    """ "confirmed, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
-    fallen, short = lost(judged.diverged), ", shortened" if judged.shortened else ""
+    """ "supported, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
+    fallen, short = lost(judged.diverged), ", shortened" if judged.shortened and judged.verdict != TOO_SHORT else ""
+    if judged.verdict == TOO_SHORT and len(ran := {line.scale.removeprefix("shortened: ") for line in judged.run}) == 1:
+        short = f" ({ran.pop()})"
     if judged.verdict in (NOT_RUN, DIVERGED):
         return f"{judged.verdict}{short}: {fallen}" if fallen else judged.verdict
-    fallen = "".join(f"; {said}" for said in (mixed(judged.versions), fallen) if said)
+    fallen = "".join(f"; {said}" for said in (mixed(judged.numerics), fallen) if said)
     if judged.overall is None:
         return f"{judged.verdict}: no seed of what was run has the numbers{fallen}"
     return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_over(judged)}{fallen}"
@@ -48,39 +59,54 @@ def difference(judged: Judged, e: Estimate, decimals: int) -> str:
 def _over(judged: Judged) -> str:
     if len(judged.lines) == 1:
         return ""
-    pooled, noun = len(judged.run) - len(judged.apart), judged.claim.per
+    pooled, noun = judged.pooled, judged.claim.per
     of = f"{pooled} of {len(judged.lines)} {noun}s"
     if noun == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
         of = count(pooled, noun)
     if len(judged.run) == 1:
         return f", in {judged.run[0].title} alone, {of}"
     counted = Counter(line.verdict for line in judged.run)
-    both = judged.claim.whose == "mean" and {CONFIRMED, DENIED} <= counted.keys()
+    both = judged.claim.whose == "mean" and set(DECIDED) <= counted.keys()
     against = ", which contradict each other" if both else ""
-    if judged.apart:
-        named = listed(judged.apart) if len(judged.apart) < NAMED else f"{len(judged.apart)} others"
-        of += f", without {named}, for lack of common seeds"
+    for apart, why in ((judged.unpaired, "for lack of common seeds"), (judged.other_lengths, "of another length")):
+        if apart:
+            of += f", without {listed(apart) if len(apart) < NAMED else f'{len(apart)} others'}, {why}"
     return f", mean over {of}: {listed([f'{n} {word}' for word, n in counted.most_common()])}{against}"
 
 
-def asked(judged: Judged) -> str:
-    """What of two arms is compared, and when that confirms the claim."""
+def p_value(p: float | None) -> str:
+    """ "0.012", "< 0.001"; "" for none."""
+    return "" if p is None else "< 0.001" if p < 0.001 else fixed(p, 3)
+
+
+def operands(judged: Judged) -> str:
+    """What of two arms is compared: "fml less fedavg", "fedavg over fedh2l"."""
     claim, (than, elsewhere) = judged.claim, judged.claim.other
-    where = _WHERE[claim.whose].format(claim.per)
-    by_mean = claim.whose == "mean" and len(judged.lines) > 1
-    other = f", and no {claim.per}'s {'outside that' if claim.sign == 'same' else 'on the other side'}" if by_mean else ""
-    whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
     if claim.times is not None:
-        side = {"more": "above", "less": "below"}[claim.sign]
-        return f"{claim.arm} over {than}; confirmed if {where}the ratio's interval lies {side} {claim.times:,.0f}{other}"
+        return f"{claim.arm} over {than}"
     held = f"{claim.arm} less {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
     held += f", less the same in {claim.less}" if claim.less else ""
-    if claim.sign == "same":
-        margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
-        return f"{held}; confirmed if {whose} interval lies within ± {margin} {unit(judged)}{other}"
     best = [arm for arm, at in ((claim.arm, claim.at), (than, claim.than_at)) if at == "best"]
-    after = f", of {listed(best)} the best round" if best else ""
-    return f"{held}{after}; confirmed if {whose} interval lies {_SIGNS[claim.sign]}{other}"
+    return held + (f", of {listed(best)} the best round" if best else "")
+
+
+def asked(judged: Judged) -> str:
+    """What of two arms is compared, and when that supports the claim."""
+    claim = judged.claim
+    where = _WHERE[claim.whose].format(claim.per)
+    by_mean = claim.whose == "mean" and len(judged.lines) > 1
+    against = "outside that" if claim.sign == "same" else "on the other side"
+    other = f", with that of a {claim.per} at least and none {against}" if by_mean else ""
+    whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
+    if claim.times is not None:
+        way = "above" if claim.sign == "more" else "below"
+        side = f"{where}the ratio's interval lies {way} {claim.times:,.0f}"
+    elif claim.sign == "same":
+        margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
+        side = f"{whose} interval lies within ± {margin} {unit(judged)}"
+    else:
+        side = f"{whose} interval lies {_SIGNS[claim.sign]}"
+    return f"{operands(judged)}; supported if {side}{other}"
 
 
 def state(looks: Sequence[Look]) -> str:

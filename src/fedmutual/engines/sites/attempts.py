@@ -8,7 +8,9 @@ decline. For such a phase the attempt is raised, which sites follow `ATTEMPTS` t
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.core import Message
 from fedmutual.engines.sites.post import ATTEMPTS, Order, digest_order
@@ -20,16 +22,38 @@ Orders = Mapping[str, tuple[Order, Message]]
 """Site -> its order, all of one phase."""
 
 
+class _Phase(BaseModel):
+    """What was asked in a phase."""
+
+    model_config = ConfigDict(strict=True)
+
+    senders: list[str] | None
+    digests: dict[str, str]  # site -> digest of its order
+
+
+class _Record(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(strict=True)
+
+    attempt: Annotated[int, Field(ge=0)] = 0
+    round: int | None = None
+    phases: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], _Phase] = {}
+
+
 class Attempts:
     """The server's count, and the digests of its orders of the round under way."""
 
     def __init__(self, folder: Path) -> None:
         """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
         self._path = folder / FILE
-        about = read_json(self._path) if self._path.exists() else {}
-        self.number: int = about.get("attempt", 0)
-        self._round: int | None = about.get("round")
-        self._phases: dict[str, dict[str, Any]] = about.get("phases", {})
+        try:
+            about = _Record.model_validate(read_json(self._path) if self._path.exists() else {})
+        except ValidationError as problem:
+            where = problem.errors()[0]
+            raise RunError(f"{self._path}: is damaged: {'.'.join(map(str, where['loc']))}: {where['msg']}") from None
+        self.number, self._round = about.attempt, about.round
+        self._phases: dict[str, dict[str, Any]] = {number: phase.model_dump() for number, phase in about.phases.items()}
 
     def raise_number(self) -> None:
         """Begin a new attempt: of a round that sites answered already, with other tensors.

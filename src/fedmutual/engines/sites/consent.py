@@ -8,6 +8,7 @@ from typing import Any
 
 import fedmutual
 from fedmutual.config.schema import Table
+from fedmutual.engines.sites.post import plain
 from fedmutual.errors import ConfigError
 
 FORMAT = 1
@@ -83,8 +84,8 @@ def check_release(version: str, whose: str) -> None:
     """Raise ConfigError where somebody runs a version that speaks otherwise: its first two numbers are others."""
     if version.split(".")[:2] != fedmutual.__version__.split(".")[:2]:
         raise ConfigError(
-            f"{whose} is of fedmutual {_shorten(version)}, and here is {fedmutual.__version__}; install the same version "
-            "everywhere"
+            f"{whose} is of fedmutual {plain(_shorten(version))}, and here is {fedmutual.__version__}; install the same "
+            "version everywhere"
         )
 
 
@@ -97,15 +98,20 @@ def _leaves(tables: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
     """(path, value) of all that stands in tables; values as JSON text, in which 1, 1.0 and true differ.
 
     Raises:
-        ConfigError: tables stand in tables too deep.
+        ConfigError: tables, or lists, stand in each other too deep.
     """
+    problem = ConfigError(f"the contract has tables in tables, more than {_DEEPEST} deep; it is none that fedmutual writes")
     if len(path) > _DEEPEST:
-        raise ConfigError(f"the contract has tables in tables, more than {_DEEPEST} deep; it is none that fedmutual writes")
+        raise problem
     if isinstance(tables, Mapping) and tables:
         for key, value in tables.items():
             yield from _leaves(value, (*path, key))
     else:
-        yield path, json.dumps(tables, sort_keys=True)
+        try:
+            text = json.dumps(tables, sort_keys=True)
+        except RecursionError:  # lists in lists, by the thousand: just few enough that they could be read
+            raise problem from None
+        yield path, text
 
 
 def _read_object(pairs: list[tuple[str, Any]]) -> Table:

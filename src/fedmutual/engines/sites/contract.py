@@ -17,7 +17,7 @@ from fedmutual.config.sentences import sentence
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
 from fedmutual.engines.sites.consent import FORMAT, check_agreed
-from fedmutual.engines.sites.schema import LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
+from fedmutual.engines.sites.schema import WORK_FOLDER, LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.engines.sites.screening import Limits
 from fedmutual.errors import ConfigError
 from fedmutual.records import folder as folders
@@ -88,6 +88,7 @@ class Contract:
         kept = {key: table for key, table in own.model_dump(exclude_unset=True).items() if table != {}}
         mine = {k: kept[k] for k in ("data", "model", "algorithm", "training", "optimizer", "share") if k in kept}
         given = {"engine": own.engine.model_dump(), "split": {k: v for k, v in own.split if v is not None}}
+        given["privacy"] = {k: v for k, v in own.privacy if v is not None}
         tables = merge(self._settings, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
         try:
             return parse_config(tables, source)
@@ -149,7 +150,7 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
         if key in rest:
             raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; take it out")
     tabled = {table: keys for table, keys in rest.items() if isinstance(keys, Mapping)}  # what is none is said further down
-    given = {"data": {}, "model": {}, "records": {}, **tabled}
+    given = {"data": {}, "model": {}, "records": {}, "privacy": {}, **tabled}
     for (table, key), (idle, why) in _NOT_READ.items():
         if given[table].get(key, idle) != idle:
             raise ConfigError(f"{source}: key '{table}.{key}' has no effect between real sites: {why}; take it out")
@@ -158,11 +159,22 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
         raise ConfigError(
             f"{source}: key 'data.{own[0]}' has no place in a federation's file: a site's data stand in its site.toml"
         )
+    budget = [k for k in ("epsilon", "delta", "accountant") if k in given["privacy"]]
+    if budget:
+        raise ConfigError(
+            f"{source}: key 'privacy.{budget[0]}' has no place in a federation's file: a site's budget stands in its "
+            "site.toml"
+        )
     server = parsed(ServerTable, tables.get("server", {}), source, "server")
     rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # where it is, no run has to know
     contract = Contract(
         dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
+    if contract.name.lower() == WORK_FOLDER or contract.name.startswith("."):
+        raise ConfigError(
+            f"{source}: key 'name' cannot be {contract.name!r}: beside the federation's folder of that name there are "
+            "files and folders of the process itself; choose another"
+        )
     shares = {"global", "proxy"} & set(contract.algorithm.scores)
     if contract.config.model.pretrained is not None and shares:
         raise ConfigError(

@@ -5,8 +5,11 @@ was lost or the server started anew, gives the same answer again and trains noth
 are begun.
 """
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
@@ -53,6 +56,18 @@ class Scored(NamedTuple):
     inbox: str
 
 
+class _Record(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(strict=True)
+
+    run: str
+    entries: list[Entry]
+    dropped: bool
+    begun: Begun | None = None
+    scored: Scored | None = None
+
+
 class Diary:
     """The entries, and the files that belong to them."""
 
@@ -60,7 +75,7 @@ class Diary:
         """folder: the federation's at this site. run: its identity, which files must be of.
 
         Raises:
-            RunError: the folder holds another run's state.
+            RunError: the folder holds another run's state, or the file in it is damaged.
         """
         self._folder, self._site, self._run = folder, site, run
         self.entries: list[Entry] = []
@@ -76,12 +91,16 @@ class Diary:
                 f"{self._folder}: holds the state of this federation with another site.toml, other data, another contract "
                 "or another version of fedmutual; give back what it was begun with, or name another state.folder"
             )
-        self.entries = [Entry(*entry) for entry in about["entries"]]
-        self.forgotten = bool(about["dropped"])
+        try:
+            record = _Record.model_validate_json(json.dumps(about))
+        except ValidationError as problem:
+            where = problem.errors()[0]
+            raise RunError(
+                f"{self._folder / DIARY}: is damaged: {'.'.join(map(str, where['loc']))}: {where['msg']}; look for a copy"
+            ) from None
+        self.entries, self.forgotten, self._scored = record.entries, record.dropped, record.scored
         last = self.entries[-1] if self.entries else None
-        begun = about.get("begun") or (last and (0, *last.place, last.inbox))  # older versions had no attempts
-        self.begun = Begun(*begun) if begun else None
-        self._scored = Scored(*about["scored"]) if about.get("scored") else None
+        self.begun = record.begun or (Begun(0, *last.place, last.inbox) if last else None)  # older versions had no attempts
 
     def answer(self, place: Place, inbox: str) -> bytes | None:
         """What was answered to this very order of work, if it was."""

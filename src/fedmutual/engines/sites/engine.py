@@ -17,6 +17,7 @@ from fedmutual.engines.sites.post import EXAM, LONGEST, WORK, Answer, Garbled, O
 from fedmutual.engines.sites.screening import Limits, screen
 from fedmutual.engines.sites.sizes import Sizes
 from fedmutual.records.events import Score
+from fedmutual.views import SCORED
 
 R = TypeVar("R")
 _WORDS = 1000 * LONGEST  # characters of each site's own that the logs of a federation take, while this process lives
@@ -182,6 +183,9 @@ class Sites:
             if said.problem is not None:
                 self._leave_out(i, said.order, said.problem)
                 continue
+            if not _is_of_models(said):
+                self._leave_out(i, said.order, "they are of models or rows that are not scored, or of one twice")
+                continue
             yield i, tuple(replace(score, client=i) for score in said.scores)
 
     def _asked(
@@ -231,6 +235,12 @@ def _when(given: Mapping[str, tuple[Any, ...]]) -> At:
 
 def _key(order: Order) -> tuple[str, int, int]:
     return order.kind, order.round, order.phase
+
+
+def _is_of_models(said: Answer) -> bool:
+    """Whether each score is of a model and of rows that a site scores, and of no others' twice: a mean would count both."""
+    of = [(score.model, score.data) for score in said.scores]
+    return SCORED.issuperset(of) and len(set(of)) == len(of)
 
 
 def _wrong(said: Answer, message: Message, phase: Phase, declared: Spec, site: str) -> str | None:

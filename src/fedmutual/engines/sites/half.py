@@ -13,6 +13,7 @@ from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import other_columns
 from fedmutual.engines.base import COPY, disclose, measure, participate
+from fedmutual.engines.sites import guarantee
 from fedmutual.engines.sites.admission import Bounds, Declined, admit, find_answer
 from fedmutual.engines.sites.contract import Contract, identify, parsed
 from fedmutual.engines.sites.diary import Diary, Entry, Place
@@ -28,6 +29,7 @@ from fedmutual.engines.sites.sizes import Sizes
 from fedmutual.errors import ConfigError, RunError, UserError, said
 from fedmutual.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
+from fedmutual.privacy.budget import Budget, Spent
 from fedmutual.records import folder as folders
 from fedmutual.records.events import Evaluated
 from fedmutual.records.logs import METRICS, Metrics, read_lines, rewind, stays_scored
@@ -145,7 +147,12 @@ class Half:
             UserError: the site cannot take part, in one sentence.
         """
         self.experiment, self.site, self._say = built(contract, mine), mine.file.site, say
-        self.folder = mine.state / contract.name
+        self.folder, self._state = mine.state / contract.name, mine.state
+        guarantee.check_site(self.experiment.config, mine.file, mine.source)
+        self._budget: Budget | None = None
+        if self.experiment.noised:
+            self._budget = guarantee.open_budget(self.experiment, self.site, contract.name, mine.state)
+            guarantee.remark_others(self.experiment, self.site, mine.state, say)
         made, algorithm = self.experiment, self.experiment.algorithm
         fingerprint = made.data.partition["fingerprint"] + contract.digest + _print(made)
         self._diary = Diary(self.folder, self.site, identify(made.config, fingerprint))
@@ -194,8 +201,10 @@ class Half:
         order, inbox = ordered(content, self._limit)
         asked = digest_order(order, inbox)
         known = find_answer(self._diary, order, asked)
-        if known is not None:
+        begun = self._diary.begun
+        if known is not None or (begun is not None and begun.inbox == asked):  # answered, or begun and failed
             self._count_repeat(order)
+        if known is not None:
             self._say(f"{order.said}: asked again, answered as before")
             self._outbox.record(*answered(known), known, SERVER)
             return known
@@ -293,7 +302,8 @@ class Half:
         """After the last round, as at the end of any run."""
         config = self.experiment.config
         if round == config.rounds:
-            write_summary(self.folder, config, leaves=self.experiment.leaves(), bytes=None)  # they are in the ledger
+            spent = guarantee.record(self.experiment, self.site, self._budget)
+            write_summary(self.folder, config, leaves=self.experiment.leaves(), bytes=None, **spent)  # bytes: in the ledger
 
     def _write(self, order: Order, asked: str, reply: bytes) -> None:
         """Save, before the answer leaves. asked: the order's digest."""
@@ -309,7 +319,7 @@ class Half:
         entry = self._diary.before(at)
         place = entry.place if entry else None
         if self._client is None or self._at != place:
-            self._client = self.experiment.client(self.site)
+            self._client = guarantee.protect(self.experiment.client(self.site), self._budget, self._state)
             if entry is not None:
                 self._diary.load(self._client, entry)
             self._at = place
@@ -347,4 +357,6 @@ def _said(problem: BaseException) -> str:
         return "it diverged: its loss or its weights are no longer finite"
     if isinstance(problem, Refused):
         return "its privacy boundary kept a message back"
+    if isinstance(problem, Spent):
+        return "its privacy budget is spent"
     return "it could not do its part; its operator reads why"

@@ -6,7 +6,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -16,7 +16,7 @@ from safetensors.torch import load, save
 
 from fedmutual.boundary import Refused, check_declared
 from fedmutual.core import Message, Spec
-from fedmutual.records.events import Score
+from fedmutual.records.events import Known, Score
 
 WORK: Literal["work"] = "work"
 EXAM: Literal["exam"] = "exam"
@@ -24,6 +24,7 @@ LONGEST = 500  # characters that another says in one sentence
 _NAMED = 100  # characters of the name of a score or a loss
 _SCORES, _CLASSES = 64, 2**16  # scores that a site tells at once, values of one score; numbers of one value, one a class
 ATTEMPTS = 3  # how often, in the life of a federation, its server may go back and ask with other tensors
+_ABOUT = {f.name for f in fields(Score)} - {"values"}  # beside its values, in a line of metrics.jsonl
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Words = Annotated[str, AfterValidator(lambda text: plain(text))]  # for a console and a log
@@ -58,6 +59,7 @@ class Told(Score):
     values: Annotated[
         dict[Name, Finite | Count | Annotated[list[Finite | None], Field(max_length=_CLASSES)] | None],
         Field(max_length=_SCORES),
+        AfterValidator(lambda values: _check_values(values)),
     ]
 
 
@@ -111,6 +113,14 @@ def _check_printable(text: str) -> str:
     if not text.isprintable():
         raise ValueError("a name moves no cursor and begins no line")
     return text
+
+
+def _check_values(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a score, as they are. Raises ValueError where a report could not read them, or whose they are."""
+    if _ABOUT & values.keys():
+        raise ValueError("a value has the name of what says whose score it is")
+    Known.model_validate_json(json.dumps(values))
+    return values
 
 
 class Garbled(ValueError):

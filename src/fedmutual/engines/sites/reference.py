@@ -18,6 +18,7 @@ from fedmutual.engines.sites.schema import (
     ServerTable,
     SiteEngine,
     SiteFile,
+    SitePrivacy,
     SiteSplit,
     SitesTable,
     StateTable,
@@ -47,6 +48,7 @@ _ALIKE: dict[str, type[Section]] = {
     "share": ShareConfig,
 }
 _OWN: dict[str, type[Section]] = {
+    "privacy": SitePrivacy,
     "engine": SiteEngine,
     "limits": LimitsTable,
     "state": StateTable,

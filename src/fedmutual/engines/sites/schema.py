@@ -25,6 +25,9 @@ from fedmutual.config.schema import (
 from fedmutual.module_files import is_of_python
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+WORK_FOLDER = "flare"  # FLARE's, in a state folder, beside those of federations
+_TAKEN = ("server", "authority")  # folders beside the sites' kits: that of the server's, and that of the root key
+_Rows = Annotated[int, Field(ge=1, lt=2**31)]
 Seconds = Annotated[float, Field(gt=0)]
 
 
@@ -37,8 +40,10 @@ def _hosts(value: tuple[str, ...]) -> tuple[str, ...]:
 
 def _sites(value: tuple[str, ...]) -> tuple[str, ...]:
     for site in value:
-        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?", site) or site == "server":
-            raise ValueError(f"a site's name is of letters, digits and '-', and not 'server'; {site!r} is not")
+        if not re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?", site) or site.lower() in _TAKEN:
+            raise ValueError(
+                f"a site's name is of letters, digits and '-', and not {' or '.join(map(repr, _TAKEN))}; {site!r} is not"
+            )
     if len({site.lower() for site in value}) < len(value):
         raise ValueError(f"two sites have the same name: {', '.join(value)}")
     return value
@@ -98,7 +103,7 @@ class SitesTable(Section):
 class SeedsTable(Section):
     """What a contract says of the public seed set: of each site, and of the whole."""
 
-    rows: dict[str, Count]
+    rows: dict[str, _Rows]
     counts: dict[str, list[Annotated[int, Field(ge=0)]]] | None  # examples a class; None: labels stay with their owners
     bytes: dict[str, Count]
     digest: Digest  # of the whole; of the labels, too, where they are given to all
@@ -139,6 +144,15 @@ class TrustTable(Section):
     )
 
 
+class SitePrivacy(Section):
+    """What a site may spend of its data's privacy, over all federations that use them."""
+
+    epsilon: Annotated[float, Field(gt=0)] | None = key(
+        None, "the site's budget, needed where the federation has privacy.nets; when it is spent the site declines"
+    )
+    delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, "the delta that the budget is stated at")
+
+
 class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
     """What a site holds out its own way."""
 
@@ -176,6 +190,7 @@ class SiteFile(Section):
     engine: SiteEngine = SiteEngine()
     share: SiteShare = SiteShare()
     limits: LimitsTable = LimitsTable()
+    privacy: SitePrivacy = SitePrivacy()
     state: StateTable
     public: PublicTable | None = None
     trust: TrustTable = TrustTable()

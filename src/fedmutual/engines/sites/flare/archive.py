@@ -22,6 +22,8 @@ from fedmutual.errors import RunError
 
 LARGEST = 2 * LONGEST + 2**16  # bytes of a file: in JSON, within JSON, a contract takes up to twice its length
 _IN_ALL = 3 * LARGEST  # bytes of an archive, and of what is in it
+_END, _LOCATOR = 22, 20  # bytes of the record at an archive's end, and of what stands before it in the form for large ones
+_LISTED = 2**14  # bytes of an archive's list of files, of which ours have about a dozen
 _SIGNED = (".__nvfl_sig.json", ".__nvfl_submitter.crt")  # FLARE puts them into each folder that it signs
 _CONFIG = (f"config/{job.SERVER}", f"config/{job.SITE}")
 _APP = (*_CONFIG, *_SIGNED, *(f"config/{name}" for name in _SIGNED))  # below the app's folder
@@ -68,6 +70,7 @@ def check_deployment(content: bytes, root: Path) -> None:
 
 def _read(content: bytes, expected: Mapping[str, str]) -> dict[str, bytes]:
     """The files of an archive, which has exactly the expected ones: path in it -> path in what is returned."""
+    _check_directory(content)
     folders = {f"{parent.as_posix()}/" for file in expected for parent in Path(file).parents if parent != Path()}
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -80,6 +83,18 @@ def _read(content: bytes, expected: Mapping[str, str]) -> dict[str, bytes]:
             return {expected[entry.filename]: _read_entry(archive, entry) for entry in entries}
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError):
         raise _refusal("it is damaged") from None
+
+
+def _check_directory(content: bytes) -> None:
+    """Raise RunError where an archive's list of files is larger than one of ours: `zipfile` reads all of the list at once.
+
+    An archive of ours ends with the record of that list, which has no comment, and is not of the form for large archives.
+    """
+    end, large = content[-_END:], content[-_END - _LOCATOR : -_END]
+    if len(end) < _END or not end.startswith(b"PK\5\6") or end[-2:] != b"\0\0" or large.startswith(b"PK\6\7"):
+        raise _refusal("it is damaged")
+    if int.from_bytes(end[12:16], "little") > _LISTED:
+        raise _refusal("it has other files than these")
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:

@@ -14,6 +14,7 @@ import fedmutual
 from fedmutual.engines.sites.flare import members, progress
 from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP, results
 from fedmutual.engines.sites.flare.progress import Outcome
+from fedmutual.engines.sites.schema import WORK_FOLDER
 from fedmutual.records.checkpoint import committed
 
 
@@ -70,7 +71,7 @@ class Desk(CommandModule):  # type: ignore[misc]
 
 def _named(args: list[str]) -> bool:
     """Whether a federation is named, and no other folder."""
-    return len(args) > 1 and Path(args[1]).name == args[1] and args[1] not in ("", ".", "..", "flare")
+    return len(args) > 1 and Path(args[1]).name == args[1] and args[1] not in ("", ".", "..", WORK_FOLDER)
 
 
 def _lead(conn: Connection, args: list[str]) -> Any:

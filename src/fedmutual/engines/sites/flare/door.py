@@ -32,6 +32,7 @@ from fedmutual.engines.sites.flare.archive import check_deployment, check_submis
 from fedmutual.engines.sites.flare.console import say
 from fedmutual.engines.sites.flare.job import APP
 from fedmutual.engines.sites.flare.leftovers import JOB
+from fedmutual.engines.sites.post import plain
 from fedmutual.errors import RunError, UserError
 
 LETTER = "fedmutual.letter"  # the topic of what sites send to each other
@@ -62,6 +63,8 @@ def lets_in(me: str, asker: str, channel: str, topic: str) -> bool:
     if asker.split(".")[0] == me.split(".")[0]:
         return True  # a process of the same participant
     rules = {**_ANYBODY, **_RULES.get((_kind(me), _kind(asker)), {})}
+    if not (isinstance(channel, str) and isinstance(topic, str)):  # headers are whatever their sender wrote
+        return False
     if channel not in rules or (topic == LETTER and _kind(asker) != "site job"):
         return False
     topics = rules[channel]
@@ -113,7 +116,7 @@ def _at_the_door(cell: Any, origin: str, message: Any) -> Any:
     sealed = topic != LETTER or message.get_header(MessageHeaderKey.ENCRYPTED)  # else the server could have written it
     if sealed and lets_in(me, origin, channel, topic):
         return None
-    _log.warning(f"{me}: refused a request of {origin!r}: {channel}/{topic}")
+    _log.warning(plain(f"{me}: refused a request of {origin!r}: {channel}/{topic}"))
     return make_reply(ReturnCode.UNAUTHENTICATED, error="not for you to ask")
 
 
@@ -128,7 +131,7 @@ class JobChecks:
         order = request.payload
         job = order.get_header(RequestHeader.JOB_ID)
         if order.topic not in _ORDERS or not (job is None or (isinstance(job, str) and JOB.fullmatch(job))):
-            _log.warning(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}")
+            _log.warning(plain(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}"))
             return new_cell_message({}, error_reply("not for you to ask"))
         if order.topic != TrainingTopic.DEPLOY:
             return None
@@ -138,7 +141,7 @@ class JobChecks:
             check_deployment(order.body, self._root)
             leftovers.remove_folders(self._work, agent.app_ctx.get_all_job_ids())  # of jobs that never were begun
         except UserError as problem:
-            _log.warning(f"refused a job: {problem}")
+            _log.warning(plain(f"refused a job: {problem}"))
             return _no_words(new_cell_message({}, error_reply(f"a job: {problem}")))
         return None
 
@@ -160,7 +163,7 @@ class JobChecks:
                 raise RunError("nothing but a job may be sent")
             return None
         except UserError as problem:
-            _log.warning(f"refused {command!r} of {conn.get_prop(ConnProps.USER_NAME)!r}: {problem}")
+            _log.warning(plain(f"refused {command!r} of {conn.get_prop(ConnProps.USER_NAME)!r}: {problem}"))
             conn.append_error(str(problem), meta=make_meta(MetaStatusValue.INVALID_JOB_DEFINITION, str(problem)))
             if file is not None:
                 Path(file).unlink(missing_ok=True)
@@ -171,7 +174,7 @@ def _no_words(reply: Any) -> Any:
     """Why a site could not is for its operator to read: the words may hold data or paths."""
     answer = reply.payload
     if answer.get_header(MsgHeader.RETURN_CODE) == Code.ERROR:
-        say(f"refused, or could not: {answer.body}")
+        say(f"refused, or could not: {plain(str(answer.body))}")
         answer.body = "refused, or could not; its operator reads why"
     return reply
 
@@ -181,5 +184,5 @@ def _true_sender(agent: Any, request: Any) -> Any:
     origin, said = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
     if _kind(origin).startswith("server") or said.get(ReservedKey.IDENTITY_NAME) == origin.split(".")[0]:
         return None
-    _log.warning(f"refused a letter of {origin!r}, which calls itself {said.get(ReservedKey.IDENTITY_NAME)!r}")
+    _log.warning(plain(f"refused a letter of {origin!r}, which calls itself {said.get(ReservedKey.IDENTITY_NAME)!r}"))
     return make_reply(ReturnCode.UNAUTHENTICATED, error="not by who it says")

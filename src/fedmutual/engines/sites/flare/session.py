@@ -8,7 +8,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.engines.sites.consent import check_release
 from fedmutual.engines.sites.contract import Contract
@@ -18,14 +20,72 @@ from fedmutual.engines.sites.flare.dial import in_the_way
 from fedmutual.engines.sites.flare.found import load, quiet
 from fedmutual.engines.sites.flare.kits import Kit, check_valid
 from fedmutual.engines.sites.flare.progress import Outcome
+from fedmutual.engines.sites.post import plain
 from fedmutual.errors import RunError
 from fedmutual.records.files import write_bytes
 
+_MOST_FILES = 100  # that came of a federation; `asked.results` has about a dozen
 OVER = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)
 
 
 class Lost(RunError):
     """The server cannot be reached, or not any more."""
+
+
+Text = Annotated[str, AfterValidator(plain)]  # for a console
+_Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class _Told(BaseModel):
+    """What a server says: it is not trusted to write it as ours does."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+
+class _Note(_Told):
+    text: Text
+    first: int
+    last: int
+
+
+class _Progress(_Told):
+    """What `progress` writes, as far as a lead reads it."""
+
+    outcome: Text
+    submitted: Text
+    contract: Text
+    said: Text = ""
+    round: _Count = 0
+    rounds: _Count = 0
+    sites: list[Text] = []
+    within: list[Text] = Field([], alias="in")
+    scores: Text = ""
+    left: Text = ""
+    bytes: dict[Literal["up", "down"], _Count] = {"up": 0, "down": 0}
+    notes: list[_Note] = []
+
+
+class _Status(_Told):
+    there: list[Text]
+    progress: _Progress | None
+    stops: bool
+    job: Text | None
+    version: Text = "0.0"
+
+
+class _Files(_Told):
+    files: list[str] = Field(max_length=_MOST_FILES)
+
+
+class _Body(_Told):
+    body: str
+
+
+class _Stopped(_Told):
+    progress: _Progress | None
+
+
+T = TypeVar("T", bound=_Told)
 
 
 class Session:
@@ -77,7 +137,7 @@ class Session:
             try:
                 return str(self._session.submit_job(str(made)))
             except Exception as problem:  # of many types
-                raise RunError(f"the server refuses the job: {problem}") from None
+                raise RunError(f"the server refuses the job: {plain(str(problem))}") from None
 
     def under_way(self, contract: Contract) -> str | None:
         """The job by which a federation was submitted that is not over; None where there is none. Waits for one that stops.
@@ -107,13 +167,13 @@ class Session:
         Raises:
             ConfigError: the server is of another version.
         """
-        found = self._ask(STATUS, name)
-        check_release(found.get("version", "0.0"), "the server")
+        found = _checked(_Status, self._ask(STATUS, name))
+        check_release(found["version"], "the server")
         return found
 
     def stop(self, name: str) -> dict[str, Any] | None:
         """Let it end after the round that is under way -> how far it is."""
-        found: dict[str, Any] | None = self._ask(STOP, name)["progress"]
+        found: dict[str, Any] | None = _checked(_Stopped, self._ask(STOP, name))["progress"]
         return found
 
     def fetch(self, name: str, out: Path) -> list[Path]:
@@ -122,12 +182,16 @@ class Session:
         Raises:
             RunError: the server names a file that is none of a federation's, which could lie anywhere. Nothing was written.
         """
-        written, files = [], [str(file) for file in self._ask(RESULT, name)["files"]]
+        written, files = [], _checked(_Files, self._ask(RESULT, name))["files"]
         for file in files:
             if not is_result(file):
-                raise RunError(f"the server names a file that is no result of a federation ({file!r}); nothing was fetched")
+                odd = plain(repr(file))
+                raise RunError(f"the server names a file that is no result of a federation ({odd}); nothing was fetched")
         for file in files:
-            body = base64.b64decode(self._ask(RESULT, name, file)["body"])
+            try:
+                body = base64.b64decode(_checked(_Body, self._ask(RESULT, name, file))["body"], validate=True)
+            except ValueError:
+                raise _strange("body") from None
             write_bytes(out / file, body)
             written.append(out / file)
         return written
@@ -153,8 +217,8 @@ class Session:
         if meta.get("status") == "FINISHED:ABANDONED":
             raise RunError("the server was started anew before the job began; submit it once more")
         if str(meta.get("status", "")).startswith("FINISHED"):
-            why = "; ".join(str(line) for line in meta.get("job_deploy_detail", ()))
-            raise RunError(f"the job did not start ({meta['status']}){': ' if why else ''}{why}")
+            why = plain("; ".join(map(str, meta.get("job_deploy_detail") or ())))
+            raise RunError(f"the job did not start ({plain(str(meta['status']))}){': ' if why else ''}{why}")
 
     def _ask(self, command: str, *words: str) -> dict[str, Any]:
         reply = self._session.api.server_execute(" ".join((command, *words)))
@@ -173,10 +237,23 @@ def _reach(kit: Kit, timeout: float) -> None:
 
 def _answer(reply: dict[str, Any]) -> dict[str, Any]:
     """What the server says to a command of ours. Raises Lost where it says something else, with its words."""
-    items = reply.get("data", [])
+    data = reply.get("data", [])
+    items = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
     for item in items:
-        if item.get("type") == "dict":
+        if item.get("type") == "dict" and isinstance(item.get("data"), dict):
             found: dict[str, Any] = item["data"]
             return found
-    words = "; ".join(str(item["data"]) for item in items if item.get("type") in ("error", "string"))
-    raise Lost(f"the server did not answer ({words or reply.get('details') or reply.get('status')})")
+    words = "; ".join(str(item.get("data")) for item in items if item.get("type") in ("error", "string"))
+    raise Lost(f"the server did not answer ({plain(str(words or reply.get('details') or reply.get('status')))})")
+
+
+def _checked(kind: type[T], told: dict[str, Any]) -> dict[str, Any]:
+    """What the server told, as far as it is read, in words that move no cursor. Raises RunError where it is another form."""
+    try:
+        return kind.model_validate(told).model_dump(by_alias=True)
+    except ValidationError as problem:
+        raise _strange(".".join(map(str, problem.errors()[0]["loc"]))) from None
+
+
+def _strange(key: str) -> RunError:
+    return RunError(f"the server says what no server of fedmutual would ({plain(key)}); ask its operator what runs there")

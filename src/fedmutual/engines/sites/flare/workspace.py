@@ -8,9 +8,10 @@ from typing import Any
 
 from fedmutual.engines.sites.flare import leftovers
 from fedmutual.engines.sites.flare.kits import Kit
+from fedmutual.engines.sites.schema import WORK_FOLDER
 from fedmutual.records.files import write_json
 
-FOLDER = "flare"  # below the state folder
+FOLDER = WORK_FOLDER  # below the state folder
 POINTER = "fedmutual.json"  # what our classes, which run in FLARE's processes, are told of this host
 LONGEST = "longest"
 _OURS = "fedmutual.engines.sites.flare"

@@ -1,0 +1,45 @@
+"""What [privacy] does not go together with, as far as the configuration alone tells."""
+
+from fedmutual.config.schema import Config, PrivacyConfig
+from fedmutual.errors import ConfigError
+
+
+def check_privacy(config: Config, source: str) -> None:
+    """Raise ConfigError, with the reason and the mend, where a key voids the guarantee, is missing, or has no effect."""
+    privacy = config.privacy
+    if privacy.group_rows is not None and privacy.unit != "group":
+        raise ConfigError(f"{source}: key 'privacy.group_rows' has no effect with privacy.unit = 'example'; take it out")
+    if privacy.nets == "none":
+        return
+    if privacy.sigma is None:
+        raise ConfigError(
+            f"{source}: privacy.nets = {privacy.nets!r} needs the key 'privacy.sigma', the noise multiplier; "
+            "`fedmutual privacy FILE.toml --epsilon 4` computes one"
+        )
+    if config.engine.name == "stacked":
+        raise ConfigError(
+            f"{source}: engine.name = 'stacked' steps clients as one and cannot clip each example's gradient; with "
+            "privacy.nets use 'auto', 'inprocess', 'processes' or 'cluster'"
+        )
+    if config.engine.precision != "float32":
+        raise ConfigError(
+            f"{source}: engine.precision = {config.engine.precision!r} rounds gradients after their norm was taken, so that "
+            "the clipping bound would not hold; with privacy.nets use 'float32'"
+        )
+    if config.records.keep_best:
+        raise ConfigError(
+            f"{source}: records.keep_best = true chooses a model by scores that epsilon does not count; with privacy.nets "
+            "take it out, and use the last round's model"
+        )
+    for client, own in config.clients.items():
+        if own.data.mean is not None:
+            raise ConfigError(
+                f"{source}: key 'clients.{client}.data.mean' would come from the client's private rows, which epsilon does "
+                "not count; with privacy.nets set 'data.mean' for all, to values that are known without these rows"
+            )
+
+
+def ineffective_keys(privacy: PrivacyConfig) -> list[str]:
+    """The keys that are set beside nets = "none", and do nothing."""
+    plain = PrivacyConfig()
+    return [] if privacy.nets != "none" else [f"privacy.{k}" for k, v in privacy if v != getattr(plain, k)]

@@ -1,0 +1,9 @@
+"""The version of the numbers that training computes: results of the same version may stand beside each other."""
+
+VERSION = 1
+"""Raised by one when the same configuration and seed train to other bits (CPU, float32, one thread); never for a release.
+
+Results and run folders of `fedmutual reproduce` are known by their fingerprint and this number, so a new version of the
+package that trains to the same bits trains nothing anew. tests/test_numerics.py holds golden bits of one short run a method
+and fails where this number should have been raised.
+"""

@@ -1,0 +1,163 @@
+"""What a federation's rounds will cost each client, told before anything is trained; and what they did cost."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedmutual.config import Config, client_settings, load_config, read_tables
+from fedmutual.core import At, Batch, Client, Phase
+from fedmutual.engines.base import Engine
+from fedmutual.engines.loop import participants
+from fedmutual.errors import ConfigError
+from fedmutual.experiment import Experiment
+from fedmutual.privacy import rules
+from fedmutual.privacy.accountant import Steps, epsilon, sigma_for
+from fedmutual.privacy.mechanism import Mechanism
+from fedmutual.stepping import own
+
+
+class Cost(NamedTuple):
+    """What a client's part in a federation costs."""
+
+    rows: int
+    units: int  # rows, or groups of rows
+    rate: float  # with which each unit is in a batch
+    steps: int
+    sigma: float
+
+    def epsilon(self, config: Config) -> float:
+        """At the configured delta, by the configured accountant."""
+        return epsilon([Steps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant)
+
+    def sigma_for(self, wished: float, config: Config) -> float:
+        """The noise multiplier with which it would cost at most this epsilon."""
+        return sigma_for(wished, self.rate, self.steps, config.privacy.delta, config.privacy.accountant)
+
+
+def read_config(path: Path, overrides: Mapping[str, Any], sigma_wanted: bool) -> Config:
+    """An experiment to plan. sigma_wanted: its noise multiplier is what the plan is to tell, so none need be set.
+
+    Raises:
+        ConfigError: as `load_config`; the file is a federation's of real sites, whose data each site alone has.
+    """
+    if "sites" in read_tables(path):
+        raise ConfigError(f"{path}: is a federation's file, and its data are at the sites; name one site's file with --site")
+    return load_config(path, **({"privacy.sigma": 1.0} if sigma_wanted else {}) | dict(overrides))
+
+
+def plan(experiment: Experiment) -> dict[str, Cost]:
+    """What each client's part will cost, by its own rows and batch size. Trains nothing.
+
+    Raises:
+        ConfigError: nothing is noised, or an algorithm's steps cannot be counted.
+    """
+    config = experiment.config
+    if not experiment.noised:
+        raise ConfigError(
+            "privacy.nets has no effect here, so nothing is noised and there is no epsilon; set privacy.nets to 'meme' or "
+            "'both'" + ("" if config.privacy.nets == "none" else ", or choose an algorithm that sends what it learns")
+        )
+    assert config.privacy.sigma is not None  # the configuration is checked
+    found = {}
+    for client in experiment.clients:
+        rows = experiment.rows(client)["private"]
+        units = rules.make_units(config, client, rows)
+        steps = _count_steps(experiment, client, len(rows))
+        found[client] = Cost(len(rows), units.count, units.rate, steps, config.privacy.sigma)
+    return found
+
+
+def check_budget(experiment: Experiment) -> None:
+    """Raise ConfigError where a client's part would cost more than `privacy.epsilon`."""
+    config = experiment.config
+    budget = config.privacy.epsilon
+    if budget is None or not experiment.noised:
+        return
+    for client, cost in plan(experiment).items():
+        spent = cost.epsilon(config)
+        if spent > budget:
+            raise ConfigError(
+                f"privacy.epsilon = {budget:g}: {cost.steps} steps with sigma {cost.sigma:g} cost client {client!r} epsilon "
+                f"{spent:.3g} at delta {config.privacy.delta:g}; set privacy.sigma = {cost.sigma_for(budget, config):g}, or "
+                "fewer rounds"
+            )
+
+
+def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
+    """What summary.json holds of it, by the steps that were taken; nothing where nothing was noised."""
+    privacy = experiment.config.privacy
+    if not experiment.noised:
+        return {}
+    taken = dict(engine.each(_taken, dict.fromkeys(experiment.clients, ())))
+    clients = {}
+    for client in experiment.clients:
+        steps = taken[client]
+        spent = epsilon([steps], privacy.delta, privacy.accountant)
+        clients[client] = {"epsilon": spent if math.isfinite(spent) else None, "steps": steps.number, "rate": steps.rate}
+    return {"privacy": about(experiment.config, clients)}
+
+
+def about(config: Config, clients: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
+    """The settings of a guarantee, and of each client what its part cost: epsilon, steps, sampling rate."""
+    return {**config.privacy.model_dump(exclude={"epsilon"}), "clients": clients}
+
+
+def _taken(client: Client) -> Steps:
+    """What a client's steps so far were."""
+    assert isinstance(client.privacy, Mechanism)
+    return Steps(client.privacy.sigma, client.privacy.units.rate, client.privacy.steps)
+
+
+@dataclass
+class _Counted:
+    """Rows that are not read: the batches that are asked for are counted."""
+
+    length: int
+    count: int = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
+        """No batches."""
+        self.count += len(list(plan))
+        return ()
+
+
+def _count_steps(experiment: Experiment, id: str, rows: int) -> int:
+    """Steps on private rows in all of a client's rounds, and in the start."""
+    config, algorithm = experiment.config, experiment.algorithm
+    fraction = config.engine.participation
+    asked = [
+        r
+        for r in range(config.rounds)
+        if id in participants(experiment.clients, fraction, At(config.seed, r, config.rounds))
+    ]
+    try:
+        steps = {r: _round_steps(experiment, id, rows, r, algorithm.phases) for r in {*asked[:1], *asked[-1:]}}
+        if len(set(steps.values())) > 1:
+            steps = {r: _round_steps(experiment, id, rows, r, algorithm.phases) for r in asked}
+        else:
+            steps = dict.fromkeys(asked, next(iter(steps.values()), 0))
+        return _round_steps(experiment, id, rows, -1, algorithm.start) + sum(steps.values())
+    except Exception as problem:  # an algorithm of one's own may ask for more than a plan has
+        raise ConfigError(
+            f"algorithm {config.algorithm['name']!r}: its steps cannot be counted before it is trained ({problem})"
+        ) from problem
+
+
+def _round_steps(experiment: Experiment, id: str, rows: int, round: int, phases: Iterable[Phase]) -> int:
+    """Steps on private rows in one round; round -1: in the start."""
+    config, seeds = experiment.config, experiment.seeds
+    private, public = _Counted(rows), _Counted(sum(map(len, seeds.owners.values())) if seeds else 0)
+    settings = client_settings(config, id) | {"task": experiment.task(id)}
+    client = Client(id, {}, {}, {"private": private, "public": public}, own=settings, seeds=seeds)
+    for number, phase in enumerate(phases):
+        for _ in own(phase, client).batches(client, {}, At(config.seed, round, config.rounds, number)):
+            pass
+    return private.count

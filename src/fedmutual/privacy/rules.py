@@ -1,0 +1,132 @@
+"""What voids a guarantee, refused before anything is trained: one sentence with the reason and the mend."""
+
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+
+from torch import nn
+
+from fedmutual.algorithms.fedavg import N_K
+from fedmutual.config import Config, client_settings
+from fedmutual.core import Algorithm, At, Data, Message, Setting
+from fedmutual.errors import ConfigError
+from fedmutual.privacy.mechanism import Mechanism
+from fedmutual.privacy.sampling import Units
+from fedmutual.privacy.secret import simulation_secret
+
+_SCORES = (
+    "privacy: epsilon is of the messages that leave a client. The losses and scores that are recorded here, and other runs "
+    "on the same rows, are not in it; between real sites no loss or score is told"
+)
+
+
+def noised_nets(config: Config, algorithm: Algorithm, server: Message, pooled: bool) -> frozenset[str]:
+    """The networks that are trained with noise; none where `privacy.nets` has no effect. server: its first state.
+
+    Raises:
+        ConfigError: something of the others would leave.
+    """
+    nets = config.privacy.nets
+    if nets == "none" or pooled:
+        return frozenset()
+    if nets == "both":
+        return frozenset({"personal", "meme"})
+    if "global" in algorithm.scores:
+        return frozenset({"meme"})
+    if any(phase.leaves(server) for phase in algorithm.phases):
+        raise ConfigError(
+            f"privacy.nets = 'meme': algorithm {config.algorithm['name']!r} has no meme, and what its personal networks say "
+            "leaves; use privacy.nets = 'both', which noises all networks of a client"
+        )
+    return frozenset()
+
+
+def check_algorithm(
+    config: Config, algorithm: Algorithm, nets: frozenset[str], server: Message, clients: Iterable[str]
+) -> None:
+    """Raise ConfigError where noise on these networks' gradient steps does not cover all that leaves."""
+    name, setting = config.algorithm["name"], f"privacy.nets = {config.privacy.nets!r}"
+    if find_spec("opacus") is None:
+        raise ConfigError(
+            f"{setting} needs the extra 'privacy', whose accountants say what training costs: pip install "
+            "'fedmutual[privacy]'"
+        )
+    if not algorithm.dp_ready:
+        raise ConfigError(
+            f"{setting}: nobody has shown of algorithm {name!r} that private rows are read by its gradient steps alone, so "
+            "noise on these may not cover what leaves; use fml, fedavg, fedprox, fedh2l or fedmd, or see docs/privacy.md on "
+            "one's own algorithm"
+        )
+    if any(N_K in phase.leaves(server) for phase in algorithm.phases):
+        raise ConfigError(
+            f"{setting}: with algorithm.weighting = 'samples' each client tells how many examples it has, without noise; "
+            "use algorithm.weighting = 'uniform'"
+        )
+    if nets == {"meme"} and "personal" in algorithm.scores:
+        for client in clients:
+            _check_teacher(config, algorithm, client)
+
+
+def check_nets(client: str, nets: Mapping[str, nn.Module]) -> None:
+    """Raise ConfigError where a network of a client mixes the examples of a batch, or remembers them."""
+    for name, net in nets.items():
+        for path, module in net.named_modules():
+            remembers = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+            if remembers or isinstance(module, nn.modules.batchnorm._BatchNorm):
+                raise ConfigError(
+                    f"privacy.nets: the {name} network of client {client!r} has the layer {path!r} "
+                    f"({type(module).__name__}), which mixes the examples of a batch, so that no example's share of a "
+                    "gradient is bounded; use a network with GroupNorm, as 'resnet18-gn', or without such layers, as 'mlp', "
+                    "'lenet5', 'cnn1' or 'cnn2'"
+                )
+
+
+def make_mechanism(config: Config, client: str, nets: frozenset[str], rows: Data) -> Mechanism:
+    """What clips and noises a client's steps, with the secret that a simulation has.
+
+    Raises:
+        ConfigError: groups are to be protected, and the client's rows have none.
+    """
+    privacy = config.privacy
+    assert privacy.sigma is not None  # the configuration is checked
+    units = make_units(config, client, rows)
+    return Mechanism(client, rows, units, nets, privacy.clip, privacy.sigma, simulation_secret(config.seed, client))
+
+
+def make_units(config: Config, client: str, rows: Data) -> Units:
+    """A client's units, and the rate at which they are sampled. Raises ConfigError as `make_mechanism`."""
+    privacy, groups = config.privacy, None
+    if privacy.unit == "group":
+        groups = getattr(rows, "groups", None)
+        if groups is None:
+            raise ConfigError(
+                f"privacy.unit = 'group': the rows of client {client!r} name no groups; set 'data.group_by', or use "
+                "'example'"
+            )
+    batch_size = config.own(client).training.batch_size or config.training.batch_size
+    return Units(len(rows), batch_size, groups, privacy.group_rows)
+
+
+def notes(nets: frozenset[str]) -> tuple[str, ...]:
+    """What a user should know of an experiment with noise."""
+    return (_SCORES,) if nets else ()
+
+
+def _check_teacher(config: Config, algorithm: Algorithm, client: str) -> None:
+    """Raise ConfigError unless a client's meme learns from labels alone in every round."""
+    settings = client_settings(config) | client_settings(config, client)
+    for number, phase in enumerate(algorithm.phases):
+        beta: Setting | None = settings.get("beta", getattr(phase, "beta", None))
+        if beta is None:
+            raise ConfigError(
+                f"privacy.nets = 'meme': algorithm {config.algorithm['name']!r} has no setting beta that says that its meme "
+                "learns from labels alone; use privacy.nets = 'both'"
+            )
+        values = [At(config.seed, r, config.rounds, number).number(beta) for r in range(config.rounds)]
+        low = next((r for r, value in enumerate(values) if value != 1), None)
+        if low is not None:
+            whose = "" if config.own(client).algorithm.get("beta") is None else f" of client {client!r}"
+            raise ConfigError(
+                f"privacy.nets = 'meme' needs algorithm.beta = 1 in every round, and it is {values[low]:g} in round "
+                f"{low + 1}{whose}: the rest is taught by the personal network, which has seen the same rows without noise, "
+                "so that one row moves the gradients of all others; set algorithm.beta = 1, or privacy.nets = 'both'"
+            )

@@ -1,0 +1,47 @@
+"""Epsilon beside accuracy: what differential privacy a method gives for what leaves its clients."""
+
+from fedmutual.report.cells import Cell, Column
+from fedmutual.report.comparison import Comparison, Method
+from fedmutual.report.lines import Guarantee
+
+NONE, NOTHING = "none", "nothing leaves"
+
+
+def is_stated(comparison: Comparison) -> bool:
+    """Whether any of the methods has an epsilon: else no table speaks of it."""
+    return any(_summaries(m) for m in comparison.methods)
+
+
+def epsilon(method: Method) -> float | None:
+    """The largest epsilon of any client in any counted run; None where a run has none, or none that is finite."""
+    found = [c.epsilon for s in _summaries(method) for c in s.clients.values()]
+    if not found or len(_summaries(method)) < len(method.counted):
+        return None
+    return None if None in found else max(e for e in found if e is not None)
+
+
+def text(method: Method) -> str:
+    """Epsilon as a table has it: "4.5", "none", or "nothing leaves"."""
+    value = epsilon(method)
+    if value is not None:
+        return f"{value:.3g}"
+    leaves = [r.summary.leaves for r in method.counted if r.summary and r.summary.leaves]
+    return NOTHING if leaves and not any(spec for phases in leaves for spec in phases.values()) else NONE
+
+
+def column(comparison: Comparison) -> Column:
+    """The head of a column of epsilons."""
+    known = {(s.delta, s.unit) for m in comparison.methods for s in _summaries(m)}
+    of = ", ".join(f"at delta {delta:g}, of each {unit}" for delta, unit in sorted(known))
+    note = f"Epsilon {of}: the largest of any client, of what leaves in one run; it counts no scores and no validation rows."
+    return Column("epsilon", "Differential privacy", note=note)
+
+
+def cell(method: Method) -> Cell:
+    """A method's epsilon."""
+    return Cell(text(method))
+
+
+def _summaries(method: Method) -> list[Guarantee]:
+    """What the counted runs say of their guarantees."""
+    return [r.summary.privacy for r in method.counted if r.summary and r.summary.privacy]

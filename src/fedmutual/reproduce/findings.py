@@ -1,0 +1,117 @@
+"""The findings: what of the papers holds up and what does not, by the verdicts on the claims that the indexes name."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from fedmutual.records.files import write_bytes
+from fedmutual.reproduce import words
+from fedmutual.reproduce.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judged
+from fedmutual.reproduce.entries import capital, unit
+from fedmutual.reproduce.figures import standalone
+from fedmutual.reproduce.forest import Forest, Row
+from fedmutual.reproduce.pages import FIGURES, MADE, Page
+from fedmutual.reproduce.printed import ALL
+from fedmutual.reproduce.significance import stands
+
+NAME, TEMPLATE = "findings.md", "findings.md.j2"
+FIGURE = "findings.svg"
+HOLDS, DEPENDS, FAILS, OPEN, UNMEASURED = "holds", "depends", "fails", "open", "unmeasured"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim that the findings speak of."""
+
+    page: Page
+    readings: tuple[Judged, ...]
+
+    @property
+    def text(self) -> str:
+        """The claim in one sentence that stands alone."""
+        return self.readings[0].claim.finding
+
+    @property
+    def outcome(self) -> str:
+        """How it came out over its readings; a verdict counts that stands after Holm's adjustment over all pages."""
+        found = [_outcome(judged) for judged in self.readings]
+        measured = [o for o in found if o is not None]
+        if not measured:
+            return UNMEASURED
+        if len(set(measured)) > 1:
+            return DEPENDS
+        return {SUPPORTED: HOLDS, CONTRADICTED: FAILS, INCONCLUSIVE: OPEN}[measured[0]]
+
+    @property
+    def verdicts(self) -> str:
+        """ "As the paper trains: supported: +1.2 points ...; at equal gradient steps: not run": each reading."""
+        told = []
+        for judged in self.readings:
+            verdict = words.verdict(judged, self.page.experiment.index.decimals)
+            if judged.verdict in DECIDED and not stands(judged.holm[1]):
+                verdict += ", though not after Holm's adjustment"
+            told.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
+        return capital("; ".join(told))
+
+
+def _outcome(judged: Judged) -> str | None:
+    """Its verdict, inconclusive where that may be chance; None where too little was run for one."""
+    if judged.verdict in DECIDED:
+        return judged.verdict if stands(judged.holm[1]) else INCONCLUSIVE
+    return INCONCLUSIVE if judged.verdict == INCONCLUSIVE else None
+
+
+def find_findings(told: Sequence[Page]) -> list[Finding]:
+    """The claims that have a `finding`, in the order of the pages."""
+    return [Finding(page, readings) for page in told for readings in page.claims if readings[0].claim.finding]
+
+
+def forest(findings: Sequence[Finding]) -> Forest:
+    """The verdicts of the findings that are differences in points, where enough was run for one."""
+    rows = []
+    for finding in findings:
+        label = finding.text
+        for number, judged in enumerate(finding.readings):
+            if _outcome(judged) is None or judged.overall is None or unit(judged) != "points":
+                continue
+            sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.verdict, 0)
+            rows.append(Row(label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
+            label = "\N{HORIZONTAL ELLIPSIS}"  # the readings below it are of the same claim
+    return Forest("What of the papers' claims was measured", tuple(rows))
+
+
+def write_findings(told: Sequence[Page], counts: pd.DataFrame, root: Path, folder: Path) -> list[Path]:
+    """Write the findings beside the folder of the pages, from the template of the experiments -> their paths.
+
+    counts: the papers' printed numbers by state, the sum in the row "all". Nothing is written without a template.
+
+    Raises:
+        RunError: it cannot be written.
+    """
+    if not (root / TEMPLATE).exists():
+        return []
+    path, drawn = folder.parent / NAME, forest(findings := find_findings(told))
+    text = render_findings(findings, counts, root, Path(os.path.relpath(folder, path.parent)).as_posix())
+    write_bytes(folder / FIGURES / FIGURE, standalone(drawn).encode())
+    write_bytes(path, text.encode())
+    return [path]
+
+
+def render_findings(findings: Sequence[Finding], counts: pd.DataFrame, root: Path, pages: str) -> str:
+    """The page as Markdown. pages: the way from it to the folder of the experiments' pages."""
+    loader = FileSystemLoader(root)
+    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.get_template(TEMPLATE).render(
+        made=MADE,
+        figure=f"{pages}/{FIGURES}/{FIGURE}",
+        picture=forest(findings),
+        pages=pages,
+        groups={
+            outcome: [f for f in findings if f.outcome == outcome] for outcome in (HOLDS, DEPENDS, FAILS, OPEN, UNMEASURED)
+        },
+        printed=counts.loc[ALL].to_dict(),
+    )

@@ -1,0 +1,57 @@
+"""How many of the papers' printed numbers are measured: at full length, shortened, or not at all."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.claims import NOT_RUN
+from fedmutual.reproduce.looks import Look
+
+FULL, SHORTENED = "full", "shortened"
+STATES = (FULL, SHORTENED, NOT_RUN)  # the fullest first
+ALL = "all"
+NUMBER = ["cell", "arm", "measure", "node"]  # what a printed number is known by
+
+
+def printed_frame(told: Sequence[tuple[Experiment, Sequence[Look]]]) -> pd.DataFrame:
+    """A row for each printed number: "experiment", NUMBER, "value", and "state", one of STATES.
+
+    Cells beside which the paper's numbers stand once more (`printed_in`) count for the cell that they name, if it has the
+    arm: the fullest state counts.
+    """
+    frame = pd.DataFrame((row for experiment, looks in told for row in _rows(experiment, looks)))
+    frame["state"] = pd.Categorical(frame["state"], STATES, ordered=True)
+    printed = frame[~frame["again"]].drop(columns="state")
+    return printed.merge(frame.groupby(NUMBER)["state"].min().reset_index(), on=NUMBER).drop(columns="again")
+
+
+def _rows(experiment: Experiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
+    for look in looks:
+        again = look.cell.about.printed_in
+        about = {"experiment": experiment.id, "cell": again or look.cell.id, "again": bool(again)}
+        for arm, found in look.cell.shown.items():
+            state = NOT_RUN if not look.results.get(arm) else SHORTENED if look.arm_words(arm) else FULL
+            for measure, node, value in found.all_printed(experiment.index.measures[0]):
+                yield {**about, "arm": arm, "measure": measure, "node": node, "value": value, "state": state}
+
+
+def count_printed(frame: pd.DataFrame) -> pd.DataFrame:
+    """Printed numbers by experiment and state: a row an experiment, in their order, and the sum in the last."""
+    counts = frame.groupby(["experiment", "state"], sort=False, observed=False).size().unstack(fill_value=0)[list(STATES)]
+    counts = counts.loc[frame["experiment"].drop_duplicates()]
+    counts.loc[ALL] = counts.sum()
+    return counts
+
+
+def printed_table(counts: pd.DataFrame) -> Table:
+    """The counts as a table, each experiment with a link to its page."""
+    rows = [
+        (Cell(f"[{name}]({name}.md)" if name != ALL else "**all**"), *(Cell(f"{n:,}") for n in (numbers.sum(), *numbers)))
+        for name, numbers in counts.iterrows()
+    ]
+    heads = (Column("Experiment", numeric=False), *map(Column, ("Printed numbers", *STATES)))
+    csv = csv_text(["experiment", *STATES], counts.reset_index().to_numpy().tolist())
+    return Table("printed", "", heads, tuple(rows), csv)

@@ -1,0 +1,72 @@
+"""Runs that were trained twice, for fewer and for more rounds: whether both tell the same scores of the same rounds."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import combinations
+from typing import Any
+
+import pandas as pd
+
+from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.text import percent
+from fedmutual.reproduce.kept import Result
+from fedmutual.reproduce.results import Store
+
+KEYS = ["cell", "arm", "machine"]
+NUMBERS = ["pairs", "scores", "equal", "largest"]
+SAME, OTHER = "the same", "another"
+
+
+def repeats_frame(store: Store) -> pd.DataFrame:
+    """A row for each cell, arm and machine: "pairs" of runs, their "scores", how many are "equal", "largest".
+
+    The largest difference is a fraction. Scores are those of the curves, of rounds that both evaluated; runs are of one
+    configuration and seed, which differ in their rounds alone, and of one numerics version. Runs of equal rounds are no
+    pair: these may be one run that two cells look at.
+    """
+    frame = pd.DataFrame(_rows(store), columns=[*KEYS, *NUMBERS])
+    sums = {"pairs": "sum", "scores": "sum", "equal": "sum", "largest": "max"}
+    return frame.groupby(KEYS, sort=False).agg(sums).reset_index()
+
+
+def _rows(store: Store) -> Iterator[dict[str, Any]]:
+    alike: dict[tuple[str, int], dict[int, tuple[str, Result]]] = defaultdict(dict)  # by rounds
+    for cell in store.cells:
+        for result in store.of(cell):
+            if not result.failed:
+                alike[result.fingerprint.rpartition("-")[0], result.numerics].setdefault(result.rounds, (cell, result))
+    for runs in alike.values():
+        for (cell, first), (_, second) in combinations(runs.values(), 2):
+            if differences := [abs(a - b) for a, b in _scores(first, second)]:
+                yield {
+                    "cell": cell,
+                    "arm": first.arm,
+                    "machine": SAME if _machine(first) == _machine(second) else OTHER,
+                    "pairs": 1,
+                    "scores": len(differences),
+                    "equal": differences.count(0.0),
+                    "largest": max(differences),
+                }
+
+
+def _scores(first: Result, second: Result) -> Iterator[tuple[float, float]]:
+    """The scores of both, of every curve and round that both have."""
+    for name in first.curves.keys() & second.curves.keys():
+        one, other = (dict(zip(r.evaluated, r.curves[name], strict=True)) for r in (first, second))
+        yield from ((one[n], other[n]) for n in sorted(one.keys() & other.keys()))
+
+
+def _machine(result: Result) -> tuple[Any, ...]:
+    made = result.made
+    return made.platform, made.cpus, made.device, made.threads, made.python, made.torch
+
+
+def repeats_table(frame: pd.DataFrame) -> Table:
+    """The same as a table; differences in points."""
+    rows = []
+    for row in frame.itertuples():
+        numbers = f"{row.pairs:,}", f"{row.equal:,} of {row.scores:,}", percent(row.largest, 2)
+        rows.append(tuple(map(Cell, (row.cell, row.arm, row.machine, *numbers))))
+    heads = [Column(head, numeric=False) for head in ("Cell", "Arm", "Machine")]
+    heads += map(Column, ("Pairs of runs", "Equal scores", "Largest difference"))
+    return Table("repeats", "", tuple(heads), tuple(rows), csv_text([*KEYS, *NUMBERS], frame.to_numpy().tolist()))

@@ -1,0 +1,80 @@
+"""What each arm spent, beside what it reached: rounds, gradient steps, examples and bytes of a client."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pandas as pd
+
+from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.reproduce.budget import count_budget
+from fedmutual.reproduce.entries import name
+from fedmutual.reproduce.kept import Budget, Result
+from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.plan import arm_config
+
+KEYS = ("setting", "method", "rounds")
+NUMBERS = ("steps", "examples", "up", "down", "public")
+HEADS = (
+    Column("Rounds"),
+    Column("Gradient steps"),
+    Column("Examples seen"),
+    Column("Bytes given out"),
+    Column("Bytes received"),
+    Column("Public examples given out, bytes"),
+)
+CAPTION = "Of a client, over the whole run, in the mean over clients and seeds"
+
+
+def spent_frame(looks: Sequence[Look]) -> pd.DataFrame:
+    """A row for each arm that was run: "setting", "method", "rounds", and the means of NUMBERS, NaN where not counted."""
+    frame = pd.DataFrame(_rows(looks), columns=[*KEYS, *NUMBERS])
+    return frame.groupby(list(KEYS), sort=False)[list(NUMBERS)].mean().reset_index()
+
+
+def spent(looks: Sequence[Look]) -> Table | None:
+    """The same as a table; None where nothing was run."""
+    means = spent_frame(looks)
+    if means.empty:
+        return None
+    rows = [
+        (Cell(row.setting), Cell(row.method), Cell(row.rounds), *(_number(getattr(row, key)) for key in NUMBERS))
+        for row in means.itertuples()
+    ]
+    csv = csv_text(list(means.columns), means.astype(object).where(means.notna(), None).to_numpy().tolist())
+    return Table(
+        "spent", CAPTION, (Column("Setting", numeric=False), Column("Method", numeric=False), *HEADS), tuple(rows), csv
+    )
+
+
+def _number(value: float) -> Cell:
+    return Cell("n/a", note="n/a: not counted in this run") if pd.isna(value) else Cell(f"{value:,.0f}")
+
+
+def _rows(looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
+    for look in looks:
+        for arm, results in look.results.items():
+            ran, own = look.scale.trained(look.cell, arm)
+            for result in results.values():
+                if not result.failed:
+                    budget, traffic, clients = find_budget(look, arm, result), result.traffic, len(result.clients) or 1
+                    yield {
+                        "setting": look.cell.title,
+                        "method": name(arm, look.cell.shown[arm]),
+                        "rounds": f"{ran:,} of {own:,}" if ran < own else f"{own:,}",
+                        "steps": budget.steps if budget else None,
+                        "examples": budget.examples if budget else None,
+                        "up": traffic.up / clients if traffic else None,
+                        "down": traffic.down / clients if traffic else None,
+                        "public": traffic.seed / clients if traffic else None,
+                    }
+
+
+def find_budget(look: Look, arm: str, result: Result) -> Budget | None:
+    """A run's budget as it was kept, else counted from its arm's configuration and its clients' rows."""
+    if result.budget is not None:
+        return result.budget
+    config = arm_config(look.cell, arm, result.seed, look.scale)
+    private = {i: client.examples for i, client in result.clients.items()}
+    given, kept = config.split.public, config.split.private or 1 - config.split.public
+    public = {i: round(n * given / kept) for i, n in private.items()} if given else {}
+    return count_budget(config, private, public)

@@ -1,0 +1,85 @@
+"""Clients of `toy` whose steps are clipped and noised, and plain loops to hold them against."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmutual.core import Net
+from fedmutual.privacy.clipping import Job
+from fedmutual.privacy.mechanism import Mechanism
+from fedmutual.privacy.sampling import Units
+from fedmutual.stepping import trainable
+from toy import client as plain
+
+SECRET = bytes(range(32))
+
+
+def client(id, algorithm, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET, groups=None, most=None, **more):
+    """A client of `toy` with a mechanism."""
+    return protected(plain(id, algorithm, **more), nets, sigma, clip, batch_size, secret, groups, most)
+
+
+def protected(one, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET, groups=None, most=None):
+    """The client, with a mechanism over its private rows."""
+    rows = one.data["private"]
+    units = Units(len(rows), batch_size, groups, most)
+    one.privacy = Mechanism(one.id, rows, units, frozenset(nets), clip, sigma, secret)
+    one.data = {**one.data, "private": one.privacy.rows}
+    return one
+
+
+def job(phase, nets, const=None, clip=1.0, silent=()):
+    """What a batch's gradients are taken of."""
+    return Job(phase, nets, silent, const or {}, clip)
+
+
+def row_gradients(phase, nets, batch, const):
+    """The gradient of each row alone, by a plain loop: "net.name" -> [B, ...]. Nothing of ours but the loss."""
+    found = []
+    for i in range(len(batch[0])):
+        terms = phase.loss({n: Net(m, trainable(m)) for n, m in nets.items()}, tuple(t[i : i + 1] for t in batch), const)
+        params = {f"{n}.{k}": p for n, m in nets.items() for k, p in m.named_parameters() if p.requires_grad}
+        grads = torch.autograd.grad(sum(terms.values()), list(params.values()), allow_unused=True)
+        found.append({k: torch.zeros_like(p) if g is None else g for (k, p), g in zip(params.items(), grads, strict=True)})
+    return {k: torch.stack([one[k] for one in found]).double() for k in found[0]}
+
+
+def looped(rows, clip, units=None):
+    """The sum of clipped gradients from the gradient of each row, unit by unit."""
+    codes = list(range(len(next(iter(rows.values()))))) if units is None else units.tolist()
+    total = {k: torch.zeros_like(g[0]) for k, g in rows.items()}
+    for code in dict.fromkeys(codes):
+        own = {k: g[[i for i, c in enumerate(codes) if c == code]].sum(0) for k, g in rows.items()}
+        norm = torch.sqrt(sum(g.square().sum() for g in own.values())).item()
+        for k, g in own.items():
+            total[k] += g * min(1.0, clip / norm)
+    return total
+
+
+def distance(one, other):
+    """The Euclidean distance of two gradients, all tensors together."""
+    assert one.keys() == other.keys()
+    return float(np.sqrt(sum((one[k] - other[k]).square().sum().item() for k in one)))
+
+
+def norm(gradient):
+    """The Euclidean norm, all tensors together."""
+    return float(np.sqrt(sum(g.square().sum().item() for g in gradient.values())))
+
+
+class Images(nn.Sequential):
+    """Layers in a row, by a class of its own: nothing is known of how it treats rows."""
+
+
+def convolutions(kind=nn.Sequential, seed=3):
+    """A small network of convolutions for images [1, 8, 8], with stride, padding and dilation."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return kind(
+            nn.Conv2d(1, 4, 3, padding=1),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Sequential(nn.Conv2d(4, 6, 2, stride=2, dilation=2, bias=False), nn.ReLU()),
+            nn.Flatten(),
+            nn.Linear(6, 3),
+        )

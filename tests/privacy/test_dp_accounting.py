@@ -1,0 +1,181 @@
+"""Epsilon: equal to Opacus' and to dp-accounting's, planned as it is spent, and recorded."""
+
+import json
+import math
+import warnings
+
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+
+from fedmutual import building, run
+from fedmutual.config import parse_config
+from fedmutual.errors import ConfigError
+from fedmutual.privacy import accountant, planning
+from fedmutual.privacy.accountant import Steps, epsilon, sigma_for
+
+TEN = [
+    (1.0, 256 / 12_000, 940, 1e-5),
+    (2.0, 256 / 12_000, 940, 1e-5),
+    (0.8, 0.05, 100, 1e-5),
+    (0.6, 0.01, 500, 1e-6),
+    (1.1, 0.001, 10_000, 1e-5),
+    (4.0, 0.2, 300, 1e-5),
+    (3.0, 1.0, 20, 1e-5),
+    (1.5, 0.1, 1, 1e-4),
+    (10.0, 0.5, 1000, 1e-7),
+    (30.0, 0.02, 200, 1e-5),
+]
+
+
+def by_dp_accounting(kind, sigma, rate, steps, delta):
+    event = GaussianDpEvent(sigma) if rate == 1.0 else PoissonSampledDpEvent(rate, GaussianDpEvent(sigma))
+    return kind.compose(SelfComposedDpEvent(event, steps)).get_epsilon(delta)
+
+
+@pytest.mark.parametrize("setting", TEN, ids=str)
+def test_epsilon_is_that_of_opacus_and_of_dp_accounting(setting):
+    from opacus.accountants import RDPAccountant
+
+    sigma, rate, steps, delta = setting
+    ours = epsilon([Steps(sigma, rate, steps)], delta)
+    theirs = by_dp_accounting(RdpAccountant(accountant.ORDERS), *setting)
+    assert ours <= theirs * (1 + 1e-9)  # which rounds the divergence of a fractional order up
+    assert math.isclose(ours, theirs, rel_tol=0.01)
+    opacus = RDPAccountant()
+    opacus.history = [(sigma, rate, steps)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        standard = opacus.get_epsilon(delta)
+        assert math.isclose(opacus.get_epsilon(delta, alphas=accountant.ORDERS), ours, rel_tol=1e-12)
+    assert ours <= standard * (1 + 1e-12)  # more orders can but lower the bound
+    tight = epsilon([Steps(sigma, rate, steps)], delta, "prv")
+    exact = by_dp_accounting(PLDAccountant(), *setting)
+    assert exact - 1e-6 <= tight <= exact + 0.03
+    assert tight <= ours + 0.02
+
+
+@pytest.mark.parametrize("setting", TEN, ids=str)
+def test_by_whole_orders_epsilon_is_that_of_dp_accounting_to_the_last_digits(setting, monkeypatch):
+    whole = [order for order in accountant.ORDERS if order == int(order)]
+    monkeypatch.setattr(accountant, "ORDERS", whole)
+    accountant.compute_epsilon.cache_clear()
+    sigma, rate, steps, delta = setting
+    ours = epsilon([Steps(sigma, rate, steps)], delta)
+    accountant.compute_epsilon.cache_clear()
+    assert math.isclose(ours, by_dp_accounting(RdpAccountant(whole), *setting), rel_tol=1e-9)
+
+
+def test_steps_of_other_kinds_add_up():
+    parts = [Steps(1.0, 0.02, 300), Steps(2.0, 0.05, 100), Steps(1.0, 0.02, 200)]
+    of = RdpAccountant(accountant.ORDERS)
+    for sigma, rate, steps in parts:
+        of.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), steps))
+    assert math.isclose(epsilon(parts, 1e-5), of.get_epsilon(1e-5), rel_tol=1e-4)
+    assert epsilon(parts, 1e-5) == epsilon(reversed(parts), 1e-5)
+    assert epsilon([], 1e-5) == 0.0
+    assert epsilon([Steps(1.0, 0.1, 0)], 1e-5) == 0.0
+
+
+@pytest.mark.parametrize(("wished", "rate", "steps"), [(8.0, 0.02, 940), (1.0, 0.02, 940), (0.1, 0.05, 100), (2.0, 1.0, 5)])
+def test_a_planned_sigma_keeps_the_budget_and_wastes_little(wished, rate, steps):
+    sigma = sigma_for(wished, rate, steps, 1e-5)
+    assert epsilon([Steps(sigma, rate, steps)], 1e-5) <= wished
+    assert epsilon([Steps(0.99 * sigma, rate, steps)], 1e-5) > wished
+
+
+def test_a_budget_that_no_noise_can_keep_is_refused():
+    with pytest.raises(ConfigError, match="no noise"):
+        sigma_for(1e-9, 1.0, 10**6, 1e-12)
+
+
+def tables(name="fml", nets="both", **more):
+    """A small experiment on digits."""
+    settings = {"fml": {"beta": 1.0}, "fedavg": {"weighting": "uniform"}, "fedprox": {"weighting": "uniform"}}
+    return {
+        "name": "small",
+        "rounds": 2,
+        "partition": {"clients": 2, "examples": 60},
+        "training": {"local_epochs": 1, "batch_size": 16, **more.pop("training", {})},
+        "algorithm": {"name": name, **settings.get(name, {}), **more.pop("algorithm", {})},
+        "engine": {"name": "inprocess", "device": "cpu", **more.pop("engine", {})},
+        "privacy": {"nets": nets, "sigma": 1.0, **more.pop("privacy", {})},
+        **more,
+    }
+
+
+PUBLIC = {"split": {"public": 0.3}}
+ALL = {
+    "fml": {},
+    "fedavg": {"nets": "meme"},
+    "fedprox": {"nets": "meme"},
+    "independent": {},
+    "fedh2l": {**PUBLIC, "algorithm": {"public_batch": 4}, "training": {"local_steps": 2}},
+    "fedmd": {**PUBLIC, "algorithm": {"public_batch": 4, "transfer_epochs": 2}},
+    "aggregate": PUBLIC,
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_planned_is_what_is_spent(name, tmp_path):
+    config = parse_config(tables(name, **ALL[name]))
+    plan = planning.plan(building.build(config))
+    done = run(config, tmp_path / "run")
+    record = json.loads((done.folder / "summary.json").read_text())["privacy"]
+    assert record["delta"] == 1e-5
+    assert set(record["clients"]) == set(plan) == {"0", "1"}
+    for client, cost in plan.items():
+        told = record["clients"][client]
+        assert told["steps"] == cost.steps > 0
+        assert told["epsilon"] == cost.epsilon(config) == epsilon([Steps(1.0, cost.rate, cost.steps)], 1e-5)
+        assert told["rate"] == cost.rate == 16 / cost.rows
+
+
+def test_rounds_that_a_client_sits_out_cost_nothing(tmp_path):
+    config = parse_config(tables(rounds=4, engine={"participation": 0.5}))
+    plan = planning.plan(building.build(config))
+    done = run(config, tmp_path / "run")
+    record = json.loads((done.folder / "summary.json").read_text())["privacy"]["clients"]
+    assert {i: told["steps"] for i, told in record.items()} == {i: cost.steps for i, cost in plan.items()}
+    assert sum(cost.steps for cost in plan.values()) == 4 * plan["0"].steps / max(1, plan["0"].steps // 4)
+
+
+def test_a_pause_changes_neither_the_model_nor_epsilon(tmp_path):
+    whole = run(parse_config(tables()), tmp_path / "whole")
+    run(parse_config(tables(rounds=1)), tmp_path / "paused")
+    paused = run(parse_config(tables()), tmp_path / "paused", resume=True)
+    summaries = [json.loads((r.folder / "summary.json").read_text()) for r in (whole, paused)]
+    assert summaries[0]["privacy"] == summaries[1]["privacy"]
+    assert summaries[0]["personal"] == summaries[1]["personal"]
+    assert (whole.folder / "metrics.jsonl").read_bytes() == (paused.folder / "metrics.jsonl").read_bytes()
+
+
+def test_a_run_without_noise_records_no_epsilon(tmp_path):
+    done = run(parse_config(tables(nets="none", privacy={})), tmp_path / "run")
+    assert "privacy" not in json.loads((done.folder / "summary.json").read_text())
+
+
+def test_a_run_that_would_cost_more_than_its_budget_is_not_begun(tmp_path):
+    with pytest.raises(ConfigError, match=r"privacy.epsilon = 1: .* set privacy.sigma = ") as caught:
+        run(parse_config(tables(privacy={"epsilon": 1.0})), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    sigma = float(str(caught.value).split("privacy.sigma = ")[1].split(",")[0])
+    run(parse_config(tables(privacy={"epsilon": 1.0, "sigma": sigma})), tmp_path / "run")
+
+
+def test_groups_are_the_unit_where_they_are_asked_for(tmp_path):
+    csv = tmp_path / "rows.csv"
+    lines = ["a,b,patient,label"]
+    lines += [f"{k % 7},{(3 * k) % 5},p{k // 6},{'yes' if k % 2 else 'no'}" for k in range(120)]
+    csv.write_text("\n".join(lines))
+    data = {"name": "csv", "root": str(csv), "group_by": "patient"}
+    config = parse_config(
+        tables(data=data, partition={"clients": 1}, privacy={"unit": "group", "group_rows": 2}, split={"validation": 0.2})
+    )
+    (cost,) = planning.plan(building.build(config)).values()
+    assert cost.units == math.ceil(cost.rows / 6)
+    assert math.isclose(cost.rate, 16 / (2 * cost.units))
+    done = run(config, tmp_path / "run")
+    (told,) = json.loads((done.folder / "summary.json").read_text())["privacy"]["clients"].values()
+    assert told["epsilon"] == cost.epsilon(config)

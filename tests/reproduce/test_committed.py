@@ -1,0 +1,24 @@
+"""The committed results: each is found again, whatever version of the package asks for it."""
+
+import pytest
+
+from fedmutual.reproduce import Scale, Store, experiments
+from fedmutual.reproduce.cells import RESULTS, home
+from fedmutual.reproduce.plan import jobs
+
+STORE = Store(home() / RESULTS)
+FILES = sorted(p.relative_to(home() / RESULTS).with_suffix("").as_posix() for p in (home() / RESULTS).rglob("*.json"))
+
+
+@pytest.mark.parametrize("cell", FILES)
+def test_every_committed_result_is_found_by_its_fingerprint(cell):
+    """With the rounds and keys that its command asked for; some arms are added by an experiment that borrows the cell."""
+    looking = [c for e in experiments(home()) for c in e.cells if c.id == cell]
+    scales = {(r.limit, tuple(r.changed.items())) for r in STORE.of(cell)}
+    seeds = {r.seed for r in STORE.of(cell)}
+    planned = {
+        job.fingerprint: job for c in looking for limit, changed in scales for job in jobs(c, seeds, Scale(limit, changed))
+    }
+    lost = [(r.arm, r.seed, r.rounds) for r in STORE.of(cell) if r.fingerprint not in planned]
+    assert not lost
+    assert all(STORE.find(planned[r.fingerprint], r.numerics) for r in STORE.of(cell))

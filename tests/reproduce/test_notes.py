@@ -1,0 +1,58 @@
+"""What the pages must say beside their numbers: other readings, the authors' code, thin sweeps, best rounds."""
+
+import tomllib
+
+import pytest
+
+from fedmutual.reproduce import Store, experiments
+from fedmutual.reproduce.cells import NOTES, RESULTS, home
+from fedmutual.reproduce.claims import NOT_RUN
+from fedmutual.reproduce.looks import looks
+from fedmutual.reproduce.tables import all_tables
+
+REAL = {e.id: e for e in experiments(home())}
+FML = [e for e in REAL.values() if e.index.code == "fml"]
+
+
+def test_every_page_holds_the_authors_code_against_ours():
+    assert {e.index.code for e in REAL.values()} == {"fml", "fedh2l"}
+    assert all(e.code for e in REAL.values())
+
+
+@pytest.mark.parametrize("experiment", FML, ids=lambda e: e.id)
+def test_a_page_of_fml_says_how_its_learning_rate_was_chosen(experiment):
+    """By thin sweeps, in words; or by a sweep of each method, in a table."""
+    swept = all(cell.tunings.keys() == cell.arms.keys() for cell in experiment.cells)
+    assert swept or {"learning-rate", "learning-rate-v1"} & set(experiment.index.notes)
+
+
+@pytest.mark.parametrize("experiment", FML, ids=lambda e: e.id)
+def test_where_personal_networks_begin_is_said_where_clients_have_them(experiment):
+    """The papers let them begin with the server's model; a claim of Table 1 holds that against ours."""
+    if experiment.id != "newcomer":  # which says it of its own arms
+        assert "personal-start" in experiment.index.notes
+    (claim,) = (c for c in REAL["table1"].index.claims if c.sign == "same")
+    (cell,) = (c for c in REAL["table1"].cells if c.name == claim.cells)
+    starts = {arm: cell.config(arm).model.start for arm in (claim.arm, claim.than)}
+    assert starts == {"fml-from-server": "server", "fml": "own"}
+
+
+def test_table_1_stands_beside_our_last_and_our_best_rounds():
+    """For the printed numbers may be bests on the test set."""
+    table1 = REAL["table1"]
+    assert "best-on-test" in table1.index.notes
+    made = list(all_tables(table1, looks(table1, Store(home() / RESULTS))))
+    captions = [t.caption for t in made]
+    assert ["after the last round" in c for c in captions] == [True, False]
+    assert ["best on test" in c for c in captions] == [False, True]
+    last, best = ([(cell.text, cell.sub) for row in t.rows for cell in row if cell.sub] for t in made)
+    assert len(last) == 24 * 3
+    ran = [printed for text, printed in last if text != NOT_RUN]
+    assert ran
+    assert [printed for text, printed in best if text != NOT_RUN] == ran
+
+
+def test_no_sentence_that_pages_share_stands_in_one_of_them():
+    shared = set(tomllib.loads((home() / NOTES).read_text(encoding="utf-8"))["differences"].values())
+    for experiment in REAL.values():
+        assert not set(experiment.index.differences) & shared

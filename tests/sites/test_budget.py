@@ -1,0 +1,271 @@
+"""Differential privacy at real sites: a secret and a budget of each site's own, spent before an answer leaves."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+
+import fedmutual
+from fedmutual.config import parse_config
+from fedmutual.engines.sites import contract as contracts
+from fedmutual.engines.sites.coordinator import Coordinator
+from fedmutual.engines.sites.diary import Diary
+from fedmutual.engines.sites.half import Half, own
+from fedmutual.engines.sites.post import EXAM, WORK, Order, answer, packed
+from fedmutual.errors import ConfigError, RunError
+from fedmutual.privacy.budget import Budget, Spent
+from fedmutual.privacy.mechanism import Release
+from fedmutual.privacy.secret import simulation_secret
+from fedmutual.records.text import told
+from wards import COMMON, SITES, Desk, contract, same, site, together, with_data
+
+PRIVATE = COMMON | {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics": "none"}, "rounds": 2}
+MEME = PRIVATE | {
+    "privacy": {"nets": "meme", "sigma": 2.0},
+    "algorithm": {"name": "fml", "alpha": 0.4, "beta": 1.0},
+}
+BUDGET = {"epsilon": 50.0}
+
+
+def half(folder, common=PRIVATE, name="north", budget=BUDGET, say=lambda line: None, **given):
+    """A site of a federation of itself alone."""
+    folder.mkdir(exist_ok=True)
+    path = contract(folder, common, {name: SITES[name]})
+    return Half(contracts.whole(path), own(site(folder, name, SITES[name], privacy=budget, **given)), say)
+
+
+def work(half, round=0, phase=0, shift=0.0, content=False):
+    """An order to a half, with its own first model moved so far -> the answer and its tensors."""
+    inbox = {k: v + shift if v.is_floating_point() else v for k, v in half.experiment.server().items()}
+    given = half.do(packed(Order(WORK, round, phase), inbox))
+    return given if content else answer(given)
+
+
+def lines(folder, name="north"):
+    """The lines of the one ledger of a site."""
+    (path,) = (folder / name / "state" / ".privacy").glob("*.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("common", [PRIVATE, MEME], ids=["both", "meme"])
+def test_sites_are_one_process_where_their_secrets_are(tmp_path, common):
+    agreed, sites = contracts.whole(contract(tmp_path, common)), {}
+    for i, about in SITES.items():
+        path = site(tmp_path, i, about, privacy=BUDGET)
+        secret = path.parent / "state" / ".privacy" / "secret"
+        secret.parent.mkdir(parents=True)
+        secret.touch(mode=0o600)
+        secret.write_bytes(simulation_secret(0, i))
+        sites[i] = Half(agreed, own(path))
+    Coordinator(agreed, tmp_path / "server").run(Desk(sites))
+    run = fedmutual.run(parse_config(together(common)), tmp_path / "one")
+    assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), run.global_model().state_dict())
+    for i in SITES:
+        mine = fedmutual.Run(sites[i].folder)
+        assert same(mine.personal_model(i).state_dict(), run.personal_model(i).state_dict())
+        record, whole = mine.summary["privacy"], run.summary["privacy"]["clients"][i]
+        assert record["clients"][i] == whole
+        assert record["spent"] == whole["epsilon"]
+
+
+def test_a_site_has_a_secret_of_its_own(tmp_path):
+    replies = []
+    for k in "ab":
+        _, message = work(half(tmp_path / k))
+        replies.append(message)
+        assert ((tmp_path / k / "north" / "state" / ".privacy" / "secret").stat().st_mode & 0o777) == 0o600
+    assert not same(*replies)
+
+
+def test_every_inbox_costs_once(tmp_path):
+    one = half(tmp_path)
+    first = work(one, content=True)
+    assert len(lines(tmp_path)) == 1
+    assert work(one, content=True) == first
+    assert len(lines(tmp_path)) == 1
+    work(one, shift=1e-6)
+    assert len(lines(tmp_path)) == 2
+    assert len({line["label"] for line in lines(tmp_path)}) == 2
+    work(one, round=1)
+    assert [line["round"] for line in lines(tmp_path)] == [1, 1, 2]
+    one.do(packed(Order(EXAM, 1, 0), {}))
+    assert len(lines(tmp_path)) == 3
+    assert all(line["steps"] > 0 and line["federation"] == "wards" for line in lines(tmp_path))
+
+
+def test_a_crash_before_the_answer_costs_and_the_same_order_again_does_not(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def killed(*_):
+        raise Killed
+
+    one = half(tmp_path / "a")
+    with monkeypatch.context() as broken:
+        broken.setattr(Diary, "write", killed)
+        with pytest.raises(Killed):
+            work(one)
+    assert len(lines(tmp_path / "a")) == 1
+    again = work(half(tmp_path / "a"), content=True)
+    assert len(lines(tmp_path / "a")) == 1
+    other = tmp_path / "b"  # which was never killed, and has the same secret
+    secret = other / "north" / "state" / ".privacy" / "secret"
+    secret.parent.mkdir(parents=True)
+    secret.touch(mode=0o600)
+    secret.write_bytes((tmp_path / "a" / "north" / "state" / ".privacy" / "secret").read_bytes())
+    assert work(half(other), content=True) == again
+
+
+def test_what_is_paid_for_is_written_before_a_private_row_is_read(tmp_path, monkeypatch):
+    one = half(tmp_path)
+    read = []
+
+    def watched(self, line, *args, **kwargs):
+        read.append(len(lines(tmp_path)))
+        raise RuntimeError("stop")
+
+    monkeypatch.setattr("fedmutual.privacy.sampling.Units.sample", watched)
+    said, message = work(one)
+    assert said.problem == "it could not do its part; its operator reads why"
+    assert message == {}
+    assert read == [1]
+
+
+def test_who_has_spent_its_budget_declines_and_the_federation_goes_on(tmp_path):
+    heard, notes = [], []
+    agreed = contracts.whole(contract(tmp_path, PRIVATE | {"rounds": 3}, quorum=2))
+    cost = lines_cost(tmp_path / "measured")
+    sites = {
+        i: Half(
+            agreed, own(site(tmp_path, i, SITES[i], privacy={"epsilon": 1.5 * cost if i == "north" else 50.0})), heard.append
+        )
+        for i in SITES
+    }
+    desk = Desk(sites)
+    Coordinator(agreed, tmp_path / "server").run(desk, [lambda event: notes.extend(told(event))])
+    assert fedmutual.Run(tmp_path / "server").finished
+    problems = {(i, answer(content)[0].problem) for i, _, content in desk.answers if answer(content)[0].problem}
+    assert problems == {("north", "its privacy budget is spent")}
+    assert any("'north'" in note and "its privacy budget is spent" in note for note in notes)
+    assert any("privacy.epsilon is" in line and "declines" in line for line in heard)
+    done = len(lines(tmp_path))
+    assert 1 <= done < 3
+    assert len(lines(tmp_path, "south")) == 3
+    before = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
+    size = next(before).stat().st_size
+    said, message = work(sites["north"], round=2)
+    assert said.problem == "its privacy budget is spent"
+    assert message == {}
+    assert next((tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")).stat().st_size == size
+
+
+def lines_cost(folder):
+    """Epsilon of one round at the site north."""
+    one = half(folder)
+    work(one)
+    path = next((folder / "north" / "state" / ".privacy").glob("*.jsonl"))
+    return Budget(path, "wards", "example", 50.0, 1e-5).spent
+
+
+def test_federations_on_the_same_data_have_one_budget(tmp_path):
+    work(half(tmp_path))
+    heard = []
+    again = half(tmp_path, PRIVATE | {"name": "second", "split": {"preset": "v1", "test": 0.4}}, say=heard.append)
+    work(again)
+    assert [line["federation"] for line in lines(tmp_path)] == ["wards", "second"]
+    assert not any("other data" in line for line in heard)
+    data = with_data(tmp_path)["north"]["data"]
+    third = half(tmp_path, PRIVATE | {"name": "third"}, say=heard.append, data=data)
+    work(third)
+    assert len(list((tmp_path / "north" / "state" / ".privacy").glob("*.jsonl"))) == 2
+    assert any("other data" in line for line in heard)
+
+
+def test_a_budget_may_be_changed_while_a_federation_goes_on(tmp_path):
+    work(half(tmp_path))
+    more = half(tmp_path, budget={"epsilon": 60.0, "delta": 1e-6})
+    said, message = work(more, round=1)
+    assert said.problem is None
+    assert message
+
+
+def test_what_does_not_make_a_guarantee_together_is_refused(tmp_path):
+    def refused(*words, common=PRIVATE, **given):
+        with pytest.raises(ConfigError) as caught:
+            half(tmp_path, common, **given)
+        assert "\n" not in str(caught.value)
+        for word in words:
+            assert word in str(caught.value), str(caught.value)
+
+    refused("privacy.epsilon", "missing", budget={})
+    refused("share.metrics = 'none'", "does not count", share={"metrics": "all"})
+    refused("share.metrics = 'none'", common={k: v for k, v in PRIVATE.items() if k != "share"})
+    refused("privacy.nets = 'none'", "budget", common=COMMON)
+    for key, value in (("epsilon", 3.0), ("delta", 1e-6), ("accountant", "prv")):
+        refused(f"privacy.{key}", "site.toml", common=PRIVATE | {"privacy": PRIVATE["privacy"] | {key: value}})
+    refused("data.mean", data={"name": "digits", "mean": [0.3], "std": [0.4]})
+    refused("beta = 1", common=PRIVATE | {"privacy": {"nets": "meme", "sigma": 1.0}})
+    refused("weighting", common=PRIVATE | {"algorithm": {"name": "fedavg"}}, algorithm={})
+
+
+def release(label="a", steps=10, sigma=2.0):
+    return Release(label, sigma, 0.1, steps, 0, 0)
+
+
+def budget(path, most=50.0, unit="example"):
+    return Budget(path, "wards", unit, most, 1e-5)
+
+
+def test_a_ledger_survives_a_cut_line_and_refuses_a_damaged_one(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    budget(path).spend(release("a"))
+    spent = budget(path).spent
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"label": "b", "sig')
+    assert budget(path).spent == spent
+    budget(path).spend(release("c"))
+    assert [json.loads(line)["label"] for line in path.read_text().splitlines()] == ["a", "c"]
+    assert budget(path).spent > spent
+    path.write_bytes(b"nonsense\n" + whole)
+    with pytest.raises(RunError, match="line 1 is damaged"):
+        budget(path)
+    path.write_text(whole.decode().replace('"sigma":2.0', '"sigma":-2.0'))
+    with pytest.raises(RunError, match="damaged"):
+        budget(path)
+
+
+def test_a_ledger_counts_a_label_once_and_stops_at_the_budget(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    one = budget(path)
+    one.spend(release("a"))
+    one.spend(release("a"))
+    assert len(path.read_text().splitlines()) == 1
+    tight = budget(path, most=one.spent * 1.001)
+    tight.spend(release("a"))
+    content = path.read_bytes()
+    with pytest.raises(Spent, match=r"privacy\.epsilon is"):
+        tight.spend(release("b"))
+    assert path.read_bytes() == content
+
+
+def test_units_do_not_mix_in_one_ledger(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    budget(path).spend(release())
+    with pytest.raises(RunError, match=r"privacy\.unit = 'example'"):
+        budget(path, unit="group")
+    other = tmp_path / "later.jsonl"
+    group = budget(other, unit="group")
+    budget(other).spend(release())
+    with pytest.raises(RunError, match="do not add up"):
+        group.spend(release("b"))
+
+
+def test_a_diverging_loss_does_not_tell_on_a_record(tmp_path):
+    """A model that makes some rows overflow is answered like any other: with noise, and no word of it."""
+    one = half(tmp_path)
+    inbox = {k: v * 1e30 for k, v in one.experiment.server().items()}
+    said, message = answer(one.do(packed(Order(WORK, 0, 0), inbox)))
+    assert said.problem is None
+    assert all(torch.isfinite(v).all() for v in message.values())
+    assert replace(said, order=Order(WORK, 0, 0)).train == {}
