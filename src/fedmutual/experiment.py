@@ -94,15 +94,30 @@ class Experiment:
         """What a client learns."""
         return tasks.make(self.nets.space(client).task)
 
-    def client(self, id: str) -> Client:
-        """One participant, as it is before round 1."""
-        self._set_tf32()
-        nets, own, rows = self.nets.of(id), self.config.own(id), self.rows(id)
-        if min(own.training.batch_size or self.config.training.batch_size, len(rows["private"]), self._exchanged()) == 1:
+    def networks(self, id: str) -> dict[str, nn.Module]:
+        """A client's networks by name, as they are before round 1. No optimiser is built, which imports `torch._dynamo`.
+
+        Raises:
+            ConfigError: a network cannot be trained: none of its parameters is trainable, or the client's batches hold one
+                example and the network needs more; or noise cannot be added to the training of these networks and rows.
+        """
+        nets, own, private = self.nets.of(id), self.config.own(id), self.rows(id)["private"]
+        if min(own.training.batch_size or self.config.training.batch_size, len(private), self._exchanged()) == 1:
             self._check_alone(id, nets)
-        privacy: Mechanism | None = None
+        for name, net in nets.items():
+            if not self.nets.frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
+                raise ConfigError(f"the {name} network of client {id!r} has no trainable parameter; unfreeze some of it")
         if self.noised:
             rules.check_nets(id, nets)
+            rules.make_units(self.config, id, private)  # which raises where groups are to be protected and rows have none
+        return nets
+
+    def client(self, id: str) -> Client:
+        """One participant, as it is before round 1. Raises ConfigError as `networks` does."""
+        self._set_tf32()
+        nets, own, rows = self.networks(id), self.config.own(id), self.rows(id)
+        privacy: Mechanism | None = None
+        if self.noised:
             privacy = rules.make_mechanism(self.config, id, self.noised, rows["private"])
             rows["private"] = privacy.rows
         shared = self.nets.crossing if "meme" in nets else ()
@@ -110,7 +125,7 @@ class Experiment:
         return Client(
             id=id,
             nets=nets,
-            optimizers={n: self._optimizer(n, net, id) for n, net in nets.items() if not self.nets.frozen(n, id)},
+            optimizers={n: self._optimizer(net, id) for n, net in nets.items() if not self.nets.frozen(n, id)},
             data=rows,
             rate=rate,
             shared=shared,
@@ -241,11 +256,9 @@ class Experiment:
                     "training.batch_size, or give it more examples"
                 ) from None
 
-    def _optimizer(self, name: str, net: nn.Module, client: str) -> torch.optim.Optimizer:
+    def _optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
         given, own = self.config.optimizer, self.config.own(client)
         params = [p for p in net.parameters() if p.requires_grad]
-        if not params:
-            raise ConfigError(f"the {name} network of client {client!r} has no trainable parameter; unfreeze some of it")
         fused = self.device.type in ("cpu", "cuda")  # one call for all parameters
         decay = own.optimizer.weight_decay if own.optimizer.weight_decay is not None else given.weight_decay
         if given.name == "sgd":

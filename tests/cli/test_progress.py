@@ -5,9 +5,9 @@ import io
 import pytest
 from rich.console import Console
 
-from fedmutual.cli.progress import LINES, Watch
+from fedmutual.cli.progress import LINES, AllRuns, Watch
 from fedmutual.records import text
-from fedmutual.records.events import Evaluated, Finished, Noted, Replied, Score, Started
+from fedmutual.records.events import Evaluated, Failed, Finished, Noted, Replied, Score, Started
 from fedmutual.records.text import holdout_line, worst_line
 
 NODES = ("0", "40")
@@ -26,9 +26,9 @@ def clock(monkeypatch):
     return now
 
 
-def screen(terminal, line=text.scores_line, end=worst_line):
+def screen(terminal, line=text.scores_line, end=worst_line, runs=1):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-    return Watch(console, line, end), console.file
+    return Watch(console, line, end, runs), console.file
 
 
 def rounds(observer, clock, first, last, every):
@@ -131,3 +131,58 @@ def test_what_goes_wrong_in_every_round_is_said_twice():
         "note in round 8: the message of client 'b' is left out: why (again; from here on in log.txt alone)",
         "note in round 9: the message of client 'c' is left out: why",
     ]
+
+
+def test_of_several_runs_each_line_has_the_number_and_the_time_left_for_all(clock):
+    watch, out = screen(terminal=False, runs=3)
+    first, second, third = (watch.of(name) for name in ("a", "b", "c"))
+    for observer in (first, second):
+        observer(Started(0, 2, NODES, ()))
+        for round in (1, 2):
+            clock[0] += 10.0
+            observer(Evaluated(round, {}, scores()))
+        observer(Finished(2))
+    lines = [line for line in out.getvalue().splitlines() if "round " in line]
+    assert [line[:22] for line in lines] == [
+        "run 1 of 3  a  round 1",
+        "run 1 of 3  a  round 2",
+        "run 2 of 3  b  round 1",
+        "run 2 of 3  b  round 2",
+    ]
+    # a round takes 10 s, and 5, 4, 3, 2 rounds are left
+    assert [line.partition("77.5 %  ")[2] for line in lines] == [
+        f"{left} left for all runs" for left in ("50 s", "40 s", "30 s", "20 s")
+    ]
+    third(Started(0, 2, NODES, ()))
+    clock[0] += 20.0
+    third(Evaluated(2, {}, scores()))
+    assert out.getvalue().splitlines()[-1].endswith("  0 s left for all runs")
+
+
+def test_a_run_that_was_finished_before_takes_no_time(clock):
+    """Of four runs the first two are finished and the third goes on after half of its rounds."""
+    runs = AllRuns(4)
+    runs.start(3, 0.5)
+    assert runs.time_left() == ""
+    clock[0] = 10.0
+    runs.reach(3, 1.0)
+    assert runs.time_left() == "20 s left for all runs"
+
+
+def test_runs_that_are_trained_at_once_count_together(clock):
+    watch, out = screen(terminal=False, runs=2)
+    observers = [watch.of(name) for name in "ab"]
+    for observer in observers:
+        observer(Started(0, 4, NODES, ()))
+    clock[0] = 8.0
+    for observer in observers:
+        observer(Evaluated(1, {}, scores()))
+    assert out.getvalue().splitlines()[-1].endswith("  24 s left for all runs")
+
+
+def test_a_divergence_is_of_the_run_by_its_name(clock):
+    watch, _ = screen(terminal=False, runs=2)
+    observer, problem = watch.of("fml, seed 0"), RuntimeError()
+    observer(Started(0, 2, NODES, ()))
+    observer(Failed(1, problem))
+    assert watch.failed == {problem: "fml, seed 0"}

@@ -334,13 +334,15 @@ def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):
     monkeypatch.chdir(tmp_path)
     real = fedmutual.load_config
     monkeypatch.setattr(fedmutual, "load_config", lambda file: real(file, **{"rounds": 3, "training.local_epochs": 1}))
-    code, out, _ = cli("demo", "--seeds", 1, "--out", "demo")
+    code, out, err = cli("demo", "--seeds", 1, "--out", "demo")
     assert code == 0
     assert "report: demo/report.html" in out
     page = (tmp_path / "demo/report.html").read_text()
     assert all(name in page for name in ("different-digits", "different-networks"))
     runs = tmp_path.glob("demo/different-networks/*/0/summary.json")
     assert {p.parent.parent.name for p in runs} == {"fml", "fedavg", "independent"}
+    assert "trains 7 runs" in out.splitlines()[0]
+    assert {line[:8] for line in err.splitlines() if line.startswith("run ")} == {f"run {n} of" for n in range(1, 8)}
 
 
 def test_a_run_says_how_to_learn_what_it_gains(cli, small):
@@ -351,3 +353,14 @@ def test_a_run_says_how_to_learn_what_it_gains(cli, small):
     code, out, _ = cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=independent", "--out", "b")
     assert code == 0
     assert "compare" not in out
+
+
+def test_a_second_demo_names_the_page_and_the_command_to_run_it_anew(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("demo", "demo-2"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "demo/report.html").write_text("page")
+    code, out, _ = cli("demo", "--seeds", 2, "--out", "demo")
+    assert code == 0
+    assert "demo/report.html" in out
+    assert "`fedmutual demo --seeds 2 --out demo-3`" in out

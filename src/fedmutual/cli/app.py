@@ -11,6 +11,7 @@ import typer
 
 import fedmutual
 from fedmutual.cli import conclude, privacy, sites
+from fedmutual.cli import demo as demo_plan
 from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, configured
 from fedmutual.cli.data import app as data_app
 from fedmutual.cli.terminal import Code, again, note, out, say, stop, watched
@@ -91,7 +92,7 @@ def compare(
     config, own = load_compared(file, names, dict(override(text) for text in set or ()))
     folder = out_folder or Path("runs") / f"{config.name}-compare"
     command = again("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
-    with watched(command) as watch:
+    with watched(command, runs=len(names) * seeds) as watch:
         folders = _compare(config, names, seeds, folder, resume, watch, own)
     conclude.comparison([(config.name, folders)], folder / "report.html")
 
@@ -145,16 +146,17 @@ def demo(
     Two experiments: participants with different digits; participants with different networks and few images each.
     """
     folder = out_folder or Path("runs") / "demo"
+    if demo_plan.is_finished(folder) and not resume:
+        demo_plan.print_finished(folder, seeds)
+        return
+    demo_plan.print_plan(folder, seeds)
     groups = []
-    with watched(again("demo", None, folder, "--seeds", str(seeds))) as watch:
-        for name, methods in DEMO.items():
+    with watched(again("demo", None, folder, "--seeds", str(seeds)), runs=demo_plan.count_runs(seeds)) as watch:
+        for name, methods in demo_plan.EXPERIMENTS.items():
             with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
                 config = fedmutual.load_config(file)
-            groups.append((name, _compare(config, _names(methods), seeds, folder / name, resume, watch)))
-    conclude.comparison(groups, folder / "report.html")
-
-
-DEMO = {"different-digits": "fml,fedavg,fedprox,independent", "different-networks": "fml,fedavg,independent"}
+            groups.append((name, _compare(config, list(methods), seeds, folder / name, resume, watch)))
+    conclude.comparison(groups, folder / demo_plan.PAGE)
 
 
 @app.command()

@@ -34,7 +34,7 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
         say(finding)
     made = building.build(config, device="cpu", prepared=read)
     for client in made.clients:
-        made.client(client)  # a network is made when it is needed
+        made.networks(client)  # a network is made, and checked, when it is needed
     if not findings:
         say("nothing stands out")
 

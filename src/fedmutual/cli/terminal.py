@@ -53,14 +53,17 @@ def again(command: str, settings: list[str] | None, folder: Path, *arguments: st
 
 
 @contextmanager
-def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None) -> Iterator["Watch"]:
-    """Shows a run as it goes, of its scores what `line` says; its stops are one sentence: what is kept, how to go on."""
+def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None, runs: int = 1) -> Iterator["Watch"]:
+    """Shows a run as it goes, of its scores what `line` says; its stops are one sentence: what is kept, how to go on.
+
+    runs: how many runs the command trains.
+    """
     from fedmutual.boundary import Refused
     from fedmutual.cli.progress import Watch
     from fedmutual.core import Disagreed, Diverged
     from fedmutual.records.text import worst_line
 
-    watch = Watch(err, line) if line else Watch(err, end=worst_line)
+    watch = Watch(err, line, runs=runs) if line else Watch(err, end=worst_line, runs=runs)
     try:
         with terminable(), watch:
             yield watch

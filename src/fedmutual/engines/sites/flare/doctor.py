@@ -117,15 +117,15 @@ def _site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Finding]:
             raise ConfigError(f"{config}: is of site {mine.file.site!r}, and {kit.folder} is the kit of {kit.name!r}")
         with plugins.under(mine.code):
             made = built(agreed, mine)
-            client = made.client(kit.name)
+            nets, rows = made.networks(kit.name), made.rows(kit.name)
     except UserError as problem:
         yield Finding(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))
         return
-    held = ", ".join(f"{len(rows)} {name}" for name, rows in client.data.items() if len(rows))
+    held = ", ".join(f"{len(examples)} {name}" for name, examples in rows.items() if len(examples))
     yield Finding(OK, f"{config}: goes together with the contract; examples: {held}")
     if made.data.public is not None:
         yield Finding(OK, f"public seed set: {sum(map(len, made.data.public.owners.values()))} examples, as agreed")
-    size = sum(tensor.nbytes for net in client.nets.values() for tensor in net.state_dict().values())
+    size = sum(tensor.nbytes for net in nets.values() for tensor in net.state_dict().values())
     yield from _state(kit, mine.state, _TIMES * size)
 
 
