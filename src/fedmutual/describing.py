@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedmutual.config import describe_method
 from fedmutual.data.federation import Space
 from fedmutual.experiment import Experiment
 
@@ -11,6 +12,7 @@ def networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> 
     """The networks, as environment.json holds them. sizes: of each client's, in parameters."""
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
     return {
+        "algorithm": method(experiment),
         "pooled": experiment.pooled,
         "models": {
             "input": list(experiment.data.space.shape),
@@ -23,6 +25,11 @@ def networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> 
         },
         "clients": {i: space_of(experiment.data.spaces[i]) for i in experiment.data.clients},
     }
+
+
+def method(experiment: Experiment) -> dict[str, Any]:
+    """How the method introduces itself: `config.describe_method`, and whether it has a shared model (`shares`)."""
+    return describe_method(experiment.config) | {"shares": "global" in experiment.algorithm.scores}
 
 
 def shared(experiment: Experiment) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from fedmutual.core import Algorithm, Public
 class Aggregate(Independent):
     """Each participant alone, on its private data and everybody's public data; nothing is sent after the public data."""
 
+    title: ClassVar[str] = "AGG"
     dp_ready: ClassVar[bool] = True
 
     def algorithm(self) -> Algorithm:

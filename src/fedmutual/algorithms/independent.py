@@ -12,6 +12,7 @@ from fedmutual.core import At, Batch, Message, Net, Spec
 class Independent(LocalEpochs):
     """E epochs of the personal model on private data a round; nothing is sent, nothing leaves."""
 
+    title: ClassVar[str] = "Local-only"
     terms: ClassVar[tuple[str, ...]] = ("personal",)
     dp_ready: ClassVar[bool] = True
 

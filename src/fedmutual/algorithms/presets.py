@@ -41,6 +41,11 @@ PRESETS: dict[str, Preset] = {
         "Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, 2021, "
         "https://arxiv.org/abs/2102.07623",
     ),
+    "centralised": Preset(
+        {},
+        "Centralised",
+        "One model, trained on all participants' data in one place: the ceiling, nothing is private.",
+    ),
     "fedrep": Preset(_FEATURES),
     "ditto": Preset(_SAME_START),
     "apfl": Preset(_SAME_START),

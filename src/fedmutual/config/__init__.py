@@ -1,6 +1,6 @@
 """The configuration of an experiment: TOML files, typed settings, and errors that name the key and the mend."""
 
-from fedmutual.config.methods import all_keys, client_settings, has_aggregation, make_algorithm, settings_of
+from fedmutual.config.methods import all_keys, client_settings, describe_method, has_aggregation, make_algorithm, settings_of
 from fedmutual.config.reading import (
     check_scored,
     dump_config,
@@ -28,6 +28,7 @@ __all__ = [
     "brings_data",
     "check_scored",
     "client_settings",
+    "describe_method",
     "dump_config",
     "has_aggregation",
     "load_compared",

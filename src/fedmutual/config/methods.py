@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from fedmutual import plugins, tasks
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
+from fedmutual.algorithms.presets import PRESETS, Preset
 from fedmutual.config.schema import ClientConfig, Config, Moving, Table, TrainingConfig
 from fedmutual.config.sentences import join_names, sentence, unknown
 from fedmutual.core import Algorithm, Setting
@@ -130,6 +131,17 @@ def _aggregation(config: Config) -> dict[str, Aggregation]:
 
 def _settings(own: Config | ClientConfig) -> Table:
     return {**own.training.model_dump(exclude_none=True), **{k: v for k, v in own.algorithm.items() if k != "name"}}
+
+
+def describe_method(config: Config) -> dict[str, Any]:
+    """How the configured algorithm introduces itself to a report.
+
+    Returns `title`, what tables call the method, and `preset`, the keys of [model] that the algorithm's name has set.
+    """
+    name = config.algorithm["name"]
+    preset, kind = PRESETS.get(name, Preset({})), _kind(config)
+    keys = [f"model.{key}" for key, value in preset.model.items() if getattr(config.model, key) == value]
+    return {"title": preset.title or getattr(kind, "title", kind.__name__), "preset": keys}
 
 
 def _kind(config: Config) -> Any:

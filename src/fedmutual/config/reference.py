@@ -51,7 +51,6 @@ def algorithms() -> dict[str, str]:
     """What each algorithm is, in one line, with its settings."""
     about = {name: (kind.__doc__ or "").splitlines()[0] for name, kind in ALGORITHMS.items()}
     about |= {name: preset.about for name, preset in PRESETS.items() if preset.about is not None}
-    about["centralised"] = "One model, trained on all participants' data in one place: the ceiling, nothing is private."
     return {name: f"{line} Settings: {', '.join(settings_of(name)) or 'none'}." for name, line in about.items()}
 
 

@@ -11,11 +11,11 @@ from rich.table import Table
 
 from fedmutual.errors import RunError
 from fedmutual.report.cells import spread
-from fedmutual.report.comparison import ALONE, NAMES, TUNED, Comparison, Method
+from fedmutual.report.comparison import ALONE, TUNED, Comparison, Method
 from fedmutual.report.html import write_page
 from fedmutual.report.lines import Record
 from fedmutual.report.measures import SEEDS
-from fedmutual.report.runs import Run, checked, read_json, read_run
+from fedmutual.report.runs import NAMES, Run, checked, read_json, read_run
 from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Missing, estimate, pair_clients
 from fedmutual.report.text import count, percent
 from fedmutual.report.verdicts import judge

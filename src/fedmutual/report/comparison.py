@@ -9,21 +9,10 @@ from typing import Any
 from fedmutual.errors import RunError
 from fedmutual.report.runs import Run
 
-NAMES = {  # in the order of their colours
-    "fml": "FML",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "independent": "Local-only",
-    "centralised": "Centralised",
-    "fedh2l": "FedH2L",
-    "fedmd": "FedMD",
-    "aggregate": "AGG",
-}
 MODELS = {"personal": "personal models", "global": "shared model", "meme": "clients' forks"}
 SHORT = {"personal": "personal", "global": "shared", "meme": "fork"}
 ALONE, POOLED = "independent", "centralised"
 TUNED = "fine-tune"  # a newcomer's way of `adapt`
-NOTHING_SHARED = (ALONE, "fedh2l", "fedmd", "aggregate")  # methods without a shared model
 _ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
@@ -223,7 +212,7 @@ def _comparison(runs: Sequence[Run], name: str) -> Comparison:
     methods, remarks = [], []
     for group in sorted(groups, key=lambda g: (order.get(g[0], len(_ORDER)), domains and bool(told[g]))):
         (algorithm, variant), members = group, groups[group]
-        label = _label(NAMES.get(algorithm, algorithm), [f"{_short(k)} = {v}" for k, v in told[group]], domains)
+        label = _label(members[0].method.title, [f"{_short(k)} = {v}" for k, v in told[group]], domains)
         once = {r.seed: r for r in reversed(members)}
         method = Method(algorithm, variant, label, tuple(once[seed] for seed in sorted(once)))
         methods.append(method)
@@ -274,8 +263,12 @@ def _variants(runs: Sequence[Run]) -> list[Variant]:
     tables = [{k: plain(v) for k, v in flat(r.config) if _matters(k) and not _under(k, _SAME_DATA)} for r in runs]
 
     def values(key: str, run: Run) -> set[str | None]:
+        """What runs hold that choose the key themselves: a method's name may have set it."""
+        if key in run.method.preset:
+            return set()
         own = key.startswith("algorithm.") or ".algorithm." in key
-        return {t.get(key) for t, r in zip(tables, runs, strict=True) if not own or r.algorithm == run.algorithm}
+        pairs = [(t, r) for t, r in zip(tables, runs, strict=True) if not own or r.algorithm == run.algorithm]
+        return {t.get(key) for t, r in pairs if key not in r.method.preset}
 
     keys = sorted({k for t in tables for k in t} - {"algorithm.name"})
     return [

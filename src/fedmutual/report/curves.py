@@ -6,10 +6,10 @@ from statistics import fmean
 from typing import NamedTuple, TypeVar
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
-from fedmutual.report.comparison import NAMES, Comparison, Method, Use
+from fedmutual.report.comparison import Comparison, Method, Use
 from fedmutual.report.domains import ACC, MEASURES, Measure
 from fedmutual.report.lines import Evaluation
-from fedmutual.report.runs import Run
+from fedmutual.report.runs import NAMES, Run
 from fedmutual.report.svg import SLOTS
 from fedmutual.report.text import fixed, percent
 

@@ -133,9 +133,18 @@ class Scaled(Record):
     std: tuple[float, ...] | None = None
 
 
+class MethodAbout(Record):
+    """How a method introduces itself. Folders of earlier versions do not hold it."""
+
+    title: str  # what tables call the method
+    shares: bool  # whether it has a shared model
+    preset: list[str]  # keys that the method's name has set
+
+
 class Environment(Record):
     """environment.json, as far as a report looks into it by name."""
 
+    algorithm: MethodAbout = MethodAbout(title="", shares=True, preset=[])
     models: Networks | None = None
     scaling: Scaled | None = None
     clients: dict[str, Any] = {}

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.comparison import ALONE, NOTHING_SHARED, OWN_DOMAIN, Comparison, Method, Use
+from fedmutual.report.comparison import ALONE, OWN_DOMAIN, Comparison, Method, Use
 from fedmutual.report.lines import Evaluation, Score
 from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
@@ -153,9 +153,9 @@ SEEN = "the best round was chosen on the very test examples that it is scored on
 
 
 def _no_global(method: Method) -> str:
-    trained = method.runs[0].algorithm  # fine-tuning is a method, and trains alone
-    if trained in NOTHING_SHARED:
-        return "there is no shared model: nothing is shared" if trained == ALONE else "there is no shared model"
+    trained = method.runs[0]  # fine-tuning is a method, and trains alone
+    if not trained.method.shares:
+        return "there is no shared model: nothing is shared" if trained.algorithm == ALONE else "there is no shared model"
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     if any(o.client is None for r in method.counted if r.last for o in r.last.others):

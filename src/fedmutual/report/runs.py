@@ -14,9 +14,30 @@ from pydantic import ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.report.ledger import Ledger, columns
-from fedmutual.report.lines import Environment, Evaluation, Partition, Record, Score, Settings, Summary, Transfer
+from fedmutual.report.lines import (
+    Environment,
+    Evaluation,
+    MethodAbout,
+    Partition,
+    Record,
+    Score,
+    Settings,
+    Summary,
+    Transfer,
+)
 
 FORMAT = 1
+NAMES = {  # the titles of methods in folders that do not hold them, in the order of their colours
+    "fml": "FML",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "independent": "Local-only",
+    "centralised": "Centralised",
+    "fedh2l": "FedH2L",
+    "fedmd": "FedMD",
+    "aggregate": "AGG",
+}
+ALONE = ("independent", "fedh2l", "fedmd", "aggregate")  # of those, the ones without a shared model
 Table = dict[str, Any]
 _DIVERGED = re.compile(r"\S+  stopped in round (?P<round>\d+): Diverged: ")  # the last line of its log.txt
 _NOTE = re.compile(r"\S+  note(?: (?P<start>at the start)| in round (?P<round>\d+))?: (?P<text>.+)")  # a line of log.txt
@@ -73,6 +94,13 @@ class Run:
     def algorithm(self) -> str:
         """The algorithm's name."""
         return self.settings.algorithm.name
+
+    @cached_property
+    def method(self) -> MethodAbout:
+        """How its method introduces itself; of a folder of an earlier version, what its algorithm's name tells."""
+        if "algorithm" in self.environment:
+            return MethodAbout.model_validate(self.environment["algorithm"])
+        return MethodAbout(title=NAMES.get(self.algorithm, self.algorithm), shares=self.algorithm not in ALONE, preset=[])
 
     @property
     def seed(self) -> int:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from fedmutual.report.comparison import NAMES
 from fedmutual.report.curves import Curve, Point
+from fedmutual.report.runs import NAMES
 from fedmutual.report.svg import SLOTS
 from fedmutual.reproduce.entries import name
 from fedmutual.reproduce.kept import Result

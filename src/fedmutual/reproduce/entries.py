@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from fedmutual.report.cells import Cell
-from fedmutual.report.comparison import NAMES
+from fedmutual.report.runs import NAMES
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce import measures

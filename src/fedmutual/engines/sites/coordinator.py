@@ -13,7 +13,7 @@ from fedmutual.core import Message
 from fedmutual.data import Federation
 from fedmutual.data.federation import Space
 from fedmutual.data.scaling import BYTE, Scaling
-from fedmutual.describing import shared, space_of
+from fedmutual.describing import method, shared, space_of
 from fedmutual.engines.loop import Plan, federate
 from fedmutual.engines.sites.attempts import Attempts
 from fedmutual.engines.sites.conduct import Conduct
@@ -172,7 +172,7 @@ class Coordinator:
         about: dict[str, Any] = folders.environment(1, torch.device("cpu"))
         space = experiment.data.space
         models = {"input": list(space.shape), "classes": len(space.classes), "shared": shared(experiment), "personal": {}}
-        about |= {"engine": {"name": "sites"}, "pooled": False, "models": models}
+        about |= {"engine": {"name": "sites"}, "algorithm": method(experiment), "pooled": False, "models": models}
         about |= {"clients": dict.fromkeys(self.contract.sites.names, space_of(space))}
         record = {"format": 1, "kind": "sites", "source": "sites", "fingerprint": self.contract.digest}
         folders.write_about(
