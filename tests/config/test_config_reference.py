@@ -20,7 +20,7 @@ def test_every_key_is_there_once_in_the_order_of_the_schema() -> None:
     assert names[:4] == ["name", "seed", "rounds", "data.name"]
     tables = list(dict.fromkeys(name.split(".")[0] for name in names if "." in name))
     expected = ["data", "partition", "split", "algorithm", "model", "training", "optimizer", "server", "engine", "records"]
-    expected += ["share", "clients"]
+    expected += ["share", "privacy", "clients"]
     assert tables == expected
     assert [line[3:] for line in page().splitlines() if line.startswith("## ")] == expected
 

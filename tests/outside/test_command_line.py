@@ -142,6 +142,12 @@ CALLS = {
         "data give sites/federation.toml --site missing.toml",
         "data give sites/federation.toml --site sites/north/site.toml",
     ],
+    "fedmutual privacy": [
+        "privacy fml.toml --epsilon 4 --set privacy.nets=both",
+        "privacy fml.toml",
+        "privacy missing.toml",
+        "privacy fml.toml --epsilon 4 --set nonsense=1",
+    ],
     "fedmutual list": [
         "list algorithms",
         "list models",
