@@ -157,9 +157,9 @@ def test_a_whole_model_learns_one_number_from_columns_of_any_name(prices):
 @pytest.mark.parametrize(
     ("line", "settings", "sentence"),
     [
-        ("1,2,much", [], "line 302 of prices.csv: its target 'much' is no finite number; mend it, or set training.task"),
+        ("1,2,much", [], "line 302 of prices.csv: its target 'much' is not a finite number; fix it, or set training.task"),
         ("1,2,3.5", ["training.task=classification"], "labels must be whole numbers or names"),
-        ("1,2,3.5", ['data.classes=["a","b"]'], "key 'data.classes' is for classes, and the task learns numbers"),
+        ("1,2,3.5", ['data.classes=["a","b"]'], "key 'data.classes' is for classes, but the task learns numbers"),
     ],
 )
 def test_targets_that_are_no_numbers_are_said(prices, cli, line, settings, sentence):
@@ -187,7 +187,7 @@ def test_who_learns_numbers_inherits_no_classes(tmp_path, monkeypatch):
     assert (spaces["light"].classes, spaces["light"].outputs) == (("y",), 1)
     assert spaces["seven"].classes == tuple(names)
     for changes in ({"clients.light.data.classes": names}, {"training.task": "regression"}):
-        with pytest.raises(fedmutual.UserError, match=r"'data.classes' is for classes, and the task learns numbers"):
+        with pytest.raises(fedmutual.UserError, match=r"'data.classes' is for classes, but the task learns numbers"):
             build(load_config(write(tmp_path, NUMBERS), **(common | changes)))
 
 
@@ -243,7 +243,7 @@ def test_a_client_is_called_what_a_folder_can_be(tmp_path, monkeypatch, cli, nam
     path.write_text(path.read_text().replace("[clients.seven]", f'[clients."{name}"]'))
     code, _, err = cli("run", path, "--set", "rounds=1", "--out", "here/run")
     assert code == 2
-    assert "cannot name a client, whose name is a folder's too; rename it" in err
+    assert "cannot name a client, because the name is also a folder name" in err
     assert not (tmp_path / "here").exists()
 
 
@@ -333,7 +333,7 @@ def test_classes_that_others_have_are_no_concern_of_data_check(tmp_path, monkeyp
     whole(path)
     code, out, _ = cli("data", "check", path, "--set", "data.classes=['0','1','2','3','4','5','6','7','8','9']")
     assert code == 0
-    assert "nobody learns" not in out
+    assert "no model learns" not in out
     assert "client 'seven': it has no training examples of 3 of 10 classes" in out
 
 

@@ -12,7 +12,7 @@ from fedmutual.data.examples import listed
 from fedmutual.data.federation import Federation, Space
 from fedmutual.errors import ConfigError
 from fedmutual.experiment import Experiment
-from fedmutual.models.splice import differing
+from fedmutual.models.splice import find_shape_difference
 from fedmutual.privacy import rules
 from fedmutual.records import tensorboard
 from fedmutual.scores import is_told
@@ -120,14 +120,14 @@ def _check_shared(experiment: Experiment) -> None:
     first = experiment.data.space
     one = next(iter(spaces))
     for client, space in spaces.items():
-        columns = space.unlike(first)
+        columns = space.compare_columns(first)
         if columns is not None and _takes_input(experiment):
             raise ConfigError(
                 f"client {client!r} has {columns}, and client {one!r} {listed(first.columns or (), 3)}; what is shared "
                 "takes the input, by position: give all files the same columns in one order, or share a part that comes "
                 f"later ({LATER})"
             )
-        if space.like(first):
+        if space.is_compatible(first):
             continue
         if config.model.part is None and not (space.numbers or first.numbers) and space.classes != first.classes:
             raise ConfigError(
@@ -135,7 +135,7 @@ def _check_shared(experiment: Experiment) -> None:
                 f"{len(first.classes)} ({listed(first.classes, 3)}), and the shared network is a whole one with an output a "
                 "class; name all classes in data.classes, by which labels are matched, or share a part of it ('model.part')"
             )
-        odd = differing(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
+        odd = find_shape_difference(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
         if odd is not None:
             cause, mend = _unlike(experiment, space)
             raise ConfigError(
@@ -208,7 +208,7 @@ def _check_classes(experiment: Experiment) -> None:
 def _unlike(experiment: Experiment, space: Space) -> tuple[str, str]:
     """Why what is shared has another shape there than at the first client, and the mend."""
     first, nets = experiment.data.space, experiment.nets
-    if differing(nets.shared, nets.whole(replace(space, shape=first.shape)), nets.crossing) is not None:
+    if find_shape_difference(nets.shared, nets.whole(replace(space, shape=first.shape)), nets.crossing) is not None:
         outputs = f"whose networks have {first.outputs} and {space.outputs} outputs"
         return outputs, "share a part ('model.part') without the layer that gives the outputs"
     shapes = f"whose examples have the shapes {list(first.shape)} and {list(space.shape)}"
@@ -223,4 +223,7 @@ def _takes_input(experiment: Experiment) -> bool:
     """Whether what is shared takes a table's columns: all does, and so does a part that one more would change."""
     space = experiment.data.space
     wider, nets = replace(space, shape=(space.shape[0] + 1,)), experiment.nets
-    return experiment.config.model.part is None or differing(nets.shared, nets.whole(wider), nets.crossing) is not None
+    return (
+        experiment.config.model.part is None
+        or find_shape_difference(nets.shared, nets.whole(wider), nets.crossing) is not None
+    )

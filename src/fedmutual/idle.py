@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from fedmutual.config import Config, has_aggregation
 from fedmutual.config.privacy import ineffective_keys
 from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig
-from fedmutual.data.draws import many
+from fedmutual.data.draws import format_count
 
 _OWN = ("model", "training", "optimizer")
 _OF_ENGINES = {"workers": ("processes", "cluster"), "address": ("cluster",), "gpus": ("cluster",), "compile": ("stacked",)}
@@ -18,7 +18,9 @@ def remarks(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str
     """
     name = config.algorithm["name"]
     for why, keys in _idle(config, scores, pooled):
-        shown = ", ".join(repr(k) for k in keys[:3]) + (f" and {many(len(keys) - 3, 'more key')}" if len(keys) > 3 else "")
+        shown = ", ".join(repr(k) for k in keys[:3]) + (
+            f" and {format_count(len(keys) - 3, 'more key')}" if len(keys) > 3 else ""
+        )
         if keys:
             yield f"{why.format(name=name)}, so {shown} {'has' if len(keys) == 1 else 'have'} no effect"
 

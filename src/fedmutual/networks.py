@@ -17,7 +17,7 @@ from fedmutual.data.federation import Space
 from fedmutual.engines.choice import flops
 from fedmutual.errors import ConfigError
 from fedmutual.models import Weights
-from fedmutual.models.splice import crossing, fork
+from fedmutual.models.splice import build_meme, list_shared_tensors
 
 POOLED = "pooled"  # the one client of `centralised`
 
@@ -194,7 +194,7 @@ class Networks:
         """A client's fork: the shared architecture; or the shared part of it, with the client's own adaptor."""
         at, space = At(self.config.seed, -1, self.config.rounds), self.space(id)
         shared, own = at.rng("model", "shared"), at.rng(id, "adaptor")
-        net = fork(self.config.model, space.shape, space.outputs, shared, own, self._weights(self.config.model.shared))
+        net = build_meme(self.config.model, space.shape, space.outputs, shared, own, self._weights(self.config.model.shared))
         if self.begun is not None:
             net.load_state_dict(net.state_dict() | self.state())
         return net
@@ -202,7 +202,7 @@ class Networks:
     def _crossing(self, net: nn.Module) -> tuple[str, ...]:
         """Which tensors cross: those of `model.part`; with `model.batchnorm = "local"` not those of BatchNorm layers."""
         model, state = self.config.model, net.state_dict()
-        found = tuple(state) if model.part is None else crossing(net, model.part, model.shared)
+        found = tuple(state) if model.part is None else list_shared_tensors(net, model.part, model.shared)
         if model.batchnorm == "average":
             return found
         left = tuple(k for k in found if not any(k.startswith(f"{n}.") for n in _norms(net)))

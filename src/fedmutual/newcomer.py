@@ -132,7 +132,8 @@ class Newcomer:
             if not self.shared.whole:
                 raise  # these are the newcomer's own classes
             raise DataError(
-                f"{problem.what} of the shared model in {self.shared.run.folder}; rename it with data.labels, or start from "
+                f"{problem.reason} of the shared model in {self.shared.run.folder}; rename it with data.labels, or start "
+                "from "
                 "a run that shares only a part (model.part), where a newcomer has outputs of its own"
             ) from None
         for source in (self.shared, self.tuned):

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from fedmutual.config import alone, brings_data
 from fedmutual.data import arrays, folder, scaling, table
-from fedmutual.data.examples import BadRows, listed, rows_first
-from fedmutual.data.rows import finite
+from fedmutual.data.examples import BadRows, convert_array, listed
+from fedmutual.data.rows import check_finite
 from fedmutual.data.sources import FILES
 from fedmutual.errors import DataError, RunError
 from fedmutual.networks import POOLED
@@ -75,12 +75,12 @@ def predict(
     """
     answering = choose(Path(run_or_model), client, best, trust_code)
     takes, found = answering.takes, list[Prediction]()
-    scaled = scaling.recorded(takes.scaling)
+    scaled = scaling.parse_scaling(takes.scaling)
     for names, raw in _read([Path(f) for f in files], answering):
         x = scaled(raw)
         if tuple(x.shape[1:]) != takes.shape:
             raise BadRows(_misfit(names[0], raw, takes))
-        answers = answering.net(finite(x, range(len(names)), names.__getitem__)).double().softmax(1)
+        answers = answering.net(check_finite(x, range(len(names)), names.__getitem__)).double().softmax(1)
         for name, p in zip(names, answers, strict=True):
             order = p.argsort(descending=True, stable=True).tolist()
             found.append(Prediction(name, answering.said, tuple((takes.classes[c], float(p[c])) for c in order)))
@@ -162,11 +162,11 @@ def _read(files: Sequence[Path], answering: Answering) -> Iterator[Learned]:
         if file.suffix.lower() == ".csv":
             if answering.takes.columns is None:
                 raise DataError(f"{file}: the model learned from no table of named columns; give it {_wanted(answering)}")
-            rows, called = table.features(file, answering.takes.columns)
+            rows, called = table.read_features(file, answering.takes.columns)
             x = torch.from_numpy(rows)
         else:
             x, called = (
-                rows_first(arrays.only(file, "x"), f"{file}: array 'x'"),
+                convert_array(arrays.read_array(file, "x"), f"{file}: array 'x'"),
                 partial("row {1} of 'x' in {0}".format, file),
             )
         if not len(x):
@@ -182,7 +182,7 @@ def _image(file: Path, answering: Answering) -> Tensor:
     most = takes.scaling["divisor"]
     if not _pixels(takes) or shape[0] not in (1, 3):
         raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_wanted(answering)}")
-    x = torch.tensor(folder.decode(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
+    x = torch.tensor(folder.decode_image(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
     if x.max() > most:
         raise BadRows(
             f"{file} has pixels up to {int(x.max())}, and those that the model learned from go up to {most:g}; scale it so"

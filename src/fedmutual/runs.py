@@ -133,7 +133,7 @@ def _same_data(config: Config) -> str:
     """Equal for configurations that read the same data."""
     clients = {i: (own.data, own.training.task) for i, own in config.clients.items()}
     kind = config.partition.kind if config.partition.kind in data.OF_DOMAINS else ""  # what domains there are to read
-    drawn = config.seed if data.draws(config.data) else None
+    drawn = config.seed if data.is_drawn_by_seed(config.data) else None
     return repr((config.data, kind, drawn, config.training.task, clients))
 
 

@@ -10,7 +10,7 @@ from fedmutual import models, plugins
 from fedmutual.config import Config, read_dumped
 from fedmutual.core import At
 from fedmutual.errors import RunError
-from fedmutual.models.splice import fork
+from fedmutual.models.splice import build_meme
 from fedmutual.networks import POOLED
 from fedmutual.recorded_code import RecordedCode
 from fedmutual.records import best as bests
@@ -114,7 +114,7 @@ class Run:
         if client not in (there := about(self.folder).clients):
             raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(there)}")
         with plugins.under(self._code):
-            net = fork(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
+            net = build_meme(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
         own = self._client_state(client, "meme.")  # of a proxy all of it
         net.load_state_dict(own if net.state_dict().keys() <= own.keys() else shared_state(self.folder) | own)
         return net.eval()

@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from fedmutual.core import Algorithm
 from fedmutual.data.federation import Federation, Shares
-from fedmutual.data.rows import Chained, Rows, union
+from fedmutual.data.rows import ChainedRows, Rows, merge_rows
 from fedmutual.engines.base import COPY, Exam
 
-View = Rows | Chained
+View = Rows | ChainedRows
 KINDS = ("validation", "holdout")  # a client's own rows that are no training rows
 ACROSS = ("test", "test.own", "test.others", "validation.all")  # where clients have test rows of one data set
 SCORED = frozenset((model, kind) for model in ("personal", "global", "meme", COPY) for kind in (*KINDS, *ACROSS))
@@ -41,9 +41,9 @@ def rows(data: Federation, client: str, algorithm: Algorithm) -> dict[str, View]
     found["test"] = data.test
     if shares.test is not None:
         others = [s.test for i, s in data.clients.items() if i != client and s.test is not None]
-        found |= {"test.own": shares.test, "test.others": union(others) if others else None}
+        found |= {"test.own": shares.test, "test.others": merge_rows(others) if others else None}
         if not judges(data):
-            found["validation.all"] = union([s.validation for s in data.clients.values()])
+            found["validation.all"] = merge_rows([s.validation for s in data.clients.values()])
     return {k: v for k, v in found.items() if v is not None}
 
 
@@ -71,7 +71,7 @@ def _trains_on(data: Federation, shares: Shares, algorithm: Algorithm) -> View:
     parts = {"private": [shares.private], "own public": [shares.public]}
     parts["public"] = [*data.public.parts]
     wanted = [part for name in algorithm.trains_on for part in parts[name]]
-    return union(wanted) if isinstance(data.test, Rows) else Chained(wanted)
+    return merge_rows(wanted) if isinstance(data.test, Rows) else ChainedRows(wanted)
 
 
 def exams(known: Iterable[str], algorithm: Algorithm, complete: bool, copies: bool, client: str) -> Iterable[Exam]:

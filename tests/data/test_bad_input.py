@@ -46,9 +46,7 @@ def test_arrays_that_would_be_unpickled(tmp_path: Path) -> None:
     ran = tmp_path / "ran"
     objects = np.array([Malicious(ran)] * 12, dtype=object)
     for arrays in ({"x": objects, "y": Y}, {"x": X, "y": objects}):
-        refused(
-            "holds Python objects, which would have to be unpickled and are refused", data=npz(tmp_path / "a.npz", **arrays)
-        )
+        refused("holds Python objects, which are refused", data=npz(tmp_path / "a.npz", **arrays))
     (tmp_path / "p.npz").write_bytes(pickle.dumps(Malicious(ran)))
     refused("it is a pickle, and pickles are never loaded", data={"name": "npz", "root": str(tmp_path / "p.npz")})
     np.save(tmp_path / "o.npy", objects, allow_pickle=True)
@@ -58,7 +56,7 @@ def test_arrays_that_would_be_unpickled(tmp_path: Path) -> None:
 
 def test_a_text_file_is_not_called_a_pickle(tmp_path: Path) -> None:
     (tmp_path / "t.npz").write_text("x,y\n1,2\n")
-    refused("no npz file of arrays (it begins as no such file does)", data={"name": "npz", "root": str(tmp_path / "t.npz")})
+    refused("is not an npz file of arrays (its first bytes", data={"name": "npz", "root": str(tmp_path / "t.npz")})
 
 
 class Malicious:
@@ -94,23 +92,24 @@ class Malicious:
         (
             {"x": X, "y": Y, "patient": Y[:3]},
             {"group_by": "patient"},
-            "array 'patient' has the shape [3], and one value for",
+            "array 'patient' has the shape [3]",
         ),
-        ({"x": X, "y": Y, "x_test": X, "y_test": Y}, {"test": "t.npz"}, "has test rows of its own in 'x_test'"),
+        ({"x": X, "y": Y, "x_test": X, "y_test": Y}, {"test": "t.npz"}, "already has test rows in 'x_test'"),
         ({"x": np.where(X == 6, np.nan, X), "y": Y}, {}, "row 3 of 'x' in PATH holds NaN or infinite values"),
         (
             {"x": np.where(X > 5, np.inf, X), "y": Y},
             {},
-            "row 4 of 'x' in PATH holds NaN or infinite values; mend it or leave it out; row",
+            "row 4 of 'x' in PATH holds NaN or infinite values; fix or remove it; row",
         ),
         ({"x": np.where(X > 5, np.inf, X), "y": Y}, {}, "; and 6 more"),
-        ({"x": X, "y": Y}, {"mean": [0.5]}, "'data.mean' and 'data.std' are given together"),
+        ({"x": X, "y": Y}, {"mean": [0.5]}, "'data.mean' and 'data.std' must be set together"),
         ({"x": X, "y": Y}, {"mean": [0.5], "std": [1.0]}, "key 'data.mean' has 1 values, and the examples have 2 features"),
         ({"x": X, "y": Y}, {"mean": [0.5, 1], "std": [1.0, 1, 1]}, "key 'data.std' has 3 values"),
         (
             {"x": np.zeros((12, 4, 4), np.uint8), "y": Y},
             {"mean": [120.0], "std": [70.0]},
-            "keys 'data.mean' and 'data.std' are of inputs from 0 to 1, for these are divided by 255 first, and have 120",
+            "keys 'data.mean' and 'data.std' are for inputs from 0 to 1 (these inputs are divided by 255 first), but "
+            "have 120",
         ),
         (
             {"x": np.zeros((12, 3, 4, 4), np.uint8), "y": Y},
@@ -138,8 +137,8 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
     whole = tmp_path / "whole.npz"
     npz(whole, x=X, y=Y)
     (tmp_path / "half.npz").write_bytes(whole.read_bytes()[:200])
-    refused("half.npz: no npz file of arrays", data={"name": "npz", "root": str(tmp_path / "half.npz")})
-    refused("no npz file of arrays", data={"name": "npz", "root": str(tmp_path)})
+    refused("half.npz: is not an npz file of arrays", data={"name": "npz", "root": str(tmp_path / "half.npz")})
+    refused("is not an npz file of arrays", data={"name": "npz", "root": str(tmp_path)})
 
 
 @pytest.mark.parametrize(
@@ -149,13 +148,13 @@ def test_files_that_are_no_npz(tmp_path: Path) -> None:
         ("a,label\n", {}, "the table has no rows"),
         ("a,b\n1,2\n", {}, "there is no column 'label', which data.label names; it has 'a', 'b'"),
         ("a,label\n1,x\n2,y\n", {"group_by": "site"}, "there is no column 'site', which data.group_by names"),
-        ("label\nx\ny\n", {}, "there is no column of features beside the label"),
-        ("a,sex,label\n1,0,x\n2,f,y\n", {}, "column 'sex' holds 'f' in line 3, and features must be numbers; encode"),
+        ("label\nx\ny\n", {}, "there is no feature column"),
+        ("a,sex,label\n1,0,x\n2,f,y\n", {}, "column 'sex' holds 'f' in line 3, but features must be numbers; encode"),
         ("a,b,label\n1,0,x\n2,,y\n3,,y\n", {}, "column 'b' is missing, NaN or infinite in line 3 (2 of 3 rows)"),
         ("a,b,label\n1,0,x\n2,inf,y\n", {}, "column 'b' is missing, NaN or infinite in line 3"),
         ("a,label\n1,x\n2,\n", {}, "the label in line 3 is missing"),
         ("a,label\n1,x\n2,y\n,NA\n", {}, "column 'a' is missing, NaN or infinite in line 4 (1 of 3 rows)"),
-        ("a,label\n1,0\n2,1.5\n", {}, "the label in line 3 is 1.5, and labels must be whole numbers or names"),
+        ("a,label\n1,0\n2,1.5\n", {}, "the label in line 3 is 1.5, but labels must be whole numbers or names"),
         ("a,label\n1,0\n2,-1\n", {}, "line 3 of PATH: its label -1 is out of range"),
         # Lines as an editor counts them: blank ones, and those inside of quotes, count too.
         ("a,label\n\n1,x\n  \n2,y\n3,\n", {}, "the label in line 6 is missing"),
@@ -183,7 +182,7 @@ def test_a_test_table_of_other_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b,label\n1,0,x\n2,3,y\n")
     (tmp_path / "t.csv").write_text("a,c,label\n1,0,x\n2,3,y\n")
     about = {"name": "csv", "root": str(tmp_path / "a.csv"), "test": str(tmp_path / "t.csv")}
-    refused("t.csv: its features are not those of the training file; they differ in 'b', 'c'", data=about)
+    refused("t.csv: its features differ from those of the training file in 'b', 'c'", data=about)
 
 
 def test_an_image_of_another_size(tmp_path: Path) -> None:
@@ -198,7 +197,7 @@ def test_unreadable_images_are_all_named(tmp_path: Path) -> None:
     (tmp_path / "cat" / "00b.png").write_bytes(b"no image at all")
     whole = image(tmp_path / "dog" / "02.png", size=(90, 90)).read_bytes()
     (tmp_path / "dog" / "02.png").write_bytes(whole[:60])
-    refused("00b.png cannot be read as an image", "; mend it or take it out; ", "02.png cannot be", data=about)
+    refused("00b.png cannot be read as an image", "; fix or remove it; ", "02.png cannot be", data=about)
     (tmp_path / "cat" / "00.png").write_bytes(b"the first one")
     refused("00.png cannot be read as an image", data=about)
 
@@ -222,7 +221,7 @@ def test_images_of_other_kinds(tmp_path: Path) -> None:
 def test_folders_without_images_or_classes(tmp_path: Path) -> None:
     about = folder(tmp_path, {"cat": 3, "dog": 3})
     (tmp_path / "eel").mkdir()
-    refused(f"{tmp_path / 'eel'}: the folder of class 'eel' holds no images; fill it or take it out", data=about)
+    refused(f"{tmp_path / 'eel'}: the folder of class 'eel' holds no images", data=about)
     refused(f"{tmp_path / 'cat'}: there are no folders of classes in it", data=about | {"root": str(tmp_path / "cat")})
     refused("partition.kind = 'domains'", data=about | {"root": str(tmp_path.parent)})
 
@@ -241,7 +240,7 @@ FACTORIES = [
     ("", "has no 'make'"),
     (
         "make = TensorDataset(torch.ones(3, 2), torch.ones(3))",
-        "is a ready TensorDataset; name a function or class that makes",
+        "is an instance of TensorDataset; name a function or class that makes",
     ),
     ("def make(): return 3", "returned int, and a torch Dataset, a (train, test) pair"),
     ("def make(): return 1, 2, 3", "returned tuple of int, int, int"),
@@ -253,7 +252,7 @@ FACTORIES = [
     ),
     ("def make(): return TensorDataset(torch.ones(0, 2), torch.ones(0))", "has no examples"),
     ("def make(): return TensorDataset(torch.ones(6, 2))", "labels cannot be read from its items"),
-    ("def make(): return [[1, 2], [3]], [0, 1]", "returned what is no array"),
+    ("def make(): return [[1, 2], [3]], [0, 1]", "returned values that are no arrays"),
     ("def make(): return {'a': torch.ones(6, 2)}", "there is no array 'x'; it has 'a'"),
     (
         """
@@ -264,7 +263,7 @@ FACTORIES = [
                 if i == 7: raise OSError("disk on fire")
                 return torch.ones(3 if i == 4 else 2), i % 2
         """,
-        "example 4 of NAME is float32 of shape [3], and the first is float32 of shape [2]; let the dataset return one",
+        "example 4 of NAME is float32 of shape [3], but the first is float32 of shape [2]; let the dataset return one",
     ),
     (
         """
@@ -311,7 +310,7 @@ def test_what_is_found_only_while_reading(tmp_path: Path, workers: int) -> None:
         )
     )
     rows = federation.clients["0"].private
-    with pytest.raises(DataError, match=r"^row 3 of 'x' in .*a.npz holds NaN or infinite values; mend it or leave it out$"):
+    with pytest.raises(DataError, match=r"^row 3 of 'x' in .*a.npz holds NaN or infinite values; fix or remove it$"):
         list(rows.rows(torch.arange(len(rows)).split(5)))
     pictures = folder(tmp_path / "f", {"cat": 4, "dog": 4}) | {"resident": False, "workers": workers}
     (tmp_path / "f" / "dog" / "02.png").write_bytes(b"no image")

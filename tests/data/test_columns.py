@@ -76,7 +76,7 @@ def test_columns_that_are_no_features_are_left_out_by_name(tmp_path: Path) -> No
         data.load(config(data=about))
     found = data.load(config(data=about | {"drop": ["name"]}))
     assert found.space.columns == ("id", "age")
-    assert any("a.csv: 'id' holds another whole number in every row, as identifiers do" in note for note in found.notes)
+    assert any("a.csv: 'id' holds a different whole number in every row, as identifiers do" in note for note in found.notes)
     assert any("some of them large (column 'id' is about 93" in note for note in found.notes)
     found = data.load(config(data=about | {"drop": ["name", "id"]}))
     assert found.space.columns == ("age",)
@@ -93,5 +93,5 @@ def test_columns_that_are_no_features_are_left_out_by_name(tmp_path: Path) -> No
 
 def test_a_table_whose_cells_are_parted_otherwise(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("age;label\n1;ill\n2;well\n")
-    with pytest.raises(DataError, match="it has 'age;label'; its cells seem to be parted by ';', and commas are wanted"):
+    with pytest.raises(DataError, match="it has 'age;label'; its cells seem to be separated by ';'"):
         data.load(config(data={"name": "csv", "root": str(tmp_path / "a.csv")}))

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmutual.data.division import Division, Table, divide
-from fedmutual.data.draws import Index, counts
-from fedmutual.data.splits import carve
+from fedmutual.data.draws import Index, count_classes
+from fedmutual.data.splits import hold_out
 from fedmutual.errors import ConfigError, DataError
 from own_data import config
 
@@ -64,7 +64,7 @@ def test_every_row_has_one_use(kind: dict[str, Any], split: dict[str, Any], own_
 
 
 def mix(rows: Index, table: Table) -> Index:
-    return counts(table.labels[rows], len(table.classes))
+    return count_classes(table.labels[rows], len(table.classes))
 
 
 @pytest.mark.parametrize("p", [1, 2, 3])
@@ -106,7 +106,7 @@ def test_journal_validation_follows_a_dirichlet_clients_mix(alpha: float, seed: 
 def test_dirichlet_clients_share_validation_rows_only_where_a_class_runs_out() -> None:
     rows = table(1000, 300)
     division = divide(config(partition={"kind": "dirichlet", "clients": 4, "alpha": 1.0}), rows)
-    given_out = counts(np.concatenate([s["validation"] for s in division.clients.values()]), 1300)
+    given_out = count_classes(np.concatenate([s["validation"] for s in division.clients.values()]), 1300)
     asked = sum(mix(s["validation"], rows) for s in division.clients.values())
     for c, there in enumerate(mix(division.test, rows)):
         twice = (given_out[rows.labels == c] > 1).sum()
@@ -230,11 +230,11 @@ def test_what_fractions_leave_over_is_unused(kind: dict[str, Any], parts: list[i
 def test_what_is_left_over_gives_way_to_what_is_asked_for() -> None:
     labels = np.zeros(16, dtype=np.int64)
     fractions = {"test": 0.05, "validation": 0.05, "public": 0.05, "what is left over": 0.8}
-    shares = carve({"a": np.arange(16)}, labels, None, fractions, np.random.default_rng(0))["a"]
+    shares = hold_out({"a": np.arange(16)}, labels, None, fractions, np.random.default_rng(0))["a"]
     assert {kind: len(rows) for kind, rows in shares.items()} == {
         "private": 1, "test": 1, "validation": 1, "public": 1, "what is left over": 12
     }  # fmt: skip
-    of_four = carve({"a": np.arange(16)}, labels, np.arange(16) // 4, fractions, np.random.default_rng(0))["a"]
+    of_four = hold_out({"a": np.arange(16)}, labels, np.arange(16) // 4, fractions, np.random.default_rng(0))["a"]
     assert {kind: len(rows) for kind, rows in of_four.items()} == {
         "private": 4, "test": 4, "validation": 4, "public": 4, "what is left over": 0
     }  # fmt: skip
@@ -290,7 +290,7 @@ def test_one_split_for_domains_of_the_same_images(split: dict[str, Any], tests: 
 
 
 def test_one_split_is_for_domains_of_the_same_images() -> None:
-    with pytest.raises(ConfigError, match=r"key 'split.shared' = true is for domains that are made of the same images"):
+    with pytest.raises(ConfigError, match=r"key 'split.shared' = true is for domains that show the same images"):
         divide(config(partition={"kind": "domains"}, split={"shared": True}), table())
 
 
@@ -299,7 +299,7 @@ def test_one_split_is_for_domains_of_the_same_images() -> None:
     [
         (
             {"split": OF_ALL | {"public": 0.2}},
-            r"are fractions of a client's rows, and their sum is 1\.1; it must be 1 at most",
+            r"are fractions of a client's rows, but their sum is 1\.1",
         ),
         ({"split": {"private": 0.5}}, "'split.private' needs the key 'split.validation'"),
         ({"split": OF_ALL | {"test": 0.0}}, "'split.test' must be above 0: with 'split.private'"),
@@ -318,7 +318,7 @@ def test_a_client_that_would_be_left_with_nothing() -> None:
     few = Table(np.array([0, 1, 0, 1]), 3, ("a", "b"))
     with pytest.raises(DataError, match=r"client '0' has 1 training example, too few to hold 0\.5 of them out for holdout"):
         divide(config(partition={"clients": 3}, split={"holdout": 0.5}), few)
-    with pytest.raises(DataError, match=r"client '\d' gets no validation example, .* set split.validation"):
+    with pytest.raises(DataError, match=r"client '\d' gets no validation example.* set split.validation"):
         divide(config(partition={"clients": 2}), few)
 
 
@@ -336,7 +336,7 @@ def test_small_clients_choose_their_groups_before_large_ones() -> None:
     labels = np.zeros(30, dtype=np.int64)
     parts = {"large": np.arange(0, 30, 3), "small": np.array([1, 4]), "other": np.array([2, 5, 8])}
     for seed in range(30):
-        shares = carve(parts, labels, groups, {"validation": 0.1}, np.random.default_rng(seed))
+        shares = hold_out(parts, labels, groups, {"validation": 0.1}, np.random.default_rng(seed))
         assert list(shares) == list(parts)
         sides = [{g for s in shares.values() for g in groups[s[kind]]} for kind in ("private", "validation")]
         assert sides[0].isdisjoint(sides[1])

@@ -58,8 +58,8 @@ def test_where_they_are_wanted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FEDMUTUAL_DATA", str(tmp_path))
     place = tmp_path / "PACS"
     words = (
-        f"data 'pacs' is not at {place}, nor can it be downloaded",
-        "the folders 'art_painting', 'cartoon', 'photo', 'sketch' there, each with a folder of images a class",
+        f"data 'pacs' is not at {place} and cannot be downloaded",
+        "the folders 'art_painting', 'cartoon', 'photo', 'sketch' there, each with a folder of images for every class",
     )
     refused(*words, data={"name": "pacs"}, partition=DOMAINS)
     made(place, PACS[:3])

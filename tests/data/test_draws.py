@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmutual.data.draws import apportion, counts, generator, sample, take
+from fedmutual.data.draws import apportion, count_classes, make_numpy_generator, sample, take_per_class
 
 
 def rng() -> np.random.Generator:
@@ -46,7 +46,7 @@ def test_a_sample_has_the_mix_of_the_whole() -> None:
     labels = np.repeat([0, 1, 2], [60, 30, 10])
     rows = np.arange(100, 200)
     chosen = sample(rows, labels, 20, rng())
-    assert counts(labels[chosen - 100], 3).tolist() == [12, 6, 2]
+    assert count_classes(labels[chosen - 100], 3).tolist() == [12, 6, 2]
     assert len(set(chosen.tolist())) == 20
 
 
@@ -60,12 +60,12 @@ def test_keeping_one_of_each_class() -> None:
 
 def test_take_gives_what_is_asked() -> None:
     labels = np.array([0, 1, 0, 1, 2])
-    chosen = take(np.array([10, 11, 12, 13, 14]), labels, [1, 2, 0], rng())
+    chosen = take_per_class(np.array([10, 11, 12, 13, 14]), labels, [1, 2, 0], rng())
     assert len(chosen) == 3
     assert {11, 13} < set(chosen.tolist()) < {10, 11, 12, 13}
 
 
 @pytest.mark.parametrize("make", [lambda: 5, lambda: torch.Generator().manual_seed(5), lambda: np.random.default_rng(5)])
 def test_any_stream_repeats(make: object) -> None:
-    a, b = (generator(make()).integers(1000, size=5).tolist() for _ in range(2))  # type: ignore[operator]
+    a, b = (make_numpy_generator(make()).integers(1000, size=5).tolist() for _ in range(2))  # type: ignore[operator]
     assert a == b

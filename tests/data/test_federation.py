@@ -94,13 +94,21 @@ IMAGES = np.random.default_rng(0).integers(0, 240, (12, 8, 8))
         (
             IMAGES,
             {"mean": [0.3], "std": [0.4]},
-            "inputs are large as data.mean and data.std make them (channel 0",
+            "inputs are large after scaling by data.mean and data.std (channel 0",
         ),
         (IMAGES.astype(np.uint8), {"mean": [0.3], "std": [0.4]}, None),
         (IMAGES, {"mean": [120.0], "std": [70.0]}, None),
-        (IMAGES.astype(np.uint8), {"mean": [0.3], "std": [0.004]}, "inputs are large as data.mean and data.std make them"),
+        (
+            IMAGES.astype(np.uint8),
+            {"mean": [0.3], "std": [0.004]},
+            "inputs are large after scaling by data.mean and data.std",
+        ),
         (IMAGES.reshape(12, 64), {"mean": [120.0] * 64, "std": [70.0] * 64}, None),
-        (IMAGES.reshape(12, 64), {"mean": [0.3] * 64, "std": [0.4] * 64}, "make them (column "),
+        (
+            IMAGES.reshape(12, 64),
+            {"mean": [0.3] * 64, "std": [0.4] * 64},
+            "after scaling by data.mean and data.std (column ",
+        ),
     ],
 )
 def test_inputs_that_are_large_are_said(tmp_path: Path, x: Any, given: dict[str, Any], said: str | None) -> None:

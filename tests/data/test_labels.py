@@ -30,7 +30,7 @@ def test_a_site_without_class_3_keeps_4_as_4(tmp_path: Path) -> None:
     federation = data.load(config(data=about | {"classes": ["0", "1", "2", "3", "4"]}, **HALF))
     assert federation.space.classes == ("0", "1", "2", "3", "4")
     assert set(federation.test.labels.tolist()) == {0, 1, 2, 4}
-    assert "no client has training examples of class '3', so nobody learns to recognise it" in federation.notes
+    assert "no client has training examples of class '3', so no model learns to recognise it" in federation.notes
     federation = data.load(config(data=about, **HALF))  # whole numbers count classes, named or not
     assert set(federation.test.labels.tolist()) == {0, 1, 2, 4}
 
@@ -94,22 +94,22 @@ def test_clients_with_data_of_their_own_are_named_with_their_key(tmp_path: Path)
     assert mend in said
     renamed = common["data"] | {"labels": {"B": "benign", "M": "malignant"}}
     assert data.load(config(**common | {"data": renamed})).space.classes == ("benign", "malignant")
-    assert data.findings(config(**common | {"data": renamed}))  # as a run takes them
+    assert data.find_problems(config(**common | {"data": renamed}))  # as a run takes them
     slip = common["data"] | {"labels": renamed["labels"] | {"Z": "benign"}}
     refused(
-        "key 'data.labels' renames 'Z', and no label is called so; there are 'B', 'M', 'benign'", **common | {"data": slip}
+        "key 'data.labels' renames 'Z', but no label has that name; there are 'B', 'M', 'benign'", **common | {"data": slip}
     )
     half = common["data"] | {"labels": {"M": "malignant"}}
     refused('clients."rural 1".data.labels = { M = "malignant", B = "benign" }', **common | {"data": half})
     clients["town"]["data"]["labels"] = {"X": "benign"}
-    refused("client 'town': key 'data.labels' renames 'X', and no label is called so", **common)
+    refused("client 'town': key 'data.labels' renames 'X', but no label has that name", **common)
 
 
 def test_a_name_in_data_labels_that_no_label_has(tmp_path: Path) -> None:
     about = npz(tmp_path / "a.npz", x=X, y=np.array(["norm", "Pneu", "norm"] * 4))
-    said = "key 'data.labels' renames 'pneu', and no label is called so; did you mean 'Pneu'?"
+    said = "key 'data.labels' renames 'pneu', but no label has that name; did you mean 'Pneu'?"
     refused(said, data=about | {"labels": {"norm": "normal", "pneu": "pneumonia"}})
-    said = "key 'data.labels' renames 'x', and no label is called so; there are 'Pneu', 'norm'"
+    said = "key 'data.labels' renames 'x', but no label has that name; there are 'Pneu', 'norm'"
     refused(said, data=about | {"labels": {"x": "y"}})
     lacking = npz(tmp_path / "b.npz", x=X, y=np.array([0, 1] * 6), classes=np.array(["cat", "dog", "eel"]))
     assert data.load(config(data=lacking | {"labels": {"eel": "fish"}}, **HALF)).space.classes == ("cat", "dog", "fish")
@@ -124,10 +124,10 @@ def test_a_name_in_data_labels_that_no_label_has(tmp_path: Path) -> None:
             {"y": np.array([0, 1, 5] * 4), "classes": np.array(["a", "b"])},
             "its label 5 is out of range, there are 2 classes",
         ),
-        ({"y": np.array([0.0, 1.5, 1.0] * 4)}, "labels must be whole numbers or names, and are float64 (1.5, for example)"),
-        ({"y": np.eye(3)[[0, 1, 2] * 4]}, "array 'y' has the shape [12, 3], and one value for each of 12 rows is wanted"),
+        ({"y": np.array([0.0, 1.5, 1.0] * 4)}, "labels must be whole numbers or names, but are float64 (1.5, for example)"),
+        ({"y": np.eye(3)[[0, 1, 2] * 4]}, "array 'y' has the shape [12, 3]; give one value for each"),
         ({"y": np.array([0, 1])}, "array 'y' has the shape [2]"),
-        ({"y": np.array(["a"] * 12)}, "there is one class only, 'a'"),
+        ({"y": np.array(["a"] * 12)}, "there is only one class, 'a'"),
         ({"y": np.array([b"a", b"b"] * 6)}, "labels must be whole numbers or names"),
     ],
 )
@@ -147,4 +147,4 @@ def test_a_class_that_one_client_lacks_is_not_said_to_be_nobodys(tmp_path: Path)
     one = npz(tmp_path / "one.npz", x=np.arange(20.0).reshape(10, 2), y=np.array(["a"] * 10))
     clients = {"both": {"data": both}, "one": {"data": one}}
     given = parse_config({"data": {"name": "npz", "classes": ["a", "b"]}, "clients": clients, "training": {"batch_size": 2}})
-    assert not [note for note in data.load(given).notes if "nobody learns" in note]
+    assert not [note for note in data.load(given).notes if "no model learns" in note]

@@ -4,7 +4,7 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fedmutual.data.draws import Index, counts
+from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.partition import dirichlet, iid, shards
 from fedmutual.errors import DataError
 
@@ -16,7 +16,7 @@ def whole(parts: list[Index], n: int) -> bool:
 
 
 def held(parts: list[Index], labels: Index) -> Index:
-    return np.stack([counts(labels[p], int(labels.max()) + 1) for p in parts])
+    return np.stack([count_classes(labels[p], int(labels.max()) + 1) for p in parts])
 
 
 @pytest.mark.parametrize(("sizes", "classes", "pieces"), [(MNIST, 6, 3), (MNIST, 4, 2), (MNIST, 2, 1), ([40] * 100, 60, 3)])

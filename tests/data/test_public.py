@@ -10,7 +10,7 @@ import torch
 
 from fedmutual import data
 from fedmutual.data.public import PublicSet
-from fedmutual.data.rows import Chained, Rows
+from fedmutual.data.rows import ChainedRows, Rows
 from fedmutual.errors import ConfigError
 from own_data import config, everything, npz
 
@@ -153,13 +153,13 @@ def test_clients_with_data_of_their_own(tmp_path: Path) -> None:
     federation = data.load(config(split=SPLIT, **own_data(tmp_path, north=40, south=30)))
     found = federation.public
     assert found is not None
-    assert isinstance(found.data, Chained)
+    assert isinstance(found.data, ChainedRows)
     x, _ = everything(found.data)
     assert [(x[list(p)] >= 1000).all().item() for p in found.owners.values()] == [False, True]
     assert found.bytes(labels=True)["south"] == (4 + 8) * len(found.owners["south"])
     for shares in federation.clients.values():
         assert isinstance(shares.test, Rows)
-    assert isinstance(federation.test, Chained)
+    assert isinstance(federation.test, ChainedRows)
     assert len(federation.test) == sum(len(s.test) for s in federation.clients.values() if s.test is not None)
 
 
@@ -202,5 +202,5 @@ def test_a_test_set_of_the_datas_own_that_nobody_uses(tmp_path: Path) -> None:
     x = np.arange(60, dtype=np.float32)[:, None]
     about = npz(tmp_path / "a.npz", x=x, y=[0, 1] * 30, x_test=x[:9] + 100, y_test=[0, 1, 0] * 3)
     federation = data.load(config(data=about, split={"private": 0.5, "validation": 0.2, "test": 0.3}))
-    assert any("the data have 9 test examples of their own, which nobody uses" in note for note in federation.notes)
+    assert any("the data have 9 test examples of their own, which are unused" in note for note in federation.notes)
     assert (everything(federation.test)[0] < 100).all()

@@ -55,12 +55,12 @@ def test_the_rows_are_torchvisions() -> None:
 
 def test_a_root_without_the_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(
-        f"data 'mnist' is not at {tmp_path / 'MNIST'} (data.root says to look there)",
-        "unset data.root and it is downloaded",
+        f"data 'mnist' is not at {tmp_path / 'MNIST'} (the path of data.root)",
+        "unset data.root to download the data",
         data={"name": "mnist", "root": str(tmp_path)},
     )
     monkeypatch.setenv("FEDMUTUAL_DATA", str(tmp_path))
-    refused(f"is not at {tmp_path / 'cifar-100-python'} ($FEDMUTUAL_DATA says", data={"name": "cifar100"})
+    refused(f"is not at {tmp_path / 'cifar-100-python'} (the path of $FEDMUTUAL_DATA", data={"name": "cifar100"})
 
 
 @pytest.mark.parametrize("name", ["mnist", "cifar10"])
@@ -85,7 +85,7 @@ def test_a_damaged_file(tmp_path: Path) -> None:
         (raw / f"{name}-ubyte").write_bytes(b"\0\0\x08\x03\0\0")
     refused(
         f"data 'mnist' at {tmp_path / 'MNIST'} cannot be read",
-        "delete that folder",
+        "delete the folder",
         data={"name": "mnist", "root": str(tmp_path)},
     )
 

@@ -7,7 +7,7 @@ import pytest
 
 from fedmutual import data
 from fedmutual.data.division import Table
-from fedmutual.data.record import _fingerprint
+from fedmutual.data.record import compute_fingerprint
 from own_data import config, npz, refused
 
 SHARDS = {"kind": "shards", "clients": 5, "classes_per_client": 4}
@@ -90,9 +90,9 @@ def test_a_partition_of_other_data(written: tuple[Path, data.Federation], tmp_pa
     path, _ = written
     kind = {"kind": "file", "file": str(path)}
     about = npz(tmp_path / "a.npz", x=np.ones((12, 2)), y=[0, 1] * 6)
-    refused(f"{path}: it is the partition of other data", data=about, partition=kind)
-    refused("of other data", data={"name": "digits", "size": [16, 16]}, partition=kind)
-    refused("of other data", data={"name": "digits", "classes": list("1234567890")}, partition=kind)
+    refused(f"{path}: this partition belongs to other data", data=about, partition=kind)
+    refused("belongs to other data", data={"name": "digits", "size": [16, 16]}, partition=kind)
+    refused("belongs to other data", data={"name": "digits", "classes": list("1234567890")}, partition=kind)
 
 
 def rewrite(path: Path, change: Any) -> None:
@@ -104,7 +104,7 @@ def rewrite(path: Path, change: Any) -> None:
 def test_a_partition_changed_by_hand(written: tuple[Path, data.Federation]) -> None:
     path, _ = written
     rewrite(path, lambda found: found["clients"]["0"]["private"]["rows"].pop())
-    refused(f"{path}: it was changed, for its fingerprint is of other rows", partition={"kind": "file", "file": str(path)})
+    refused(f"{path}: the file was changed: its fingerprint is of other rows", partition={"kind": "file", "file": str(path)})
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_row_numbers_that_cannot_be(
     def change(found: dict[str, Any]) -> None:
         found["clients"][client][share]["rows"] = found["clients"]["0"]["private"]["rows"] if rows is None else rows
         table = Table(np.zeros(0, dtype=np.int64), 0, tuple(found["classes"]))
-        found["fingerprint"] = _fingerprint(table, found["data"], found["test"], found["clients"])
+        found["fingerprint"] = compute_fingerprint(table, found["data"], found["test"], found["clients"])
 
     rewrite(path, change)
     refused(words, partition={"kind": "file", "file": str(path)})
@@ -138,7 +138,7 @@ def test_a_client_that_would_leave_the_run_folder(written: tuple[Path, data.Fede
     def change(found: dict[str, Any]) -> None:
         found["clients"]["../../elsewhere"] = found["clients"].pop("0")
         table = Table(np.zeros(0, dtype=np.int64), 0, tuple(found["classes"]))
-        found["fingerprint"] = _fingerprint(table, found["data"], found["test"], found["clients"])
+        found["fingerprint"] = compute_fingerprint(table, found["data"], found["test"], found["clients"])
 
     rewrite(path, change)
     refused("client '../../elsewhere' cannot name a client", partition={"kind": "file", "file": str(path)})
@@ -147,11 +147,11 @@ def test_a_client_that_would_leave_the_run_folder(written: tuple[Path, data.Fede
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (None, "there is no such file; 'partition.file' names the partition.json of an earlier run"),
-        ("{", "is no partition.json"),
-        ("[]", "is no partition.json"),
-        ('{"format": 2}', "is no partition.json: format"),
-        ('{"format": 1}', "is no partition.json: classes: field required"),
+        (None, "there is no such file; set 'partition.file'"),
+        ("{", "is not a partition.json"),
+        ("[]", "is not a partition.json"),
+        ('{"format": 2}', "is not a partition.json: format"),
+        ('{"format": 1}', "is not a partition.json: classes: field required"),
     ],
 )
 def test_files_that_are_no_partition(text: str | None, words: str, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from fedmutual import data, runs
 from fedmutual.config import Config, parse_config
 from fedmutual.data import sources
-from fedmutual.data.rotate import turned
+from fedmutual.data.rotate import rotate_images
 from own_data import config, everything, folder, npz, refused
 
 MNIST = Path(os.environ.get("FEDMUTUAL_DATA", "none")) / "MNIST"
@@ -23,22 +23,22 @@ DIGITS: dict[str, Any] = {"name": "digits", "angles": [0, 30, 90], "per_class": 
 
 def test_a_quarter_turn_by_hand() -> None:
     x = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]], dtype=torch.uint8)[None, None]
-    assert turned(x, 90).tolist() == [[[[7, 4, 1], [8, 5, 2], [9, 6, 3]]]]  # what was left is on top
-    assert turned(x, 90).dtype == torch.uint8
-    assert turned(x.float(), -90).tolist() == [[[[3, 6, 9], [2, 5, 8], [1, 4, 7]]]]
+    assert rotate_images(x, 90).tolist() == [[[[7, 4, 1], [8, 5, 2], [9, 6, 3]]]]  # what was left is on top
+    assert rotate_images(x, 90).dtype == torch.uint8
+    assert rotate_images(x.float(), -90).tolist() == [[[[3, 6, 9], [2, 5, 8], [1, 4, 7]]]]
 
 
 def test_no_turn_changes_no_bit() -> None:
     x = torch.randint(0, 256, (5, 3, 7, 8), dtype=torch.uint8)
-    assert torch.equal(turned(x, 0), x)
-    assert torch.equal(turned(x, 360), x)
+    assert torch.equal(rotate_images(x, 0), x)
+    assert torch.equal(rotate_images(x, 360), x)
 
 
 def test_turned_as_pillow_turns() -> None:
     """Within a grey level where no pixel mixes with the black around the image, which Pillow treats otherwise."""
     x = torch.randint(0, 256, (28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     for angle in (20, 40, 60):
-        ours = turned(x[None, None], angle)[0, 0].int().numpy()
+        ours = rotate_images(x[None, None], angle)[0, 0].int().numpy()
         theirs = np.asarray(Image.fromarray(x.numpy()).rotate(-angle, Image.Resampling.BILINEAR)).astype(int)
         assert np.abs(ours - theirs)[7:-7, 7:-7].max() <= 1
         assert ours[0, 0] == ours[-1, -1] == 0
@@ -46,7 +46,7 @@ def test_turned_as_pillow_turns() -> None:
 
 def by_domain(about: dict[str, Any], **tables: Any) -> tuple[sources.Source, torch.Tensor, np.ndarray]:
     """The source, its training images [angles, n, ...] and their labels."""
-    source = sources.read(config(data=about, partition=DOMAINS, **tables))
+    source = sources.read_source(config(data=about, partition=DOMAINS, **tables))
     x = source.train.x.take(range(len(source.train.x)))
     n = len(about["angles"])
     return source, x.view(n, -1, *x.shape[1:]), np.asarray(source.train.labels).reshape(n, -1)
@@ -57,7 +57,7 @@ def test_the_same_images_in_all_domains() -> None:
     assert x.shape == (3, 200, 1, 8, 8)
     assert x.dtype == torch.uint8
     for k, angle in enumerate(DIGITS["angles"]):
-        assert torch.equal(x[k], turned(x[0], angle))
+        assert torch.equal(x[k], rotate_images(x[0], angle))
         assert np.bincount(labels[k]).tolist() == [20] * 10
         assert np.array_equal(labels[k], labels[0])
     assert source.train.domains is not None
@@ -140,7 +140,7 @@ def test_which_runs_may_share_what_was_read() -> None:
 def test_what_cannot_be_turned(tmp_path: Path) -> None:
     refused("key 'data.angles' makes a domain of each angle; set partition.kind = 'domains'", data=DIGITS)
     refused("data.name = 'rotated-mnist' makes a domain of each angle", data={"name": "rotated-mnist"})
-    refused("key 'data.per_class' goes with 'data.angles'", data={"name": "digits", "per_class": 5})
+    refused("key 'data.per_class' needs the key 'data.angles'", data={"name": "digits", "per_class": 5})
     refused("key 'data.angles' has 30 twice", data=DIGITS | {"angles": [30, 0, 30.0]}, partition=DOMAINS)
     refused(
         "digits: class '8' has 174 training images, and data.per_class asks for 175; lower it",
@@ -148,7 +148,7 @@ def test_what_cannot_be_turned(tmp_path: Path) -> None:
         partition=DOMAINS,
     )
     table = npz(tmp_path / "a.npz", x=np.ones((12, 3)), y=[0, 1] * 6) | {"angles": [0, 5]}
-    refused("'data.angles' is for images, and the examples are tables of features", data=table, partition=DOMAINS)
+    refused("'data.angles' is for images, but the examples are tables of features", data=table, partition=DOMAINS)
     named = npz(tmp_path / "b.npz", x=np.ones((12, 3, 3)), y=[0, 1] * 6, domain=["n", "s"] * 6) | {"angles": [0, 5]}
     refused("'data.angles'", "has domains of its own", data=named, partition=DOMAINS)
     pictures = folder(tmp_path / "c", {"cat": 4, "dog": 4}) | {"angles": [0, 5], "per_class": 2, "test": str(tmp_path / "c")}

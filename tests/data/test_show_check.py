@@ -66,22 +66,22 @@ def test_many_clients_and_classes_as_bars(tmp_path: Path) -> None:
 
 
 def test_a_bar_tells_how_many() -> None:
-    from fedmutual.data.show import _bar
+    from fedmutual.data.show import make_bar
 
-    assert [_bar(n, 80) for n in (0, 1, 10, 11, 40, 79, 80)] == ["·", "▁", "▁", "▂", "▄", "█", "█"]
+    assert [make_bar(n, 80) for n in (0, 1, 10, 11, 40, 79, 80)] == ["·", "▁", "▁", "▂", "▄", "█", "█"]
 
 
 def found(**tables: Any) -> str:
-    return "\n".join(data.findings(config(**tables)))
+    return "\n".join(data.find_problems(config(**tables)))
 
 
 def test_nothing_stands_out_in_digits() -> None:
-    assert data.findings(config(partition={"clients": 5})) == []
+    assert data.find_problems(config(partition={"clients": 5})) == []
 
 
 def test_clients_and_classes() -> None:
     said = found(partition=SHARDS)
-    assert "client '0' has training examples of 2 of 10 classes only: '0', '3'" in said
+    assert "client '0' has training examples of 2 of 10 classes: only '0', '3'" in said
     said = found(partition={"kind": "shards", "clients": 5, "classes_per_client": 6, "examples": 20}, split={"holdout": 0.2})
     assert "clients '0', '1', '2', '3', '4': fewer than 30 training examples" in said
     assert "clients '0', '1', '2', '3', '4': fewer than 30 hold-out examples; one of 4 is 25 % of a score" in said
@@ -144,15 +144,15 @@ def test_inputs_that_tell_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text(f"age,site,dose,label\n{rows}\n")
     about = {"name": "csv", "root": str(tmp_path / "a.csv")}
     said = found(data=about)
-    assert "the same value in every training example, which tells nothing: feature 'site'" in said
-    line = next(s for s in said.splitlines() if s.startswith("the training examples ask for"))
+    assert "constant in all training examples, so without information: feature 'site'" in said
+    line = next(s for s in said.splitlines() if s.startswith("the training examples suggest"))
     federation = data.load(config(data=about))
     own = np.loadtxt(tmp_path / "a.csv", delimiter=",", skiprows=1, usecols=(0, 1, 2))[federation.pooled().private.index]
     mean = ", ".join(f"{v:.4g}" for v in own.mean(0))
     std = ", ".join(f"{v:.4g}" for v in (*own.std(0)[:1], 1, *own.std(0)[2:]))
-    assert line == f"the training examples ask for data.mean = [{mean}] and data.std = [{std}]"
+    assert line == f"the training examples suggest data.mean = [{mean}] and data.std = [{std}]"
     given = about | {"mean": own.mean(0).tolist(), "std": [1.0, 1.0, 1.0]}
-    assert "ask for" not in found(data=given)
+    assert "suggest data.mean" not in found(data=given)
 
 
 def test_blank_images(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_blank_images(tmp_path: Path) -> None:
     from PIL import Image
 
     Image.new("L", (5, 6), 7).save(tmp_path / "dog" / "09.png")
-    assert f"1 image of one value all over: {tmp_path / 'dog' / '09.png'}" in found(data=about)
+    assert f"1 image with a single value in all pixels: {tmp_path / 'dog' / '09.png'}" in found(data=about)
 
 
 @pytest.mark.parametrize("resident", [True, False])
@@ -169,8 +169,8 @@ def test_data_that_cannot_be_used(tmp_path: Path, resident: bool) -> None:
     x = np.arange(24, dtype=np.float32).reshape(12, 2)
     x[4, 1] = np.nan
     given = config(data=npz(tmp_path / "a.npz", x=x, y=[0, 1] * 6) | {"resident": resident})
-    with pytest.raises(DataError, match=r"^row 4 of 'x' in .*a\.npz holds NaN or infinite values; mend it or leave it out$"):
-        data.findings(given)
+    with pytest.raises(DataError, match=r"^row 4 of 'x' in .*a\.npz holds NaN or infinite values; fix or remove it$"):
+        data.find_problems(given)
 
 
 def test_examples_that_stand_at_two_clients_are_told(tmp_path: Path) -> None:

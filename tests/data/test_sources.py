@@ -203,7 +203,7 @@ CHANGING = """
 def test_items_that_change_are_told(source: str, told: bool, module: Callable[[str], str]) -> None:
     name = f"{module(source)}:make"
     federation = data.load(config(data={"name": name, "root": "x"}, split=HALF, partition={"clients": 1}))
-    note = f"{name}: its items change from one reading to the next, so that no run of it can be had again; return them"
+    note = f"{name}: its items differ between two readings"
     assert any(n.startswith(note) for n in federation.notes) == told
 
 

@@ -12,7 +12,7 @@ import fedmutual
 from fedmutual import building
 from fedmutual.compare import compare
 from fedmutual.core import Diverged
-from fedmutual.data.rows import Picked
+from fedmutual.data.rows import ResidentBatches
 from fedmutual.errors import DataError
 from fedmutual.records.events import Finished, Replied
 from fedmutual.records.files import read_tensors
@@ -45,7 +45,7 @@ def test_batches_are_gathered_for_all_clients_at_once(small):
     for id in made.clients:
         client = made.client(id)
         batches.append(client.data["private"].rows([torch.tensor([0, 3])]))
-    assert all(isinstance(b, Picked) and b.store is batches[0].store for b in batches)
+    assert all(isinstance(b, ResidentBatches) and b.store is batches[0].store for b in batches)
     x, y = batches[0].store.take(torch.stack([b.plan[0] for b in batches]))
     for i, batch in enumerate(batches):
         ((one, label),) = batch

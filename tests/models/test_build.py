@@ -72,8 +72,8 @@ def test_networks_with_auxiliary_outputs_train_on_the_main_one() -> None:
 
 def test_a_stem_for_colours() -> None:
     assert refusal("squeezenet1_1", (1, 28, 28)) == (
-        "network 'squeezenet1_1' has a stem for images of 3 channels, and these have 1; choose a network of fedmutual's "
-        "own, or a factory 'module:name' that swaps the stem"
+        "network 'squeezenet1_1' has a stem for images of 3 channels, but these have 1; choose a network of fedmutual's "
+        "own, or a factory 'module:name' that replaces the stem"
     )
     assert "takes images (channels, height, width), not examples of shape (64,)" in refusal("squeezenet1_1", (64,))
 
@@ -81,7 +81,7 @@ def test_a_stem_for_colours() -> None:
 @pytest.mark.parametrize(("name", "least"), [("alexnet", 63), ("inception_v3", 75)])
 def test_an_image_too_small_for_a_network_of_torchvision(name: str, least: int) -> None:
     assert refusal(name, (3, 28, 28)) == (
-        f"network {name!r} takes images of at least {least} x {least} pixels, and these have 28 x 28; choose another "
+        f"network {name!r} takes images of at least {least} x {least} pixels, but these have 28 x 28; choose another "
         "network, or larger images with the key 'data.size'"
     )
 
@@ -158,10 +158,10 @@ def test_frozen_weights_stay_frozen_and_statistics_untouched(module: Module) -> 
 
 WRONG = [
     ("", "module 'NAME' has no 'make'"),
-    ("make = nn.Linear(784, 10)", "is a ready Linear; name a function or class that makes a new torch.nn.Module"),
-    ("make = 3", "is a ready int; name a function or class"),
-    ("def make(): return 'mlp'", "returned str, and a torch.nn.Module is wanted"),
-    ("def make(): return nn.Linear", "returned type, and a torch.nn.Module is wanted"),
+    ("make = nn.Linear(784, 10)", "is an instance of Linear; name a function or class that makes a new torch.nn.Module"),
+    ("make = 3", "is an instance of int; name a function or class"),
+    ("def make(): return 'mlp'", "returned str, but must return a torch.nn.Module"),
+    ("def make(): return nn.Linear", "returned type, but must return a torch.nn.Module"),
     ("def make(width): return nn.Linear(784, 10)", "cannot be made: TypeError: missing a required argument: 'width'"),
     ("def make(): raise KeyError('weights')", "cannot be made: KeyError: 'weights'"),
     ("def make(): raise OSError('one\\ntwo')", "cannot be made: OSError: one"),
@@ -174,7 +174,7 @@ WRONG = [
     ("def make(): return nn.LSTM(28, 10)", "does not take examples of shape (1, 28, 28): "),
     (
         "class make(nn.Module):\n    def forward(self, x): return x, x",
-        "gives tuple as output, and a tensor of logits [batch, 10] is wanted",
+        "returns tuple as output, but must return a tensor of logits [batch, 10]",
     ),
     ("class make(nn.Module):\n    pass", "does not take examples of shape (1, 28, 28): NotImplementedError: "),
     ("import no_such_package", "module 'NAME' does not import: No module named 'no_such_package'"),
@@ -201,7 +201,7 @@ class make(nn.Module):
     ("line", "why"),
     [
         ("self.head(x)", "does not take examples of shape (1, 28, 28) in training mode: RuntimeError: "),
-        ("return out, out", "gives tuple as output in training mode, and a tensor of logits [batch, 10] is wanted"),
+        ("return out, out", "returns tuple as output in training mode, but must return a tensor of logits [batch, 10]"),
         ("return out[:1]", "gives outputs [1, 10] in training mode for 2 examples of 10 classes, not [2, 10]; let its"),
         ("out = out.exp(); out += 1", "cannot be trained: RuntimeError: "),
     ],

@@ -68,7 +68,7 @@ def test_the_least_image(name: str, least: int) -> None:
         models.build(name, small, 10, rng(), "clients.3.model.personal")
     assert f"{least} x {least}" in models.NAMES[name]
     assert str(problem.value) == (
-        f"key 'clients.3.model.personal': network {name!r} takes images of at least {least} x {least} pixels, and "
+        f"key 'clients.3.model.personal': network {name!r} takes images of at least {least} x {least} pixels, but "
         f"these have {least + 1} x {least - 1}; choose another network, or larger images with the key 'data.size'"
     )
 

@@ -7,8 +7,8 @@ from torch import nn
 from fedmutual import models
 from fedmutual.config import ModelConfig
 from fedmutual.errors import ConfigError
-from fedmutual.models.parts import named
-from fedmutual.models.splice import Spliced, crossing, differing, fork, splice
+from fedmutual.models.parts import make_sequential
+from fedmutual.models.splice import Spliced, build_meme, find_shape_difference, list_shared_tensors, splice
 
 IMAGE = (1, 16, 16)
 
@@ -28,8 +28,11 @@ def spliced(name: str, *part: str, adaptor: str = "linear", outputs: int = 7, ow
 def test_the_part_is_named_by_its_modules_with_or_without_a_dot():
     net = network("lenet5")
     names = ("features.conv1.weight", "features.conv1.bias", "features.conv2.weight", "features.conv2.bias")
-    assert crossing(net, ["features."], "lenet5") == crossing(net, ["features"], "lenet5") == names
-    assert crossing(net, ["features.conv2", "classifier.fc3.bias"], "lenet5") == (*names[2:], "classifier.fc3.bias")
+    assert list_shared_tensors(net, ["features."], "lenet5") == list_shared_tensors(net, ["features"], "lenet5") == names
+    assert list_shared_tensors(net, ["features.conv2", "classifier.fc3.bias"], "lenet5") == (
+        *names[2:],
+        "classifier.fc3.bias",
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,13 +45,13 @@ def test_the_part_is_named_by_its_modules_with_or_without_a_dot():
 )
 def test_a_part_that_matches_nothing_is_said(part, sentence):
     with pytest.raises(ConfigError, match=r"key 'model\.part'") as problem:
-        crossing(network("lenet5"), [part], "lenet5")
+        list_shared_tensors(network("lenet5"), [part], "lenet5")
     assert sentence in str(problem.value)
 
 
 def test_a_part_that_is_all_is_said():
-    with pytest.raises(ConfigError, match="names all of network 'lenet5'; take it out"):
-        crossing(network("lenet5"), ["features", "classifier"], "lenet5")
+    with pytest.raises(ConfigError, match="names all tensors of network 'lenet5'"):
+        list_shared_tensors(network("lenet5"), ["features", "classifier"], "lenet5")
 
 
 def test_a_beginning_has_its_adaptor_after_it():
@@ -132,13 +135,13 @@ class Two(nn.Module):
 def test_a_part_that_is_no_map_of_one_tensor_to_one_has_no_adaptor():
     layer = nn.Linear(4, 4)
     for net, part, why in (
-        (named(layer=layer, again=layer, last=nn.Linear(4, 2)), "layer", "is called 2 times, not once"),
+        (make_sequential(layer=layer, again=layer, last=nn.Linear(4, 2)), "layer", "is called 2 times, not once"),
         (Pair(gives=True), "inner", "gives no tensor but tuple"),
         (Pair(gives=False), "inner", "takes 2 arguments, not one"),
         (Pair(gives=None), "inner", "is never called"),
         (Named(), "last", "is given its input by name"),
     ):
-        with pytest.raises(ConfigError, match=f"cannot be inferred, for the module {why}; use model.adaptor = 'rest'"):
+        with pytest.raises(ConfigError, match=f"cannot be inferred: the module {why}; use model.adaptor = 'rest'"):
             splice(net, [part], "linear", (4,), 2, stream(0), "odd")
 
 
@@ -165,36 +168,36 @@ def test_ones_own_adaptor_is_told_what_the_part_gives(tmp_path, monkeypatch):
 
 def test_the_part_is_the_same_for_all_and_the_adaptor_each_ones_own():
     model = ModelConfig(shared="cnn1", part=("features",))
-    a, b = (fork(model, IMAGE, outputs, stream(0), stream(own)) for outputs, own in ((7, 1), (10, 2)))
-    same = fork(model, IMAGE, 7, stream(0), stream(1))
-    names = crossing(network("cnn1"), ["features"], "cnn1")
+    a, b = (build_meme(model, IMAGE, outputs, stream(0), stream(own)) for outputs, own in ((7, 1), (10, 2)))
+    same = build_meme(model, IMAGE, 7, stream(0), stream(1))
+    names = list_shared_tensors(network("cnn1"), ["features"], "cnn1")
     assert isinstance(a, Spliced)
     assert all(torch.equal(a.state_dict()[k], b.state_dict()[k]) for k in names)
     assert (a(torch.zeros(2, *IMAGE)).shape, b(torch.zeros(2, *IMAGE)).shape) == ((2, 7), (2, 10))
     assert all(torch.equal(v, same.state_dict()[k]) for k, v in a.state_dict().items())
-    other = fork(model, IMAGE, 7, stream(0), stream(3))
+    other = build_meme(model, IMAGE, 7, stream(0), stream(3))
     assert not torch.equal(a.state_dict()["adaptor.fc.weight"], other.state_dict()["adaptor.fc.weight"])
 
 
 def test_the_rest_of_the_network_may_stay_as_it_is():
     model = ModelConfig(shared="lenet5", part=("features.conv2",), adaptor="rest")
-    net = fork(model, IMAGE, 7, stream(0), stream(1))
+    net = build_meme(model, IMAGE, 7, stream(0), stream(1))
     assert list(net.state_dict()) == list(network("lenet5", 7).state_dict())
     assert net(torch.zeros(2, *IMAGE)).shape == (2, 7)
 
 
 def test_the_first_tensor_of_another_shape_is_found():
-    names = crossing(network("mlp"), ["features"], "mlp")
+    names = list_shared_tensors(network("mlp"), ["features"], "mlp")
     other = models.build("mlp", (1, 8, 8), 10, stream(0))
-    assert differing(network("mlp"), other, names) == "features.fc1.weight"
-    assert differing(network("mlp"), network("mlp", 7), names) is None
+    assert find_shape_difference(network("mlp"), other, names) == "features.fc1.weight"
+    assert find_shape_difference(network("mlp"), network("mlp", 7), names) is None
 
 
 def test_networks_that_look_like_what_they_are_not():
     # what `last` gives is the tensor that the network goes on in, and gives
-    inplace = named(first=nn.Linear(4, 4), last=nn.Linear(4, 2), relu=nn.ReLU(inplace=True))
+    inplace = make_sequential(first=nn.Linear(4, 4), last=nn.Linear(4, 2), relu=nn.ReLU(inplace=True))
     with pytest.raises(ConfigError, match="neither the beginning nor the end"):
         splice(inplace, ["last"], "linear", (4,), 2, stream(0), "inplace")
-    ours = named(adaptor=nn.Linear(4, 4), last=nn.Linear(4, 2))
+    ours = make_sequential(adaptor=nn.Linear(4, 4), last=nn.Linear(4, 2))
     with pytest.raises(ConfigError, match="a module called 'adaptor' cannot be the part"):
         splice(ours, ["adaptor"], "linear", (4,), 2, stream(0), "named")

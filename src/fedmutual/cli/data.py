@@ -29,7 +29,7 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
 
     config = configured(file, set or [])
     read = data.prepare(config)
-    findings = data.findings(config, read)
+    findings = data.find_problems(config, read)
     for finding in findings:
         say(finding)
     made = building.build(config, device="cpu", prepared=read)

@@ -1,11 +1,11 @@
-"""Data: where examples come from, who has which of them, and what is held out."""
+"""Data: reading and scaling examples, dividing them among clients, and holding out validation and test rows."""
 
 from fedmutual.data import partition
-from fedmutual.data.check import findings
+from fedmutual.data.check import find_problems
 from fedmutual.data.federation import Federation, Prepared, Shares, load, prepare
 from fedmutual.data.public import PublicSet
 from fedmutual.data.show import draw
-from fedmutual.data.sources import NAMES, OF_DOMAINS, draws
+from fedmutual.data.sources import NAMES, OF_DOMAINS, is_drawn_by_seed
 
 __all__ = [
     "NAMES",
@@ -15,8 +15,8 @@ __all__ = [
     "PublicSet",
     "Shares",
     "draw",
-    "draws",
-    "findings",
+    "find_problems",
+    "is_drawn_by_seed",
     "load",
     "partition",
     "prepare",

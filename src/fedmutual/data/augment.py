@@ -1,4 +1,4 @@
-"""Augmentation of a whole batch at once; all randomness is drawn from the stream given."""
+"""Augmentation of a whole batch at once; all randomness comes from the given stream."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,22 +7,22 @@ import torch
 from torch import Tensor
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
-"""x [B, C, H, W] -> the same shape."""
+"""(images [B, C, H, W], stream) -> augmented images [B, C, H, W]."""
 
 PAD = 4
 
 
 @dataclass(frozen=True)
 class CropFlip:
-    """Random crop after padding by 4 pixels, and a mirror image half of the time: the usual one for CIFAR.
+    """A random crop after padding by 4 pixels, and a mirror image with probability 1/2: the usual augmentation for CIFAR.
 
-    black [C]: what a pixel of value 0 became by scaling; it fills the border.
+    black [C]: the scaled value of a pixel 0; it fills the border.
     """
 
     black: Tensor
 
     def __call__(self, x: Tensor, rng: torch.Generator) -> Tensor:
-        """As `Augment`; which pixels are taken is drawn on the CPU, whatever device x is on."""
+        """Return augmented images [B, C, H, W]. The crops are drawn on the CPU, so they do not depend on the device of x."""
         b, c, h, w = x.shape
         top, left = torch.randint(2 * PAD + 1, (2, b, 1), generator=rng)
         mirrored = torch.randint(2, (b, 1), generator=rng).bool()

@@ -1,4 +1,4 @@
-"""Which rows are the test set, and which are whose: partition and splits applied to a table of labels."""
+"""The division of data: the rows of the test set, and the rows of each client, by the partition and the splits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ import numpy as np
 from fedmutual.config import Config, PartitionConfig
 from fedmutual.core import At
 from fedmutual.data import partition
-from fedmutual.data.draws import Index, Names, counts, generator, sample
-from fedmutual.data.kinds import TEST, VALIDATION, of_training
-from fedmutual.data.splits import LEFT, carve, deal_alike, draw_alike
+from fedmutual.data.draws import Index, Names, count_classes, make_numpy_generator, sample
+from fedmutual.data.kinds import TEST, VALIDATION, list_held_out_fractions
+from fedmutual.data.splits import LEFT, deal_alike, draw_alike, hold_out
 from fedmutual.errors import ConfigError, DataError
 
 _NOT_IN_NAMES = set('/\\:*?"<>|\0')
@@ -18,114 +18,127 @@ _NOT_IN_NAMES = set('/\\:*?"<>|\0')
 
 @dataclass(frozen=True)
 class Table:
-    """All rows: those of the training part, numbered from 0, then those of the test part."""
+    """The labels of all rows: the rows of the training part from number 0, then those of the test part."""
 
     labels: Index  # [N] class numbers
-    trains: int  # how many are of the training part
+    trains: int  # number of rows of the training part
     classes: tuple[str, ...]
     groups: Names | None = None  # [N]
     domains: Names | None = None  # [N], "" for a test part without domains
-    bases: Index | None = None  # [N] which image each was made of, where all domains are made of the same ones
+    bases: Index | None = None  # [N] number of the original image, where all domains show the same images
 
 
 @dataclass(frozen=True)
 class Division:
-    """Row numbers of the table."""
+    """Row numbers of the table: the test set, and each client's shares."""
 
     test: Index
-    clients: Mapping[str, Mapping[str, Index]]  # "private", "validation"; "holdout", "public" where there is one; "test"
-    # where clients have test rows of their own: of domains, or out of their own rows (split.private)
+    # by client: "private", "validation"; "holdout" and "public" if any; "test" where clients have test rows of their own
+    # (domains, or split.private)
+    clients: Mapping[str, Mapping[str, Index]]
 
 
 def divide(config: Config, table: Table) -> Division:
-    """Hold a test set out where the data have none; deal the training rows; give each client its validation, hold-out and
-    public rows. Domains made of the same images have one split of these, unless split.shared is false.
+    """Return the division of the table by the configured partition and splits.
+
+    Data without a test set have one held out. Training rows go to the clients; each client then gets validation, hold-out
+    and public rows. Domains that show the same images are split alike, unless split.shared is false.
 
     Raises:
-        UserError: it cannot be done so; in one sentence, which client or class is in the way.
+        UserError: the division is impossible; one sentence names the client or class.
     """
     if config.split.shared and table.bases is None:
         raise ConfigError(
-            "key 'split.shared' = true is for domains that are made of the same images, and these are not; take it out"
+            "key 'split.shared' = true is for domains that show the same images, but these domains do not; remove the key"
         )
     if table.bases is None or config.split.shared is False:
-        return _divided(config, table)
-    first, *others = _names(table)
-    one = _places(table, first)
-    of_one = _divided(config, _only(table, np.sort(one)))
-    found = {first: {kind: np.sort(one)[rows] for kind, rows in of_one.clients[first].items()}}
+        return _divide_rows(config, table)
+    first, *others = _list_domains(table)
+    first_rows = _sort_by_image(table, first)
+    first_division = _divide_rows(config, _select_rows(table, np.sort(first_rows)))
+    shares_by_domain = {first: {kind: np.sort(first_rows)[rows] for kind, rows in first_division.clients[first].items()}}
     for domain in others:
-        same = _places(table, domain)
-        found[domain] = {kind: np.sort(same[table.bases[rows]]) for kind, rows in found[first].items()}
-    return Division(np.sort(np.concatenate([shares[TEST] for shares in found.values()])), found)
+        rows_by_image = _sort_by_image(table, domain)
+        shares_by_domain[domain] = {
+            kind: np.sort(rows_by_image[table.bases[rows]]) for kind, rows in shares_by_domain[first].items()
+        }
+    return Division(np.sort(np.concatenate([shares[TEST] for shares in shares_by_domain.values()])), shares_by_domain)
 
 
-def _divided(config: Config, table: Table) -> Division:
-    """As `divide`, each row by itself."""
+def _divide_rows(config: Config, table: Table) -> Division:
+    """Return the division of the table, with each row by itself."""
     split, at = config.split, At(config.seed, -1, config.rounds)
-    fractions, whole = of_training(split), np.arange(table.trains)
-    own = split.private is not None  # every client holds its own test rows out
-    if own:
+    fractions, training_rows = list_held_out_fractions(split), np.arange(table.trains)
+    has_own_tests = split.private is not None  # every client has test rows of its own
+    if has_own_tests:
         test = np.empty(0, dtype=np.int64)
     else:
         _check_groups(table)
-        test = np.arange(table.trains, len(table.labels)) if table.trains < len(table.labels) else _held_out(config, table)
-    dealt = _deal(config.partition, table, np.setdiff1d(whole, test), generator(at.rng("partition")))
-    kept = _capped(config.partition.examples, dealt, table, generator(at.rng("examples")))
-    named = {f"client {i!r}": rows for i, rows in kept.items()}
-    carved = carve(named, table.labels, table.groups, fractions, generator(at.rng("splits")))
+        test = (
+            np.arange(table.trains, len(table.labels)) if table.trains < len(table.labels) else _hold_out_test(config, table)
+        )
+    rows_by_client = _deal_training(
+        config.partition, table, np.setdiff1d(training_rows, test), make_numpy_generator(at.rng("partition"))
+    )
+    limited = _limit_examples(config.partition.examples, rows_by_client, table, make_numpy_generator(at.rng("examples")))
+    named_parts = {f"client {i!r}": rows for i, rows in limited.items()}
+    shares_by_name = hold_out(named_parts, table.labels, table.groups, fractions, make_numpy_generator(at.rng("splits")))
     shares = {
-        i: {kind: rows for kind, rows in found.items() if kind != LEFT}
-        for i, found in zip(dealt, carved.values(), strict=True)
+        i: {kind: rows for kind, rows in share.items() if kind != LEFT}
+        for i, share in zip(rows_by_client, shares_by_name.values(), strict=True)
     }
-    if own:
-        return Division(np.sort(np.concatenate([found[TEST] for found in shares.values()])), shares)
+    if has_own_tests:
+        return Division(np.sort(np.concatenate([share[TEST] for share in shares.values()])), shares)
     if VALIDATION not in fractions:
-        chosen = _of_test(config.partition.kind, dealt, test, table, generator(at.rng("validation")))
-        shares = {i: {**shares[i], VALIDATION: rows} for i, rows in chosen.items()}
+        validation = _choose_validation(
+            config.partition.kind, rows_by_client, test, table, make_numpy_generator(at.rng("validation"))
+        )
+        shares = {i: {**shares[i], VALIDATION: rows} for i, rows in validation.items()}
     if config.partition.kind == "domains":
-        tests = {i: test[_domains(table)[test] == i] for i in shares}
-        shares = {i: {**found, **({TEST: tests[i]} if len(tests[i]) else {})} for i, found in shares.items()}
+        tests_by_domain = {i: test[_get_domains(table)[test] == i] for i in shares}
+        shares = {
+            i: {**share, **({TEST: tests_by_domain[i]} if len(tests_by_domain[i]) else {})} for i, share in shares.items()
+        }
     return Division(test, shares)
 
 
-def _only(table: Table, rows: Index) -> Table:
-    """Some rows of it, in their order."""
+def _select_rows(table: Table, rows: Index) -> Table:
+    """Return the table of the rows in `rows`, in their order."""
     groups, domains = (None if column is None else column[rows] for column in (table.groups, table.domains))
     bases = None if table.bases is None else table.bases[rows]
     return Table(table.labels[rows], int((rows < table.trains).sum()), table.classes, groups, domains, bases)
 
 
-def _places(table: Table, domain: str) -> Index:
-    """The rows of a domain, by the number of the image that each was made of."""
-    rows = np.flatnonzero(_domains(table) == domain)
+def _sort_by_image(table: Table, domain: str) -> Index:
+    """Return the rows of a domain, sorted by the number of the original image."""
+    rows = np.flatnonzero(_get_domains(table) == domain)
     assert table.bases is not None
     return rows[np.argsort(table.bases[rows])]
 
 
-def _held_out(config: Config, table: Table) -> Index:
-    """A test set out of the training part, in its class mix, the same for every seed and every partition by rows."""
+def _hold_out_test(config: Config, table: Table) -> Index:
+    """Return test rows out of the training part, in its class mix; equal for all seeds and all partitions by rows."""
     if not config.split.test:
-        raise ConfigError("key 'split.test' must be above 0, for the data have no test set of their own (data.test)")
+        raise ConfigError("key 'split.test' must be above 0: the data have no test set of their own (data.test)")
     rows = np.arange(table.trains)
     parts = {"the data": rows}
     if config.partition.kind == "domains":
-        parts = {f"domain {d!r}": rows[_domains(table)[: table.trains] == d] for d in _names(table)}
-    rng = generator(At(0, -1, 1).rng("test"))
-    carved = carve(parts, table.labels, table.groups, {TEST: config.split.test}, rng)
-    return np.sort(np.concatenate([shares[TEST] for shares in carved.values()]))
+        parts = {f"domain {d!r}": rows[_get_domains(table)[: table.trains] == d] for d in _list_domains(table)}
+    rng = make_numpy_generator(At(0, -1, 1).rng("test"))
+    shares_by_part = hold_out(parts, table.labels, table.groups, {TEST: config.split.test}, rng)
+    return np.sort(np.concatenate([shares[TEST] for shares in shares_by_part.values()]))
 
 
-def _deal(config: PartitionConfig, table: Table, train: Index, rng: np.random.Generator) -> dict[str, Index]:
-    """Client -> its training rows."""
+def _deal_training(config: PartitionConfig, table: Table, train: Index, rng: np.random.Generator) -> dict[str, Index]:
+    """Return client -> training rows."""
     if config.kind == "domains":
-        return {d: train[_domains(table)[train] == d] for d in _names(table)}
+        return {d: train[_get_domains(table)[train] == d] for d in _list_domains(table)}
     labels = table.labels[train]
     if config.kind == "shards":
         assert config.classes_per_client is not None  # the configuration is checked
-        held = counts(labels, len(table.classes))
-        parts = partition.cut(
-            labels, partition.shard_table(held, config.clients, config.classes_per_client, rng, table.classes), rng
+        class_counts = count_classes(labels, len(table.classes))
+        parts = partition.cut_classes(
+            labels, partition.deal_shards(class_counts, config.clients, config.classes_per_client, rng, table.classes), rng
         )
     elif config.kind == "dirichlet":
         assert config.alpha is not None
@@ -135,32 +148,38 @@ def _deal(config: PartitionConfig, table: Table, train: Index, rng: np.random.Ge
     return {str(i): train[part] for i, part in enumerate(parts)}
 
 
-def _capped(most: int | None, dealt: Mapping[str, Index], table: Table, rng: np.random.Generator) -> Mapping[str, Index]:
-    """At most so many training rows a client, in its own class mix."""
+def _limit_examples(
+    most: int | None, rows_by_client: Mapping[str, Index], table: Table, rng: np.random.Generator
+) -> Mapping[str, Index]:
+    """Return at most `most` training rows for each client, in the client's class mix."""
     if most is None:
-        return dealt
-    return {i: rows if len(rows) <= most else sample(rows, table.labels[rows], most, rng) for i, rows in dealt.items()}
+        return rows_by_client
+    return {
+        i: rows if len(rows) <= most else sample(rows, table.labels[rows], most, rng) for i, rows in rows_by_client.items()
+    }
 
 
-def _of_test(kind: str, dealt: Mapping[str, Index], test: Index, table: Table, rng: np.random.Generator) -> dict[str, Index]:
-    """Each client's validation rows out of the test set, with its own class mix."""
-    held = np.stack([counts(table.labels[rows], len(table.classes)) for rows in dealt.values()])
-    if kind == "domains" and (_domains(table)[test] != "").all():
-        found = [test[_domains(table)[test] == d] for d in dealt]
+def _choose_validation(
+    kind: str, rows_by_client: Mapping[str, Index], test: Index, table: Table, rng: np.random.Generator
+) -> dict[str, Index]:
+    """Return validation rows out of the test set for each client, in the client's class mix."""
+    class_counts = np.stack([count_classes(table.labels[rows], len(table.classes)) for rows in rows_by_client.values()])
+    if kind == "domains" and (_get_domains(table)[test] != "").all():
+        validation_parts = [test[_get_domains(table)[test] == d] for d in rows_by_client]
     elif kind in ("iid", "shards"):
-        found = deal_alike(held, test, table.labels, rng)
+        validation_parts = deal_alike(class_counts, test, table.labels, rng)
     else:
-        found = draw_alike(held, test, table.labels, rng)
-    for client, rows in zip(dealt, found, strict=True):
+        validation_parts = draw_alike(class_counts, test, table.labels, rng)
+    for client, rows in zip(rows_by_client, validation_parts, strict=True):
         if not len(rows):
             raise DataError(
-                f"client {client!r} gets no validation example, for the test set of {len(test)} has too few of its "
-                "kind; set split.validation to take them from its training data"
+                f"client {client!r} gets no validation example: the test set of {len(test)} has too few of its "
+                "classes; set split.validation to take them from its training data"
             )
-    return dict(zip(dealt, found, strict=True))
+    return dict(zip(rows_by_client, validation_parts, strict=True))
 
 
-def _domains(table: Table) -> Names:
+def _get_domains(table: Table) -> Names:
     if table.domains is None:
         raise DataError(
             "partition.kind = 'domains': the data name no domains; a folder has them above its classes, a CSV file in a "
@@ -169,28 +188,36 @@ def _domains(table: Table) -> Names:
     return table.domains
 
 
-def _names(table: Table) -> list[str]:
-    """The domains of the training part: they become clients, and name folders."""
-    there = _domains(table)[: table.trains]
-    names: list[str] = np.unique(there).tolist() if table.bases is None else list(dict.fromkeys(there.tolist()))
+def _list_domains(table: Table) -> list[str]:
+    """Return the domains of the training part; raise DataError where a domain cannot be the name of a client and a
+    folder.
+    """
+    domain_column = _get_domains(table)[: table.trains]
+    names: list[str] = (
+        np.unique(domain_column).tolist() if table.bases is None else list(dict.fromkeys(domain_column.tolist()))
+    )
     for name in names:
         check_name(name, f"domain {name!r}")
     return names
 
 
 def check_name(name: str, what: str) -> None:
-    """Raise DataError unless a client can be called so; `what` has the name."""
+    """Raise DataError if `name` cannot be the id of a client, which is also the name of a folder.
+
+    what: the begin of the message, with the name.
+    """
     if not name.strip(". ") or _NOT_IN_NAMES & set(name):
-        raise DataError(f"{what} cannot name a client, whose name is a folder's too; rename it")
+        raise DataError(f"{what} cannot name a client, because the name is also a folder name; rename it")
 
 
 def _check_groups(table: Table) -> None:
-    """A test set of one's own must not hold groups that are trained on."""
+    """Raise DataError where a group has rows in the training part and in the test part."""
     if table.groups is None:
         return
-    both = np.intersect1d(table.groups[: table.trains], table.groups[table.trains :])
-    if len(both):
+    shared_groups = np.intersect1d(table.groups[: table.trains], table.groups[table.trains :])
+    if len(shared_groups):
         raise DataError(
-            f"data.group_by: {str(both[0])!r} has rows in the training and in the test data ({len(both)} such groups); take "
-            "each out of one of them, or leave the test data out and whole groups are held out"
+            f"data.group_by: {str(shared_groups[0])!r} has rows in the training and in the test data "
+            f"({len(shared_groups)} such groups); remove "
+            "each group from one of them, or omit the test data: whole groups are held out then"
         )

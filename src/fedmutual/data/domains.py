@@ -1,4 +1,4 @@
-"""Published sets of domains, PACS and Office-Home: folders domain/class/image that everyone fetches for themselves."""
+"""Published data sets with domains, PACS and Office-Home: folders domain/class/image that users download themselves."""
 
 import os
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedmutual.config import DataConfig
 from fedmutual.data.examples import Published, Source, listed
-from fedmutual.data.folder import folder
+from fedmutual.data.folder import read_folder
 from fedmutual.data.published import CACHE, VARIABLE
 from fedmutual.errors import ConfigError, DataError
 
@@ -14,48 +14,52 @@ _IMAGENET = Published(255.0, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True)
-class _Set:
-    folders: tuple[str, ...]  # what it may be called below the data root
+class _DomainSet:
+    folders: tuple[str, ...]  # possible folder names below the data root
     domains: tuple[str, ...]
-    sized: bool  # whether its images are of one size
+    has_one_size: bool  # whether all images have one size
 
 
 SETS = {
-    "pacs": _Set(("PACS",), ("art_painting", "cartoon", "photo", "sketch"), sized=True),
-    "office-home": _Set(
-        ("OfficeHome", "OfficeHomeDataset_10072016"), ("Art", "Clipart", "Product", "Real World"), sized=False
+    "pacs": _DomainSet(("PACS",), ("art_painting", "cartoon", "photo", "sketch"), has_one_size=True),
+    "office-home": _DomainSet(
+        ("OfficeHome", "OfficeHomeDataset_10072016"), ("Art", "Clipart", "Product", "Real World"), has_one_size=False
     ),
 }
 
 
-def of_domains(config: DataConfig) -> Source:
-    """A set that lies below the data root, or in data.root itself; scaled as ImageNet is.
+def read_domains(config: DataConfig) -> Source:
+    """Return a data set with domains from the data root or from data.root itself, scaled as for ImageNet.
 
     Raises:
-        ConfigError: its images need one size.
-        DataError: it is not there, or cannot be read.
+        ConfigError: data.size is missing, but the images differ in size.
+        DataError: the data are missing or cannot be read.
     """
-    about = SETS[config.name]
-    if config.size is None and not about.sized:
-        raise ConfigError(f"data.name = {config.name!r} needs the key 'data.size', for its images differ: [96, 96], say")
-    source = folder(config.model_copy(update={"root": _place(config, about)}), domains=True)
+    data_set = SETS[config.name]
+    if config.size is None and not data_set.has_one_size:
+        raise ConfigError(
+            f"data.name = {config.name!r} needs the key 'data.size', because its images differ in size; set it to [96, "
+            "96], for example"
+        )
+    source = read_folder(config.model_copy(update={"root": _find_folder(config, data_set)}), domains=True)
     return replace(source, published=_IMAGENET)
 
 
-def _place(config: DataConfig, about: _Set) -> Path:
-    """Where the domains' folders lie."""
+def _find_folder(config: DataConfig, data_set: _DomainSet) -> Path:
+    """Return the folder that holds the domains' folders."""
     root = config.root or Path(os.environ.get(VARIABLE) or CACHE).expanduser()
-    found = [root / name for name in about.folders] + ([root] if config.root is not None else [])
-    wanted = {_plain(name) for name in about.domains}
-    for place in found:
-        if place.is_dir() and wanted <= {_plain(p.name) for p in place.iterdir() if p.is_dir()}:
-            return place
+    candidates = [root / name for name in data_set.folders] + ([root] if config.root is not None else [])
+    domain_names = {_normalize(name) for name in data_set.domains}
+    for candidate in candidates:
+        if candidate.is_dir() and domain_names <= {_normalize(p.name) for p in candidate.iterdir() if p.is_dir()}:
+            return candidate
     raise DataError(
-        f"data {config.name!r} is not at {found[0]}, nor can it be downloaded; put the folders {listed(about.domains)} "
-        "there, each with a folder of images a class, or name their place in data.root"
+        f"data {config.name!r} is not at {candidates[0]} and cannot be downloaded; put the folders "
+        f"{listed(data_set.domains)} "
+        "there, each with a folder of images for every class, or set data.root to their folder"
     )
 
 
-def _plain(name: str) -> str:
-    """Copies spell "Real World" in several ways."""
+def _normalize(name: str) -> str:
+    """Return a folder name in lower case with blanks: copies spell "Real World" in several ways."""
     return name.casefold().replace("_", " ")

@@ -1,4 +1,4 @@
-"""Random choices over labelled rows: the few that partitions and splits are made of."""
+"""Random choices over labelled rows, for partitions and splits."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,17 @@ Index = npt.NDArray[np.int64]
 """Row numbers, class numbers or counts."""
 
 Stream = np.random.Generator | torch.Generator | int
-"""Where randomness comes from; an int is a seed."""
+"""A source of randomness; an int is a seed."""
 
 Names = npt.NDArray[np.str_]
 """Text, one a row: labels, groups, domains."""
 
 
-def generator(rng: Stream) -> np.random.Generator:
-    """The stream as numpy's. One of torch's gives its next number as the seed; one of numpy's is used as it is."""
+def make_numpy_generator(rng: Stream) -> np.random.Generator:
+    """Return a stream as a numpy generator.
+
+    A numpy generator is returned itself; a torch generator gives its next number as the seed.
+    """
     if isinstance(rng, np.random.Generator):
         return rng
     if isinstance(rng, torch.Generator):
@@ -25,57 +28,61 @@ def generator(rng: Stream) -> np.random.Generator:
     return np.random.default_rng(rng)
 
 
-def by_class(labels: Index, classes: int, rng: np.random.Generator) -> list[Index]:
-    """The positions of each class in `labels` [n], in random order."""
+def split_by_class(labels: Index, classes: int, rng: np.random.Generator) -> list[Index]:
+    """Return the positions of each class in `labels` [n], in random order."""
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
     return np.split(order, np.bincount(labels, minlength=classes).cumsum()[:-1])
 
 
-def counts(labels: Index, classes: int) -> Index:
-    """How many of each class."""
+def count_classes(labels: Index, classes: int) -> Index:
+    """Return the number of labels of each class [classes]."""
     return np.bincount(labels, minlength=classes).astype(np.int64)
 
 
-def many(n: int | np.int64, noun: str) -> str:
-    """A number with its noun, for a sentence."""
+def format_count(n: int | np.int64, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def apportion(weights: npt.ArrayLike, total: int, caps: Index, rng: np.random.Generator) -> Index:
-    """Whole numbers in proportion to `weights` that sum to `total`, none above its cap (Hamilton's largest remainders).
+    """Return whole numbers [C] in proportion to `weights` that sum to `total` (Hamilton's method of largest remainders).
 
-    Where caps bind, the others take more in proportion; where all bind, the sum falls short. Ties go by the stream.
+    No number is above its cap. Where caps bind, the other numbers grow in proportion; where all caps bind, the sum is below
+    `total`. The stream breaks ties.
     """
     weight = np.asarray(weights, dtype=float)
-    free = (weight > 0) & (caps > 0)
+    is_free = (weight > 0) & (caps > 0)
     ideal = np.zeros(len(weight))
-    left = min(total, int(caps[free].sum()))
-    rest = float(left)
-    while free.any():
-        share = weight * (rest / weight[free].sum())
-        over = free & (share >= caps)
-        if not over.any():
-            ideal[free] = share[free]
+    available = min(total, int(caps[is_free].sum()))
+    remaining = float(available)
+    while is_free.any():
+        share = weight * (remaining / weight[is_free].sum())
+        is_capped = is_free & (share >= caps)
+        if not is_capped.any():
+            ideal[is_free] = share[is_free]
             break
-        ideal[over] = caps[over]
-        rest -= float(caps[over].sum())
-        free &= ~over
-    whole = np.floor(ideal + 1e-9).astype(np.int64)
-    remainders = (ideal - whole).round(9)
+        ideal[is_capped] = caps[is_capped]
+        remaining -= float(caps[is_capped].sum())
+        is_free &= ~is_capped
+    numbers = np.floor(ideal + 1e-9).astype(np.int64)
+    remainders = (ideal - numbers).round(9)
     order = np.lexsort((rng.permutation(len(weight)), -remainders))
-    whole[order[: left - int(whole.sum())]] += 1
-    return whole
+    numbers[order[: available - int(numbers.sum())]] += 1
+    return numbers
 
 
-def take(rows: Index, labels: Index, wanted: Sequence[int] | Index, rng: np.random.Generator) -> Index:
-    """So many of each class out of `rows`, whose classes are `labels`, at random; sorted."""
-    picked = [c[:n] for c, n in zip(by_class(labels, len(wanted), rng), wanted, strict=True)]
+def take_per_class(rows: Index, labels: Index, wanted: Sequence[int] | Index, rng: np.random.Generator) -> Index:
+    """Return `wanted[c]` random rows of each class c, sorted; `labels` are the classes of `rows`."""
+    picked = [c[:n] for c, n in zip(split_by_class(labels, len(wanted), rng), wanted, strict=True)]
     return np.sort(rows[np.concatenate(picked)])
 
 
 def sample(rows: Index, labels: Index, total: int, rng: np.random.Generator, keep: bool = False) -> Index:
-    """`total` of `rows` in the class mix of their `labels`; sorted. keep: leave one of each class behind if that can be."""
-    held = counts(labels, int(labels.max(initial=0)) + 1)
+    """Return `total` random rows in the class mix of their `labels`, sorted.
+
+    keep: leave at least one row of each class behind, if possible.
+    """
+    held = count_classes(labels, int(labels.max(initial=0)) + 1)
     caps = np.maximum(held - 1, 0) if keep and (held - 1).clip(0).sum() >= total else held
-    return take(rows, labels, apportion(held, total, caps, rng), rng)
+    return take_per_class(rows, labels, apportion(held, total, caps, rng), rng)

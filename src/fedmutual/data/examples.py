@@ -1,4 +1,4 @@
-"""What a reader hands over: examples by number, unscaled, with their labels by the names their owner gives them."""
+"""Unscaled examples by number, with labels under the owner's class names: the result of every reader of data."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -15,32 +15,35 @@ from torch.utils.data import Dataset
 from fedmutual.data.draws import Index, Names
 from fedmutual.errors import DataError
 
-_CHANNELS = (1, 3, 4)  # the usual ones
+_CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 _LISTED = 3
 
 
 class BadRows(DataError):
-    """Examples that cannot be used, each with its sentence; the message holds the first few."""
+    """Examples that cannot be used. `args` holds one sentence for each example; the message shows the first three."""
 
     def __str__(self) -> str:
-        said = list(dict.fromkeys(map(str, self.args)))  # what is wrong with the whole may come with every batch
-        more = len(said) - _LISTED
-        return "; ".join(said[:_LISTED]) + (f"; and {more} more" if more > 0 else "")
+        sentences = list(dict.fromkeys(map(str, self.args)))  # a fault of the whole data set is raised for every batch
+        omitted = len(sentences) - _LISTED
+        return "; ".join(sentences[:_LISTED]) + (f"; and {omitted} more" if omitted > 0 else "")
 
 
 class Examples(Protocol):
-    """x by number, as stored."""
+    """Inputs x by row number, as they are stored."""
 
     def __len__(self) -> int:
-        """How many."""
+        """Return the number of examples."""
         ...
 
     def take(self, rows: Sequence[int]) -> Tensor:
-        """These examples as a new tensor [B, *shape], channels first; uint8, or numbers to be taken as they are."""
+        """Return the examples of `rows` as a new tensor [B, *shape], channels first.
+
+        uint8 pixels, or numbers that are used without a divisor.
+        """
         ...
 
     def digest(self) -> bytes:
-        """What tells these examples from others."""
+        """Return bytes that identify these examples: other examples have other bytes."""
         ...
 
 
@@ -49,16 +52,16 @@ class Part:
     """The training part of a data set, or its test part, of n examples."""
 
     x: Examples
-    labels: npt.NDArray[Any]  # [n] of names (text), or of whole numbers that count classes
-    where: Callable[[int], str]  # what messages call an example: "a.png", "row 7 of b.csv"
+    labels: npt.NDArray[Any]  # [n] class names (text) or class numbers
+    where: Callable[[int], str]  # the name of an example in messages: "a.png", "row 7 of b.csv"
     groups: Names | None = None  # [n], where data.group_by is set
-    domains: Names | None = None  # [n], where there are such
-    bases: Index | None = None  # [n] the number of the image each was made of, where domains are made of the same ones
+    domains: Names | None = None  # [n], where the data name domains
+    bases: Index | None = None  # [n] number of the original image, where all domains show the same images
 
 
 @dataclass(frozen=True)
 class Published:
-    """How a published data set is scaled."""
+    """The scaling of a published data set: x / divisor, minus `mean`, over `std`, one value a channel."""
 
     divisor: float
     mean: tuple[float, ...]
@@ -67,19 +70,19 @@ class Published:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set as its reader found it."""
+    """A data set as its reader found it, before labels are matched and inputs are scaled."""
 
-    place: str  # what messages call it
+    place: str  # the name in messages
     train: Part
     test: Part | None = None
-    classes: tuple[str, ...] | None = None  # what labels that are numbers stand for
+    classes: tuple[str, ...] | None = None  # class names, where labels are class numbers
     columns: tuple[str, ...] | None = None  # the names of a table's features
     published: Published | None = None
     notes: tuple[str, ...] = ()
 
 
-class Arrays:
-    """Examples in memory."""
+class ArrayExamples:
+    """Examples in memory, from one array [n, *shape]."""
 
     def __init__(self, x: npt.NDArray[Any]) -> None:
         self._x = torch.from_numpy(np.ascontiguousarray(x))
@@ -88,64 +91,74 @@ class Arrays:
         return len(self._x)
 
     def take(self, rows: Sequence[int]) -> Tensor:
-        """As `Examples.take`."""
+        """Return the examples of `rows` [B, *shape]; see `Examples.take`."""
         return self._x[torch.as_tensor(rows, dtype=torch.int64)]
 
     def digest(self) -> bytes:
-        """Over all bytes."""
+        """Return the SHA-256 digest of the type, the shape and all bytes."""
         about = repr((self._x.dtype, tuple(self._x.shape))).encode()
         return hashlib.sha256(about + hashlib.sha256(self._x.numpy().data).digest()).digest()
 
 
-class FromDataset:
-    """The x of a torch Dataset's items, read as they are needed; tensors, arrays or PIL images of one shape."""
+class DatasetExamples:
+    """The inputs x of a torch Dataset's items, read on demand: tensors, arrays or PIL images of one shape."""
 
     def __init__(self, dataset: "Dataset[Any]", place: str) -> None:
         self._dataset, self.place = dataset, place
-        self._like: Tensor | None = None
+        self._first_item: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
 
     def take(self, rows: Sequence[int]) -> Tensor:
-        """As `Examples.take`. Raises BadRows where an item cannot be read or differs in shape or type from the first."""
-        found, bad = [], []
-        if self._like is None:
-            self._like = self._read(0)
+        """Return the examples of `rows` [B, *shape]; see `Examples.take`.
+
+        Raises:
+            BadRows: an item cannot be read, or has another shape or type than the first item.
+        """
+        examples, sentences = [], []
+        if self._first_item is None:
+            self._first_item = self._read(0)
         for row in rows:
             try:
                 x = self._read(row)
             except Exception as problem:  # a user's dataset may fail in any way
-                bad.append(f"example {row} of {self.place} cannot be read ({type(problem).__name__}: {problem})")
+                sentences.append(f"example {row} of {self.place} cannot be read ({type(problem).__name__}: {problem})")
                 continue
-            found.append(x)
-            if (x.shape, x.dtype) != (self._like.shape, self._like.dtype):
-                bad.append(
-                    f"example {row} of {self.place} is {said(x)}, and the first is {said(self._like)}; "
+            examples.append(x)
+            if (x.shape, x.dtype) != (self._first_item.shape, self._first_item.dtype):
+                sentences.append(
+                    f"example {row} of {self.place} is {format_tensor(x)}, but the first is "
+                    f"{format_tensor(self._first_item)}; "
                     "let the dataset return one shape and type"
                 )
-        if bad:
-            raise BadRows(*bad)
-        return torch.stack(found)
+        if sentences:
+            raise BadRows(*sentences)
+        return torch.stack(examples)
 
     def digest(self) -> bytes:
-        """Over the number of examples and up to 64 of them, evenly spaced: to read all may take hours."""
-        return hashlib.sha256(repr(len(self)).encode() + Arrays(self.take(spaced(len(self), 64)).numpy()).digest()).digest()
+        """Return a digest of the number of examples and of up to 64 evenly spaced examples.
 
-    def steady(self) -> bool:
-        """Whether items are the same at a second reading; up to 16 of them are read."""
-        rows = spaced(len(self), 16)
+        Reading all examples may take hours.
+        """
+        return hashlib.sha256(
+            repr(len(self)).encode() + ArrayExamples(self.take(space_evenly(len(self), 64)).numpy()).digest()
+        ).digest()
+
+    def is_repeatable(self) -> bool:
+        """Return whether up to 16 items have equal inputs when they are read twice."""
+        rows = space_evenly(len(self), 16)
         return torch.equal(self.take(rows), self.take(rows))
 
     def _read(self, row: int) -> Tensor:
         item = self._dataset[row]
         if not isinstance(item, tuple | list) or len(item) < 2:
-            raise DataError(f"{self.place}: its items must be (x, y), and one is {type(item).__name__}")
-        return rows_first(np.asarray(item[0])[None], f"{self.place}: x")[0]
+            raise DataError(f"{self.place}: items must be (x, y), but one is {type(item).__name__}; fix __getitem__")
+        return convert_array(np.asarray(item[0])[None], f"{self.place}: x")[0]
 
 
-class Joined:
-    """Two parts, one numbered after the other."""
+class ConcatExamples:
+    """The examples of two parts: the second part's rows are numbered after the first part's."""
 
     def __init__(self, first: Examples, second: Examples) -> None:
         self._first, self._second = first, second
@@ -154,7 +167,7 @@ class Joined:
         return len(self._first) + len(self._second)
 
     def take(self, rows: Sequence[int]) -> Tensor:
-        """As `Examples.take`."""
+        """Return the examples of `rows` [B, *shape]; see `Examples.take`."""
         offset = len(self._first)
         of_second = torch.tensor([r >= offset for r in rows])
         if not of_second.any():
@@ -163,46 +176,50 @@ class Joined:
         if of_second.all():
             return second
         first = self._first.take([r for r in rows if r < offset])
-        found = first.new_empty(len(rows), *first.shape[1:])
-        found[~of_second], found[of_second] = first, second
-        return found
+        joined = first.new_empty(len(rows), *first.shape[1:])
+        joined[~of_second], joined[of_second] = first, second
+        return joined
 
     def digest(self) -> bytes:
-        """Of both."""
+        """Return the digests of both parts, one after the other."""
         return self._first.digest() + self._second.digest()
 
 
-def rows_first(x: npt.NDArray[Any], what: str) -> Tensor:
-    """Any usual layout as a tensor [n, F] or [n, C, H, W]. `what` begins messages.
+def convert_array(x: npt.NDArray[Any], name: str) -> Tensor:
+    """Return an array in any usual layout as a tensor [n, F] or [n, C, H, W]; uint8 stays uint8, the rest is float32.
 
-    Images may be [n, H, W], or channels first, or channels last: 1, 3 or 4 of them, fewer than the second axis has.
+    Images may be [n, H, W], channels first, or channels last: with 1, 3 or 4 channels, fewer than the second axis has.
+    `name` begins the error messages.
+
+    Raises:
+        DataError: the values are not numbers, or the shape is that of neither a table nor images.
     """
     if x.dtype.kind not in "biuf":
-        raise DataError(f"{what} holds {x.dtype.name} values, and examples must be numbers")
+        raise DataError(f"{name} holds {x.dtype.name} values; examples must be numbers")
     if x.ndim not in (2, 3, 4) or 0 in x.shape[1:]:
         raise DataError(
-            f"{what} has the shape {list(x.shape)}; tables are [examples, features], images [examples, height, width] with "
+            f"{name} has the shape {list(x.shape)}; tables are [examples, features], images [examples, height, width] with "
             "channels before or after"
         )
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in _CHANNELS and x.shape[3] < x.shape[1]:
         x = np.moveaxis(x, 3, 1)
-    kept = x if x.dtype == np.uint8 else x.astype(np.float32)
-    return torch.from_numpy(np.ascontiguousarray(kept))
+    values = x if x.dtype == np.uint8 else x.astype(np.float32)
+    return torch.from_numpy(np.ascontiguousarray(values))
 
 
-def spaced(size: int, most: int) -> list[int]:
-    """Up to so many of the numbers below a size, evenly spaced."""
+def space_evenly(size: int, most: int) -> list[int]:
+    """Return at most `most` different numbers from 0 to `size` - 1, evenly spaced and sorted."""
     return sorted({round(i) for i in np.linspace(0, size - 1, most)})
 
 
-def said(x: Tensor) -> str:
-    """A tensor's type and shape, for a sentence."""
+def format_tensor(x: Tensor) -> str:
+    """Return a tensor's type and shape as text, for example "float32 of shape [3, 8, 8]"."""
     return f"{str(x.dtype).removeprefix('torch.')} of shape {list(x.shape)}"
 
 
 def listed(names: Sequence[object], most: int = 10) -> str:
-    """Names for a sentence, the first few of many."""
-    more = len(names) - most
-    return ", ".join(repr(str(n)) for n in islice(names, most)) + (f" and {more} more" if more > 0 else "")
+    """Return the first `most` names, quoted and joined by commas, and the number of the others."""
+    omitted = len(names) - most
+    return ", ".join(repr(str(n)) for n in islice(names, most)) + (f" and {omitted} more" if omitted > 0 else "")

@@ -1,4 +1,4 @@
-"""A federation's data: every client's shares and the common test set, over one store of examples."""
+"""A federation's data: the shares of every client and the common test set, over one store of examples."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,37 +12,36 @@ from fedmutual.core import At
 from fedmutual.data import labels, record, rows, scaling, sources
 from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import Division, Table, check_name, divide
-from fedmutual.data.draws import Index, Names, generator, many
-from fedmutual.data.examples import Examples, Joined, Part, Source, listed, said
+from fedmutual.data.draws import Index, Names, format_count, make_numpy_generator
+from fedmutual.data.examples import ConcatExamples, Examples, Part, Source, format_tensor, listed
 from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
 from fedmutual.data.labels import Targets
-from fedmutual.data.notes import NOBODY, of_split, remarks, training
-from fedmutual.data.public import Part as Given
-from fedmutual.data.public import PublicSet, gather
-from fedmutual.data.rows import Chained, Rows, union
+from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_and_classes, note_split
+from fedmutual.data.public import PublicPart, PublicSet, make_public_set
+from fedmutual.data.rows import ChainedRows, Rows, merge_rows
 from fedmutual.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
 class Shares:
-    """One client's rows."""
+    """The rows of one client."""
 
-    private: Rows  # to train on
-    validation: Rows  # its own predictions are scored on these
-    holdout: Rows | None  # to choose a round or a setting by
-    public: Rows | None = None  # its part of the public seed set: none of them is private, too
-    test: Rows | None = None  # its own part of the test set, where it has one: of a domain, or of data of its own
+    private: Rows  # training rows
+    validation: Rows  # the client's models are scored on these rows
+    holdout: Rows | None  # rows for the choice of a round or a setting
+    public: Rows | None = None  # the client's part of the public seed set; disjoint from `private`
+    test: Rows | None = None  # the client's own test rows, with domains or data of its own
 
 
 @dataclass(frozen=True)
 class Space:
-    """What a network takes and gives."""
+    """The inputs and outputs of a network."""
 
     shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
-    classes: tuple[str, ...]  # in the order of the outputs; of targets that are numbers, their one name
+    classes: tuple[str, ...]  # in the order of the outputs; one name for numeric targets
     outputs: int
     task: str
-    scaling: dict[str, Any]  # what was done to the inputs: divisor, mean, std, size, augment
+    scaling: dict[str, Any]  # of the inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None = None  # the names of a table's features
 
     @property
@@ -50,56 +49,64 @@ class Space:
         """Whether targets are numbers."""
         return tasks.make(self.task).outputs is not None
 
-    def like(self, other: "Space") -> bool:
-        """Whether one network can serve both: what is scaled otherwise still fits, and numbers of any name do."""
-        ours, theirs = ((s.shape, s.outputs, s.numbers, () if s.numbers else s.classes) for s in (self, other))
-        return ours == theirs
+    def is_compatible(self, other: "Space") -> bool:
+        """Return whether one network can serve both spaces. The scaling and the name of numeric targets may differ."""
+        own_key, other_key = ((s.shape, s.outputs, s.numbers, () if s.numbers else s.classes) for s in (self, other))
+        return own_key == other_key
 
-    def unlike(self, other: "Space") -> str | None:
-        """How the named columns of two tables of one shape differ, in words; None where they do not, or have no names."""
-        return None if self.shape != other.shape else other_columns(self.columns, other.columns)
+    def compare_columns(self, other: "Space") -> str | None:
+        """Return in words how the columns of two tables of one shape differ; None if they agree or have no names."""
+        return None if self.shape != other.shape else describe_column_difference(self.columns, other.columns)
 
 
-def other_columns(ours: Sequence[str] | None, theirs: Sequence[str] | None) -> str | None:
-    """How columns differ from others', in words."""
-    if ours is None or theirs is None or tuple(ours) == tuple(theirs):
+def describe_column_difference(columns: Sequence[str] | None, other: Sequence[str] | None) -> str | None:
+    """Return in words how `columns` differ from `other`; None if they agree or one of them is None."""
+    if columns is None or other is None or tuple(columns) == tuple(other):
         return None
-    odd = [c for c in ours if c not in theirs] or [c for c in theirs if c not in ours]
-    return f"other columns ({listed(odd, 3)})" if odd else f"the same columns in another order ({listed(ours, 3)})"
+    different = [c for c in columns if c not in other] or [c for c in other if c not in columns]
+    return (
+        f"other columns ({listed(different, 3)})"
+        if different
+        else f"the same columns in another order ({listed(columns, 3)})"
+    )
 
 
 @dataclass(frozen=True)
 class Federation:
-    """Who has what."""
+    """The data of all clients, and the common test set."""
 
-    clients: dict[str, Shares]  # ids "0" .. "K-1", the names of domains, or of clients that bring data of their own
-    spaces: dict[str, Space]  # of each client; the same for all but those that bring their own data
-    test: Rows | Chained | None  # the federation's whole test set; None where no network can serve all. Of clients that
-    # bring their own data, the test rows of those that share their scores
-    partition: dict[str, Any]  # what partition.json holds
-    notes: tuple[str, ...]  # one sentence each: what a user should know of these data
-    public: PublicSet | None = None  # None where nobody has public rows
-    digests: Mapping[str, str] = field(default_factory=dict)  # of the examples, as stored, that each client's rows are of
+    clients: dict[str, Shares]  # by id: "0" .. "K-1", or the name of a domain or of a client with data of its own
+    spaces: dict[str, Space]  # by client; all are equal, unless clients have data or a task of their own
+    # The common test set; None where no network fits all clients. Of clients with data of their own, it has the test rows
+    # of those that disclose all scores.
+    test: Rows | ChainedRows | None
+    partition: dict[str, Any]  # the content of partition.json
+    notes: tuple[str, ...]  # remarks for the user, one sentence each
+    public: PublicSet | None = None  # None: no client has public rows
+    digests: Mapping[str, str] = field(default_factory=dict)  # by client: of the examples, as stored, that its rows are of
 
     @property
     def space(self) -> Space:
-        """The first client's, which is everyone's unless they bring their own data."""
+        """The space of the first client: the space of all clients, unless they have data of their own."""
         return next(iter(self.spaces.values()))
 
     def pooled(self) -> Shares:
-        """All clients' rows in one place, each row once, public ones with the private. Of shares of one data set."""
+        """Return the rows of all clients together, each row once; the shares must be of one data set.
+
+        `private` includes the public rows.
+        """
         shares = self.clients.values()
         holdouts = [s.holdout for s in shares if s.holdout is not None]
         return Shares(
-            union([rows for s in shares for rows in (s.private, s.public) if rows is not None]),
-            union([s.validation for s in shares]),
-            union(holdouts) if holdouts else None,
+            merge_rows([rows for s in shares for rows in (s.private, s.public) if rows is not None]),
+            merge_rows([s.validation for s in shares]),
+            merge_rows(holdouts) if holdouts else None,
         )
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data read and scaled, not yet divided: what several runs on the same data may share."""
+    """Data that are read and scaled, but not divided. Several runs on these data may share them."""
 
     source: Source
     table: Table
@@ -112,217 +119,249 @@ class Prepared:
 
 
 Gather = Callable[[Federation, Mapping[str, Prepared]], PublicSet | None]
-"""Makes the public seed set of a federation, from the data as they were read."""
+"""(federation, data by client) -> the public seed set, or None without public rows."""
 
 
 def prepare(config: Config) -> dict[str, Prepared]:
-    """Read the configured data, and scale them -> those of each client that brings its own; under "" those common to all.
+    """Read and scale the configured data.
+
+    Return client -> data for clients with data of their own; otherwise one entry under "".
 
     Raises:
-        UserError: in one sentence, what is wrong with which file or key, and the mend.
+        UserError: data cannot be used; one sentence names the file or key and the fix.
     """
     if not brings_data(config):
-        return {"": _prepared(config)}
+        return {"": _prepare_data_set(config)}
     for client in config.clients:
         check_name(client, f"client {client!r}")
-    found = {}
-    for client, own in config.clients.items():
+    data_by_client = {}
+    for client, client_config in config.clients.items():
         try:
-            found[client] = _prepared(alone(config, client), common=not own.data.labels)
+            data_by_client[client] = _prepare_data_set(alone(config, client), common=not client_config.data.labels)
         except labels.UnknownClass as problem:
-            raise problem.of(client, {} if own.data.labels else config.data.labels) from None
+            raise problem.for_client(client, {} if client_config.data.labels else config.data.labels) from None
         except ConfigError as problem:
             raise ConfigError(f"client {client!r}: {problem}") from None
-    sharing = [i for i, own in config.clients.items() if not own.data.labels and alone(config, i).data.labels]
-    if sharing:  # a common name is somebody's, or a slip
-        called = (labels.called(found[i].source, alone(config, i).data) for i in sharing)
-        labels.check_renamed(config.data.labels, set[str]().union(*called))
-    return found
+    common_users = [
+        i for i, client_config in config.clients.items() if not client_config.data.labels and alone(config, i).data.labels
+    ]
+    if common_users:  # a renamed label that no client has is a mistake
+        label_names = (labels.list_label_names(data_by_client[i].source, alone(config, i).data) for i in common_users)
+        labels.check_renamed(config.data.labels, set[str]().union(*label_names))
+    return data_by_client
 
 
 def load(config: Config, prepared: Mapping[str, Prepared] | None = None, gathered: Gather | None = None) -> Federation:
-    """Read the configured data unless they are prepared, and divide them among the clients.
+    """Divide the configured data among the clients.
 
-    gathered: makes the public seed set, where others give to it too; else it is what these clients give.
+    prepared: the result of `prepare`; None: read the data.
+    gathered: makes the public seed set, where other sites add to it; None: the rows of these clients.
 
     Raises:
-        UserError: in one sentence, what is wrong with which file, key or client, and the mend.
+        UserError: data cannot be used; one sentence names the file, key or client and the fix.
     """
-    read = prepare(config) if prepared is None else prepared
-    found = _joined(config, read) if brings_data(config) else _divided(config, read[""])
-    alone_here = len(found.clients) == 1 and config.model.weights is None  # else it learns from who made these weights
-    few = ("there is one client only, so there is nobody to learn from or with",) if alone_here else ()
-    return replace(found, notes=(*found.notes, *few), public=(gathered or _public)(found, read))
+    data_by_client = prepare(config) if prepared is None else prepared
+    federation = (
+        _join_clients(config, data_by_client) if brings_data(config) else _divide_data_set(config, data_by_client[""])
+    )
+    is_alone = len(federation.clients) == 1 and config.model.weights is None  # given weights are learned from, too
+    notes = ("there is one client only, so there is nobody to learn from or with",) if is_alone else ()
+    return replace(
+        federation, notes=(*federation.notes, *notes), public=(gathered or _make_public_set)(federation, data_by_client)
+    )
 
 
-def _prepared(config: Config, common: bool = False) -> Prepared:
-    """common: the keys of `data.labels` are of all clients, not of these data alone."""
+def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
+    """Read and scale one data set. common: data.labels serves all clients, not these data alone."""
     task = tasks.make(config.training.task)
-    source = sources.read(config, task.outputs is not None)
-    table, targets = _table(source, config, task.outputs, common)
-    scaled, notes = scaling.of_source(config.data, source)
-    examples = examples_of(source)
-    store, shape = rows.make_store(examples, targets, scaled, _where(source), config.data.resident, config.data.workers)
+    source = sources.read_source(config, task.outputs is not None)
+    table, targets = _make_table(source, config, task.outputs, common)
+    scaled, notes = scaling.make_scaling(config.data, source)
+    examples = join_examples(source)
+    store, shape = rows.make_store(
+        examples, targets, scaled, _make_row_namer(source), config.data.resident, config.data.workers
+    )
     content = examples.digest()
-    digest = record.data_digest(content, table, shape, targets)
-    about = {**scaled.record(), "augment": config.data.augment}
+    digest = record.compute_digest(content, table, shape, targets)
+    scaling_record = {**scaled.record(), "augment": config.data.augment}
     space = Space(
         shape=shape,
         classes=table.classes,
         outputs=task.outputs or len(table.classes),
         task=config.training.task,
-        scaling=about,
+        scaling=scaling_record,
         columns=source.columns,
     )
     return Prepared(source, table, store, space, scaled, notes, digest, content.hex())
 
 
-def _divided(config: Config, read: Prepared) -> Federation:
-    """One data set in shares."""
-    store, space = read.store, read.space
-    augment = CropFlip(read.scaled.black(space.shape[0])) if config.data.augment == "crop-flip" else None
-    division = _division(config, read.table, read.digest)
-    partition = record.describe(config, read.table, division, read.digest)
-    notes = () if config.partition.kind == "file" else of_split(config.split, read.table)
-    codes = None if read.table.groups is None else np.unique(read.table.groups, return_inverse=True)[1]
-    clients = {i: _shares(store, shares, augment, codes) for i, shares in division.clients.items()}
-    for i, own in config.clients.items():
-        if own.training.shuffled and i in clients:
-            rng = generator(At(config.seed, -1, config.rounds).rng(i, "shuffled"))
-            clients[i] = replace(clients[i], private=clients[i].private.shuffled(own.training.shuffled, rng))
+def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
+    """Divide one data set into the shares of its clients."""
+    store, space = prepared.store, prepared.space
+    augment = CropFlip(prepared.scaled.black(space.shape[0])) if config.data.augment == "crop-flip" else None
+    division = _make_division(config, prepared.table, prepared.digest)
+    partition = record.make_record(config, prepared.table, division, prepared.digest)
+    notes = () if config.partition.kind == "file" else note_split(config.split, prepared.table)
+    codes = None if prepared.table.groups is None else np.unique(prepared.table.groups, return_inverse=True)[1]
+    clients = {i: _make_shares(store, shares, augment, codes) for i, shares in division.clients.items()}
+    for i, client_config in config.clients.items():
+        if client_config.training.shuffled and i in clients:
+            rng = make_numpy_generator(At(config.seed, -1, config.rounds).rng(i, "shuffled"))
+            clients[i] = replace(clients[i], private=clients[i].private.shuffled(client_config.training.shuffled, rng))
     return Federation(
         clients=clients,
-        spaces={i: _space(config, i, space) for i in clients},
+        spaces={i: _make_client_space(config, i, space) for i in clients},
         test=Rows(store, division.test),
         partition=partition,
-        notes=(*read.source.notes, *read.notes, *notes, *remarks(config, partition)),
-        digests=dict.fromkeys(clients, read.content),
+        notes=(*prepared.source.notes, *prepared.notes, *notes, *note_clients_and_classes(config, partition)),
+        digests=dict.fromkeys(clients, prepared.content),
     )
 
 
-def given(found: Federation, read: Mapping[str, Prepared]) -> dict[str, Given]:
-    """What each client gives to be learned from together."""
-    about, nothing = found.partition["clients"], [0] * len(found.partition["classes"])
+def list_public_parts(federation: Federation, data_by_client: Mapping[str, Prepared]) -> dict[str, PublicPart]:
+    """Return the public rows of each client, with the client's examples and class counts."""
+    records, no_counts = federation.partition["clients"], [0] * len(federation.partition["classes"])
     parts = {}
-    for i, shares in found.clients.items():
-        examples = examples_of(read[i if i in read else ""].source)
-        parts[i] = Given(shares.public, examples, about[i]["counts"].get(PUBLIC, nothing), training(about[i]))
+    for i, shares in federation.clients.items():
+        examples = join_examples(data_by_client[i if i in data_by_client else ""].source)
+        parts[i] = PublicPart(
+            shares.public, examples, records[i]["counts"].get(PUBLIC, no_counts), count_training_examples(records[i])
+        )
     return parts
 
 
-def _public(found: Federation, read: Mapping[str, Prepared]) -> PublicSet | None:
-    """The same as one set."""
-    if all(shares.public is None for shares in found.clients.values()):
+def _make_public_set(federation: Federation, data_by_client: Mapping[str, Prepared]) -> PublicSet | None:
+    """Return the public set of these clients; None if no client has public rows."""
+    if all(shares.public is None for shares in federation.clients.values()):
         return None
-    _check_alike(found.spaces)
-    return gather(given(found, read), tuple(found.partition["classes"]))
+    _check_spaces(federation.spaces)
+    return make_public_set(list_public_parts(federation, data_by_client), tuple(federation.partition["classes"]))
 
 
-def _space(config: Config, client: str, common: Space) -> Space:
-    """A client's, of shares of common data: its task may be its own, if it learns the same targets."""
-    own = config.clients.get(client)
-    if own is None or own.training.task is None:
+def _make_client_space(config: Config, client: str, common: Space) -> Space:
+    """Return the space of a client with a share of common data.
+
+    Raises:
+        ConfigError: the client's task has targets of another kind than the federation's.
+    """
+    client_config = config.clients.get(client)
+    if client_config is None or client_config.training.task is None:
         return common
-    if tasks.make(own.training.task, f"clients.{client}.training.task").outputs != tasks.make(common.task).outputs:
+    if tasks.make(client_config.training.task, f"clients.{client}.training.task").outputs != tasks.make(common.task).outputs:
         raise ConfigError(
-            f"key 'clients.{client}.training.task': {own.training.task!r} learns other targets than {common.task!r}, and "
+            f"key 'clients.{client}.training.task': {client_config.training.task!r} learns other targets than "
+            f"{common.task!r}, and "
             "the client has a share of common data; give clients data of their own ([clients.ID.data]), or all one kind of "
             "targets"
         )
-    return replace(common, task=own.training.task)
+    return replace(common, task=client_config.training.task)
 
 
-def _joined(config: Config, read: Mapping[str, Prepared]) -> Federation:
-    """Clients that bring data of their own, each divided as if it were alone."""
-    found = {}
-    for client, own in read.items():
+def _join_clients(config: Config, data_by_client: Mapping[str, Prepared]) -> Federation:
+    """Return the federation of clients with data of their own; each client's data are divided separately."""
+    federations = {}
+    for client, prepared in data_by_client.items():
         try:
-            found[client] = _divided(alone(config, client), own)
+            federations[client] = _divide_data_set(alone(config, client), prepared)
         except DataError as problem:
-            why = str(problem).removeprefix(f"client {ALONE!r} ")
-            raise DataError(f"client {client!r}: {why}") from None
-    partition = record.joined(config, {i: one.partition for i, one in found.items()})
-    spaces = {i: one.space for i, one in found.items()}
-    alike = all(space.like(next(iter(spaces.values()))) for space in spaces.values())
-    clients = {i: replace(one.clients[ALONE], test=_of_one(one)) for i, one in found.items()}
+            reason = str(problem).removeprefix(f"client {ALONE!r} ")
+            raise DataError(f"client {client!r}: {reason}") from None
+    partition = record.join_records(config, {i: federation.partition for i, federation in federations.items()})
+    spaces = {i: federation.space for i, federation in federations.items()}
+    has_one_space = all(space.is_compatible(next(iter(spaces.values()))) for space in spaces.values())
+    clients = {
+        i: replace(federation.clients[ALONE], test=_get_test_rows(federation)) for i, federation in federations.items()
+    }
     return Federation(
         clients=clients,
         spaces=spaces,
-        test=_common_test(config, found) if alike else None,
+        test=_join_test_sets(config, federations) if has_one_space else None,
         partition=partition,
         notes=tuple(
             f"client {i!r}: {note}".replace(f"client {ALONE!r} ", "it ")
-            for i, one in found.items()
-            for note in one.notes
+            for i, federation in federations.items()
+            for note in federation.notes
             if not note.startswith(NOBODY)  # others may have them
         ),
-        digests={i: one.digests[ALONE] for i, one in found.items()},
+        digests={i: federation.digests[ALONE] for i, federation in federations.items()},
     )
 
 
-def _common_test(config: Config, found: Mapping[str, Federation]) -> Chained | None:
-    """The test rows of all clients that tell all of their scores: what others were told of them would tell theirs."""
+def _join_test_sets(config: Config, federations: Mapping[str, Federation]) -> ChainedRows | None:
+    """Return the test rows of the clients that disclose all scores; None without such clients.
+
+    From a common score and the other clients' scores, the score of a client that discloses less could be computed.
+    """
     parts = []
-    for client, one in found.items():
+    for client, federation in federations.items():
         if config.disclosure(client) == "all":
-            parts.append(_of_one(one))
-    return Chained(parts) if parts else None
+            parts.append(_get_test_rows(federation))
+    return ChainedRows(parts) if parts else None
 
 
-def _of_one(federation: Federation) -> Rows:
-    """The test set of one data set."""
+def _get_test_rows(federation: Federation) -> Rows:
+    """Return the test set of one data set."""
     assert isinstance(federation.test, Rows)
     return federation.test
 
 
-def _check_alike(spaces: Mapping[str, Space]) -> None:
-    """Raise ConfigError unless clients that bring their own data can learn from one public set."""
-    one, first = next(iter(spaces.items()))
+def _check_spaces(spaces: Mapping[str, Space]) -> None:
+    """Raise ConfigError unless clients with data of their own can learn from one public set."""
+    first_client, first_space = next(iter(spaces.items()))
     for client, space in spaces.items():
-        columns = space.unlike(first)
+        columns = space.compare_columns(first_space)
         if columns is not None:
             raise ConfigError(
-                f"the public set (split.public) is for all, but client {client!r} has {columns}, and client {one!r} "
-                f"{listed(first.columns or (), 3)}; give all files the same columns in one order"
+                f"the public set (split.public) is for all, but client {client!r} has {columns}, and client "
+                f"{first_client!r} "
+                f"{listed(first_space.columns or (), 3)}; give all files the same columns in one order"
             )
-        if space.like(first):
+        if space.is_compatible(first_space):
             continue
-        if space.numbers or first.numbers or space.classes == first.classes:
-            odd = f"examples of the shape {list(space.shape)} and {many(space.outputs, 'output')}, and client {one!r} "
-            odd += f"{list(first.shape)} and {first.outputs}; bring the data into one form ('data.size')"
-        else:
-            odd = (
-                f"the classes {listed(space.classes)}, and client {one!r} {listed(first.classes)}; name all in data.classes"
+        if space.numbers or first_space.numbers or space.classes == first_space.classes:
+            difference = (
+                f"examples of the shape {list(space.shape)} and {format_count(space.outputs, 'output')}, and client "
+                f"{first_client!r} {list(first_space.shape)} and {first_space.outputs}; bring the data into one form "
+                "('data.size')"
             )
-        raise ConfigError(f"the public set (split.public) is for all, but client {client!r} has {odd}")
+        else:
+            difference = (
+                f"the classes {listed(space.classes)}, and client {first_client!r} {listed(first_space.classes)}; name all "
+                "in data.classes"
+            )
+        raise ConfigError(f"the public set (split.public) is for all, but client {client!r} has {difference}")
 
 
-def _table(source: Source, config: Config, outputs: int | None, common: bool) -> tuple[Table, Index | Targets]:
-    """All rows, and what is learned of each. Numbers are of one class, for what deals and splits by classes."""
+def _make_table(source: Source, config: Config, outputs: int | None, common: bool) -> tuple[Table, Index | Targets]:
+    """Return the table of all rows, and each row's target. Numeric targets count as one class in partitions and splits."""
     parts = [p for p in (source.train, source.test) if p is not None]
     if outputs is None:
-        classes, coded = labels.match(source, config.data, common)
+        classes, coded = labels.match_labels(source, config.data, common)
         targets: Index | Targets = np.concatenate(coded)
         numbers = np.asarray(targets, dtype=np.int64)
     else:
         classes = (config.data.label if config.data.name == "csv" else "y",)
-        targets = np.concatenate(labels.numbers(source, config.data))
+        targets = np.concatenate(labels.read_targets(source, config.data))
         numbers = np.zeros(len(targets), dtype=np.int64)
-    groups, domains = _column(parts, "groups"), _column(parts, "domains")
+    groups, domains = _join_column(parts, "groups"), _join_column(parts, "domains")
     bases = [p.bases for p in parts if p.bases is not None]
     return Table(numbers, len(source.train.x), classes, groups, domains, np.concatenate(bases) if bases else None), targets
 
 
-def _column(parts: list[Part], name: str) -> Names | None:
+def _join_column(parts: list[Part], name: str) -> Names | None:
     """A column of the training part; "" for the rows of a test part that lacks it."""
     if getattr(parts[0], name) is None:
         return None
-    found = [getattr(p, name) if getattr(p, name) is not None else np.full(len(p.x), "") for p in parts]
-    return np.concatenate(found)
+    values = [getattr(p, name) if getattr(p, name) is not None else np.full(len(p.x), "") for p in parts]
+    return np.concatenate(values)
 
 
-def examples_of(source: Source) -> Examples:
-    """All examples of a data set, as stored: the test part's numbered after the training part's."""
+def join_examples(source: Source) -> Examples:
+    """Return the examples of the training part, followed by those of the test part.
+
+    Raises:
+        DataError: the parts differ in shape or type.
+    """
     if source.test is None:
         return source.train.x
     first, second = (p.x.take([0])[0] for p in (source.train, source.test))
@@ -333,12 +372,13 @@ def examples_of(source: Source) -> Examples:
         )
     if first.dtype != second.dtype:  # bytes are divided by 255, and other numbers are not
         raise DataError(
-            f"{source.place}: training examples are {said(first)} and test examples {said(second)}; make them equal"
+            f"{source.place}: training examples are {format_tensor(first)} and test examples {format_tensor(second)}; "
+            "make them equal"
         )
-    return Joined(source.train.x, source.test.x)
+    return ConcatExamples(source.train.x, source.test.x)
 
 
-def _where(source: Source) -> rows.Where:
+def _make_row_namer(source: Source) -> rows.Where:
     trains, test = len(source.train.x), source.test
 
     def where(row: int) -> str:
@@ -347,23 +387,25 @@ def _where(source: Source) -> rows.Where:
     return where
 
 
-def _division(config: Config, table: Table, digest: str) -> Division:
+def _make_division(config: Config, table: Table, digest: str) -> Division:
     if config.partition.kind != "file":
         return divide(config, table)
     assert config.partition.file is not None  # the configuration is checked
     if config.partition.examples is not None:
         raise ConfigError("key 'partition.examples' has no effect with partition.kind = 'file'; take it out")
-    return record.restore(config.partition.file, table, digest)
+    return record.restore_division(config.partition.file, table, digest)
 
 
-def _shares(store: rows.Store, shares: Mapping[str, Index], augment: Augment | None, group_codes: Index | None) -> Shares:
-    def held(kind: str, augment: Augment | None = None) -> Rows | None:
+def _make_shares(
+    store: rows.Store, shares: Mapping[str, Index], augment: Augment | None, group_codes: Index | None
+) -> Shares:
+    def get_rows(kind: str, augment: Augment | None = None) -> Rows | None:
         return Rows(store, shares[kind], augment, group_codes) if kind in shares else None
 
     return Shares(
         private=Rows(store, shares[PRIVATE], augment, group_codes),
         validation=Rows(store, shares[VALIDATION]),
-        holdout=held(HOLDOUT),
-        public=held(PUBLIC, augment),
-        test=held(TEST),
+        holdout=get_rows(HOLDOUT),
+        public=get_rows(PUBLIC, augment),
+        test=get_rows(TEST),
     )

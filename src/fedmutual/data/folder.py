@@ -1,4 +1,4 @@
-"""A folder of images: root/class/*.png; root/train and root/test of such; root/domain/class where domains are clients."""
+"""A folder of images: root/class/*.png; with train and test folders above the classes; or root/domain/class."""
 
 import hashlib
 import os
@@ -14,121 +14,131 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedmutual.config import DataConfig
-from fedmutual.data.arrays import given
+from fedmutual.data.arrays import require_root
 from fedmutual.data.draws import Names
 from fedmutual.data.examples import BadRows, Part, Source, listed
 from fedmutual.errors import DataError
 
 EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"})
-METADATA = "metadata.csv"  # columns file_name, relative to its folder, and whatever data.group_by may name
+METADATA = "metadata.csv"  # columns: file_name, relative to the folder, and the column of data.group_by
 _GRAY = frozenset({"1", "L", "LA"})
 _COLOUR = frozenset({"RGB", "RGBA", "RGBX", "P", "PA", "CMYK", "YCbCr", "HSV"})
 
 
-def folder(config: DataConfig, domains: bool) -> Source:
-    """The images below data.root. With `domains`, the folders above the classes' are the domains.
+def read_folder(config: DataConfig, domains: bool) -> Source:
+    """Return the images below data.root. `domains`: the folders above the class folders are the domains.
 
     Raises:
-        DataError: no images where they should be, a class without any, metadata that miss a file.
+        DataError: a folder has no images, or the metadata lack a file.
     """
-    root = given(config)
+    root = require_root(config)
     split = config.test is None and (root / "train").is_dir() and (root / "test").is_dir()
-    train, images = _part(root / "train" if split else root, root, config, domains, None)
+    train, images = _read_part(root / "train" if split else root, root, config, domains, None)
     test = None
     if split or config.test is not None:
         place = config.test or root / "test"
-        test, _ = _part(place, root if split else place, config, domains, images)
-    notes = (f"images are read as gray, as the first is ({images.files[0]})",) if images.gray else ()
+        test, _ = _read_part(place, root if split else place, config, domains, images)
+    notes = (f"images are read as gray, because the first image is gray ({images.files[0]})",) if images.gray else ()
     return Source(str(root), train, test, notes=notes)
 
 
-class Images:
-    """Image files, decoded as they are needed: uint8 [C, H, W], gray (C = 1) or colour (C = 3) as the first file is."""
+class ImageExamples:
+    """Image files that are decoded on demand to uint8 [C, H, W]: gray (C = 1) or colour (C = 3), as the first file is."""
 
-    def __init__(self, files: Sequence[Path], root: Path, size: tuple[int, ...] | None, like: "Images | None") -> None:
+    def __init__(
+        self, files: Sequence[Path], root: Path, size: tuple[int, ...] | None, like: "ImageExamples | None"
+    ) -> None:
         self.files, self._root, self._size = files, root, size
-        self._like: tuple[bool, tuple[int, int], Path] = like._like if like else self._look()
-        self.gray, self._shape, self._first = self._like
+        self._format: tuple[bool, tuple[int, int], Path] = like._format if like else self._read_format()
+        self.gray, self._shape, self._first = self._format
 
     def __len__(self) -> int:
         return len(self.files)
 
     def take(self, rows: Sequence[int]) -> Tensor:
-        """As `Examples.take`. Raises BadRows with every file that cannot be read or is of another size."""
+        """Return the images of `rows` [B, C, H, W]; see `Examples.take`.
+
+        Raises:
+            BadRows: files cannot be read or have another size; the message names these files.
+        """
         with ThreadPoolExecutor() as pool:
-            found = list(pool.map(self._read, (self.files[r] for r in rows)))
-        bad = [f for f in found if isinstance(f, str)]
-        if bad:
-            raise BadRows(*bad)
-        return torch.from_numpy(np.stack([f for f in found if not isinstance(f, str)]))
+            images = list(pool.map(self._read, (self.files[r] for r in rows)))
+        sentences = [f for f in images if isinstance(f, str)]
+        if sentences:
+            raise BadRows(*sentences)
+        return torch.from_numpy(np.stack([f for f in images if not isinstance(f, str)]))
 
     def digest(self) -> bytes:
-        """Over the files' names and sizes: to read all may take hours."""
-        about = [(str(f.relative_to(self._root)), os.path.getsize(f)) for f in self.files]
-        return hashlib.sha256(repr(about).encode()).digest()
+        """Return a digest of the files' names and sizes; reading all files may take hours."""
+        files = [(str(f.relative_to(self._root)), os.path.getsize(f)) for f in self.files]
+        return hashlib.sha256(repr(files).encode()).digest()
 
     @cached_property
-    def _few_gray(self) -> str:
-        """The sentence on gray images among more in colour; "" where they are no fewer, or those of another part."""
-        gray = [f for f in self.files if _is_gray(f)] if self._first == self.files[0] else self.files
-        if 2 * len(gray) >= len(self.files):
+    def _gray_minority(self) -> str:
+        """The message where gray images are a minority of this part; else ""."""
+        gray_files = [f for f in self.files if _is_gray(f)] if self._first == self.files[0] else self.files
+        if 2 * len(gray_files) >= len(self.files):
             return ""
-        more = f" (and {len(gray) - 1} more)" if len(gray) > 1 else ""
-        return f"{gray[0]}{more} is gray and the other images are in colour; convert one or the other"
+        others = f" (and {len(gray_files) - 1} more)" if len(gray_files) > 1 else ""
+        return f"{gray_files[0]}{others} is gray and the other images are in colour; convert one or the other"
 
-    def _look(self) -> tuple[bool, tuple[int, int], Path]:
+    def _read_format(self) -> tuple[bool, tuple[int, int], Path]:
         first = self.files[0]
         try:
             with Image.open(first) as image:
                 return image.mode in _GRAY, (image.height, image.width), first
         except (OSError, UnidentifiedImageError) as problem:
-            raise BadRows(_unreadable(first, problem)) from None
+            raise BadRows(_describe_unreadable(first, problem)) from None
 
     def _read(self, path: Path) -> npt.NDArray[np.uint8] | str:
-        """An image, or what is wrong with it."""
+        """Return the image [C, H, W], or a sentence that says why it cannot be used."""
         try:
             with Image.open(path) as image:
                 if self.gray and image.mode in _COLOUR:
-                    return self._few_gray or f"{path} is in colour and {self._first} is gray; convert one or the other"
-                found = pixels(image, path, self.gray, self._size)
+                    return self._gray_minority or f"{path} is in colour and {self._first} is gray; convert one or the other"
+                image_array = convert_image(image, path, self.gray, self._size)
         except BadRows as problem:
             return str(problem)
-        except Exception as problem:  # decoders fail in many ways on a damaged file
-            return _unreadable(path, problem)
-        if self._size is None and found.shape[1:] != self._shape:
-            (height, width), (h, w) = found.shape[1:], self._shape
+        except Exception as problem:  # a damaged file raises many kinds of errors
+            return _describe_unreadable(path, problem)
+        if self._size is None and image_array.shape[1:] != self._shape:
+            (height, width), (h, w) = image_array.shape[1:], self._shape
             return (
                 f"{path} is {height} x {width} pixels and {self._first} is {h} x {w}; resize all with data.size = [{h}, {w}]"
             )
-        return found
+        return image_array
 
 
-def decode(path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
-    """One image file as a data set of such reads it: uint8 [C, H, W], C = 1 where gray, resized to `size` if there is one.
+def decode_image(path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
+    """Return one image file as uint8 [C, H, W], as `ImageExamples` reads it: C = 1 if `gray`; resized to `size` if given.
 
     Raises:
-        BadRows: it is no image that can be read, or in colour where gray ones are wanted.
+        BadRows: the file cannot be read as an image, or is in colour although `gray` is true.
     """
     try:
         with Image.open(path) as image:
             if gray and image.mode in _COLOUR:
                 raise BadRows(f"{path} is in colour and the model learned from gray images; convert it")
-            return pixels(image, path, gray, size)
+            return convert_image(image, path, gray, size)
     except BadRows:
         raise
     except Exception as problem:  # decoders fail in many ways on a damaged file
-        raise BadRows(_unreadable(path, problem)) from None
+        raise BadRows(_describe_unreadable(path, problem)) from None
 
 
-def pixels(image: Image.Image, path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
-    """An opened image as uint8 [C, H, W]. `path` is what messages call it; BadRows where 8 bits do not hold its pixels."""
+def convert_image(image: Image.Image, path: Path, gray: bool, size: tuple[int, ...] | None) -> npt.NDArray[np.uint8]:
+    """Return an opened image as uint8 [C, H, W].
+
+    Raises:
+        BadRows: pixels have more than 8 bits; the message names `path`.
+    """
     if image.mode not in _GRAY | _COLOUR:
-        mend = "save it with 8, or bring a factory that scales it"
-        raise BadRows(f"{path} has more than 8 bits a pixel (mode {image.mode}); {mend}")
-    found = image.convert("L" if gray else "RGB")
+        fix = "save it with 8 bits, or use a factory that scales it"
+        raise BadRows(f"{path} has more than 8 bits a pixel (mode {image.mode}); {fix}")
+    converted = image.convert("L" if gray else "RGB")
     if size is not None:
-        found = found.resize((size[1], size[0]), Image.Resampling.BILINEAR)
-    x = np.asarray(found)
+        converted = converted.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    x = np.asarray(converted)
     return x[None] if gray else np.ascontiguousarray(x.transpose(2, 0, 1))
 
 
@@ -140,45 +150,50 @@ def _is_gray(path: Path) -> bool:
         return False
 
 
-def _unreadable(path: Path, problem: Exception) -> str:
-    why = str(problem).replace(str(path), "").strip(" :'") or type(problem).__name__
-    return f"{path} cannot be read as an image ({why}); mend it or take it out"
+def _describe_unreadable(path: Path, problem: Exception) -> str:
+    reason = str(problem).replace(str(path), "").strip(" :'") or type(problem).__name__
+    return f"{path} cannot be read as an image ({reason}); fix or remove it"
 
 
-def _part(place: Path, base: Path, config: DataConfig, domains: bool, like: Images | None) -> tuple[Part, Images]:
+def _read_part(
+    place: Path, base: Path, config: DataConfig, domains: bool, like: ImageExamples | None
+) -> tuple[Part, ImageExamples]:
     if not place.is_dir():
         raise DataError(f"{place}: there is no such folder; key 'data.root' or 'data.test' names it")
     files: list[Path] = []
     labels: list[str] = []
-    origins: list[str] = []
-    for domain in _folders(place) if domains else [place]:
-        for kind in _folders(domain):
-            found = sorted(f for f in kind.iterdir() if f.suffix.lower() in EXTENSIONS and not f.name.startswith("."))
-            if not found:
+    domain_names: list[str] = []
+    for domain in _list_folders(place) if domains else [place]:
+        for class_folder in _list_folders(domain):
+            class_files = sorted(
+                f for f in class_folder.iterdir() if f.suffix.lower() in EXTENSIONS and not f.name.startswith(".")
+            )
+            if not class_files:
                 raise DataError(
-                    f"{kind}: the folder of class {kind.name!r} holds no images; fill it or take it out (images lie in "
+                    f"{class_folder}: the folder of class {class_folder.name!r} holds no images; fill or remove it "
+                    "(images lie in "
                     "root/class, or in root/domain/class with partition.kind = 'domains')"
                 )
-            files += found
-            labels += [kind.name] * len(found)
-            origins += [domain.name] * len(found)
-    x = Images(files, base, config.size, like)
-    groups = _groups(base, files, config.group_by) if config.group_by is not None else None
-    return Part(x, np.array(labels), lambda i: str(files[i]), groups, np.array(origins) if domains else None), x
+            files += class_files
+            labels += [class_folder.name] * len(class_files)
+            domain_names += [domain.name] * len(class_files)
+    x = ImageExamples(files, base, config.size, like)
+    groups = _read_groups(base, files, config.group_by) if config.group_by is not None else None
+    return Part(x, np.array(labels), lambda i: str(files[i]), groups, np.array(domain_names) if domains else None), x
 
 
-def _folders(place: Path) -> list[Path]:
-    found = sorted(f for f in place.iterdir() if f.is_dir() and not f.name.startswith("."))
-    if not found:
+def _list_folders(place: Path) -> list[Path]:
+    folders = sorted(f for f in place.iterdir() if f.is_dir() and not f.name.startswith("."))
+    if not folders:
         raise DataError(
             f"{place}: there are no folders of classes in it; images lie in root/class, or in root/domain/class with "
             "partition.kind = 'domains'"
         )
-    return found
+    return folders
 
 
-def _groups(base: Path, files: Sequence[Path], column: str) -> Names:
-    import pandas as pd  # a third of a second, which only who groups waits for
+def _read_groups(base: Path, files: Sequence[Path], column: str) -> Names:
+    import pandas as pd  # takes 0.3 s: imported only for groups
 
     path = base / METADATA
     try:
@@ -192,8 +207,8 @@ def _groups(base: Path, files: Sequence[Path], column: str) -> Names:
     for name in ("file_name", column):
         if name not in table:
             raise DataError(f"{path}: there is no column {name!r}; it has {listed(list(table.columns))}")
-    known = dict(zip((os.path.normpath(n) for n in table["file_name"]), table[column], strict=True))
-    lacking = [f for f in files if not known.get(str(f.relative_to(base)))]
-    if lacking:
-        raise DataError(f"{path}: it names no {column} for {lacking[0].relative_to(base)}; add a line for every image")
-    return np.array([known[str(f.relative_to(base))] for f in files])
+    group_by_file = dict(zip((os.path.normpath(n) for n in table["file_name"]), table[column], strict=True))
+    missing_files = [f for f in files if not group_by_file.get(str(f.relative_to(base)))]
+    if missing_files:
+        raise DataError(f"{path}: it names no {column} for {missing_files[0].relative_to(base)}; add a line for every image")
+    return np.array([group_by_file[str(f.relative_to(base))] for f in files])

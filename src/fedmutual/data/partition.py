@@ -1,4 +1,4 @@
-"""Who gets which training examples: index arrays that hold every row once.
+"""Partitions of training examples among clients: index arrays that hold every row once.
 
 A stream is a numpy or torch generator, or a seed. Notation: K clients, C classes, p classes a client.
 """
@@ -8,88 +8,94 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedmutual.data.draws import Index, Stream, by_class, counts, generator, many
+from fedmutual.data.draws import Index, Stream, count_classes, format_count, make_numpy_generator, split_by_class
 from fedmutual.errors import DataError
 
-_TRIES = 10_000
+_MAX_DRAWS = 10_000
 
 
 def iid(n: int, clients: int, rng: Stream) -> list[Index]:
-    """`n` rows dealt at random, client sizes within one of each other.
+    """Return `n` rows dealt at random to the clients; client sizes differ by at most one.
 
     Raises:
         DataError: there are fewer rows than clients.
     """
     if n < clients:
         raise DataError(
-            f"partition 'iid': {clients} clients cannot share {many(n, 'training example')}: client {str(n)!r} would get "
+            f"partition 'iid': {clients} clients cannot share {format_count(n, 'training example')}: client {str(n)!r} "
+            "would get "
             "none; lower partition.clients"
         )
-    return [np.sort(part) for part in np.array_split(generator(rng).permutation(n), clients)]
+    return [np.sort(part) for part in np.array_split(make_numpy_generator(rng).permutation(n), clients)]
 
 
 def shards(labels: npt.ArrayLike, clients: int, classes_per_client: int, rng: Stream) -> list[Index]:
-    """Class-aligned shards: each class is cut into K p / C equal shards, and every client gets p of them.
+    """Return class-aligned shards: each class is cut into K p / C equal shards, and every client gets p of them.
 
     No client gets two shards of one class. Where K p is no multiple of C, the stream decides which classes are cut
-    into one more. `labels` [n]; the classes are those that occur.
+    into one more shard. `labels` [n]; the classes are those that occur.
 
     Raises:
         DataError: the clients cannot hold all classes, or a class has fewer rows than shards.
     """
-    rng = generator(rng)
+    rng = make_numpy_generator(rng)
     names, codes = np.unique(np.asarray(labels), return_inverse=True)
     codes = codes.astype(np.int64)
-    held = counts(codes, len(names))
-    return cut(codes, shard_table(held, clients, classes_per_client, rng, [str(n) for n in names]), rng)
+    held = count_classes(codes, len(names))
+    return cut_classes(codes, deal_shards(held, clients, classes_per_client, rng, [str(n) for n in names]), rng)
 
 
-def shard_table(held: Index, clients: int, per_client: int, rng: np.random.Generator, names: Sequence[str]) -> Index:
-    """Who gets a shard of which class -> [K, C] of 0 and 1. `held` [C]: the examples of each class; empty ones go to none.
+def deal_shards(held: Index, clients: int, per_client: int, rng: np.random.Generator, names: Sequence[str]) -> Index:
+    """Return the table [K, C] of 0 and 1: which client gets a shard of which class.
 
-    Shards are dealt from a shuffled deck; a client with two of one class then swaps one of them, at random among the
-    swaps that mend more than they spoil. While p <= C there is always such a swap.
+    `held` [C]: the examples of each class; classes without examples have no shards. Shards are dealt from a shuffled deck. A
+    client with two shards of one class then swaps one of them, at random among the swaps that remove at least as many
+    doubles as they add. While p <= C there is always such a swap.
+
+    Raises:
+        DataError: the clients cannot hold all classes, or a class has fewer rows than shards.
     """
-    there = held.nonzero()[0]
-    if not 1 <= per_client <= len(there):
+    classes = held.nonzero()[0]
+    if not 1 <= per_client <= len(classes):
         raise DataError(
-            f"partition 'shards': classes_per_client = {per_client} cannot be met with the {len(there)} classes that have "
+            f"partition 'shards': classes_per_client = {per_client} cannot be met with the {len(classes)} classes that have "
             "training examples; lower partition.classes_per_client"
         )
-    if clients * per_client < len(there):
+    if clients * per_client < len(classes):
         raise DataError(
-            f"partition 'shards': {many(clients, 'client')} of classes_per_client = {per_client} can hold "
-            f"{clients * per_client} classes, and there are {len(there)}; raise either"
+            f"partition 'shards': {format_count(clients, 'client')} of classes_per_client = {per_client} can hold "
+            f"{clients * per_client} classes, and there are {len(classes)}; raise either"
         )
-    least, more = divmod(clients * per_client, len(there))
+    base, extra = divmod(clients * per_client, len(classes))
     pieces = np.zeros_like(held)
-    pieces[there] = least
-    pieces[rng.permutation(there)[:more]] += 1
+    pieces[classes] = base
+    pieces[rng.permutation(classes)[:extra]] += 1
     short = (held < pieces).nonzero()[0]
     if len(short):
-        c = int(short[0])
-        has, wanted = many(held[c], "training example"), many(pieces[c], "shard")
+        class_number = int(short[0])
+        available, needed = format_count(held[class_number], "training example"), format_count(pieces[class_number], "shard")
         raise DataError(
-            f"partition 'shards': class {names[c]!r} has {has}, too few for its {wanted}; "
+            f"partition 'shards': class {names[class_number]!r} has {available}, too few for its {needed}; "
             "lower partition.clients or partition.classes_per_client, or leave the class out"
         )
     deck = rng.permutation(np.repeat(np.arange(len(held)), pieces)).reshape(clients, per_client)
-    table = np.stack([counts(hand, len(held)) for hand in deck])
-    while (double := np.argwhere(table > 1)).size:
-        client, c = double[rng.integers(len(double))]
-        gain = (table > 1).astype(int) - (table[client] > 0)  # [K, C]: what giving this class back for c mends
-        gain[(table == 0) | (table[:, [c]] > 0)] = -1
-        swaps = np.argwhere(gain >= 0)
-        other, d = swaps[rng.integers(len(swaps))]
-        table[client, [c, d]] += (-1, 1)
-        table[other, [c, d]] += (1, -1)
+    table = np.stack([count_classes(hand, len(held)) for hand in deck])
+    while (doubles := np.argwhere(table > 1)).size:
+        client, class_number = doubles[rng.integers(len(doubles))]
+        # [K, C]: the doubles that a swap of class_number for this class of this client removes, minus those it adds
+        fewer_doubles = (table > 1).astype(int) - (table[client] > 0)
+        fewer_doubles[(table == 0) | (table[:, [class_number]] > 0)] = -1
+        swaps = np.argwhere(fewer_doubles >= 0)
+        other, other_class = swaps[rng.integers(len(swaps))]
+        table[client, [class_number, other_class]] += (-1, 1)
+        table[other, [class_number, other_class]] += (1, -1)
     return table
 
 
-def cut(labels: Index, table: Index, rng: np.random.Generator) -> list[Index]:
-    """Each class of `labels` [n] in equal pieces to the clients that `table` [K, C] names; sizes within one."""
+def cut_classes(labels: Index, table: Index, rng: np.random.Generator) -> list[Index]:
+    """Return each class of `labels` [n] in equal pieces for the clients of `table` [K, C]; sizes differ by at most one."""
     parts: list[list[Index]] = [[] for _ in table]
-    for c, rows in enumerate(by_class(labels, table.shape[1], rng)):
+    for c, rows in enumerate(split_by_class(labels, table.shape[1], rng)):
         holders = rng.permutation(table[:, c].nonzero()[0])
         for client, piece in zip(holders, np.array_split(rows, max(len(holders), 1)), strict=False):
             parts[client].append(piece)
@@ -97,14 +103,14 @@ def cut(labels: Index, table: Index, rng: np.random.Generator) -> list[Index]:
 
 
 def dirichlet(labels: npt.ArrayLike, clients: int, alpha: float, rng: Stream, min_size: int = 10) -> list[Index]:
-    """Each class shared out in proportions from Dirichlet(alpha, ..., alpha) (Hsu et al. 2019, arXiv:1909.06335, per class).
+    """Return each class divided in proportions from Dirichlet(alpha, ..., alpha) (Hsu et al. 2019, arXiv:1909.06335).
 
-    Drawn again until every client has `min_size` rows. The smaller alpha, the more the clients differ. `labels` [n].
+    Proportions are drawn again until every client has `min_size` rows. Small alpha: clients differ much. `labels` [n].
 
     Raises:
-        DataError: that cannot be, or was not met in 10,000 draws.
+        DataError: there are too few rows, or 10,000 draws did not give every client `min_size` rows.
     """
-    rng = generator(rng)
+    rng = make_numpy_generator(rng)
     _, codes = np.unique(np.asarray(labels), return_inverse=True)
     codes = codes.astype(np.int64)
     held = np.bincount(codes)
@@ -113,7 +119,7 @@ def dirichlet(labels: npt.ArrayLike, clients: int, alpha: float, rng: Stream, mi
             f"partition 'dirichlet': {len(codes)} training examples are too few for {clients} clients of at least "
             f"{min_size}; lower partition.clients or partition.min_size"
         )
-    for _ in range(_TRIES):
+    for _ in range(_MAX_DRAWS):
         upto = rng.dirichlet(np.full(clients, alpha), len(held)).cumsum(1)[:, :-1]
         edges = np.floor(upto * held[:, None] + 0.5).astype(np.int64)
         sizes = np.diff(edges, axis=1, prepend=0, append=held[:, None]).sum(0)
@@ -121,8 +127,8 @@ def dirichlet(labels: npt.ArrayLike, clients: int, alpha: float, rng: Stream, mi
             break
     else:
         raise DataError(
-            f"partition 'dirichlet': in {_TRIES:,} draws with alpha = {alpha:g} some client always had fewer than "
+            f"partition 'dirichlet': in {_MAX_DRAWS:,} draws with alpha = {alpha:g} some client always had fewer than "
             f"{min_size} examples; raise partition.alpha, or lower partition.clients or partition.min_size"
         )
-    pieces = [np.split(rows, at) for rows, at in zip(by_class(codes, len(held), rng), edges, strict=True)]
+    pieces = [np.split(rows, at) for rows, at in zip(split_by_class(codes, len(held), rng), edges, strict=True)]
     return [np.sort(np.concatenate(part)) for part in zip(*pieces, strict=True)]

@@ -1,4 +1,4 @@
-"""The public seed set: what all nodes give to be learned from together, agreed once, and then referred to by position."""
+"""The public seed set: the public examples of all nodes. All nodes agree on the set once; messages refer to positions."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -11,31 +11,31 @@ import torch
 
 from fedmutual.core import Message
 from fedmutual.data.examples import Examples
-from fedmutual.data.rows import Chained, Rows
+from fedmutual.data.rows import ChainedRows, Rows
 from fedmutual.errors import ConfigError
 
 _CHUNK = 1024
 
 
-class Part(NamedTuple):
-    """What one node gives."""
+class PublicPart(NamedTuple):
+    """The public rows of one node."""
 
-    rows: Rows | None  # None: nothing
-    examples: Examples  # of its store, as the source has them
-    counts: Sequence[int]  # its public examples of each class
-    trained: Sequence[int]  # all its training examples of each class
+    rows: Rows | None  # None: no public rows
+    examples: Examples  # all examples of the node, unscaled
+    counts: Sequence[int]  # public examples of each class
+    trained: Sequence[int]  # training examples of each class, with the public ones
 
 
 @dataclass(frozen=True)
 class PublicSet:
-    """All nodes' public rows, node after node in the order of the clients: positions 0 .. n - 1."""
+    """The public rows of all nodes, in the order of the clients: positions 0 .. n - 1."""
 
-    data: Rows | Chained  # with all labels
-    owners: Mapping[str, range]  # of all nodes: the positions of its rows
-    counts: Mapping[str, tuple[int, ...]]  # of all nodes: its examples of each class
-    digest: str  # of the examples, the labels and the owners; hex
-    unlabelled: str  # the same without the labels
-    sizes: Mapping[str, int]  # of all nodes: bytes of its examples as the source has them
+    data: Rows | ChainedRows  # with all labels
+    owners: Mapping[str, range]  # node -> positions of its rows
+    counts: Mapping[str, tuple[int, ...]]  # node -> public examples of each class
+    digest: str  # hex; of the examples, labels and owners
+    unlabelled: str  # hex; of the examples and owners, without labels
+    sizes: Mapping[str, int]  # node -> bytes of its unscaled examples
     label_size: int  # bytes of a label
 
     def __len__(self) -> int:
@@ -43,40 +43,45 @@ class PublicSet:
 
     @property
     def parts(self) -> Sequence[Rows]:
-        """One after the other: the rows of each node that gives some, or all as rows of one store."""
+        """The rows of each node with public rows; a single part where all rows are of one store."""
         return [self.data] if isinstance(self.data, Rows) else self.data.parts
 
-    def seen_by(self, client: str, labels: bool) -> Rows | Chained:
-        """The set as a node has it. Without `labels` others' are -1 (of numbers: NaN), and its own are there."""
+    def seen_by(self, client: str, labels: bool) -> Rows | ChainedRows:
+        """Return the set as one client sees it.
+
+        labels: whether public data are labelled; if not, labels of other nodes are hidden: -1, or NaN for numeric targets.
+        """
         if labels:
             return self.data
-        own = self.owners[client]
+        own_positions = self.owners[client]
         if isinstance(self.data, Rows):
-            return self.data.unlabelled([i for i in range(len(self)) if i not in own])
-        held = [i for i, positions in self.owners.items() if len(positions)]
-        parts = zip(held, self.data.parts, strict=True)
-        return Chained([part if i == client else part.unlabelled(range(len(part))) for i, part in parts])
+            return self.data.unlabelled([i for i in range(len(self)) if i not in own_positions])
+        public_clients = [i for i, positions in self.owners.items() if len(positions)]
+        parts = zip(public_clients, self.data.parts, strict=True)
+        return ChainedRows([part if i == client else part.unlabelled(range(len(part))) for i, part in parts])
 
     def bytes(self, labels: bool) -> dict[str, int]:
-        """What each node gives out, once: its examples, and their labels where public data are labelled."""
+        """Return the bytes that each node sends once: its examples and, if `labels`, their labels."""
         return {i: size + labels * self.label_size * len(self.owners[i]) for i, size in self.sizes.items()}
 
     def summary(self, labels: bool) -> Message:
-        """What nodes hold against each other before they begin: digest uint8 [32], rows int64 []; with labels also counts
-        int64 [C], examples a class."""
+        """Return what nodes compare before training: digest uint8 [32], and rows int64 [].
+
+        With `labels` also counts int64 [C]: the examples of each class.
+        """
         digest = bytearray.fromhex(self.digest if labels else self.unlabelled)
-        found = {"digest": torch.frombuffer(digest, dtype=torch.uint8), "rows": torch.tensor(len(self))}
-        return found | ({"counts": torch.tensor([*self.counts.values()]).sum(0)} if labels else {})
+        message = {"digest": torch.frombuffer(digest, dtype=torch.uint8), "rows": torch.tensor(len(self))}
+        return message | ({"counts": torch.tensor([*self.counts.values()]).sum(0)} if labels else {})
 
 
-def gather(parts: Mapping[str, Part], classes: tuple[str, ...]) -> PublicSet | None:
-    """The public rows of all nodes as one set; None where no node has any.
+def make_public_set(parts: Mapping[str, PublicPart], classes: tuple[str, ...]) -> PublicSet | None:
+    """Return the public rows of all nodes as one set; None if no node has public rows.
 
     Raises:
-        ConfigError: it misses a class that nodes train on.
+        ConfigError: a class that nodes train on has no public example.
     """
-    given = {i: part.rows for i, part in parts.items() if part.rows is not None}
-    if not given:
+    rows_by_client = {i: part.rows for i, part in parts.items() if part.rows is not None}
+    if not rows_by_client:
         return None
     for k, name in enumerate(classes):
         if any(part.trained[k] for part in parts.values()) and not any(part.counts[k] for part in parts.values()):
@@ -90,11 +95,11 @@ def gather(parts: Mapping[str, Part], classes: tuple[str, ...]) -> PublicSet | N
     digests, sizes = hashlib.sha256(), {}
     for i, part in parts.items():
         digests.update(f"{i}\0{len(owners[i])}\0".encode())
-        sizes[i] = _read(part, digests)
-    labels = [rows.labels for rows in given.values()]
-    labelled = hashlib.sha256(digests.digest() + b"".join(found.tobytes() for found in labels))
+        sizes[i] = _digest_examples(part, digests)
+    labels = [rows.labels for rows in rows_by_client.values()]
+    labelled = hashlib.sha256(digests.digest() + b"".join(node_labels.tobytes() for node_labels in labels))
     return PublicSet(
-        data=_chained(list(given.values())),
+        data=_concatenate(list(rows_by_client.values())),
         owners=owners,
         counts={i: tuple(part.counts) for i, part in parts.items()},
         digest=labelled.hexdigest(),
@@ -104,8 +109,8 @@ def gather(parts: Mapping[str, Part], classes: tuple[str, ...]) -> PublicSet | N
     )
 
 
-def _read(part: Part, digest: "hashlib._Hash") -> int:
-    """A node's examples into the digest -> their bytes."""
+def _digest_examples(part: PublicPart, digest: "hashlib._Hash") -> int:
+    """Add a node's examples to the digest; return their size in bytes."""
     size = 0
     index = part.rows.index if part.rows is not None else np.empty(0, dtype=np.int64)
     for rows in (index[k : k + _CHUNK] for k in range(0, len(index), _CHUNK)):
@@ -115,8 +120,8 @@ def _read(part: Part, digest: "hashlib._Hash") -> int:
     return size
 
 
-def _chained(given: list[Rows]) -> Rows | Chained:
-    """One after the other: as rows of one store, if they are."""
-    if all(rows.store is given[0].store for rows in given):
-        return given[0].with_index(np.concatenate([rows.index for rows in given]))
-    return Chained(given)
+def _concatenate(parts: list[Rows]) -> Rows | ChainedRows:
+    """Return the rows of all parts in order: as `Rows` if they are of one store."""
+    if all(rows.store is parts[0].store for rows in parts):
+        return parts[0].with_index(np.concatenate([rows.index for rows in parts]))
+    return ChainedRows(parts)

@@ -1,4 +1,4 @@
-"""partition.json: who had what, fingerprinted, and given back to a later run."""
+"""partition.json: the rows of each client, with a fingerprint; a later run can restore the division from the file."""
 
 import hashlib
 import json
@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.config import Config
 from fedmutual.data.division import Division, Table, check_name
-from fedmutual.data.draws import Index, counts
+from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.kinds import KINDS, PRIVATE, PUBLIC
 from fedmutual.data.labels import Targets
 from fedmutual.errors import DataError
 
 FORMAT = 1
-_AS_WRITTEN = "take the file as the run wrote it"
+_AS_WRITTEN = "use the file as the run wrote it"
 _Row = Annotated[int, Field(ge=0)]
 
 
@@ -51,30 +51,30 @@ class _File(_Record):
     clients: dict[str, _Client]
 
 
-def describe(config: Config, table: Table, division: Division, data: str) -> dict[str, Any]:
-    """What partition.json holds. `data`: a digest of the examples.
+def make_record(config: Config, table: Table, division: Division, data: str) -> dict[str, Any]:
+    """Return the content of partition.json. `data`: the hex digest of the examples.
 
-    Rows "of train" number the training part as it was read; rows "of test" number the test set: those rows of the training
-    part that `test.rows` lists, or, where it lists none, the test part.
+    Rows "of train" number the training part as it was read. Rows "of test" number the test set: the rows of the training
+    part that `test.rows` lists or, without such a list, the test part.
     """
-    sizes = len(table.classes)
+    class_total = len(table.classes)
     held_out = bool((division.test < table.trains).all())
 
-    def numbered(rows: Index) -> dict[str, Any]:
+    def format_rows(rows: Index) -> dict[str, Any]:
         if len(rows) and np.isin(rows, division.test).all():
             return {"of": "test", "rows": np.searchsorted(division.test, rows).tolist()}
         return {"of": "train", "rows": rows.tolist()}
 
-    def per_class(rows: Index) -> list[int]:
-        found: list[int] = counts(table.labels[rows], sizes).tolist()
-        return found
+    def count_per_class(rows: Index) -> list[int]:
+        class_counts: list[int] = count_classes(table.labels[rows], class_total).tolist()
+        return class_counts
 
     clients = {
-        i: {**{kind: numbered(rows) for kind, rows in _ordered(shares)},
-            "counts": {kind: per_class(rows) for kind, rows in _ordered(shares)}}
+        i: {**{kind: format_rows(rows) for kind, rows in _order_shares(shares)},
+            "counts": {kind: count_per_class(rows) for kind, rows in _order_shares(shares)}}
         for i, shares in division.clients.items()
     }  # fmt: skip
-    test: dict[str, Any] = {"examples": len(division.test), "counts": per_class(division.test)}
+    test: dict[str, Any] = {"examples": len(division.test), "counts": count_per_class(division.test)}
     if held_out:
         test["rows"] = division.test.tolist()
     return {
@@ -84,107 +84,109 @@ def describe(config: Config, table: Table, division: Division, data: str) -> dic
         "seed": config.seed,
         "classes": list(table.classes),
         "data": data,
-        "fingerprint": _fingerprint(table, data, test, clients),
+        "fingerprint": compute_fingerprint(table, data, test, clients),
         "test": test,
         "clients": clients,
     }
 
 
-def data_digest(examples: bytes, table: Table, shape: tuple[int, ...], targets: Targets | Index) -> str:
-    """What tells these examples, with these targets, from others; a hex digest."""
+def compute_digest(examples: bytes, table: Table, shape: tuple[int, ...], targets: Targets | Index) -> str:
+    """Return a hex digest that identifies the examples together with their targets, classes and shape."""
     about = repr((table.trains, table.classes, shape)).encode()
     return hashlib.sha256(about + examples + hashlib.sha256(targets.tobytes()).digest()).hexdigest()
 
 
-def joined(config: Config, partitions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What partition.json holds where each client brings data of its own, from what it would hold of each alone.
+def join_records(config: Config, partitions: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the content of partition.json for clients with data of their own, from the record of each client's data.
 
-    Row numbers are those of each client's own data. Classes are all that any client has, counted by their names.
+    Row numbers count the rows of each client's own data. `classes` holds the classes of all clients; counts are by class
+    name.
     """
     classes = list(dict.fromkeys(name for about in partitions.values() for name in about["classes"]))
 
-    def spread(about: Mapping[str, Any], counted: list[int]) -> list[int]:
-        own = dict(zip(about["classes"], counted, strict=True))
-        return [own.get(name, 0) for name in classes]
+    def align_counts(about: Mapping[str, Any], counted: list[int]) -> list[int]:
+        by_name = dict(zip(about["classes"], counted, strict=True))
+        return [by_name.get(name, 0) for name in classes]
 
     clients = {}
     for i, about in partitions.items():
-        (held,) = about["clients"].values()
-        counted = {kind: spread(about, found) for kind, found in held["counts"].items()}
-        clients[i] = {**held, "counts": counted, "source": about["source"], "classes": about["classes"]}
-    tests = [spread(about, about["test"]["counts"]) for about in partitions.values()]
-    parts = json.dumps({i: about["fingerprint"] for i, about in partitions.items()})
+        (client_record,) = about["clients"].values()
+        counted = {kind: align_counts(about, class_counts) for kind, class_counts in client_record["counts"].items()}
+        clients[i] = {**client_record, "counts": counted, "source": about["source"], "classes": about["classes"]}
+    tests = [align_counts(about, about["test"]["counts"]) for about in partitions.values()]
+    fingerprints = json.dumps({i: about["fingerprint"] for i, about in partitions.items()})
     return {
         "format": FORMAT,
         "source": ", ".join(dict.fromkeys(about["source"] for about in partitions.values())),
         "kind": "own data",
         "seed": config.seed,
         "classes": classes,
-        "fingerprint": hashlib.sha256(parts.encode()).hexdigest(),
+        "fingerprint": hashlib.sha256(fingerprints.encode()).hexdigest(),
         "test": {
             "examples": sum(about["test"]["examples"] for about in partitions.values()),
-            "counts": [sum(found) for found in zip(*tests, strict=True)],
+            "counts": [sum(class_counts) for class_counts in zip(*tests, strict=True)],
         },
         "clients": clients,
     }
 
 
-def restore(path: Path, table: Table, data: str) -> Division:
-    """The division that a partition.json describes.
+def restore_division(path: Path, table: Table, data: str) -> Division:
+    """Return the division that a partition.json describes.
 
     Raises:
-        DataError: it cannot be read, is of other data, or was changed by hand.
+        DataError: the file cannot be read, belongs to other data, or was changed by hand.
     """
-    found = _read(path)
-    if found.data != data or found.classes != table.classes:
+    file = _read_file(path)
+    if file.data != data or file.classes != table.classes:
         raise DataError(
-            f"{path}: it is the partition of other data; give it with the data.name, root, classes and size it was made with"
+            f"{path}: this partition belongs to other data; use the data.name, root, classes and size of the run that "
+            "wrote the file"
         )
-    plain = found.model_dump(exclude_none=True)
-    for i in found.clients:
+    plain_file = file.model_dump(exclude_none=True)
+    for i in file.clients:
         check_name(i, f"{path}: client {i!r}")
-    if _fingerprint(table, data, plain["test"], plain["clients"]) != found.fingerprint:
-        raise DataError(f"{path}: it was changed, for its fingerprint is of other rows; {_AS_WRITTEN}")
+    if compute_fingerprint(table, data, plain_file["test"], plain_file["clients"]) != file.fingerprint:
+        raise DataError(f"{path}: the file was changed: its fingerprint is of other rows; {_AS_WRITTEN}")
     test = np.arange(table.trains, len(table.labels))
-    if found.test.rows is not None:
-        test = _numbers(_Rows(of="train", rows=found.test.rows), test, table.trains, f"{path}: test")
+    if file.test.rows is not None:
+        test = _restore_rows(_Rows(of="train", rows=file.test.rows), test, table.trains, f"{path}: test")
     clients = {
         i: {
-            kind: _numbers(share, test, table.trains, f"{path}: client {i!r}, {kind}")
+            kind: _restore_rows(share, test, table.trains, f"{path}: client {i!r}, {kind}")
             for kind in KINDS
             if (share := getattr(client, kind)) is not None
         }
-        for i, client in found.clients.items()
+        for i, client in file.clients.items()
     }
-    _check_apart(path, test, clients)
+    _check_disjoint(path, test, clients)
     return Division(test, clients)
 
 
-def _read(path: Path) -> _File:
+def _read_file(path: Path) -> _File:
     try:
         return _File.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
-            f"{path}: there is no such file; 'partition.file' names the partition.json of an earlier run"
+            f"{path}: there is no such file; set 'partition.file' to the partition.json of an earlier run"
         ) from None
     except OSError as problem:
         raise DataError(f"{path}: cannot be read ({problem.strerror})") from None
     except ValidationError as problem:
-        first = problem.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "the whole"
-        raise DataError(f"{path}: is no partition.json: {key}: {first['msg'].lower()}") from None
+        first_error = problem.errors()[0]
+        key = ".".join(map(str, first_error["loc"])) or "the file"
+        raise DataError(f"{path}: is not a partition.json: {key}: {first_error['msg'].lower()}") from None
 
 
-def _numbers(share: _Rows, test: Index, trains: int, what: str) -> Index:
+def _restore_rows(share: _Rows, test: Index, trains: int, name: str) -> Index:
     rows = np.array(share.rows, dtype=np.int64)
-    most = len(test) if share.of == "test" else trains
-    if not len(rows) or rows.max() >= most or len(np.unique(rows)) < len(rows):
-        raise DataError(f"{what}: must be one or more different row numbers below {most}; {_AS_WRITTEN}")
+    row_total = len(test) if share.of == "test" else trains
+    if not len(rows) or rows.max() >= row_total or len(np.unique(rows)) < len(rows):
+        raise DataError(f"{name}: must be one or more different row numbers below {row_total}; {_AS_WRITTEN}")
     return test[rows] if share.of == "test" else rows
 
 
-def _check_apart(path: Path, test: Index, clients: Mapping[str, Mapping[str, Index]]) -> None:
-    """No row is trained on by two clients, or trained on and scored on."""
+def _check_disjoint(path: Path, test: Index, clients: Mapping[str, Mapping[str, Index]]) -> None:
+    """Raise DataError where two clients train on a row, or a row is both trained on and scored on."""
     trains = (PRIVATE, PUBLIC)
     trained = np.concatenate([rows for shares in clients.values() for kind, rows in shares.items() if kind in trains])
     scored = [test, *(rows for shares in clients.values() for kind, rows in shares.items() if kind not in trains)]
@@ -192,12 +194,12 @@ def _check_apart(path: Path, test: Index, clients: Mapping[str, Mapping[str, Ind
         raise DataError(f"{path}: a row is trained on twice, or both trained and scored on; {_AS_WRITTEN}")
 
 
-def _fingerprint(table: Table, data: str, test: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> str:
-    """Over the data and every list of rows."""
+def compute_fingerprint(table: Table, data: str, test: Mapping[str, Any], clients: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return a hex digest of the data and of every list of rows."""
     lists = {i: {k: [v["of"], v["rows"]] for k, v in c.items() if k != "counts"} for i, c in clients.items()}
-    whole = json.dumps([FORMAT, data, list(table.classes), test.get("rows"), lists], separators=(",", ":"))
-    return hashlib.sha256(whole.encode()).hexdigest()
+    text = json.dumps([FORMAT, data, list(table.classes), test.get("rows"), lists], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _ordered(shares: Mapping[str, Index]) -> list[tuple[str, Index]]:
+def _order_shares(shares: Mapping[str, Index]) -> list[tuple[str, Index]]:
     return [(kind, shares[kind]) for kind in KINDS if kind in shares]

@@ -1,11 +1,11 @@
-"""Data sets by name: a reader a family."""
+"""Data sets by name, and the choice of the reader."""
 
 from difflib import get_close_matches
 
 from fedmutual.config import Config, DataConfig
 from fedmutual.data import arrays, domains, factory, folder, published
 from fedmutual.data.examples import Source
-from fedmutual.data.rotate import rotated
+from fedmutual.data.rotate import make_rotated_domains
 from fedmutual.errors import ConfigError
 
 NAMES: dict[str, str] = {
@@ -21,48 +21,50 @@ NAMES: dict[str, str] = {
     "csv": "a table of one's own in the file data.root: a column of labels (data.label), numbers in the others",
     "module:factory": "one's own code: returns a torch Dataset, a (train, test) pair of them, or arrays",
 }
-"""What data.name may be, and what it is."""
+"""The values of data.name, each with a description."""
 
 OF_DOMAINS = ("domains", "file")
-"""The partition kinds of data that are made as domains: by them, or as an earlier run divided them."""
+"""The partition kinds for data with domains: by domain, or from an earlier run's file."""
 
 FILES = ("folder", *domains.SETS)
-"""Sets whose examples are image files, resized when they are read."""
+"""Data sets of image files; the files are resized when they are read."""
 
 _PUBLISHED = ("digits", "mnist", "cifar10", "cifar100", "pacs", "office-home")
 _ROTATED: dict[str, tuple[str, tuple[float, ...], int]] = {"rotated-mnist": ("mnist", (0, 20, 40, 60), 100)}
 
 
-def draws(config: DataConfig) -> bool:
-    """Whether which examples there are is drawn by the seed."""
+def is_drawn_by_seed(config: DataConfig) -> bool:
+    """Return whether the seed decides which examples the data set has."""
     return config.per_class is not None or config.name in _ROTATED
 
 
-def read(config: Config, numbers: bool = False) -> Source:
-    """The configured data set as its reader finds it. numbers: whether targets are numbers, not classes.
+def read_source(config: Config, numbers: bool = False) -> Source:
+    """Return the configured data set. numbers: whether targets are numbers, not classes.
 
     Raises:
-        UserError: there is no such set, it is missing, or it cannot be read; in one sentence.
+        UserError: the data set is unknown, missing or unreadable; one sentence says why.
     """
-    about, kind = config.data, config.partition.kind
-    name, angles, per_class = _ROTATED.get(about.name, (about.name, None, None))
-    angles, per_class = about.angles or angles, about.per_class or per_class
+    data_config, kind = config.data, config.partition.kind
+    name, angles, per_class = _ROTATED.get(data_config.name, (data_config.name, None, None))
+    angles, per_class = data_config.angles or angles, data_config.per_class or per_class
     if name in domains.SETS and kind not in OF_DOMAINS:
         raise ConfigError(f"data.name = {name!r} is a set of domains; set partition.kind = 'domains'")
     if angles is None:
         if per_class is not None:
-            raise ConfigError("key 'data.per_class' goes with 'data.angles'; give these, or take it out")
-        return _read(about, kind == "domains", numbers)
+            raise ConfigError("key 'data.per_class' needs the key 'data.angles'; set it, or remove data.per_class")
+        return _read_by_name(data_config, kind == "domains", numbers)
     if kind not in OF_DOMAINS:
-        asked = "key 'data.angles'" if about.angles else f"data.name = {about.name!r}"
-        raise ConfigError(f"{asked} makes a domain of each angle; set partition.kind = 'domains'")
+        setting = "key 'data.angles'" if data_config.angles else f"data.name = {data_config.name!r}"
+        raise ConfigError(f"{setting} makes a domain of each angle; set partition.kind = 'domains'")
     if numbers and per_class is not None:
-        raise ConfigError("key 'data.per_class' is for classes, and the task learns numbers; take it out")
-    return rotated(_read(about.model_copy(update={"name": name}), False, numbers), config, angles, per_class)
+        raise ConfigError("key 'data.per_class' is for classes, but the task learns numbers; remove the key")
+    return make_rotated_domains(
+        _read_by_name(data_config.model_copy(update={"name": name}), False, numbers), config, angles, per_class
+    )
 
 
-def _read(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
-    """As stored. by_domain: whether the folders above the classes' are domains."""
+def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
+    """Return the data set without rotation. by_domain: the folders above the class folders are domains."""
     name = config.name
     if config.drop is not None and name != "csv":
         raise ConfigError(f"key 'data.drop' has no effect with data.name = {name!r}; take it out")
@@ -71,22 +73,22 @@ def _read(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
             if getattr(config, key) is not None and (name in _PUBLISHED or key == "test"):
                 raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; take it out")
     if ":" in name:
-        return factory.own(config)
+        return factory.read_from_factory(config)
     match name:
         case "digits":
-            return published.digits(config)
+            return published.read_digits(config)
         case "mnist" | "cifar10" | "cifar100":
-            return published.through_torchvision(config)
+            return published.read_torchvision(config)
         case "pacs" | "office-home":
-            return domains.of_domains(config)
+            return domains.read_domains(config)
         case "folder":
-            return folder.folder(config, by_domain)
+            return folder.read_folder(config, by_domain)
         case "npz":
-            return arrays.npz(config)
+            return arrays.read_npz(config)
         case "csv":
-            from fedmutual.data import table  # pandas takes a third of a second to import
+            from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
-            return table.csv(config, numbers)
-    near = get_close_matches(name.lower(), NAMES, 1)
-    mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(NAMES)}"
-    raise ConfigError(f"key 'data.name': there is no data set {name!r}; {mend}")
+            return table.read_csv(config, numbers)
+    similar = get_close_matches(name.lower(), NAMES, 1)
+    fix = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(NAMES)}"
+    raise ConfigError(f"key 'data.name': there is no data set {name!r}; {fix}")

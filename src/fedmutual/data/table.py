@@ -1,4 +1,4 @@
-"""A CSV file: a row an example, a column for the label, the others its features."""
+"""A CSV file: one row an example, one column for the label, the other columns for the features."""
 
 import csv as records
 import re
@@ -14,120 +14,135 @@ import pandas as pd
 from torch import Tensor
 
 from fedmutual.config import DataConfig
-from fedmutual.data.arrays import given
+from fedmutual.data.arrays import require_root
 from fedmutual.data.draws import Names
-from fedmutual.data.examples import Arrays, Part, Source, listed, rows_first
+from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, listed
 from fedmutual.errors import DataError
 
 DOMAIN = "domain"
 _DIGITS = re.compile(r"[+-]?[0-9]+")
-_ROWS = 50  # of fewer, whole numbers may all differ by chance
-_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # no code like 01, and nothing that an int64 cannot hold
-_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # of a feature; a class may well be called NA
+_MIN_ROWS = 50  # in fewer rows, whole numbers may all differ by chance
+_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # excludes codes such as 01, and numbers that do not fit int64
+_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # for features only: NA may be the name of a class
 
 
-def csv(config: DataConfig, numbers: bool = False) -> Source:
-    """The file data.root, and data.test where there is one. A column `domain`, and that of data.group_by, are no features.
+def read_csv(config: DataConfig, numbers: bool = False) -> Source:
+    """Return the data of the file data.root, with the file data.test as test part if it is set.
 
-    numbers: the label column holds any numbers, and is left as text for whoever reads them.
+    The column `domain`, the column of data.group_by and the columns of data.drop are no features.
+    numbers: targets are numbers; the label column stays text, and `labels.read_targets` parses it.
 
     Raises:
-        DataError: a file is missing or is no table, a column is missing, or a feature is missing or no number.
+        DataError: a file is missing or is no table, a column is missing, or a feature is missing or not a number.
     """
-    path = given(config)
-    train, columns = _part(path, config, None, numbers)
-    test = _part(config.test, config, columns, numbers)[0] if config.test is not None else None
+    path = require_root(config)
+    train, columns = _read_part(path, config, None, numbers)
+    test = _read_part(config.test, config, columns, numbers)[0] if config.test is not None else None
     return Source(
-        str(path), train, test, columns=columns, notes=_identifiers(train.x.take(range(len(train.x))), columns, path)
+        str(path), train, test, columns=columns, notes=_note_identifiers(train.x.take(range(len(train.x))), columns, path)
     )
 
 
-def _part(path: Path, config: DataConfig, columns: tuple[str, ...] | None, numbers: bool) -> tuple[Part, tuple[str, ...]]:
-    table = _read(path, [c for c in (config.label, config.group_by, DOMAIN) if c is not None])
-    wanted = [("data.label", config.label), ("data.group_by", config.group_by)]
-    dropped = [("data.drop", c) for c in config.drop or ()] if columns is None else []  # a test file may lack them already
-    for key, column in (*wanted, *dropped):
+def _read_part(
+    path: Path, config: DataConfig, columns: tuple[str, ...] | None, numbers: bool
+) -> tuple[Part, tuple[str, ...]]:
+    table = _read_table(path, [c for c in (config.label, config.group_by, DOMAIN) if c is not None])
+    named_columns = [("data.label", config.label), ("data.group_by", config.group_by)]
+    dropped = (
+        [("data.drop", c) for c in config.drop or ()] if columns is None else []
+    )  # a test file may lack dropped columns
+    for key, column in (*named_columns, *dropped):
         if column is not None and column not in table:
             raise DataError(
                 f"{path}: there is no column {column!r}, which {key} names; it has {listed(list(table.columns))}"
-                + _parted(list(table.columns))
+                + _describe_delimiter(list(table.columns))
             )
-    apart = {config.label, config.group_by, DOMAIN, *(config.drop or ())}
-    own = tuple(c for c in table.columns if c not in apart)
-    if columns is not None and set(own) != set(columns):
-        odd = sorted(set(own) ^ set(columns))
-        raise DataError(f"{path}: its features are not those of the training file; they differ in {listed(odd)}")
-    columns = columns or own
-    at = _Lines(path, len(table))
-    x = rows_first(_numbers(table[list(columns)], path, at), str(path)).numpy()
+    excluded = {config.label, config.group_by, DOMAIN, *(config.drop or ())}
+    feature_names = tuple(c for c in table.columns if c not in excluded)
+    if columns is not None and set(feature_names) != set(columns):
+        different = sorted(set(feature_names) ^ set(columns))
+        raise DataError(
+            f"{path}: its features differ from those of the training file in {listed(different)}; give both files the "
+            "same columns"
+        )
+    columns = columns or feature_names
+    name_row = _RowNamer(path, len(table))
+    x = convert_array(_parse_features(table[list(columns)], path, name_row), str(path)).numpy()
     labels = _text(table[config.label])
     groups = _text(table[config.group_by]) if config.group_by is not None else None
     domains = _text(table[DOMAIN]) if DOMAIN in table else None
-    blank = np.flatnonzero(labels == "")
-    if len(blank):
-        raise DataError(f"{path}: the label in {at(blank[0])} is missing; fill it in or take the row out")
-    targets = labels if numbers else _whole_or_names(labels, path, at)
-    return Part(Arrays(x), targets, lambda i: f"{at(i)} of {path}", groups, domains), columns
+    blank_rows = np.flatnonzero(labels == "")
+    if len(blank_rows):
+        raise DataError(f"{path}: the label in {name_row(blank_rows[0])} is missing; fill it in or remove the row")
+    targets = labels if numbers else _parse_labels(labels, path, name_row)
+    return Part(ArrayExamples(x), targets, lambda i: f"{name_row(i)} of {path}", groups, domains), columns
 
 
-def _parted(columns: list[str]) -> str:
-    """What a single column tells of a file whose cells are parted by something else than commas."""
-    other = next((mark for mark in (";", "\t", "|") if len(columns) == 1 and mark in columns[0]), None)
-    return f"; its cells seem to be parted by {other!r}, and commas are wanted" if other else ""
+def _describe_delimiter(columns: list[str]) -> str:
+    """Return the end of a message where a single column suggests another delimiter than the comma; else ""."""
+    delimiter = next((candidate for candidate in (";", "\t", "|") if len(columns) == 1 and candidate in columns[0]), None)
+    return f"; its cells seem to be separated by {delimiter!r}; separate them by commas" if delimiter else ""
 
 
-def _identifiers(x: Tensor, columns: Sequence[str], path: Path) -> tuple[str, ...]:
-    """What is worth saying about columns [n] that hold another whole number in every row, as no measurement does."""
-    odd = [
+def _note_identifiers(x: Tensor, columns: Sequence[str], path: Path) -> tuple[str, ...]:
+    """Return a remark on columns of x [n, F] with a different whole number in every row, as identifiers have."""
+    identifiers = [
         c
         for c, v in zip(columns, x.T, strict=True)
-        if len(v) >= _ROWS and (v == v.round()).all() and len(v.unique()) == len(v)
+        if len(v) >= _MIN_ROWS and (v == v.round()).all() and len(v.unique()) == len(v)
     ]
-    if not odd:
+    if not identifiers:
         return ()
     return (
-        f"{path}: {listed(odd)} holds another whole number in every row, as identifiers do; if it is one, take it out by "
+        f"{path}: {listed(identifiers)} holds a different whole number in every row, as identifiers do; exclude "
+        "identifiers by "
         "data.drop",
     )
 
 
-def features(path: Path, columns: Sequence[str]) -> tuple[npt.NDArray[np.float32], Callable[[int], str]]:
-    """These columns of a CSV file, by their names -> (x [n, F], what messages call a row). Others are not looked at.
+def read_features(path: Path, columns: Sequence[str]) -> tuple[npt.NDArray[np.float32], Callable[[int], str]]:
+    """Return the named columns of a CSV file as x [n, F], and a function that names a row in messages.
+
+    Other columns are ignored, and the file needs no labels.
 
     Raises:
-        DataError: as `csv`, but for labels, of which there need be none.
+        DataError: the file is missing or is no table, or a feature is missing or not a number.
     """
-    table = _read(path, [], missing="name another")
-    lacking = [c for c in columns if c not in table]
-    if lacking:
+    table = _read_table(path, [], missing="name another")
+    missing_columns = [c for c in columns if c not in table]
+    if missing_columns:
         raise DataError(
-            f"{path}: there is no column {lacking[0]!r}, which the model learned from; it has {listed(list(table.columns))}"
+            f"{path}: there is no column {missing_columns[0]!r}, which the model learned from; it has "
+            f"{listed(list(table.columns))}"
         )
-    at = _Lines(path, len(table))
-    return _numbers(table[list(columns)], path, at), lambda i: f"{at(i)} of {path}"
+    name_row = _RowNamer(path, len(table))
+    return _parse_features(table[list(columns)], path, name_row), lambda i: f"{name_row(i)} of {path}"
 
 
-class _Lines:
-    """What messages call the rows of a file: by the line that an editor shows. Looked up when the first is asked for."""
+class _RowNamer:
+    """Names the rows of a file by line number, as an editor shows it. Line numbers are read at the first call."""
 
     def __init__(self, path: Path, rows: int) -> None:
         self._path, self._rows = path, rows
 
     def __call__(self, row: int) -> str:
-        """ "line 5"; where the lines cannot be told, "row 4 (without the header)"."""
+        """Return "line 5", or "row 4 (without the header)" where line numbers are unknown."""
         known = len(self._starts) == self._rows
         return f"line {self._starts[row]}" if known else f"row {row + 1} (without the header)"
 
     @cached_property
     def _starts(self) -> list[int]:
-        """The line that each row begins on."""
+        """The line number on which each row begins; empty if the file cannot be read as text."""
         try:
-            return list(self._read())[1:]
+            return list(self._read_starts())[1:]
         except (OSError, UnicodeDecodeError, records.Error):  # compressed, for instance
             return []
 
-    def _read(self) -> Iterator[int]:
-        """Where the header and each row begin. A quoted cell may run over lines; blank lines are no rows."""
+    def _read_starts(self) -> Iterator[int]:
+        """Yield the line number on which the header and each row begin.
+
+        A quoted cell may span several lines; blank lines are no rows.
+        """
         with self._path.open(newline="", encoding="utf-8-sig") as file:
             line, reader = 1, records.reader(file)
             for cells in reader:
@@ -136,15 +151,18 @@ class _Lines:
                 line = reader.line_num + 1
 
 
-def _read(path: Path, names: Sequence[str], missing: str = "key 'data.root' or 'data.test' names it") -> pd.DataFrame:
-    """The whole file; columns of `names` hold text, whatever it looks like. missing: as `arrays.read`."""
+def _read_table(path: Path, names: Sequence[str], missing: str = "key 'data.root' or 'data.test' names it") -> pd.DataFrame:
+    """Return the whole file. The columns in `names` stay text.
+
+    missing: the fix in the message about a missing file.
+    """
     try:
         numbers = [c for c in pd.read_csv(path, nrows=0).columns if c not in names]
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(
                 path,
-                index_col=False,  # else a field too many makes the first column an index and shifts all others
+                index_col=False,  # otherwise an extra field would make the first column an index and shift the others
                 dtype=dict.fromkeys(names, str),
                 keep_default_na=False,
                 na_values=dict.fromkeys(numbers, _MISSING),
@@ -166,38 +184,44 @@ def _text(column: "pd.Series[str]") -> Names:
     return np.asarray(column.str.strip(), dtype=str)
 
 
-def _numbers(features: pd.DataFrame, path: Path, at: Callable[[int], str]) -> npt.NDArray[np.float32]:
+def _parse_features(features: pd.DataFrame, path: Path, name_row: Callable[[int], str]) -> npt.NDArray[np.float32]:
     if not len(features.columns):
-        raise DataError(f"{path}: there is no column of features beside the label")
+        raise DataError(f"{path}: there is no feature column besides the label; add one")
     for name in features.columns:
         column = pd.to_numeric(features[name], errors="coerce")
-        odd = np.flatnonzero(column.isna() & features[name].notna())
-        if len(odd):
-            value = features[name].iloc[odd[0]]
+        text_rows = np.flatnonzero(column.isna() & features[name].notna())
+        if len(text_rows):
+            value = features[name].iloc[text_rows[0]]
             raise DataError(
-                f"{path}: column {name!r} holds {value!r} in {at(odd[0])}, and features must be numbers; encode the "
-                "column as numbers or take it out"
+                f"{path}: column {name!r} holds {value!r} in {name_row(text_rows[0])}, but features must be numbers; "
+                "encode the "
+                "column as numbers or remove it"
             )
-        lacking = np.flatnonzero(~np.isfinite(column.to_numpy(float)))
-        if len(lacking):
+        missing_rows = np.flatnonzero(~np.isfinite(column.to_numpy(float)))
+        if len(missing_rows):
             raise DataError(
-                f"{path}: column {name!r} is missing, NaN or infinite in {at(lacking[0])} ({len(lacking)} of "
-                f"{len(column)} rows); fill the values in or take the column out"
+                f"{path}: column {name!r} is missing, NaN or infinite in {name_row(missing_rows[0])} "
+                f"({len(missing_rows)} of "
+                f"{len(column)} rows); fill in the values or remove the column"
             )
     return np.asarray(features.apply(pd.to_numeric), dtype=np.float32)
 
 
-def _whole_or_names(labels: Names, path: Path, at: Callable[[int], str]) -> npt.NDArray[Any]:
-    """Labels read as text: whole numbers if all are, else names, as 01 is. Numbers that are not whole are no labels."""
-    different = set(labels.tolist())
-    if all(_DIGITS.fullmatch(v) for v in different):
-        return labels.astype(np.int64) if all(_WHOLE.fullmatch(v) for v in different) else labels
+def _parse_labels(labels: Names, path: Path, name_row: Callable[[int], str]) -> npt.NDArray[Any]:
+    """Return labels as whole numbers if all are whole numbers; else as names, for example 01.
+
+    Raises:
+        DataError: all labels are numbers, but some are not whole.
+    """
+    distinct = set(labels.tolist())
+    if all(_DIGITS.fullmatch(v) for v in distinct):
+        return labels.astype(np.int64) if all(_WHOLE.fullmatch(v) for v in distinct) else labels
     try:
-        numbers = [float(v.replace("_", "no number")) for v in labels]  # which Python would read over
+        numbers = [float(v.replace("_", "no number")) for v in labels]  # float() would ignore the underscore
     except ValueError:
         return labels
-    odd = next(i for i, v in enumerate(numbers) if not v.is_integer() or not _DIGITS.fullmatch(labels[i]))
+    bad_row = next(i for i, v in enumerate(numbers) if not v.is_integer() or not _DIGITS.fullmatch(labels[i]))
     raise DataError(
-        f"{path}: the label in {at(odd)} is {labels[odd]}, and labels must be whole numbers or names; mend the "
+        f"{path}: the label in {name_row(bad_row)} is {labels[bad_row]}, but labels must be whole numbers or names; fix the "
         "column, name another in data.label, or set training.task = 'regression' to learn numbers"
     )

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec
-from fedmutual.data.rows import Picked
+from fedmutual.data.rows import ResidentBatches
 from fedmutual.denormals import flushed
 from fedmutual.engines.base import Reply, let_go
 from fedmutual.engines.forward import Compiled, Forward, forward, gradients
@@ -189,11 +189,11 @@ class Plans(NamedTuple):
 def planned(parts: Sequence[Part]) -> Plans:
     """The batches of all: of one resident store by their rows' numbers, which a single gather fetches for all clients."""
     batches = [part.phase.batches(part.client, part.inbox, part.at) for part in parts]
-    picked = [b for b in batches if isinstance(b, Picked)]
+    picked = [b for b in batches if isinstance(b, ResidentBatches)]
     if len(picked) < len(batches) or any(p.store is not picked[0].store for p in picked):
         return Plans([iter(b) for b in batches], _shape, lambda found: tuple(map(torch.stack, zip(*found, strict=True))))
     store = picked[0].store
-    return Plans([iter(p.numbers()) for p in picked], len, lambda found: store.take(torch.stack(found)))
+    return Plans([iter(p.list_row_numbers()) for p in picked], len, lambda found: store.take(torch.stack(found)))
 
 
 def _shape(batch: Batch) -> Any:

@@ -1,26 +1,26 @@
 """CNN1 of FML: two small convolutions, two fully connected layers.
 
 Shen et al., Federated Mutual Learning, 2020, https://arxiv.org/abs/2006.16765. The paper gives the layers but neither
-the width of the first fully connected one (120 here, as in LeNet5) nor the padding (1 here).
+the width of the first fully connected layer (120 here, as in LeNet5) nor the padding (1 here).
 """
 
 from torch import nn
 
-from fedmutual.models.parts import halves, image, named
+from fedmutual.models.parts import join_halves, make_sequential, parse_image_shape
 
 HIDDEN = 120
 
 
 def cnn1(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Two 3x3 convolutions of 6 and 16 channels, then 120 and C units: images [B, c, H, W] -> logits [B, C].
+    """Return two 3x3 convolutions of 6 and 16 channels, then 120 and C units: images [B, c, H, W] -> logits [B, C].
 
-    Pooling comes before ReLU: the same function (see lenet5), faster.
+    Pooling comes before ReLU: the output is equal (see lenet5), and the computation is faster.
 
     Raises:
-        ValueError: images of less than 4 x 4.
+        ValueError: the images are smaller than 4 x 4.
     """
-    channels, height, width = image(shape, least=4)
-    features = named(
+    channels, height, width = parse_image_shape(shape, least=4)
+    features = make_sequential(
         conv1=nn.Conv2d(channels, 6, 3, padding=1),
         pool1=nn.MaxPool2d(2),
         relu1=nn.ReLU(),
@@ -29,9 +29,9 @@ def cnn1(shape: tuple[int, ...], classes: int) -> nn.Module:
         relu2=nn.ReLU(),
         flatten=nn.Flatten(),
     )
-    classifier = named(
+    classifier = make_sequential(
         fc1=nn.Linear(16 * (height // 4) * (width // 4), HIDDEN),
         relu1=nn.ReLU(),
         fc2=nn.Linear(HIDDEN, classes),
     )
-    return halves(features, classifier)
+    return join_halves(features, classifier)

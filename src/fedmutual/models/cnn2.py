@@ -5,21 +5,21 @@ Shen et al., Federated Mutual Learning, 2020, https://arxiv.org/abs/2006.16765. 
 
 from torch import nn
 
-from fedmutual.models.parts import halves, image, named
+from fedmutual.models.parts import join_halves, make_sequential, parse_image_shape
 
 WIDTH = 128
 
 
 def cnn2(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Three 3x3 convolutions of 128 channels, then C units: images [B, c, H, W] -> logits [B, C].
+    """Return three 3x3 convolutions of 128 channels, then C units: images [B, c, H, W] -> logits [B, C].
 
-    Pooling comes before ReLU: the same function (see lenet5), faster.
+    Pooling comes before ReLU: the output is equal (see lenet5), and the computation is faster.
 
     Raises:
-        ValueError: images of less than 8 x 8.
+        ValueError: the images are smaller than 8 x 8.
     """
-    channels, height, width = image(shape, least=8)
-    features = named(
+    channels, height, width = parse_image_shape(shape, least=8)
+    features = make_sequential(
         conv1=nn.Conv2d(channels, WIDTH, 3, padding=1),
         pool1=nn.MaxPool2d(2),
         relu1=nn.ReLU(),
@@ -31,4 +31,4 @@ def cnn2(shape: tuple[int, ...], classes: int) -> nn.Module:
         relu3=nn.ReLU(),
         flatten=nn.Flatten(),
     )
-    return halves(features, nn.Linear(WIDTH * (height // 8) * (width // 8), classes))
+    return join_halves(features, nn.Linear(WIDTH * (height // 8) * (width // 8), classes))

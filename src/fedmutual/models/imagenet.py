@@ -1,4 +1,4 @@
-"""ImageNet's weights of torchvision's networks, from torch hub's cache, or downloaded into it by torchvision."""
+"""ImageNet weights of torchvision's networks, from torch hub's cache or downloaded into the cache by torchvision."""
 
 from functools import cache
 from pathlib import Path
@@ -10,33 +10,35 @@ from torch import hub
 from fedmutual.core import Message
 from fedmutual.downloads import first_line, patient
 
-FIRST = "IMAGENET1K_V1"  # what papers before 2022 began with; torchvision's later ones are of longer training
+PREFERRED = "IMAGENET1K_V1"  # used in papers before 2022; torchvision's later weights come from longer training
 
-_unreachable: list[str] = []  # why: who waited once for a connection need not wait again for the next network
-
-
-class Unavailable(RuntimeError):
-    """ImageNet's weights could not be had; the message says why."""
+_connection_errors: list[str] = []  # after one timeout, no further network is tried
 
 
-def fetch(name: str) -> tuple[str, Message]:
-    """The weights' name and tensors, of one of torchvision's networks. Asked once a process: all its runs begin alike.
+class WeightsUnavailable(RuntimeError):
+    """The ImageNet weights are not available; the message says why."""
+
+
+def fetch_weights(name: str) -> tuple[str, Message]:
+    """Return the name and the tensors of the ImageNet weights of one of torchvision's networks.
+
+    A process fetches weights once, so that all its runs start alike.
 
     Raises:
-        Unavailable: they are not in the cache, and could not be downloaded.
+        WeightsUnavailable: the weights are not in the cache and cannot be downloaded.
     """
-    found = _asked(name)
-    if isinstance(found, str):
-        raise Unavailable(found)
-    return found
+    result = _try_fetch(name)
+    if isinstance(result, str):
+        raise WeightsUnavailable(result)
+    return result
 
 
 @cache
-def _asked(name: str) -> str | tuple[str, Message]:
-    weights = _weights(name)
+def _try_fetch(name: str) -> str | tuple[str, Message]:
+    weights = choose_weights(name)
     cached = Path(hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
-    if _unreachable and not cached.exists():
-        return f"{weights.url} cannot be reached: {_unreachable[0]}"
+    if _connection_errors and not cached.exists():
+        return f"{weights.url} cannot be reached: {_connection_errors[0]}"
     try:
         with patient():
             return weights.name, weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
@@ -44,13 +46,14 @@ def _asked(name: str) -> str | tuple[str, Message]:
         if cached.exists():
             return f"{cached} cannot be read: {first_line(problem)}"
         if isinstance(problem, URLError) and not isinstance(problem, HTTPError):
-            _unreachable.append(str(problem.reason))
+            _connection_errors.append(str(problem.reason))
             return f"{weights.url} cannot be reached: {problem.reason}"
         return f"{weights.url}: {first_line(problem)}"
 
 
-def _weights(name: str) -> Any:
+def choose_weights(name: str) -> Any:
+    """Return the preferred ImageNet weights of a network: IMAGENET1K_V1 if they exist, else torchvision's default."""
     from torchvision import models
 
-    every = models.get_model_weights(name)
-    return every.__members__.get(FIRST, every.DEFAULT)
+    available = models.get_model_weights(name)
+    return available.__members__.get(PREFERRED, available.DEFAULT)

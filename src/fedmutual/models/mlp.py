@@ -8,18 +8,18 @@ import math
 
 from torch import nn
 
-from fedmutual.models.parts import halves, named
+from fedmutual.models.parts import join_halves, make_sequential
 
 HIDDEN = 200
 
 
 def mlp(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """F-200-200-C with ReLU, for examples of any shape with F values: [B, *shape] -> logits [B, C]."""
-    features = named(
+    """Return F-200-200-C with ReLU, for examples of any shape with F values: [B, *shape] -> logits [B, C]."""
+    features = make_sequential(
         flatten=nn.Flatten(),
         fc1=nn.Linear(math.prod(shape), HIDDEN),
         relu1=nn.ReLU(),
         fc2=nn.Linear(HIDDEN, HIDDEN),
         relu2=nn.ReLU(),
     )
-    return halves(features, nn.Linear(HIDDEN, classes))
+    return join_halves(features, nn.Linear(HIDDEN, classes))

@@ -1,4 +1,4 @@
-"""A user's own network: "module:factory" is called with what it asks for of the data's shape and number of classes."""
+"""A user's own network: "module:factory" is called with the data's shape and number of classes."""
 
 import inspect
 from collections.abc import Mapping
@@ -12,36 +12,40 @@ from fedmutual.errors import said
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
-def make(name: str, shape: tuple[int, ...], classes: int, key: str, more: Mapping[str, Any] | None = None) -> nn.Module:
-    """Call the factory, a function or a class, with those of these arguments that it names.
+def make_user_network(
+    name: str, shape: tuple[int, ...], classes: int, key: str, more: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """Return the network of a factory, which is called with the arguments that its signature names.
 
-    `shape` or `input_shape`: the shape of one example; `classes` or `num_classes`: how many outputs are wanted; and those
-    of `more`.
+    `shape` or `input_shape`: the shape of one example; `classes` or `num_classes`: the number of outputs; and the entries of
+    `more`.
 
     Raises:
-        ConfigError: the factory does not import.
-        ValueError: it cannot be called, fails, or returns no torch.nn.Module.
+        ConfigError: the factory cannot be imported.
+        ValueError: the factory cannot be called, fails, or returns no torch.nn.Module.
     """
     factory = plugins.load(name, key)
     if isinstance(factory, nn.Module) or not callable(factory):
         kind = type(factory).__name__
-        raise ValueError(f"is a ready {kind}; name a function or class that makes a new torch.nn.Module at each call")
-    given = {"shape": shape, "input_shape": shape, "classes": classes, "num_classes": classes, **(more or {})}
+        raise ValueError(f"is an instance of {kind}; name a function or class that makes a new torch.nn.Module at each call")
+    available = {"shape": shape, "input_shape": shape, "classes": classes, "num_classes": classes, **(more or {})}
     try:
-        net = factory(**_asked_for(factory, given))
+        net = factory(**_select_arguments(factory, available))
     except Exception as problem:  # a user's factory may fail in any way
         raise ValueError(f"cannot be made: {said(problem)}") from problem
     if not isinstance(net, nn.Module):
-        raise ValueError(f"returned {type(net).__name__}, and a torch.nn.Module is wanted")
+        raise ValueError(f"returned {type(net).__name__}, but must return a torch.nn.Module")
     return net
 
 
-def _asked_for(factory: Any, given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that the signature names. ``**kwargs`` names nothing: it may be passed on to anything."""
+def _select_arguments(factory: Any, available: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments that the signature names. ``**kwargs`` gets none: the factory may pass them on to anything."""
     signature = inspect.signature(factory)
-    asked = {k: v for k, v in given.items() if k in signature.parameters and signature.parameters[k].kind in _KEYWORDS}
+    arguments = {
+        k: v for k, v in available.items() if k in signature.parameters and signature.parameters[k].kind in _KEYWORDS
+    }
     try:
-        signature.bind(**asked)
+        signature.bind(**arguments)
     except TypeError as problem:
-        raise TypeError(f"{problem} (fedmutual gives it {', '.join(given)}; give the others a default)") from None
-    return asked
+        raise TypeError(f"{problem} (fedmutual gives it {', '.join(available)}; give the others a default)") from None
+    return arguments

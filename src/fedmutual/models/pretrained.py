@@ -1,4 +1,4 @@
-"""What networks begin with in the place of random weights: ImageNet's, or those of a file. The head stays random."""
+"""Initial weights in place of random ones, from ImageNet or from a file. The head keeps random weights."""
 
 import hashlib
 import pickle
@@ -14,69 +14,74 @@ from fedmutual.core import Message
 from fedmutual.downloads import first_line
 from fedmutual.errors import ConfigError
 from fedmutual.models import published
-from fedmutual.models.imagenet import Unavailable, fetch
+from fedmutual.models.imagenet import WeightsUnavailable, fetch_weights
 
 IMAGENET = "imagenet"
 ENDINGS = (".safetensors", ".pth", ".pt")
-_COUNTER = "num_batches_tracked"  # of BatchNorm; files of old versions of torch lack it
+_COUNTER = "num_batches_tracked"  # a BatchNorm tensor that files of old torch versions lack
 
 
 class Weights(NamedTuple):
-    """What a network begins with."""
+    """The initial weights of a network."""
 
-    said: str  # in words, for the report
-    state: Message | None  # name -> tensor; None where the wanted ones could not be had, and random ones are taken
+    said: str  # description for the report
+    state: Message | None  # name -> tensor; None: not available, so random weights are used
     place: str = ""  # the key and the file, for messages
 
 
-def find(source: str, network: str, theirs: str | None, key: str) -> Weights:
-    """The weights of a network of the configuration.
+def find_weights(source: str, network: str, torchvision_name: str | None, key: str) -> Weights:
+    """Return the weights of a network of the configuration; without ImageNet weights, a result with random weights.
 
-    source: "imagenet", a file, or a folder with a file for each network, named as it is without what stands before ":".
-    theirs: torchvision's name of the network, if it is one of torchvision's.
-    key: the key of the configuration that names the source.
+    Args:
+        source: "imagenet", a file, or a folder with one file for each network, named after the network without "module:".
+        network: the name in the configuration.
+        torchvision_name: torchvision's name of the network, or None.
+        key: the configuration key that names the source.
 
     Raises:
-        ConfigError: a file is missing, or holds no tensors by name. ImageNet's that cannot be had are no error.
+        ConfigError: a file is missing, or holds no tensors by name.
     """
     if source == IMAGENET:
         try:
-            name, state = fetch(theirs or _none(network))
-        except Unavailable as problem:
+            name, state = fetch_weights(torchvision_name or _raise_not_torchvision(network))
+        except WeightsUnavailable as problem:
             return Weights(f"random weights: ImageNet's of {network} could not be had ({problem})", None)
         return Weights(f"ImageNet's weights of {network} ({name}), a new head", state, f"key {key!r}: {name}")
-    file = _file(Path(source), network, key)
-    state = _read(file, key)
+    file = _find_file(Path(source), network, key)
+    state = _read_state(file, key)
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     return Weights(f"weights of {file} (sha256 {digest}), a new head", state, f"key {key!r}: {file}")
 
 
-def fill(net: nn.Module, weights: Weights, head: Collection[str], name: str) -> None:
-    """Load weights into the network `name`, all but the tensors of its head.
+def load_weights(net: nn.Module, weights: Weights, head: Collection[str], name: str) -> None:
+    """Load weights into the network `name`, except the tensors of its head.
 
     Raises:
-        ConfigError: a tensor is missing, has another shape, or is none of the network's.
+        ConfigError: a tensor is missing, has another shape, or is not part of the network.
     """
-    given, own = weights.state or {}, net.state_dict()
-    wanted = [k for k in own if k not in head and (k in given or not k.endswith(_COUNTER))]
-    odd = [k for k in wanted if k not in given or given[k].shape != own[k].shape]
-    odd += [k for k in given if k not in own and not k.startswith(published.AUXILIARY)]
-    if odd:
-        there, here = (list(found[odd[0]].shape) if odd[0] in found else "none" for found in (given, own))
-        raise ConfigError(
-            f"{weights.place} does not fit network {name!r}: {odd[0]!r} has the shape {there} there and {here} here; name "
-            "weights of this very network, or take the key out"
+    new_state, state = weights.state or {}, net.state_dict()
+    loaded_names = [k for k in state if k not in head and (k in new_state or not k.endswith(_COUNTER))]
+    misfits = [k for k in loaded_names if k not in new_state or new_state[k].shape != state[k].shape]
+    misfits += [k for k in new_state if k not in state and not k.startswith(published.AUXILIARY)]
+    if misfits:
+        file_shape, network_shape = (
+            list(tensors[misfits[0]].shape) if misfits[0] in tensors else "none" for tensors in (new_state, state)
         )
-    net.load_state_dict(own | {k: given[k] for k in wanted})
+        raise ConfigError(
+            f"{weights.place} does not fit network {name!r}: {misfits[0]!r} has the shape {file_shape} there and "
+            f"{network_shape} here; use "
+            "weights of this network, or remove the key"
+        )
+    net.load_state_dict(state | {k: new_state[k] for k in loaded_names})
 
 
-def _none(network: str) -> NoReturn:
-    other = published.PREFIX + network
-    mend = f"; {other} is torchvision's" if published.name(other) else ""
-    raise Unavailable(f"it is none of torchvision's networks{mend}")
+def _raise_not_torchvision(network: str) -> NoReturn:
+    prefixed = published.PREFIX + network
+    hint = f"; {prefixed} is torchvision's" if published.find_name(prefixed) else ""
+    raise WeightsUnavailable(f"it is none of torchvision's networks{hint}")
 
 
-def _file(source: Path, network: str, key: str) -> Path:
+def _find_file(source: Path, network: str, key: str) -> Path:
     if source.is_file():
         return source
     if not source.is_dir():
@@ -85,25 +90,26 @@ def _file(source: Path, network: str, key: str) -> Path:
             f"{IMAGENET!r}"
         )
     names = [network.rpartition(":")[2] + ending for ending in ENDINGS]
-    found = [source / name for name in names if (source / name).is_file()]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"key {key!r}: {found[0]} and {found[1]} are both of network {network!r}; take one out")
+    files = [source / name for name in names if (source / name).is_file()]
+    if len(files) == 1:
+        return files[0]
+    if files:
+        raise ConfigError(f"key {key!r}: {files[0]} and {files[1]} are both for network {network!r}; remove one")
     raise ConfigError(f"key {key!r}: {source} has no weights of network {network!r}; put {' or '.join(names)} there")
 
 
-def _read(file: Path, key: str) -> Message:
+def _read_state(file: Path, key: str) -> Message:
     try:
         if file.suffix == ".safetensors":
             return load_file(file)
         state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise ConfigError(
-            f"key {key!r}: {file} is no state dict, or holds more than tensors, which is not opened, for it could run code; "
-            "write it with torch.save(net.state_dict(), ...), or as safetensors"
+            f"key {key!r}: {file} is no state dict, or contains pickled objects, which are refused, because unpickling "
+            "can run code; "
+            "write the file with torch.save(net.state_dict(), ...), or as safetensors"
         ) from None
-    except Exception as problem:  # damaged files fail in many ways
+    except Exception as problem:  # damaged files raise many kinds of errors
         raise ConfigError(
             f"key {key!r}: {file} cannot be read ({first_line(problem)}); give safetensors, or a state dict of torch"
         ) from None

@@ -1,4 +1,4 @@
-"""A network of which a part is shared: the part that crosses, and beside it an adaptor that stays home.
+"""A network with a shared part, which is exchanged, and an adaptor, which stays at the client.
 
 Shen et al., Federated Mutual Learning, 2020, https://arxiv.org/abs/2006.16765, section on objective heterogeneity: the
 shared part is spliced with an adaptor, a fully connected layer by default, to a client's own classes.
@@ -16,17 +16,17 @@ from fedmutual.config import ModelConfig
 from fedmutual.errors import ConfigError, said
 from fedmutual.models import Weights, build
 from fedmutual.models import own as owns
-from fedmutual.models.parts import named
+from fedmutual.models.parts import make_sequential
 
 LINEAR, REST = "linear", "rest"
 _PART, _ADAPTOR = "model.part", "model.adaptor"
 
 
 class Spliced(nn.Module):
-    """A module of a network under its own name there, and an adaptor after it, or before it."""
+    """A module of a network under its name in the network, with an adaptor after or before the module."""
 
     def __init__(self, path: str, part: nn.Module, adaptor: nn.Module, first: bool) -> None:
-        """first: whether the part comes first."""
+        """Join a part and an adaptor. path: the part's name in its network. first: whether the part comes first."""
         super().__init__()
         *above, last = path.split(".")
         holder: nn.Module = self
@@ -38,33 +38,33 @@ class Spliced(nn.Module):
         self._path, self._first = path, first
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, ...] -> output [B, C]."""
+        """Return the output [B, C] for x [B, ...]."""
         part, adaptor = self.get_submodule(self._path), self.get_submodule("adaptor")
-        found: Tensor = adaptor(part(x)) if self._first else part(adaptor(x))
-        return found
+        output: Tensor = adaptor(part(x)) if self._first else part(adaptor(x))
+        return output
 
 
-def crossing(net: nn.Module, part: Sequence[str], name: str) -> tuple[str, ...]:
-    """The names of a network's tensors that are of the part: modules, or single tensors, by their names.
+def list_shared_tensors(net: nn.Module, part: Sequence[str], name: str) -> tuple[str, ...]:
+    """Return the names of a network's tensors that are shared; `part` names modules or single tensors.
 
     Raises:
         ConfigError: a name matches nothing, or all tensors match.
     """
     state = list(net.state_dict())
-    wanted = [one.removesuffix(".") for one in part]
-    for one in wanted:
-        if not any(_under(k, one) for k in state):
-            there = dict.fromkeys(n for n, _ in net.named_modules() if n and any(_under(k, n) for k in state))
-            near = get_close_matches(one, there, 1)
-            mend = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(map(repr, there))}"
-            raise ConfigError(f"key {_PART!r}: {one!r} matches nothing in network {name!r}; {mend}")
-    found = tuple(k for k in state if any(_under(k, one) for one in wanted))
-    if len(found) == len(state):
-        raise ConfigError(f"key {_PART!r} names all of network {name!r}; take it out, and the whole network is shared")
-    return found
+    module_names = [module_name.removesuffix(".") for module_name in part]
+    for module_name in module_names:
+        if not any(_is_under(k, module_name) for k in state):
+            all_names = dict.fromkeys(n for n, _ in net.named_modules() if n and any(_is_under(k, n) for k in state))
+            similar = get_close_matches(module_name, all_names, 1)
+            fix = f"did you mean {similar[0]!r}?" if similar else f"it has {', '.join(map(repr, all_names))}"
+            raise ConfigError(f"key {_PART!r}: {module_name!r} matches nothing in network {name!r}; {fix}")
+    shared = tuple(k for k in state if any(_is_under(k, module_name) for module_name in module_names))
+    if len(shared) == len(state):
+        raise ConfigError(f"key {_PART!r} names all tensors of network {name!r}; remove the key to share the whole network")
+    return shared
 
 
-def fork(
+def build_meme(
     model: ModelConfig,
     shape: tuple[int, ...],
     outputs: int,
@@ -72,16 +72,19 @@ def fork(
     own: torch.Generator,
     weights: Weights | None = None,
 ) -> nn.Module:
-    """A client's meme: the shared network; or the shared part of it, with what stays home beside it.
+    """Return a client's meme: the shared network, or its shared part with an adaptor that stays at the client.
 
-    shared, own: the streams that weights come from, of what crosses and of what stays home. weights: as `models.build`.
+    shared, own: the streams for the initial weights of the shared and of the client's tensors. weights: as in
+    `models.build`.
 
     Raises:
-        ConfigError: as `models.build` and `splice`.
+        ConfigError: the network or the adaptor cannot be made; see `models.build` and `splice`.
     """
     key = "model.shared"
     if model.part is not None and model.adaptor == REST:
-        return build(model.shared, shape, outputs, own, key, weights)  # what crosses of it is the server's in every round
+        return build(
+            model.shared, shape, outputs, own, key, weights
+        )  # every round replaces its shared tensors by the server's
     net = build(model.shared, shape, outputs, shared, key, weights)
     return net if model.part is None else splice(net, model.part, model.adaptor, shape, outputs, own, model.shared)
 
@@ -89,18 +92,22 @@ def fork(
 def splice(
     net: nn.Module, part: Sequence[str], adaptor: str, shape: tuple[int, ...], outputs: int, rng: torch.Generator, name: str
 ) -> nn.Module:
-    """A client's meme: the part of `net`, with an adaptor for examples of `shape` and so many outputs.
+    """Return a client's meme: the part of `net`, with an adaptor for examples of `shape` and `outputs` outputs.
 
-    net: the shared network; it is used up. adaptor: "linear", one layer after the part, or before it where the part is the
-    network's end; or "module:factory", called with those of `features` (what the part gives, or takes: a number, or a
-    shape), `shape`, `classes` that it names. rng: where the adaptor's weights come from.
+    Args:
+        net: the shared network; it must not be used afterwards.
+        adaptor: "linear", one layer after the part, or before the part if this is the network's end; or "module:factory",
+            called with the arguments that it names out of `features` (the part's output or input: a number, or a shape),
+            `shape` and `classes`.
+        rng: the stream for the adaptor's initial weights.
 
     Raises:
-        ConfigError: an adaptor cannot be inferred, or made, or does not fit.
+        ConfigError: an adaptor cannot be inferred, cannot be made, or does not fit.
     """
     if len(part) > 1:
         raise ConfigError(
-            f"key {_PART!r} names several modules, and an adaptor goes beside one; use model.adaptor = 'rest', which keeps "
+            f"key {_PART!r} names several modules, but an adaptor needs exactly one; use model.adaptor = 'rest', which "
+            "keeps "
             f"the other layers of network {name!r} at home"
         )
     path = part[0].removesuffix(".")
@@ -109,95 +116,109 @@ def splice(
             f"key {_PART!r}: a module called 'adaptor' cannot be the part beside an adaptor; rename it, or use "
             "model.adaptor = 'rest'"
         )
-    taken, given, first = _place(net, path, shape, name)
-    features = given if first else taken
+    input_shape, output_shape, is_first = _locate_part(net, path, shape, name)
+    features = output_shape if is_first else input_shape
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(rng.initial_seed())
-        made = _linear(features, shape, outputs, first) if adaptor == LINEAR else _own(adaptor, features, shape, outputs)
-    spliced = Spliced(path, net.get_submodule(path), made, first)
-    _check(spliced, adaptor, shape, outputs)
+        adaptor_module = (
+            _make_linear(features, shape, outputs, is_first)
+            if adaptor == LINEAR
+            else _make_user_adaptor(adaptor, features, shape, outputs)
+        )
+    spliced = Spliced(path, net.get_submodule(path), adaptor_module, is_first)
+    _check_adaptor(spliced, adaptor, shape, outputs)
     return spliced.train()
 
 
-def _under(name: str, path: str) -> bool:
+def _is_under(name: str, path: str) -> bool:
     return name == path or name.startswith(f"{path}.")
 
 
-def _place(net: nn.Module, path: str, shape: tuple[int, ...], name: str) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
-    """What the part takes and gives for one example, and whether it is the network's beginning rather than its end."""
-    seen: list[tuple[Any, Any, Any, Any]] = []
+def _locate_part(
+    net: nn.Module, path: str, shape: tuple[int, ...], name: str
+) -> tuple[tuple[int, ...], tuple[int, ...], bool]:
+    """Return the part's input and output shapes for one example, and whether the part begins the network."""
+    calls: list[tuple[Any, Any, Any, Any]] = []
     x = torch.zeros(2, *shape)
     try:
         handle = net.get_submodule(path).register_forward_hook(
-            lambda _, taken, named, given: seen.append((taken, named, given, getattr(given, "_version", 0))),
+            lambda _, inputs, keywords, module_output: calls.append(
+                (inputs, keywords, module_output, getattr(module_output, "_version", 0))
+            ),
             with_kwargs=True,
         )
     except AttributeError:
         raise ConfigError(
-            f"key {_PART!r}: {path!r} is no module of network {name!r}, and an adaptor goes beside one"
+            f"key {_PART!r}: {path!r} is no module of network {name!r}, but an adaptor needs a module; name one"
         ) from None
     with torch.no_grad(), handle:
         output = net.eval()(x)
-    mend = "use model.adaptor = 'rest', which keeps the network's other layers at home"
-    if odd := _odd(seen):
+    fix = "use model.adaptor = 'rest', which keeps the network's other layers at home"
+    if reason := _describe_misuse(calls):
         raise ConfigError(
-            f"key {_ADAPTOR!r}: an adaptor beside {path!r} of network {name!r} cannot be inferred, for {odd}; {mend}"
+            f"key {_ADAPTOR!r}: an adaptor beside {path!r} of network {name!r} cannot be inferred: {reason}; {fix}"
         )
-    (taken,), _, given, version = seen[0]
-    last = given is output and given._version == version  # what follows may change it in place
-    if taken is not x and not last:
+    (inputs,), _, module_output, version = calls[0]
+    is_last = module_output is output and module_output._version == version  # later layers may change it in place
+    if inputs is not x and not is_last:
         raise ConfigError(
-            f"key {_ADAPTOR!r}: an adaptor beside {path!r} cannot be inferred, for it is neither the beginning nor the end "
-            f"of network {name!r}; {mend}"
+            f"key {_ADAPTOR!r}: an adaptor beside {path!r} cannot be inferred, because it is neither the beginning nor "
+            "the end "
+            f"of network {name!r}; {fix}"
         )
-    return tuple(taken.shape[1:]), tuple(given.shape[1:]), taken is x
+    return tuple(inputs.shape[1:]), tuple(module_output.shape[1:]), inputs is x
 
 
-def _odd(calls: Sequence[tuple[Any, Any, Any, Any]]) -> str | None:
-    """Why no adaptor fits beside a module that was called so: (takes, by name, gives, ...) of each call."""
+def _describe_misuse(calls: Sequence[tuple[Any, Any, Any, Any]]) -> str | None:
+    """Return why no adaptor fits beside a module; None if one fits. A call: (inputs, keyword inputs, output, version)."""
     if len(calls) != 1:
         return f"the module is called {len(calls)} times, not once" if calls else "the module is never called"
-    taken, named, given, _ = calls[0]
-    if not taken:
+    inputs, keywords, module_output, _ = calls[0]
+    if not inputs:
         return "the module is given its input by name"
-    tensors = [*taken, *(v for v in named.values() if isinstance(v, Tensor))]  # others are settings, such as a mask of None
+    tensors = [
+        *inputs,
+        *(v for v in keywords.values() if isinstance(v, Tensor)),
+    ]  # other values are settings, for example a mask of None
     if len(tensors) != 1:
         return f"the module takes {len(tensors)} arguments, not one"
-    odd = [(verb, x) for verb, x in (("takes", taken[0]), ("gives", given)) if not isinstance(x, Tensor)]
-    return f"the module {odd[0][0]} no tensor but {type(odd[0][1]).__name__}" if odd else None
+    non_tensors = [(verb, x) for verb, x in (("takes", inputs[0]), ("gives", module_output)) if not isinstance(x, Tensor)]
+    return f"the module {non_tensors[0][0]} no tensor but {type(non_tensors[0][1]).__name__}" if non_tensors else None
 
 
-def _linear(features: tuple[int, ...], shape: tuple[int, ...], outputs: int, first: bool) -> nn.Module:
-    if first:
-        return named(flatten=nn.Flatten(), fc=nn.Linear(prod(features), outputs))
-    return named(flatten=nn.Flatten(), fc=nn.Linear(prod(shape), prod(features)), shape=nn.Unflatten(1, features))
+def _make_linear(features: tuple[int, ...], shape: tuple[int, ...], outputs: int, is_first: bool) -> nn.Module:
+    if is_first:
+        return make_sequential(flatten=nn.Flatten(), fc=nn.Linear(prod(features), outputs))
+    return make_sequential(flatten=nn.Flatten(), fc=nn.Linear(prod(shape), prod(features)), shape=nn.Unflatten(1, features))
 
 
-def _own(adaptor: str, features: tuple[int, ...], shape: tuple[int, ...], outputs: int) -> nn.Module:
+def _make_user_adaptor(adaptor: str, features: tuple[int, ...], shape: tuple[int, ...], outputs: int) -> nn.Module:
     if ":" not in adaptor:
         raise ConfigError(
             f"key {_ADAPTOR!r}: there is no adaptor {adaptor!r}; there are 'linear', 'rest' and 'module:factory'"
         )
     try:
         size = features[0] if len(features) == 1 else features
-        return owns.make(adaptor, shape, outputs, _ADAPTOR, {"features": size})
+        return owns.make_user_network(adaptor, shape, outputs, _ADAPTOR, {"features": size})
     except ValueError as problem:
         raise ConfigError(f"key {_ADAPTOR!r}: {adaptor!r} {problem}") from problem
 
 
-def _check(net: nn.Module, adaptor: str, shape: tuple[int, ...], outputs: int) -> None:
+def _check_adaptor(net: nn.Module, adaptor: str, shape: tuple[int, ...], outputs: int) -> None:
     try:
         with torch.no_grad():
             output = net.eval()(torch.zeros(2, *shape))
-    except Exception as problem:  # whatever a user's adaptor may raise
+    except Exception as problem:  # a user's adaptor may raise any error
         raise ConfigError(f"key {_ADAPTOR!r}: {adaptor!r} does not fit the shared part: {said(problem)}") from problem
     if not isinstance(output, Tensor) or output.shape != (2, outputs):
-        got = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        raise ConfigError(f"key {_ADAPTOR!r}: with {adaptor!r} the network gives {got} for 2 examples, not [2, {outputs}]")
+        output_text = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        raise ConfigError(
+            f"key {_ADAPTOR!r}: with {adaptor!r} the network gives {output_text} for 2 examples, not [2, {outputs}]"
+        )
 
 
-def differing(first: nn.Module, other: nn.Module, names: Iterable[str]) -> str | None:
-    """The first of these tensors that two networks do not have in the same shape."""
+def find_shape_difference(first: nn.Module, other: nn.Module, names: Iterable[str]) -> str | None:
+    """Return the first of `names` whose tensors differ in shape between two networks; None if all agree."""
     states = [net.state_dict() for net in (first, other)]
     shapes = [{k: tuple(v.shape) for k, v in state.items()} for state in states]
     return next((k for k in names if shapes[0].get(k) != shapes[1].get(k)), None)

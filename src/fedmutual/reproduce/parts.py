@@ -9,7 +9,7 @@ from fedmutual.config import Config, dump_config, parse_config
 from fedmutual.core import At
 from fedmutual.data import record
 from fedmutual.data.division import Division, divide
-from fedmutual.data.draws import generator, sample
+from fedmutual.data.draws import make_numpy_generator, sample
 from fedmutual.data.kinds import PRIVATE
 from fedmutual.errors import ConfigError
 from fedmutual.records.files import write_json
@@ -55,7 +55,7 @@ def _written(job: Job, out: Path) -> Path:
                 f"{job.cell.path}, arm {job.arm!r}: client {i!r} has {len(rows)} training examples, not {wanted}; lower "
                 "'examples'"
             )
-        rng = generator(At(job.seed, -1, job.config.rounds).rng("newcomer", i))
+        rng = make_numpy_generator(At(job.seed, -1, job.config.rounds).rng("newcomer", i))
         shares[i][PRIVATE] = sample(rows, read.table.labels[rows], wanted, rng, keep=True)
-    write_json(path, record.describe(job.config, read.table, Division(whole.test, shares), read.digest))
+    write_json(path, record.make_record(job.config, read.table, Division(whole.test, shares), read.digest))
     return path

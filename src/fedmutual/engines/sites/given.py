@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError
 
 from fedmutual.config.schema import Section
 from fedmutual.data import arrays
-from fedmutual.data.draws import Index, counts
-from fedmutual.data.examples import Arrays, listed
-from fedmutual.data.scaling import Scaling, recorded
+from fedmutual.data.draws import Index, count_classes
+from fedmutual.data.examples import ArrayExamples, listed
+from fedmutual.data.scaling import Scaling, parse_scaling
 from fedmutual.errors import DataError, said
 from fedmutual.records.files import replacing
 
@@ -48,9 +48,9 @@ class Given:
     scaling: Scaling
 
     @property
-    def examples(self) -> Arrays:
+    def examples(self) -> ArrayExamples:
         """By number, as data sets have them."""
-        return Arrays(self.x)
+        return ArrayExamples(self.x)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -61,7 +61,7 @@ class Given:
     def counts(self) -> list[int]:
         """Examples of each class; none where labels stay with the site."""
         known = np.empty(0, dtype=np.int64) if self.labels is None else self.labels
-        found: list[int] = counts(known, len(self.classes)).tolist()
+        found: list[int] = count_classes(known, len(self.classes)).tolist()
         return found
 
     @property
@@ -94,10 +94,10 @@ def read(folder: Path, site: str) -> Given:
     excess = _find_excess(path)
     if excess is not None:
         raise DataError(f"{path}: {excess}; {mend}")
-    found = arrays.read(path, f"have site {site!r} send its part of the public seed set", mend)
+    found = arrays.read_arrays(path, f"have site {site!r} send its part of the public seed set", mend)
     try:
         about = _About.model_validate_json(str(found["about"]))
-        whole = Given(site, found["x"], found.get("y"), _names(found["classes"]), recorded(about.scaling.model_dump()))
+        whole = Given(site, found["x"], found.get("y"), _names(found["classes"]), parse_scaling(about.scaling.model_dump()))
         why = f"it is of site {about.site!r}" if about.site != site else _odd(whole)
     except (KeyError, ValidationError):
         why = _foreign(list(found))

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from fedmutual import data, plugins
-from fedmutual.data.draws import many
-from fedmutual.data.federation import given
+from fedmutual.data.draws import format_count
+from fedmutual.data.federation import list_public_parts
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.given import Given, file_of, write
 from fedmutual.engines.sites.half import Own, configured, own
@@ -31,7 +31,7 @@ def _give(contract: contracts.Contract, mine: Own, file: Path, folder: Path) -> 
         raise ConfigError(f"{file}: algorithm {config.algorithm['name']!r} has no public seed set, so nothing is given")
     read = data.prepare(config)
     found = data.load(config, read, gathered=lambda *_: None)
-    part = given(found, read)[name]
+    part = list_public_parts(found, read)[name]
     if part.rows is None:
         raise ConfigError(
             f"{file}: the key 'split.public' is not set, the fraction of each site's training data that it gives to all"
@@ -48,7 +48,7 @@ def _give(contract: contracts.Contract, mine: Own, file: Path, folder: Path) -> 
 def told(made: Given, folder: Path) -> Iterator[str]:
     """What was given, in sentences for the site's operator."""
     known = "and their labels" if made.labels is not None else "and not their labels"
-    yield f"{file_of(folder, made.site)}: {many(len(made.x), 'example')} of site {made.site!r}, {made.size:,} bytes"
+    yield f"{file_of(folder, made.site)}: {format_count(len(made.x), 'example')} of site {made.site!r}, {made.size:,} bytes"
     if made.labels is not None:
         yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(made.classes, made.counts, strict=True))}"
     yield (

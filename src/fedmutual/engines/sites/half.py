@@ -11,7 +11,7 @@ from fedmutual.boundary import Refused
 from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
 from fedmutual.data.examples import listed
-from fedmutual.data.federation import other_columns
+from fedmutual.data.federation import describe_column_difference
 from fedmutual.engines.base import COPY, disclose, measure, participate
 from fedmutual.engines.sites import guarantee
 from fedmutual.engines.sites.admission import Bounds, Declined, admit, find_answer
@@ -99,7 +99,7 @@ def built(contract: Contract, mine: Own) -> Experiment:
             f"{mine.source}: the examples have the shape {shape}, and the federation agreed on "
             f"{list(contract.sites.input)} (sites.input); resize images by 'data.size', or bring the columns into that form"
         )
-    columns = other_columns(made.data.space.columns, contract.sites.columns)
+    columns = describe_column_difference(made.data.space.columns, contract.sites.columns)
     if columns is not None:
         raise ConfigError(
             f"{mine.source}: the examples have {columns}, and the federation agreed on "

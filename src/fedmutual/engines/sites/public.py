@@ -12,9 +12,9 @@ from fedmutual.checks import check_enough
 from fedmutual.config.schema import Table
 from fedmutual.core import Message, Public
 from fedmutual.data import PublicSet
-from fedmutual.data.federation import Federation, Prepared, given
-from fedmutual.data.public import Part, gather
-from fedmutual.data.rows import Resident, Rows, make_store
+from fedmutual.data.federation import Federation, Prepared, list_public_parts
+from fedmutual.data.public import PublicPart, make_public_set
+from fedmutual.data.rows import ResidentStore, Rows, make_store
 from fedmutual.engines.sites.given import Given, file_of, read, unlike
 from fedmutual.engines.sites.schema import SeedsTable
 from fedmutual.errors import ConfigError, DataError
@@ -61,7 +61,7 @@ class Collected:
             UserError: a file is missing, damaged, or not what it should be; the set is not the contract's, or misses a class
                 that this site trains on.
         """
-        own, classes = given(found, prepared)[self.site], found.space.classes
+        own, classes = list_public_parts(found, prepared)[self.site], found.space.classes
         if own.rows is None:
             return None
         parts = {i: self._of(i, own, found.space.shape, classes, prepared[self.site]) for i in self.sites}
@@ -75,7 +75,9 @@ class Collected:
                 )
         return _gathered(parts, classes)
 
-    def _of(self, site: str, own: Part, shape: Sequence[int], classes: Sequence[str], prepared: Prepared) -> Part:
+    def _of(
+        self, site: str, own: PublicPart, shape: Sequence[int], classes: Sequence[str], prepared: Prepared
+    ) -> PublicPart:
         """What a site gives."""
         path, one = file_of(self.folder, site), _read(self.folder, site, self.labelled)
         _check(path, unlike(one, shape, classes, prepared.scaled))
@@ -118,16 +120,16 @@ def _check(path: Path, odd: str | None) -> None:
         raise DataError(f"{path}: {odd}; bring the data of all into one form, and have this part given anew")
 
 
-def _part(given: Given, path: Path, like: Rows | None = None) -> Part:
+def _part(given: Given, path: Path, like: Rows | None = None) -> PublicPart:
     """As data sets have it. like: rows that are kept in memory, and augmented, as these are to be; None: none trains."""
     labels = np.full(len(given.x), -1) if given.labels is None else given.labels
-    resident = like is not None and isinstance(like.store, Resident)
+    resident = like is not None and isinstance(like.store, ResidentStore)
     store, _ = make_store(given.examples, labels, given.scaling, lambda row: f"row {row} of {path}", resident, 0)
     rows = Rows(store, np.arange(len(labels))) if like is None else like.over(store)
-    return Part(rows, given.examples, given.counts, given.counts)
+    return PublicPart(rows, given.examples, given.counts, given.counts)
 
 
-def _equal(one: Given, own: Part) -> bool:
+def _equal(one: Given, own: PublicPart) -> bool:
     """Whether a file holds a site's own rows."""
     assert own.rows is not None
     index = own.rows.index
@@ -137,8 +139,8 @@ def _equal(one: Given, own: Part) -> bool:
     return all(np.array_equal(one.x[rows], own.examples.take(index[rows].tolist()).numpy()) for rows in pieces)
 
 
-def _gathered(parts: Mapping[str, Part], classes: Sequence[str]) -> PublicSet:
-    whole = gather(parts, tuple(classes))
+def _gathered(parts: Mapping[str, PublicPart], classes: Sequence[str]) -> PublicSet:
+    whole = make_public_set(parts, tuple(classes))
     assert whole is not None  # every part has rows
     return whole
 
