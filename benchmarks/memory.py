@@ -58,7 +58,7 @@ def one(clients: int) -> dict[str, int]:
     from fedmutual.engines import allocator
     from fedmutual.engines.inprocess import InProcess
     from fedmutual.records.events import Event, RoundDone
-    from fedmutual.runs import Hosted
+    from fedmutual.runs import EngineHandle
 
     peaks = []
 
@@ -66,14 +66,14 @@ def one(clients: int) -> dict[str, int]:
         if isinstance(event, RoundDone):
             peaks.append(_status("VmHWM"))
 
-    allocator.keep()
+    allocator.keep_freed_memory()
     torch.set_num_threads(1)
     with noisy("mlp", clients, ROWS // clients) as config:
         experiment = build(config)
         experiment.work()
         Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
         before = _status("VmRSS")
-        with closing(Hosted(experiment, None)) as hosted:
+        with closing(EngineHandle(experiment, None)) as hosted:
             assert isinstance(hosted.engine, InProcess)
             made = _status("VmRSS")
             train(hosted, ROUNDS, [look])

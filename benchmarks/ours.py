@@ -22,11 +22,11 @@ from fedmutual.building import build
 from fedmutual.config import Config, parse_config
 from fedmutual.core import Message
 from fedmutual.engines import allocator
-from fedmutual.engines.loop import Plan, federate
+from fedmutual.engines.loop import RoundPlan, federate
 from fedmutual.experiment import Experiment
 from fedmutual.records.events import Event, Observer, RoundDone, Started
 from fedmutual.records.logs import Ledger
-from fedmutual.runs import Hosted
+from fedmutual.runs import EngineHandle
 
 FOREVER = 10**9
 
@@ -68,23 +68,23 @@ def noisy(model: str, clients: int, rows: int, **settings: Any) -> Iterator[Conf
 
 
 @contextmanager
-def hosted(given: Config) -> Iterator[Hosted]:
+def hosted(given: Config) -> Iterator[EngineHandle]:
     """The experiment with its engine, with that many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(given.engine.threads)
     try:
-        with closing(Hosted(build(given), None)) as found:
+        with closing(EngineHandle(build(given), None)) as found:
             yield found
     finally:
         torch.set_num_threads(before)
 
 
-def train(found: Hosted, rounds: int, observers: Sequence[Observer]) -> Message:
+def train(found: EngineHandle, rounds: int, observers: Sequence[Observer]) -> Message:
     """So many rounds of training and nothing else -> the server's state."""
     return federate(quiet(found.experiment, rounds), found.engine, found.experiment.server(), None, observers, judge=None)
 
 
-def quiet(experiment: Experiment, rounds: int) -> Plan:
+def quiet(experiment: Experiment, rounds: int) -> RoundPlan:
     """The experiment's plan without evaluation."""
     plan = experiment.plan({})
     return replace(plan, rounds=rounds, evaluate_every=FOREVER, exams={}, notes=())
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
-    allocator.keep()  # a process of our own, as the command line's
+    allocator.keep_freed_memory()  # a process of our own, as the command line's
     stage = Stage()
     engine = {"name": args.engine, "threads": args.threads, "device": args.device, "compile": args.compile}
     if args.workers:

@@ -13,7 +13,7 @@ from turns import Stage
 from fedmutual.config import Config, parse_config
 from fedmutual.engines import allocator
 from fedmutual.records.logs import Ledger
-from fedmutual.runs import Hosted
+from fedmutual.runs import EngineHandle
 
 VALIDATION, TEST = 100, 150  # rows of a node, for what is reported apart
 
@@ -41,7 +41,7 @@ def config(data: Path) -> Config:
 
 
 @contextmanager
-def ready() -> Iterator[tuple[Hosted, Path]]:
+def ready() -> Iterator[tuple[EngineHandle, Path]]:
     """Its experiment with its engine, and a folder."""
     with tempfile.TemporaryDirectory() as folder:
         rows = NODES * (PRIVATE + PUBLIC + VALIDATION + TEST)
@@ -51,7 +51,7 @@ def ready() -> Iterator[tuple[Hosted, Path]]:
 
 
 def main() -> None:
-    allocator.keep()
+    allocator.keep_freed_memory()
     stage = Stage()
     with ready() as (found, folder):
         train(found, FOREVER, [Ledger(folder), Timer(stage)])

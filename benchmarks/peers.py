@@ -9,7 +9,7 @@ from ours import FOREVER, train
 from ours_peers import ready
 from turns import Contestant, take_turns
 
-from fedmutual.engines.base import examine
+from fedmutual.engines.base import evaluate_client
 from fedmutual.records.checkpoint import Checkpoints
 from fedmutual.records.events import RoundDone, Started
 
@@ -41,7 +41,7 @@ def apart(times: int) -> dict[str, Spread]:
         checkpoints(Started(0, FOREVER, found.experiment.clients, ()))
         for round in range(1, times + 1):
             begun = time.perf_counter()
-            list(found.engine.each(examine, {i: (exams[i], {}, round, None) for i in exams}))
+            list(found.engine.each(evaluate_client, {i: (exams[i], {}, round, None) for i in exams}))
             scored = time.perf_counter()
             checkpoints(RoundDone(round, FOREVER, found.experiment.server(), found.engine.each))
             scoring.append(1e3 * (scored - begun))

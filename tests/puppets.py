@@ -6,7 +6,7 @@ import torch
 
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.post import EXAM, Answer, order, packed
+from fedmutual.engines.sites.post import EXAM, SiteAnswer, pack_message, read_order
 from fedmutual.records.events import Noted
 from fedmutual.records.text import told
 from wards import COMMON, Desk, contract
@@ -27,13 +27,15 @@ class Puppet:
         self.does, self.orders = does, []
 
     def do(self, content):
-        asked, inbox = order(content)
+        asked, inbox = read_order(content)
         self.orders.append(asked)
         if asked.kind == EXAM:
-            return packed(Answer(asked), {})
+            return pack_message(SiteAnswer(asked), {})
         found = self.does(asked, inbox)
-        said, message = found if isinstance(found, tuple) else (found, {}) if isinstance(found, Answer) else (None, found)
-        return packed(Answer(asked) if said is None else replace(said, order=asked), message)
+        said, message = (
+            found if isinstance(found, tuple) else (found, {}) if isinstance(found, SiteAnswer) else (None, found)
+        )
+        return pack_message(SiteAnswer(asked) if said is None else replace(said, order=asked), message)
 
     def letters(self, content):
         return {}
@@ -48,7 +50,7 @@ def healthy(limit, by=0.01):
 
     def does(asked, inbox):
         if any(v.abs().max() > limit for v in inbox.values() if v.is_floating_point()):
-            return Answer(asked, problem=DIVERGED, diverged=True)
+            return SiteAnswer(asked, problem=DIVERGED, diverged=True)
         return moved(inbox, by)
 
     return does
@@ -60,7 +62,7 @@ class Federation:
     def __init__(self, folder, common=COMMON, sites=SITES, **given):
         folder.mkdir(exist_ok=True)
         self.folder, self.notes = folder / "server", []
-        self.agreed = contracts.read(contract(folder, common, sites, **given))
+        self.agreed = contracts.read_contract(contract(folder, common, sites, **given))
         self.desk = Desk({i: Puppet() for i in sites})
 
     def __getitem__(self, site):

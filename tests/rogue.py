@@ -17,7 +17,7 @@ from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.private.admin_defs import Message
 
 from fedmutual.engines.sites.flare import run
-from fedmutual.engines.sites.flare.kits import opened
+from fedmutual.engines.sites.flare.kits import open_kit
 
 VICTIM = "north"
 CELLS: list[Cell] = []
@@ -71,4 +71,4 @@ if __name__ == "__main__":
     kit, state, told, answers, wanted = sys.argv[1:6]
     made, Cell.__init__ = Cell.__init__, spied
     threading.Thread(target=steal, args=(Path(answers), wanted), daemon=True).start()
-    sys.exit(run.serve(opened(Path(kit)), Path(state), json.loads(told), lambda interrupt: 130))
+    sys.exit(run.run_process(open_kit(Path(kit)), Path(state), json.loads(told), lambda interrupt: 130))

@@ -11,7 +11,7 @@ from nvflare.private.fed.server import job_runner
 from nvflare.private.fed.utils import app_authz
 
 from fedmutual.engines.sites.flare import door, run
-from fedmutual.engines.sites.flare.kits import opened
+from fedmutual.engines.sites.flare.kits import open_kit
 
 if __name__ == "__main__":
     kit, state, told = sys.argv[1:4]
@@ -19,4 +19,4 @@ if __name__ == "__main__":
     job_runner.require_signed_jobs = lambda *_: False
     app_authz.AppAuthzService.validate_app = staticmethod(lambda *_: ("", {}))
     app_authz.AppAuthzService.authorize_app_info = staticmethod(lambda *_, **__: (True, ""))
-    sys.exit(run.serve(opened(Path(kit)), Path(state), json.loads(told), lambda interrupt: 130))
+    sys.exit(run.run_process(open_kit(Path(kit)), Path(state), json.loads(told), lambda interrupt: 130))

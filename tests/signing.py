@@ -31,7 +31,7 @@ def deployment(
 
 def _made(contract: Contract, kit: Path | None, folder: Path, change: Change, late: Change) -> Path:
     folder.mkdir()
-    made = job.write(contract, folder)
+    made = job.write_job(contract, folder)
     change(made)
     if kit is not None:
         key = next(path for path in (kit / "startup").iterdir() if path.suffix == ".key")

@@ -4,7 +4,7 @@ import pytest
 
 from fedmutual import building, run
 from fedmutual.config import parse_config
-from fedmutual.idle import engine_remarks
+from fedmutual.idle import describe_unused_engine_keys
 
 
 def noted(**tables):
@@ -75,12 +75,14 @@ def test_keys_that_the_engine_does_not_look_at_are_said(engine, keys):
     tables = {"data": {"name": "digits", "workers": 1}, "engine": {"workers": 2, "gpus": 0.5, "compile": True}}
     tables["engine"]["name"] = engine
     config = parse_config({"rounds": 2, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables})
-    assert list(engine_remarks(config, engine)) == [f"engine {engine!r} does the work, so {k!r} has no effect" for k in keys]
+    assert list(describe_unused_engine_keys(config, engine)) == [
+        f"engine {engine!r} does the work, so {k!r} has no effect" for k in keys
+    ]
 
 
 def test_workers_that_chose_the_engine_are_not_idle():
     config = parse_config({"rounds": 2, "data": {"name": "digits"}, "engine": {"workers": 1}, "model": {"shared": "mlp"}})
-    assert list(engine_remarks(config, "inprocess")) == []
+    assert list(describe_unused_engine_keys(config, "inprocess")) == []
 
 
 def test_a_run_says_them(tmp_path):

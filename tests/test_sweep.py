@@ -13,7 +13,7 @@ import objectives
 from fedmutual.core import Diverged
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.events import Evaluated, Finished, Replied
-from fedmutual.sweeps import plan, sweep
+from fedmutual.sweeps import plan_sweep, sweep
 
 RATES = [1e-6, 0.1]
 
@@ -266,9 +266,9 @@ def test_what_cannot_be_tried_is_said_before_anything_is_trained(held, grid, sai
 def test_whose_score_there_is_not(held):
     rates = {"optimizer.lr": RATES}
     with pytest.raises(ConfigError, match="--by personal: algorithm 'fedavg' has no personal models; leave --by out"):
-        plan(held, {**rates, "algorithm.name": ["fedavg"]}, by="personal")
+        plan_sweep(held, {**rates, "algorithm.name": ["fedavg"]}, by="personal")
     with pytest.raises(ConfigError, match="--by global: algorithm 'independent' has no shared model; leave --by out"):
-        plan(held, {**rates, "algorithm.name": ["independent"]}, by="global")
+        plan_sweep(held, {**rates, "algorithm.name": ["independent"]}, by="global")
 
 
 def test_nobody_tells_its_scores(held):

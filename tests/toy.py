@@ -15,7 +15,7 @@ from fedmutual.algorithms.peers import proxied
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.engines.cluster import Cluster
 from fedmutual.engines.inprocess import InProcess
-from fedmutual.engines.loop import Plan, federate
+from fedmutual.engines.loop import RoundPlan, federate
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.stacked import Stacked
 from fedmutual.errors import ConfigError
@@ -138,7 +138,7 @@ def federation(
     events: list[Event] | None = None,
 ) -> Message:
     """Run it -> the server's last state. The clients are changed in place."""
-    plan = Plan(
+    plan = RoundPlan(
         algorithm=algorithm,
         seed=seed,
         rounds=rounds,

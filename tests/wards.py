@@ -16,8 +16,8 @@ from fedmutual import data
 from fedmutual.config import parse_config
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites import giving
-from fedmutual.engines.sites.half import Half, built, own
-from fedmutual.engines.sites.post import Garbled
+from fedmutual.engines.sites.half import SiteRuntime, build_site, read_site_file
+from fedmutual.engines.sites.post import MalformedMessage
 from fedmutual.errors import UserError
 from fedmutual.experiment import Experiment
 
@@ -88,7 +88,7 @@ def seeded(folder: Path, common=SEEDED, **given) -> tuple[Path, dict]:
     sites = with_data(folder)
     path = contract(folder, common, sites, public="public", **given)
     for i in sites:
-        giving.give(path, site(folder, i, sites[i]), folder / "public")
+        giving.export_seedset(path, site(folder, i, sites[i]), folder / "public")
     return path, sites
 
 
@@ -117,13 +117,17 @@ def rewritten(path: Path, **arrays_) -> None:
 
 def joined(folder: Path, name="north") -> Experiment:
     """The experiment of a site that joins, by the contract as it is submitted."""
-    return built(contracts.whole(folder / "federation.toml"), own(folder / name / "site.toml"))
+    return build_site(
+        contracts.read_submitted_contract(folder / "federation.toml"), read_site_file(folder / name / "site.toml")
+    )
 
 
 def refused(folder: Path, *words: str, agreed=None, name="north") -> str:
     """The one sentence by which a site does not take part."""
     with pytest.raises(UserError) as caught:
-        built(agreed or contracts.read(folder / "federation.toml"), own(folder / name / "site.toml"))
+        build_site(
+            agreed or contracts.read_contract(folder / "federation.toml"), read_site_file(folder / name / "site.toml")
+        )
     said = str(caught.value)
     assert "\n" not in said
     for word in words:
@@ -133,20 +137,22 @@ def refused(folder: Path, *words: str, agreed=None, name="north") -> str:
 
 def accepted(record: dict, agreed: dict | None = None) -> contracts.Contract:
     """The contract of a job with this record, by who agreed to that one; unset, to the same."""
-    return contracts.accept(json.dumps(record), [agreed or record])
+    return contracts.accept_contract(json.dumps(record), [agreed or record])
 
 
-def halves(folder: Path, path: Path, sites=SITES) -> tuple[contracts.Contract, dict[str, Half]]:
+def halves(folder: Path, path: Path, sites=SITES) -> tuple[contracts.Contract, dict[str, SiteRuntime]]:
     """The contract as it is submitted, and a half for each site."""
-    agreed = contracts.whole(path)
+    agreed = contracts.read_submitted_contract(path)
     place = {"public": {"folder": str(folder / "public")}}
-    return agreed, {i: Half(agreed, own(site(folder, i, sites[i], **place))) for i in sites}
+    return agreed, {i: SiteRuntime(agreed, read_site_file(site(folder, i, sites[i], **place))) for i in sites}
 
 
 class Desk:
     """A post whose sites are objects in this process. Keeps a copy of all that they sent."""
 
-    def __init__(self, halves: Mapping[str, Half], carry: Callable[[str, str, bytes], bytes | None] | None = None) -> None:
+    def __init__(
+        self, halves: Mapping[str, SiteRuntime], carry: Callable[[str, str, bytes], bytes | None] | None = None
+    ) -> None:
         """carry: what becomes of a letter on its way, from whom, to whom; None: it is lost."""
         self.halves, self.carry = dict(halves), carry or (lambda sender, to, letter: letter)
         self.away: set[str] = set()
@@ -166,7 +172,7 @@ class Desk:
             for to, letter in self.halves[i].letters(order).items():
                 self.letters.append((i, to, letter))
                 carried = self.carry(i, to, letter)
-                with suppress(Garbled):
+                with suppress(MalformedMessage):
                     if carried is not None:
                         self.halves[to].peers.receive(i, carried)
             yield i, answer

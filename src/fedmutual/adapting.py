@@ -62,10 +62,10 @@ def _adapt(
     overrides: Mapping[str, Any] | None,
     watch: Callable[[str], Observer] | None,
 ) -> None:
-    shared, folder = newcomer.source(Path(run)), Path(out)
+    shared, folder = newcomer.read_source(Path(run)), Path(out)
     tuned = shared if fedavg is None else _fedavg(Path(fedavg), shared)
     _check_apart(folder, shared, tuned)
-    who = newcomer.read(Path(file), overrides or {}, shared, tuned)
+    who = newcomer.read_newcomer(Path(file), overrides or {}, shared, tuned)
     first, read = who.config("fml", None), who.prepare()
     _note_divisor(read, shared, tuned)
     there = _there(sizes, data.load(first, {"": read}), str(file))
@@ -90,7 +90,7 @@ def _adapt(
 
 
 def _fedavg(folder: Path, shared: Source) -> Source:
-    found = newcomer.source(folder)
+    found = newcomer.read_source(folder)
     name, run = found.run.config.algorithm["name"], shared.run.folder
     if name != "fedavg":
         raise RunError(
@@ -121,7 +121,7 @@ def _inputs(source: Source) -> dict[str, str]:
     return about
 
 
-def sizes(text: str) -> tuple[int | None, ...]:
+def parse_sizes(text: str) -> tuple[int | None, ...]:
     """ "50,100,all" -> (50, 100, None).
 
     Raises:

@@ -21,10 +21,10 @@ LEAST = 16  # elements; of fewer, equal bytes prove nothing
 FEWEST, DISTINCT = 4, 4  # but of a row that has so many elements, and so many different values, not all whole, they do
 OWN = ("private", "holdout", "validation", "test.own")  # the rows that are a client's
 
-_rows: "WeakKeyDictionary[Data, Known]" = WeakKeyDictionary()
+_rows: "WeakKeyDictionary[Data, KnownRows]" = WeakKeyDictionary()
 
 
-class Known(NamedTuple):
+class KnownRows(NamedTuple):
     """The rows of a data set by which something can be proven."""
 
     size: int  # bytes of one
@@ -62,7 +62,7 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
         private.setdefault(_bytes(tensor), []).append((what, tensor))
     check_declared(reply, declared, client.id)
     for name, tensor in reply.items():
-        if tensor.numel() < FEWEST or constant(tensor) or (name in inbox and _equal(tensor, inbox[name])):
+        if tensor.numel() < FEWEST or is_constant(tensor) or (name in inbox and _equal(tensor, inbox[name])):
             continue
         like = private.get(_bytes(tensor), []) if tensor.numel() >= LEAST and not _twin(name, tensor, client) else []
         for what, own in like:
@@ -74,7 +74,7 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
     return {k: v.detach().to("cpu", copy=True).contiguous() for k, v in reply.items()}
 
 
-def tell(values: Mapping[str, Any], declared: Collection[str], client: str, width: int = 0) -> dict[str, Any]:
+def release_metrics(values: Mapping[str, Any], declared: Collection[str], client: str, width: int = 0) -> dict[str, Any]:
     """The second channel, of losses and scores: a copy, checked. What is no number (a correlation of constants) is None.
 
     values: name -> a number, None, or a list of exactly `width` of those (one a class).
@@ -96,7 +96,7 @@ def _number(value: float | None) -> float | None:
     return value if value is None or math.isfinite(value) else None
 
 
-def constant(tensor: Tensor) -> bool:
+def is_constant(tensor: Tensor) -> bool:
     """Whether all elements are equal: such a tensor tells too little to prove anything by."""
     return tensor.numel() == 0 or bool((tensor == tensor.flatten()[0]).all())
 
@@ -165,7 +165,7 @@ def _row(tensor: Tensor, client: Client, sent: Tensor | None) -> str | None:
     return None
 
 
-def _known(data: Data) -> Known:
+def _known(data: Data) -> KnownRows:
     """Taken once a data set."""
     if data not in _rows:
         size, begins, digests = 1, [np.empty(0, np.uint64)], set[bytes]()
@@ -174,7 +174,7 @@ def _known(data: Data) -> Known:
             proving = _pieces(x, size)[_proving(x.reshape(len(x), -1)).cpu().numpy()]
             begins.append(_begins(proving))
             digests.update(_digests(proving))
-        _rows[data] = Known(size, np.unique(np.concatenate(begins)), frozenset(digests))
+        _rows[data] = KnownRows(size, np.unique(np.concatenate(begins)), frozenset(digests))
     return _rows[data]
 
 

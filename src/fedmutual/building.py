@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 
 from fedmutual import data
-from fedmutual.checks import check, check_clients
+from fedmutual.checks import check_clients, check_experiment
 from fedmutual.config import Config, make_algorithm
 from fedmutual.core import Message
 from fedmutual.data.federation import Gather
@@ -39,7 +39,7 @@ def build(
     check_clients(config, federation)
     nets = Networks(config, federation, algorithm.scores, place, begun).begin_with(pretrained or {})
     experiment = Experiment(config, federation, algorithm, nets)
-    check(experiment)
+    check_experiment(experiment)
     return experiment
 
 

@@ -34,7 +34,7 @@ def check_clients(config: Config, data: Federation) -> None:
         )
 
 
-def check(experiment: Experiment) -> None:
+def check_experiment(experiment: Experiment) -> None:
     """Raise ConfigError, in one sentence, where an extra is missing, or networks, shared model and public data misfit."""
     if experiment.config.records.tensorboard:
         tensorboard.check_installed()

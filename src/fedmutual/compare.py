@@ -8,14 +8,14 @@ from fedmutual.config import Config, check_scored, with_algorithm
 from fedmutual.errors import ConfigError
 from fedmutual.records.events import Observer
 from fedmutual.records.folder import CONFIG, check_free, reopen
-from fedmutual.runs import run, run_together, stacks
+from fedmutual.runs import can_stack, run, run_together
 from fedmutual.trained import Run
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
 Planned = tuple[str, Config, Path]  # what a run is called while it is watched, what it is, where it goes
 
 
-def variants(
+def list_variants(
     config: Config, methods: Sequence[str], seeds: int, own: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[str, int, Config]]:
     """(method, seed, configuration): the same experiment under each method, from the configured seed upwards.
@@ -68,7 +68,7 @@ def compare(
     """
     planned = [
         (f"{method}, seed {seed}", variant, out / method / str(seed))
-        for method, seed, variant in variants(config, methods, seeds, own)
+        for method, seed, variant in list_variants(config, methods, seeds, own)
     ]
     check_folders(planned, resume)
     return train_all(planned, resume, watch)
@@ -87,7 +87,7 @@ def train_all(planned: Sequence[Planned], resume: bool, watch: Callable[[str], O
     """Run each into its folder, one after the other; all at once in common stacks where the first of them is for that."""
     configs, folders = [config for _, config, _ in planned], [folder for *_, folder in planned]
     observers = [[watch(label)] if watch else [] for label, *_ in planned]
-    if stacks(configs[0]):
+    if can_stack(configs[0]):
         return run_together(configs, folders, resume, observers)
     each = zip(configs, folders, observers, strict=True)
     return [run(config, folder, resume, watching) for config, folder, watching in each]

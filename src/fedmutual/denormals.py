@@ -11,7 +11,7 @@ for _kind in (np.float32, np.float64):
 
 
 @contextmanager
-def flushed() -> Iterator[None]:
+def flush_denormals() -> Iterator[None]:
     """With numbers below the smallest normal one (1.2e-38 in float32) taken as zero on the CPU, if one thread computes.
 
     Adam with weight decay takes the weights of dead units there, and its own moments, where they stay: what would shrink

@@ -8,7 +8,7 @@ from fedmutual.data.federation import Space
 from fedmutual.experiment import Experiment
 
 
-def networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+def describe_networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
     """The networks, as environment.json holds them. sizes: of each client's, in parameters."""
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
     return {
@@ -17,13 +17,13 @@ def networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> 
         "models": {
             "input": list(experiment.data.space.shape),
             "classes": len(experiment.data.space.classes),
-            "shared": shared(experiment),
+            "shared": describe_shared_network(experiment),
             "personal": {
                 i: {"name": experiment.nets.personal(i), "parameters": n, "weights": experiment.nets.first_weights(i)}
                 for i, n in personal.items()
             },
         },
-        "clients": {i: space_of(experiment.data.spaces[i]) for i in experiment.data.clients},
+        "clients": {i: describe_space(experiment.data.spaces[i]) for i in experiment.data.clients},
     }
 
 
@@ -32,7 +32,7 @@ def method(experiment: Experiment) -> dict[str, Any]:
     return describe_method(experiment.config) | {"shares": "global" in experiment.algorithm.scores}
 
 
-def shared(experiment: Experiment) -> dict[str, Any] | None:
+def describe_shared_network(experiment: Experiment) -> dict[str, Any] | None:
     """The shared network; None where no method uses it."""
     nets = experiment.nets
     if not nets.shares:
@@ -41,7 +41,7 @@ def shared(experiment: Experiment) -> dict[str, Any] | None:
     return {"name": experiment.config.model.shared, "parameters": count, "weights": nets.first_weights()}
 
 
-def space_of(space: Space) -> dict[str, Any]:
+def describe_space(space: Space) -> dict[str, Any]:
     """What a client's networks take and give."""
     about = {"input": list(space.shape), "outputs": space.outputs, "classes": list(space.classes), "scaling": space.scaling}
     return about | {"task": space.task} | ({} if space.columns is None else {"columns": list(space.columns)})

@@ -9,7 +9,7 @@ PATIENCE = 30.0  # seconds without a byte before a download is given up
 
 
 @contextlib.contextmanager
-def patient() -> Iterator[None]:
+def limit_waiting() -> Iterator[None]:
     """Within, connections are given up after `PATIENCE`, and what is printed goes to the standard error."""
     waited = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE)
@@ -20,6 +20,6 @@ def patient() -> Iterator[None]:
         socket.setdefaulttimeout(waited)
 
 
-def first_line(problem: Exception) -> str:
+def shorten_error(problem: Exception) -> str:
     """What went wrong, short enough for a sentence."""
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")

@@ -33,6 +33,6 @@ class AlgorithmError(UserError):
         return str(self.args[0])
 
 
-def said(problem: Exception) -> str:
+def format_error(problem: Exception) -> str:
     """The first line of an error that somebody else's code raised, with its kind."""
     return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or ['no message'])[0]}"

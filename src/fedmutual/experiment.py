@@ -12,17 +12,17 @@ from torch import nn
 
 from fedmutual import data, idle, tasks, views
 from fedmutual.algorithms.peers import agreed, proxied
-from fedmutual.config import Config, client_settings
+from fedmutual.config import Config, read_client_settings
 from fedmutual.core import Algorithm, Bench, Client, Data, Message, Seeds, Task
-from fedmutual.engines.base import Exam, score
-from fedmutual.engines.choice import Work
-from fedmutual.engines.loop import Judge, Plan
+from fedmutual.engines.base import EvalSpec, score
+from fedmutual.engines.choice import Workload
+from fedmutual.engines.loop import Judge, RoundPlan
 from fedmutual.errors import ConfigError
 from fedmutual.networks import Networks
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.records.events import Score
-from fedmutual.twins import twins
+from fedmutual.twins import find_exempt_tensors
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Experiment:
 
     def task(self, client: str) -> Task:
         """What a client learns."""
-        return tasks.make(self.nets.space(client).task)
+        return tasks.make_task(self.nets.space(client).task)
 
     def networks(self, id: str) -> dict[str, nn.Module]:
         """A client's networks by name, as they are before round 1. No optimiser is built, which imports `torch._dynamo`.
@@ -130,8 +130,8 @@ class Experiment:
             rate=rate,
             shared=shared,
             proxy="proxy" in self.algorithm.scores,
-            twins=twins(nets, shared, self.nets.space(id).shape),
-            own=client_settings(self.config, id) | {"task": self.task(id)},
+            twins=find_exempt_tensors(nets, shared, self.nets.space(id).shape),
+            own=read_client_settings(self.config, id) | {"task": self.task(id)},
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
             seeds=self.seeds,
             metrics=self.config.disclosure(id),
@@ -144,13 +144,13 @@ class Experiment:
             tf32 = self.config.engine.precision == "tf32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
-    def work(self) -> dict[str, Work]:
+    def work(self) -> dict[str, Workload]:
         """What each client has to do, by the arithmetic of its networks."""
         forward, found = self.nets.costs(), {}
         for id in self.clients:
             steps, examples = self._load(id)
             a_row = 3 * forward[id]  # backwards twice a forward
-            found[id] = Work(steps * self.config.rounds, examples * self.config.rounds * a_row)
+            found[id] = Workload(steps * self.config.rounds, examples * self.config.rounds * a_row)
         return found
 
     def _load(self, id: str) -> tuple[float, float]:
@@ -165,19 +165,19 @@ class Experiment:
         exchanged = (use.batch or 0) * self._others if use else 0
         return steps + (exchanged > 0), steps * min(batch, rows) + exchanged
 
-    def plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> Plan:
+    def plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> RoundPlan:
         """What the loop needs to know; `notes` come after those of the settings and the data."""
         config = self.config
-        return Plan(
+        return RoundPlan(
             algorithm=self.algorithm,
             seed=config.seed,
             rounds=config.rounds,
             clients=self.clients,
             notes=(
                 *self.algorithm.remarks,
-                *idle.remarks(config, self.algorithm.scores, self.pooled),
+                *idle.describe_unused_keys(config, self.algorithm.scores, self.pooled),
                 *self.data.notes,
-                *views.notes(self.data, config.records.best_by),
+                *views.describe_evaluation_rows(self.data, config.records.best_by),
                 *self.nets.notes,
                 *(w.said for w in self.nets.pretrained.values()),
                 *rules.notes(self.noised),
@@ -198,7 +198,7 @@ class Experiment:
             return None
         self._set_tf32()
         net, test = self.nets.placed(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
-        task = tasks.make(learned.pop())
+        task = tasks.make_task(learned.pop())
 
         def judged(server: Message) -> Score:
             net.load_state_dict({k: server[k] for k in self.nets.crossing})  # beside what an algorithm may remember there
@@ -208,20 +208,20 @@ class Experiment:
 
     def rows(self, id: str) -> dict[str, Data]:
         """The rows that a client trains on and is scored on, by the names that `Client.data` has them by."""
-        found = views.pooled(self.data) if self.pooled else views.rows(self.data, id, self.algorithm)
+        found = views.pool_rows(self.data) if self.pooled else views.list_client_rows(self.data, id, self.algorithm)
         return {name: rows.to(self.device) for name, rows in found.items()}
 
     def leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
         """All that may leave a client: phase -> name -> dtype, shape."""
-        return leaves(self.algorithm, self.server())
+        return list_leaves(self.algorithm, self.server())
 
-    def exams(self, id: str) -> Iterable[Exam]:
+    def exams(self, id: str) -> Iterable[EvalSpec]:
         """What is scored at a client."""
         known = self.rows(id)
         if self.pooled:
-            found = views.pooled_exams(known)
+            found = views.list_pooled_evaluations(known)
         else:
-            found = views.exams(known, self.algorithm, self.nets.complete, self.config.records.copies, id)
+            found = views.list_evaluations(known, self.algorithm, self.nets.complete, self.config.records.copies, id)
         return (exam for exam in found if exam.data == "holdout" or not self._holdout_only)
 
     @property
@@ -268,7 +268,7 @@ class Experiment:
         return kind(params, lr=0.0, weight_decay=decay, amsgrad=given.amsgrad, fused=fused)
 
 
-def leaves(algorithm: Algorithm, server: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:
+def list_leaves(algorithm: Algorithm, server: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:
     """The same from the server's first state."""
     return {
         type(phase).__name__.lower(): {

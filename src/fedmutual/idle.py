@@ -11,7 +11,7 @@ _OWN = ("model", "training", "optimizer")
 _OF_ENGINES = {"workers": ("processes", "cluster"), "address": ("cluster",), "gpus": ("cluster",), "compile": ("stacked",)}
 
 
-def remarks(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str]:
+def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str]:
     """A sentence for each reason why keys that are set do nothing.
 
     scores: what of the algorithm is scored, as `Algorithm.scores`. pooled: whether one network learns from all data.
@@ -25,7 +25,7 @@ def remarks(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str
             yield f"{why.format(name=name)}, so {shown} {'has' if len(keys) == 1 else 'have'} no effect"
 
 
-def engine_remarks(config: Config, engine: str) -> Iterator[str]:
+def describe_unused_engine_keys(config: Config, engine: str) -> Iterator[str]:
     """The same of keys that the engine does not look at which does the work."""
     plain, given = EngineConfig(), config.engine
     keys = [

@@ -72,7 +72,7 @@ class Classification:
 
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
         """Accuracy and its like over a whole data set [N, C], [N]."""
-        return scores.classification(output, target)
+        return scores.score_classification(output, target)
 
 
 @dataclass(frozen=True)
@@ -100,4 +100,4 @@ class Regression:
 
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
         """Errors over a whole data set [N, 1], [N]."""
-        return scores.regression(output.squeeze(-1), target)
+        return scores.score_regression(output.squeeze(-1), target)

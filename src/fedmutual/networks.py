@@ -14,7 +14,7 @@ from fedmutual import data, models
 from fedmutual.config import Config
 from fedmutual.core import At, Message
 from fedmutual.data.federation import Space
-from fedmutual.engines.choice import flops
+from fedmutual.engines.choice import count_flops
 from fedmutual.errors import ConfigError
 from fedmutual.models import Weights
 from fedmutual.models.splice import build_meme, list_shared_tensors
@@ -153,7 +153,7 @@ class Networks:
             about = (space.shape, space.outputs)
             for name, key in networks:
                 if (name, about) not in counted:
-                    counted[name, about] = flops(self._net(name, space, torch.Generator(), key), space.shape)
+                    counted[name, about] = count_flops(self._net(name, space, torch.Generator(), key), space.shape)
             found[client] = sum(counted[name, about] for name, _ in networks)
         return found
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual import data
-from fedmutual.config import Config, check_scored, merge, parse_config, read_tables
+from fedmutual.config import Config, check_scored, merge_overrides, parse_config, read_tables
 from fedmutual.config.schema import Table
 from fedmutual.data.examples import listed
 from fedmutual.data.labels import UnknownClass
@@ -64,7 +64,7 @@ class Source:
         }
 
 
-def source(folder: Path) -> Source:
+def read_source(folder: Path) -> Source:
     """A run's shared model.
 
     Raises:
@@ -169,18 +169,18 @@ class Newcomer:
                 )
 
 
-def name(file: Path, overrides: Mapping[str, Any]) -> str:
+def name_newcomer(file: Path, overrides: Mapping[str, Any]) -> str:
     """What the newcomer is called."""
-    return str(merge(read_tables(file), overrides).get("name", NAME))
+    return str(merge_overrides(read_tables(file), overrides).get("name", NAME))
 
 
-def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source) -> Newcomer:
+def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source) -> Newcomer:
     """A newcomer's half from its TOML file, with overrides by dotted key.
 
     Raises:
         ConfigError: a key is wrong, is not the newcomer's to set, or contradicts what the run settles.
     """
-    tables = merge(read_tables(file), overrides)
+    tables = merge_overrides(read_tables(file), overrides)
     for key, why in _NOT_HERS.items():
         if key in tables:
             raise ConfigError(f"{file}: key {key!r} has no place here: {why}; take it out")
@@ -188,7 +188,7 @@ def read(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source
     for key in ("start", "weights", "pretrained"):
         if key in model:
             raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
-    joined = merge({"model": shared.model}, {"model": tables.get("model", {})})
+    joined = merge_overrides({"model": shared.model}, {"model": tables.get("model", {})})
     parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
     check_scored(parsed, str(file))
     given = tables.get("data", {})

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedmutual.config import alone, brings_data
+from fedmutual.config import has_own_data, make_client_config
 from fedmutual.data import arrays, folder, scaling, table
 from fedmutual.data.examples import BadRows, convert_array, listed
 from fedmutual.data.rows import check_finite
@@ -46,7 +46,7 @@ class Prediction:
         return self.ranked[0][1]
 
 
-class Answering(NamedTuple):
+class AnsweringModel(NamedTuple):
     """A model that answers."""
 
     net: nn.Module  # in eval mode
@@ -73,7 +73,7 @@ def predict(
         UserError: there is no such model, or its code may not be imported; a file cannot be read or is not of the kind that
             the model learned from.
     """
-    answering = choose(Path(run_or_model), client, best, trust_code)
+    answering = choose_model(Path(run_or_model), client, best, trust_code)
     takes, found = answering.takes, list[Prediction]()
     scaled = scaling.parse_scaling(takes.scaling)
     for names, raw in _read([Path(f) for f in files], answering):
@@ -87,7 +87,7 @@ def predict(
     return found
 
 
-def choose(path: Path, client: str | None = None, best: bool = False, trust_code: bool = False) -> Answering:
+def choose_model(path: Path, client: str | None = None, best: bool = False, trust_code: bool = False) -> AnsweringModel:
     """The model that answers.
 
     Raises:
@@ -120,7 +120,7 @@ def choose(path: Path, client: str | None = None, best: bool = False, trust_code
 
 def _answering(
     run: Run, net: nn.Module, said: str, client: str | None, best: int | None = None, served: str = ""
-) -> Answering:
+) -> AnsweringModel:
     """best: the best round, if it is that one's model."""
     takes = interface(run.folder, client)
     if takes.task != "classification":
@@ -131,9 +131,11 @@ def _answering(
             f"{run.folder}: its clients scale their inputs each in its own way, and the shared model does not know in which "
             "these files came; name a client with --client"
         )
-    config = alone(run.config, client or next(iter(run.config.clients))) if brings_data(run.config) else run.config
+    config = (
+        make_client_config(run.config, client or next(iter(run.config.clients))) if has_own_data(run.config) else run.config
+    )
     when = f"round {run.round}" if best is None else f"its best round, {best}"
-    return Answering(net, f"{said}, {when}{served}", takes, config.data.name in FILES)
+    return AnsweringModel(net, f"{said}, {when}{served}", takes, config.data.name in FILES)
 
 
 def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
@@ -154,7 +156,7 @@ def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
     return folder, None if owner == POOLED else owner
 
 
-def _read(files: Sequence[Path], answering: Answering) -> Iterator[Learned]:
+def _read(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]:
     for file in files:
         if file.suffix.lower() not in (".csv", ".npz"):
             yield [str(file)], _image(file, answering)
@@ -176,7 +178,7 @@ def _read(files: Sequence[Path], answering: Answering) -> Iterator[Learned]:
             yield [called(start + k) for k in range(len(part))], part
 
 
-def _image(file: Path, answering: Answering) -> Tensor:
+def _image(file: Path, answering: AnsweringModel) -> Tensor:
     """One image [1, C, H, W] of uint8, read as the run's own are."""
     takes, shape = answering.takes, answering.takes.shape
     most = takes.scaling["divisor"]
@@ -195,7 +197,7 @@ def _pixels(takes: Interface) -> bool:
     return len(takes.shape) == 3 and takes.scaling["divisor"] != 1
 
 
-def _wanted(answering: Answering) -> str:
+def _wanted(answering: AnsweringModel) -> str:
     """What a model can be asked about."""
     takes = answering.takes
     if takes.columns is not None:

@@ -14,13 +14,13 @@ import torch
 from fedmutual import building, data, idle
 from fedmutual.config import Config
 from fedmutual.core import Message
-from fedmutual.describing import networks
-from fedmutual.engines.base import Engine, parameters
-from fedmutual.engines.choice import Choice, choose, opened
+from fedmutual.describing import describe_networks
+from fedmutual.engines.base import Engine, count_parameters
+from fedmutual.engines.choice import EngineChoice, choose_engine, open_engine
 from fedmutual.engines.cluster import Cluster
-from fedmutual.engines.lanes import Lanes
+from fedmutual.engines.lanes import RunScheduler
 from fedmutual.engines.loop import federate
-from fedmutual.engines.spread import Lost
+from fedmutual.engines.spread import WorkerLost
 from fedmutual.errors import RunError
 from fedmutual.experiment import Experiment
 from fedmutual.privacy import planning
@@ -34,7 +34,7 @@ from fedmutual.records.files import read_json, read_tensors
 from fedmutual.records.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
 from fedmutual.records.summary import write_summary
 from fedmutual.records.text import TextLog
-from fedmutual.trained import Run, trained
+from fedmutual.trained import Run, open_trained_run
 
 
 def run(
@@ -60,24 +60,24 @@ def run(
 def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observer]) -> Run:
     recorded = _look(folder, config, resume)
     if recorded is None:
-        return trained(folder, config)
+        return open_trained_run(folder, config)
     try:
         with _alone(config.engine.threads):
             begun, weights = folders.begun(folder), pretrained.kept(folder)
             experiment = building.build(config, recorded.get("device"), begun=begun, pretrained=weights)
             planning.check_budget(experiment)
-            hosted = Hosted(experiment, recorded.get("engine", {}).get("name"))
+            hosted = EngineHandle(experiment, recorded.get("engine", {}).get("name"))
             with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
                     try:
                         _describe(folder, experiment, hosted.engine, hosted.choice)
-                    except Lost:  # a worker of the run before, which was dying
+                    except WorkerLost:  # a worker of the run before, which was dying
                         hosted.again()
                         _describe(folder, experiment, hosted.engine, hosted.choice)
                     _train_through(hosted, folder, observers)
-    except Lost as problem:
+    except WorkerLost as problem:
         raise RunError(f"{folder}: {problem}; is there memory for all? {MEND}") from None
-    return trained(folder, config)
+    return open_trained_run(folder, config)
 
 
 def run_together(
@@ -91,7 +91,7 @@ def run_together(
     problems = [p for p in attempt_together(configs, outs, resume, observers) if p is not None]
     if problems:
         raise problems[0]
-    return [trained(folder, config) for folder, config in zip(outs, configs, strict=True)]
+    return [open_trained_run(folder, config) for folder, config in zip(outs, configs, strict=True)]
 
 
 def attempt_together(
@@ -109,14 +109,14 @@ def attempt_together(
             device, begun = (looked[n] or {}).get("device"), folders.begun(outs[n])
             built[n] = building.build(configs[n], device, prepared[key], begun, pretrained.kept(outs[n]))
         compiled = any(configs[n].engine.compile for n in left)
-        lanes = Lanes([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
-        choice = Choice("stacked", 1, f"{len(left)} runs at once fill a device better")
+        lanes = RunScheduler([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
+        choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
 
         def train(n: int, lane: Engine) -> None:
             with folders.held(outs[n]):
                 if _look(outs[n], configs[n], resume) is not None:
                     _describe(outs[n], built[n], lane, choice)
-                    notes = *_picked(choice), *idle.engine_remarks(configs[n], choice.name)
+                    notes = *_picked(choice), *idle.describe_unused_engine_keys(configs[n], choice.name)
                     _train(built[n], lane, outs[n], observers[n], notes)
 
         raised = dict(zip(left, lanes.run([_in_this_context(partial(train, n)) for n in left]), strict=True))
@@ -137,7 +137,7 @@ def _same_data(config: Config) -> str:
     return repr((config.data, kind, drawn, config.training.task, clients))
 
 
-def stacks(config: Config) -> bool:
+def can_stack(config: Config) -> bool:
     """Whether several runs of such a configuration are to be trained together; each row's gradient is clipped alone."""
     if config.privacy.nets != "none":
         return False
@@ -157,15 +157,17 @@ def _alone(threads: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Choice) -> None:
+def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: EngineChoice) -> None:
     """Write what the run is, before it is; what is saved of it must be there, for it is another run's config.toml then."""
     _check_saved(folder, experiment)
     about = folders.environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
-    sizes = engine.each(parameters, dict.fromkeys(experiment.clients, ()))
+    sizes = engine.each(count_parameters, dict.fromkeys(experiment.clients, ()))
     if experiment.nets.begun is not None:
         folders.write_begun(folder, experiment.nets.begun)
-    folders.write_about(folder, experiment.config, about | networks(experiment, dict(sizes)), experiment.data.partition)
+    folders.write_about(
+        folder, experiment.config, about | describe_networks(experiment, dict(sizes)), experiment.data.partition
+    )
     pretrained.keep(folder, experiment.nets.pretrained)
 
 
@@ -173,7 +175,7 @@ MEND = "set engine.workers lower, or engine.name = 'inprocess', and go on with -
 PATIENCE = 3  # deaths of workers since a saved round
 
 
-class Hosted:
+class EngineHandle:
     """An experiment with the engine that its clients live in, which can be had anew."""
 
     def __init__(self, experiment: Experiment, before: str | None) -> None:
@@ -182,7 +184,7 @@ class Hosted:
         self.experiment, self.work = experiment, experiment.work()
         self._automatic = engine.name == "auto"
         name = before if before and self._automatic else engine.name
-        self.choice = choose(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)
+        self.choice = choose_engine(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)
         if name != engine.name:
             self.choice = self.choice._replace(why="as the run was begun")
         self.engine = self._open()
@@ -191,7 +193,7 @@ class Hosted:
     def notes(self) -> tuple[str, ...]:
         """What was picked, where the user left it open, and what of the configuration it does not look at."""
         picked = _picked(self.choice) if self._automatic else ()
-        return (*picked, *idle.engine_remarks(self.experiment.config, self.choice.name))
+        return (*picked, *idle.describe_unused_engine_keys(self.experiment.config, self.choice.name))
 
     def again(self) -> None:
         """A new engine, with clients as they are before round 1."""
@@ -209,23 +211,23 @@ class Hosted:
 
     def _open(self) -> Engine:
         config, device = self.experiment.config.engine, self.experiment.device
-        engine, self.choice = opened(self.choice, self.experiment.client, self.work, config, device)
+        engine, self.choice = open_engine(self.choice, self.experiment.client, self.work, config, device)
         return engine
 
 
-def _picked(choice: Choice) -> tuple[str, ...]:
+def _picked(choice: EngineChoice) -> tuple[str, ...]:
     many = f" with {choice.workers} workers" if choice.workers > 1 else ""
     return (f"engine {choice.name!r}{many}: {choice.why}",)
 
 
-def _train_through(hosted: Hosted, folder: Path, observers: Sequence[Observer]) -> None:
+def _train_through(hosted: EngineHandle, folder: Path, observers: Sequence[Observer]) -> None:
     """Train to the end; where a worker dies, go on from what is saved."""
     notes, deaths = hosted.notes, list[int]()
     while True:
         try:
             hosted.reach(folder)
             return _train(hosted.experiment, hosted.engine, folder, observers, notes)
-        except Lost as lost:
+        except WorkerLost as lost:
             saved = committed(folder)
             deaths.append(saved.round if saved else 0)
             if deaths.count(deaths[-1]) == PATIENCE:

@@ -42,7 +42,7 @@ def is_told(metrics: str, rows: int) -> bool:
     return metrics == "all" or (metrics == "accuracy" and rows >= LEAST_ROWS)
 
 
-def classification(logits: Tensor, targets: Tensor) -> Scores:
+def score_classification(logits: Tensor, targets: Tensor) -> Scores:
     """Scores of logits [N, C] against targets [N]; fractions in [0, 1].
 
     accuracy; loss (cross-entropy; None where logits overflow); balanced_accuracy (mean recall of the classes present);
@@ -83,7 +83,7 @@ def _auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None:
     return float(areas.mean())
 
 
-def regression(output: Tensor, target: Tensor) -> Scores:
+def score_regression(output: Tensor, target: Tensor) -> Scores:
     """Scores of numbers [N] against targets [N], in the targets' own units.
 
     loss (mean squared error); mean_absolute_error; r2 (the share of the targets' variance that is explained, 1 at best,

@@ -12,7 +12,7 @@ TASKS: dict[str, Callable[[], Task]] = {"classification": Classification, "regre
 _MEMBERS = ("fit", "mutual", "score", "tells", "outputs")
 
 
-def make(name: str, key: str = "training.task") -> Task:
+def make_task(name: str, key: str = "training.task") -> Task:
     """The task of that name, or one's own as "module:Task", a class that is called without arguments.
 
     Raises:

@@ -152,7 +152,7 @@ class Run:
         return net.eval()
 
 
-def trained(folder: Path, config: Config) -> Run:
+def open_trained_run(folder: Path, config: Config) -> Run:
     """The run that a configuration of the user's own has just trained; the code that it names is the user's choice."""
     run = Run(folder)
     run._code = RecordedCode(folder, granted=config.model_dump())

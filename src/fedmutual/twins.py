@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedmutual.boundary import constant
+from fedmutual.boundary import is_constant
 
 
-def twins(nets: Mapping[str, nn.Module], shared: tuple[str, ...], shape: tuple[int, ...]) -> frozenset[str]:
+def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], shape: tuple[int, ...]) -> frozenset[str]:
     """The meme's shared tensors that equal one of the personal net's by right, where an input has the given shape.
 
     Those that start equal; of which such as have all elements equal, like every BatchNorm's ones and zeros, only where
@@ -22,7 +22,7 @@ def twins(nets: Mapping[str, nn.Module], shared: tuple[str, ...], shape: tuple[i
     personal, meme = (nets[n].state_dict() for n in ("personal", "meme"))
     if all(k in personal and _same(personal[k], meme[k]) for k in shared):
         return frozenset(shared)
-    same = {k for k in shared if not constant(meme[k]) and any(_same(v, meme[k]) for v in personal.values())}
+    same = {k for k in shared if not is_constant(meme[k]) and any(_same(v, meme[k]) for v in personal.values())}
     if _of_input(nets["personal"], shape):
         same |= _of_input(nets["meme"], shape) & set(shared)
     return frozenset(same)

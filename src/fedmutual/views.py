@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fedmutual.core import Algorithm
 from fedmutual.data.federation import Federation, Shares
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
-from fedmutual.engines.base import COPY, Exam
+from fedmutual.engines.base import COPY, EvalSpec
 
 View = Rows | ChainedRows
 KINDS = ("validation", "holdout")  # a client's own rows that are no training rows
@@ -14,7 +14,7 @@ SCORED = frozenset((model, kind) for model in ("personal", "global", "meme", COP
 """What a client's score can be of: which model, on which rows."""
 
 
-def pooled(data: Federation) -> dict[str, View]:
+def pool_rows(data: Federation) -> dict[str, View]:
     """The rows of `centralised`, which has all; each client's own under names of their own."""
     found: dict[str, View | None] = {"private": data.pooled().private, "test": data.test}
     for i, shares in data.clients.items():
@@ -22,7 +22,7 @@ def pooled(data: Federation) -> dict[str, View]:
     return {k: v for k, v in found.items() if v is not None}
 
 
-def rows(data: Federation, client: str, algorithm: Algorithm) -> dict[str, View]:
+def list_client_rows(data: Federation, client: str, algorithm: Algorithm) -> dict[str, View]:
     """One client's: "private" to train on, "public" of the seed set, and those that it is scored on.
 
     Where clients have test rows of their own out of one data set, as domains have, they are scored on these, on the
@@ -42,20 +42,24 @@ def rows(data: Federation, client: str, algorithm: Algorithm) -> dict[str, View]
     if shares.test is not None:
         others = [s.test for i, s in data.clients.items() if i != client and s.test is not None]
         found |= {"test.own": shares.test, "test.others": merge_rows(others) if others else None}
-        if not judges(data):
+        if not are_validation_rows_test_rows(data):
             found["validation.all"] = merge_rows([s.validation for s in data.clients.values()])
     return {k: v for k, v in found.items() if v is not None}
 
 
-def judges(data: Federation) -> bool:
+def are_validation_rows_test_rows(data: Federation) -> bool:
     """Whether validation rows are test rows: what is chosen by them is then chosen by what it is judged by."""
     test = set(data.test.index.tolist()) if isinstance(data.test, Rows) else set[int]()
     return any(not test.isdisjoint(s.validation.index.tolist()) for s in data.clients.values())
 
 
-def notes(data: Federation, best_by: str | None) -> tuple[str, ...]:
+def describe_evaluation_rows(data: Federation, best_by: str | None) -> tuple[str, ...]:
     """What a user should know of it. best_by: `records.best_by`."""
-    if all(s.test is None for s in data.clients.values()) or not isinstance(data.test, Rows) or not judges(data):
+    if (
+        all(s.test is None for s in data.clients.values())
+        or not isinstance(data.test, Rows)
+        or not are_validation_rows_test_rows(data)
+    ):
         return ()
     if best_by == "holdout" or (best_by is None and all(s.holdout is not None for s in data.clients.values())):
         return ()
@@ -74,27 +78,29 @@ def _trains_on(data: Federation, shares: Shares, algorithm: Algorithm) -> View:
     return merge_rows(wanted) if isinstance(data.test, Rows) else ChainedRows(wanted)
 
 
-def exams(known: Iterable[str], algorithm: Algorithm, complete: bool, copies: bool, client: str) -> Iterable[Exam]:
+def list_evaluations(
+    known: Iterable[str], algorithm: Algorithm, complete: bool, copies: bool, client: str
+) -> Iterable[EvalSpec]:
     """What is scored at a client that knows these rows: its personal net on all of them, its fork of the shared one on its
     own, and where clients are domains on the others' too."""
     there = list(known)
     own = [kind for kind in KINDS if kind in there]
     across = [kind for kind in ACROSS if kind in there]
     if "personal" in algorithm.scores:
-        yield from (Exam("personal", kind, "personal", client, kind) for kind in (*own, *across))
+        yield from (EvalSpec("personal", kind, "personal", client, kind) for kind in (*own, *across))
     if "proxy" in algorithm.scores:
-        yield from (Exam("meme", kind, "meme", client, kind) for kind in (*own, *across))
+        yield from (EvalSpec("meme", kind, "meme", client, kind) for kind in (*own, *across))
     if "global" in algorithm.scores:
         every = (*own, *across) if "test.own" in there else own
-        yield from (Exam("meme", kind, "global" if complete else "meme", client, kind) for kind in every)
+        yield from (EvalSpec("meme", kind, "global" if complete else "meme", client, kind) for kind in every)
         if copies:
-            yield from (Exam("meme", kind, COPY, client, kind) for kind in own)
+            yield from (EvalSpec("meme", kind, COPY, client, kind) for kind in own)
 
 
-def pooled_exams(known: Iterable[str]) -> Iterable[Exam]:
+def list_pooled_evaluations(known: Iterable[str]) -> Iterable[EvalSpec]:
     """The same of `centralised`, whose one net stands for the shared one."""
-    yield Exam("personal", "test", "global", None, "test")
+    yield EvalSpec("personal", "test", "global", None, "test")
     for rows in known:
         kind, _, of = rows.partition(" of ")
         if of:
-            yield Exam("personal", rows, "global", of, kind)
+            yield EvalSpec("personal", rows, "global", of, kind)

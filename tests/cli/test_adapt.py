@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
 import fedmutual
-from fedmutual.config import merge, parse_config
+from fedmutual.config import merge_overrides, parse_config
 
 NEWCOMER = """
 name = "north"
@@ -283,7 +283,7 @@ def test_a_whole_fedavg_model_beside_a_part_must_fit_the_newcomer_s_data(parts, 
     """Her data decide: the run that shares a part may be on any other."""
     whole = {"data.root": "new.npz", "data.name": "npz", "algorithm.name": "fedavg", "model.shared": "cnn1"}
     whole |= {"data.mean": [0.3], "data.std": [4.0], "partition.clients": 2, "engine.device": "cpu", "rounds": 1}
-    fedmutual.run(parse_config(merge({}, whole)), "whole")
+    fedmutual.run(parse_config(merge_overrides({}, whole)), "whole")
     Path("n.toml").write_text(TO_A_PART)
     command = ("adapt", "fml", "--data", "n.toml", "--fedavg", "whole", "--out", "a", *STILL)
     for settings, sentence in (

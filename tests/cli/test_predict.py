@@ -50,9 +50,9 @@ def digits(small, cli):
 
 def test_an_image_of_the_training_folder_becomes_the_training_tensor(pictures, monkeypatch):
     seen = []
-    answering = predicting.choose(pictures.folder)
+    answering = predicting.choose_model(pictures.folder)
     net = type("Spy", (torch.nn.Module,), {"forward": lambda self, x: (seen.append(x), answering.net(x))[1]})()
-    monkeypatch.setattr(predicting, "choose", lambda *_, **__: answering._replace(net=net))
+    monkeypatch.setattr(predicting, "choose_model", lambda *_, **__: answering._replace(net=net))
     rows = data.load(pictures.config).clients["1"].private
     x, _ = everything(rows)
     files = [rows.where(k) for k in range(len(rows))]

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from fedmutual.cli.progress import LINES, AllRuns, Watch
+from fedmutual.cli.progress import LINES, AllRuns, ProgressDisplay
 from fedmutual.records import text
 from fedmutual.records.events import Evaluated, Failed, Finished, Noted, Replied, Score, Started
 from fedmutual.records.text import holdout_line, worst_line
@@ -28,7 +28,7 @@ def clock(monkeypatch):
 
 def screen(terminal, line=text.scores_line, end=worst_line, runs=1):
     console = Console(file=io.StringIO(), force_terminal=terminal, width=80)
-    return Watch(console, line, end, runs), console.file
+    return ProgressDisplay(console, line, end, runs), console.file
 
 
 def rounds(observer, clock, first, last, every):

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from fedmutual.config import override
-from fedmutual.config.grid import combinations, folder_name, label, read_grid, whole, written
+from fedmutual.config import parse_override
+from fedmutual.config.grid import expand_grid, format_value, list_combinations, make_folder_name, make_label, read_grid
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 
@@ -46,7 +46,7 @@ def test_what_is_no_grid(texts: list[str], said: str) -> None:
 
 
 def test_every_combination_the_last_key_fastest() -> None:
-    assert list(combinations({"a": [1, 2], "b": [3], "c": [4, 5]})) == [
+    assert list(list_combinations({"a": [1, 2], "b": [3], "c": [4, 5]})) == [
         {"a": 1, "b": 3, "c": 4},
         {"a": 1, "b": 3, "c": 5},
         {"a": 2, "b": 3, "c": 4},
@@ -55,19 +55,21 @@ def test_every_combination_the_last_key_fastest() -> None:
 
 
 def test_a_label_has_as_much_of_a_key_as_tells_it_from_others() -> None:
-    assert label({"optimizer.lr": 0.01, "algorithm.alpha": 0.3}) == "lr=0.01, alpha=0.3"
-    assert label({"clients.0.optimizer.lr": 0.01, "optimizer.lr": 0.1}) == "clients.0.optimizer.lr=0.01, optimizer.lr=0.1"
-    assert label({"partition.alpha": 1, "algorithm.alpha": 0.3}) == "partition.alpha=1, algorithm.alpha=0.3"
-    assert label({"clients.0.algorithm.alpha": 1}) == "clients.0.algorithm.alpha=1"
+    assert make_label({"optimizer.lr": 0.01, "algorithm.alpha": 0.3}) == "lr=0.01, alpha=0.3"
+    assert (
+        make_label({"clients.0.optimizer.lr": 0.01, "optimizer.lr": 0.1}) == "clients.0.optimizer.lr=0.01, optimizer.lr=0.1"
+    )
+    assert make_label({"partition.alpha": 1, "algorithm.alpha": 0.3}) == "partition.alpha=1, algorithm.alpha=0.3"
+    assert make_label({"clients.0.algorithm.alpha": 1}) == "clients.0.algorithm.alpha=1"
 
 
 def test_folders_of_unlike_labels_are_unlike_and_plain() -> None:
-    assert folder_name("lr=0.01, alpha=0.3") == "lr=0.01,alpha=0.3"
+    assert make_folder_name("lr=0.01, alpha=0.3") == "lr=0.01,alpha=0.3"
     labels = ['personal=["a/b"]', 'personal=["a b"]', "personal=[a:b]", "x" * 300, "x" * 301, "shared=../../etc"]
-    names = [folder_name(said) for said in labels]
+    names = [make_folder_name(said) for said in labels]
     assert len(set(names)) == len(labels)
     assert all(re.fullmatch(r"[\w.=,+-]{1,110}", name, re.ASCII) for name in names)
-    assert names == [folder_name(said) for said in labels]
+    assert names == [make_folder_name(said) for said in labels]
 
 
 @pytest.mark.parametrize(
@@ -89,21 +91,23 @@ def test_folders_of_unlike_labels_are_unlike_and_plain() -> None:
 )
 def test_what_is_written_is_read_back(value: object) -> None:
     """As `run --set` reads it, and as `sweep --set` does: one value, not several."""
-    text = f"key={written(value)}"
-    assert override(text) == ("key", value)
+    text = f"key={format_value(value)}"
+    assert parse_override(text) == ("key", value)
     assert read_grid([text]) == {"key": [value]}
 
 
 def test_a_schedule_is_written_as_its_table() -> None:
-    assert written(Schedule(0.9, 0.3, "cosine")) == '{start=0.9,end=0.3,shape="cosine",at=0.5}'
+    assert format_value(Schedule(0.9, 0.3, "cosine")) == '{start=0.9,end=0.3,shape="cosine",at=0.5}'
 
 
 def test_a_grid_from_python_may_name_what_is_fixed_without_a_list() -> None:
-    assert whole({"rounds": 5, "model.shared": "mlp", "optimizer.lr": (0.1, 0.2), "model.personal": [["mlp", "cnn1"]]}) == {
+    assert expand_grid(
+        {"rounds": 5, "model.shared": "mlp", "optimizer.lr": (0.1, 0.2), "model.personal": [["mlp", "cnn1"]]}
+    ) == {
         "rounds": [5],
         "model.shared": ["mlp"],
         "optimizer.lr": [0.1, 0.2],
         "model.personal": [["mlp", "cnn1"]],
     }
     with pytest.raises(ConfigError, match=r"^the key 'rounds' has no value to try; list some, or take it out$"):
-        whole({"rounds": []})
+        expand_grid({"rounds": []})

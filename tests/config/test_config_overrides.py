@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 
 from fedmutual.config import (
-    client_settings,
+    list_setting_types,
     load_config,
     make_algorithm,
-    override,
     parse_config,
+    parse_override,
+    read_client_settings,
     read_tables,
-    settings_of,
     with_algorithm,
 )
 from fedmutual.core import Schedule
@@ -61,7 +61,7 @@ def file(tmp_path: Path) -> Path:
     ],
 )
 def test_set(text: str, key: str, value: object) -> None:
-    found = override(text)
+    found = parse_override(text)
     assert found == (key, value)
     assert type(found[1]) is type(value)
 
@@ -69,7 +69,7 @@ def test_set(text: str, key: str, value: object) -> None:
 @pytest.mark.parametrize("text", ["rounds", "=3", " = 3"])
 def test_set_without_key_or_value(text: str) -> None:
     with pytest.raises(ConfigError) as problem:
-        override(text)
+        parse_override(text)
     assert str(problem.value) == f"--set {text}: write key=value, for example --set algorithm.alpha=0.3"
 
 
@@ -115,9 +115,9 @@ def test_an_override_may_come_before_its_table() -> None:
 def test_what_the_federation_sets_and_what_a_client_has_its_own(file: Path) -> None:
     config = load_config(file)
     federations = {"alpha": 0.3, "temperature": 2.0, "batch_size": 16, "local_epochs": 5, "task": Classification()}
-    assert client_settings(config) == federations
-    assert client_settings(config, "4") == {"alpha": Schedule(0.9, 0.1), "local_epochs": 2}
-    assert client_settings(config, "0") == {}
+    assert read_client_settings(config) == federations
+    assert read_client_settings(config, "4") == {"alpha": Schedule(0.9, 0.1), "local_epochs": 2}
+    assert read_client_settings(config, "0") == {}
     phase = make_algorithm(config).phases[0]
     assert (phase.alpha, phase.beta, phase.temperature, phase.batch_size) == (0.3, 0.5, 2.0, 16)
 
@@ -172,7 +172,7 @@ def test_another_algorithm_over_tables_that_are_none(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_each_algorithm() -> None:
-    assert set(settings_of("fml")) == {"alpha", "beta", "temperature"}
-    assert set(settings_of("fedavg")) == {"weighting"}
-    assert set(settings_of("fedprox")) == {"weighting", "mu"}
-    assert set(settings_of("independent")) == set(settings_of("centralised")) == set()
+    assert set(list_setting_types("fml")) == {"alpha", "beta", "temperature"}
+    assert set(list_setting_types("fedavg")) == {"weighting"}
+    assert set(list_setting_types("fedprox")) == {"weighting", "mu"}
+    assert set(list_setting_types("independent")) == set(list_setting_types("centralised")) == set()

@@ -5,28 +5,28 @@ from pathlib import Path
 import pytest
 
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.config import all_keys
-from fedmutual.config.reference import algorithms, keys, page
+from fedmutual.config import list_keys
+from fedmutual.config.reference import describe_algorithms, list_reference_keys, render_page
 from fedmutual.engines.sites import reference as of_sites
 from fedmutual.engines.sites.schema import SiteFile
 
-KEYS = {key.name: key for key in keys()}
+KEYS = {key.name: key for key in list_reference_keys()}
 
 
 def test_every_key_is_there_once_in_the_order_of_the_schema() -> None:
-    names = [key.name for key in keys()]
+    names = [key.name for key in list_reference_keys()]
     assert len(names) == len(set(names))
-    assert {name for name in names if not name.startswith("clients.")} == set(all_keys())
+    assert {name for name in names if not name.startswith("clients.")} == set(list_keys())
     assert names[:4] == ["name", "seed", "rounds", "data.name"]
     tables = list(dict.fromkeys(name.split(".")[0] for name in names if "." in name))
     expected = ["data", "partition", "split", "algorithm", "model", "training", "optimizer", "server", "engine", "records"]
     expected += ["share", "privacy", "clients"]
     assert tables == expected
-    assert [line[3:] for line in page().splitlines() if line.startswith("## ")] == expected
+    assert [line[3:] for line in render_page().splitlines() if line.startswith("## ")] == expected
 
 
 def test_every_key_has_a_meaning_in_one_line() -> None:
-    assert [key.name for key in keys() if not key.about.strip() or "\n" in key.about] == []
+    assert [key.name for key in list_reference_keys() if not key.about.strip() or "\n" in key.about] == []
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_setting_of_an_algorithm_names_its_owners_and_a_client_has_those_that_
 
 
 def test_every_algorithm_has_a_line_of_its_own() -> None:
-    said = algorithms()
+    said = describe_algorithms()
     assert list(said) == list(ALGORITHMS)
     assert len(set(said.values())) == len(said)
     assert said["centralised"].startswith("One model, trained on all participants' data")
@@ -80,7 +80,7 @@ def test_every_algorithm_has_a_line_of_its_own() -> None:
 
 
 def test_the_files_of_real_sites_are_there_key_by_key() -> None:
-    found = {key.name: key for key in (*of_sites.federation(), *of_sites.site())}
+    found = {key.name: key for key in (*of_sites.list_federation_keys(), *of_sites.list_site_keys())}
     assert found["server.port"][1:3] == ("whole number >= 1, <= 65535", "8002")
     assert found["sites.names"][1:3] == ("list of text", "needed")
     assert found["sites.quorum"][1:3] == ("whole number >= 1", "unset")
@@ -89,4 +89,6 @@ def test_the_files_of_real_sites_are_there_key_by_key() -> None:
     named = {name.partition(".")[0] for name in found}
     assert named == {"server", "sites", *SiteFile.model_fields}
     assert [name for name, key in found.items() if not key.about.strip() or "\n" in key.about] == []
-    assert of_sites.page() in (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert of_sites.render_sites_page() in (Path(__file__).parents[2] / "docs" / "configuration.md").read_text(
+        encoding="utf-8"
+    )

@@ -12,8 +12,8 @@ import fedmutual
 from fedmutual.algorithms import FML
 from fedmutual.engines import cluster, places
 from fedmutual.engines.cluster import Cluster
-from fedmutual.engines.places import Wish
-from fedmutual.engines.spread import Lost
+from fedmutual.engines.places import ResourceRequest
+from fedmutual.engines.spread import WorkerLost
 from fedmutual.engines.wire import Unportable
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.events import Failed, Replied, Started
@@ -61,7 +61,7 @@ def test_a_clients_exception_arrives_as_itself_and_one_that_cannot_cross_by_its_
 def test_a_killed_worker_is_named_with_its_clients(nodes):
     with closing(hosted(clients())) as engine:
         living = dict(engine.each(pid, {"0": ()}))["0"]
-        with pytest.raises(Lost, match=rf"worker process {living} on node [\d.:a-f]+ with clients 0, 2 died \("):
+        with pytest.raises(WorkerLost, match=rf"worker process {living} on node [\d.:a-f]+ with clients 0, 2 died \("):
             list(engine.each(killed, {"0": ()}))
 
 
@@ -111,7 +111,7 @@ class Big:
     ("threads", "gpus", "workers"), [(1, 0.0, 11), (2, 0.0, 5), (1, 0.25, 4), (4, 0.25, 2), (2, None, 4), (9, 0.0, 1)]
 )
 def test_the_nodes_hold_as_many_workers_as_have_room(threads, gpus, workers):
-    assert places._capacity(Big, Wish(None, threads, None, gpus)) == workers
+    assert places._capacity(Big, ResourceRequest(None, threads, None, gpus)) == workers
 
 
 @pytest.mark.parametrize(
@@ -149,8 +149,8 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
     import ray
 
     filled, events, deaths = [], [], []
-    fill = places.Place.fill
-    monkeypatch.setattr(places.Place, "fill", lambda place, clients: (fill(place, clients), filled.append(place)))
+    fill = places.Reservation.fill
+    monkeypatch.setattr(places.Reservation, "fill", lambda place, clients: (fill(place, clients), filled.append(place)))
     ray.shutdown()  # so that a place is filled
     head, second = nodes.list_all_nodes()
 
@@ -171,7 +171,7 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
     log = (small.parent / "part" / "log.txt").read_text()
     assert f"{deaths[0]} with client" in log
     assert "all clients go on from round 2, the last saved" in log
-    assert [type(e.problem) for e in events if isinstance(e, Failed)] == [Lost]
+    assert [type(e.problem) for e in events if isinstance(e, Failed)] == [WorkerLost]
     assert [e.done for e in events if isinstance(e, Started)] == [0, 2]
 
 

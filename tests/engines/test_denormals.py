@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedmutual.denormals import flushed
+from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import score
 from fedmutual.losses import Classification
 from toy import CLASSES, rows
@@ -27,19 +27,19 @@ def flushes() -> bool:
 @pytest.mark.parametrize("before", [False, True])
 def test_the_caller_has_its_own_state_again(before):
     torch.set_flush_denormal(before)
-    with flushed():
+    with flush_denormals():
         assert flushes()
-        with flushed():
+        with flush_denormals():
             pass
         assert flushes(), "the inner one gives back the outer one's"
     assert flushes() == before
-    with pytest.raises(KeyError), flushed():
+    with pytest.raises(KeyError), flush_denormals():
         raise KeyError
     assert flushes() == before
 
 
 def test_a_function_that_calls_itself():
-    @flushed()
+    @flush_denormals()
     def down(n: int) -> list[bool]:
         return [flushes(), *(down(n - 1) if n else []), flushes()]
 
@@ -51,14 +51,14 @@ def test_with_several_threads_nothing_is_changed():
     """Threads that were there before would compute otherwise than this one: bits would hang on when they were started."""
     torch.set_num_threads(2)
     try:
-        with flushed():
+        with flush_denormals():
             assert not flushes()
     finally:
         torch.set_num_threads(1)
 
 
 def test_whatever_the_default_device_is():
-    with torch.device("meta"), flushed():
+    with torch.device("meta"), flush_denormals():
         assert not torch.full((1,), TINY, device="cpu").mul(1).numpy().view("int32").any()
     assert not flushes()
 

@@ -9,7 +9,7 @@ from torch import nn
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.core import Algorithm, Diverged
 from fedmutual.engines.base import score
-from fedmutual.engines.loop import participants
+from fedmutual.engines.loop import draw_participants
 from fedmutual.losses import Classification
 from fedmutual.records.events import Failed, Finished, PhaseDone, RoundDone, Started
 from toy import ENGINES, Absent, Count, Rows, Spare, at, client, difference, federation, mlp, server, weights
@@ -58,12 +58,12 @@ def test_what_fades_becomes_zero(engine):
 
 def test_who_takes_part_is_drawn_anew_each_round_and_at_least_one():
     ids = [str(i) for i in range(10)]
-    drawn = {participants(ids, 0.3, at(t)) for t in range(20)}
+    drawn = {draw_participants(ids, 0.3, at(t)) for t in range(20)}
     assert len(drawn) > 5
     assert {len(d) for d in drawn} == {3}
-    assert len(participants(ids, 0.01, at())) == 1
-    assert participants(ids, 1.0, at()) == tuple(ids)
-    assert participants(ids, 0.3, at()) == participants(ids, 0.3, replace(at(), phase=2)), (
+    assert len(draw_participants(ids, 0.01, at())) == 1
+    assert draw_participants(ids, 1.0, at()) == tuple(ids)
+    assert draw_participants(ids, 0.3, at()) == draw_participants(ids, 0.3, replace(at(), phase=2)), (
         "the same in all phases of a round"
     )
 

@@ -15,9 +15,9 @@ from fedmutual import runs
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
 from fedmutual.engines import processes
-from fedmutual.engines.choice import Work, choose
+from fedmutual.engines.choice import Workload, choose_engine
 from fedmutual.engines.processes import Processes
-from fedmutual.engines.spread import Lost, assign
+from fedmutual.engines.spread import WorkerLost, assign_clients
 from fedmutual.engines.wire import Unportable
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.events import Failed, Replied, Started
@@ -61,7 +61,7 @@ def test_clients_live_in_two_processes_which_are_used_again():
 def test_a_killed_worker_is_named_with_its_clients():
     engine = hosted()
     living = dict(engine.each(pid, {"0": ()}))["0"]
-    with pytest.raises(Lost, match=rf"worker process {living} with clients 0, 2 was killed by SIGKILL"):
+    with pytest.raises(WorkerLost, match=rf"worker process {living} with clients 0, 2 was killed by SIGKILL"):
         list(engine.each(killed, {"0": ()}))
     engine.close()
 
@@ -84,8 +84,8 @@ def test_what_cannot_be_handed_over_is_said():
 
 
 def test_the_heaviest_clients_are_spread_first():
-    assert assign({"a": 1, "b": 5, "c": 3, "d": 3}, 2) == [["b", "a"], ["c", "d"]]
-    assert assign({"a": 1}, 4) == [["a"]]
+    assert assign_clients({"a": 1, "b": 5, "c": 3, "d": 3}, 2) == [["b", "a"], ["c", "d"]]
+    assert assign_clients({"a": 1}, 4) == [["a"]]
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_the_heaviest_clients_are_spread_first():
     ],
 )
 def test_auto_picks_by_the_work_and_says_why(name, workers, seconds, device, picked, why):
-    work = dict.fromkeys("012", Work(0, seconds / 3 * 4e10))
-    choice = choose(name, workers, torch.device(device), work)
+    work = dict.fromkeys("012", Workload(0, seconds / 3 * 4e10))
+    choice = choose_engine(name, workers, torch.device(device), work)
     assert (choice.name, choice.workers) == picked
     assert why in choice.why
 
@@ -135,7 +135,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, 
     assert len(deaths) == 2
     assert files(small.parent / "part") == files(whole)
     lost = [e.problem for e in events if isinstance(e, Failed)]
-    assert [type(p) for p in lost] == [Lost, Lost]
+    assert [type(p) for p in lost] == [WorkerLost, WorkerLost]
     log = (small.parent / "part" / "log.txt").read_text()
     assert f"worker process {deaths[0]} with client" in log
     assert "all clients go on from the start" in log

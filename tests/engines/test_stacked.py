@@ -176,7 +176,7 @@ def test_what_goes_wrong_in_a_common_step_is_said_by_every_run(small, monkeypatc
         raise DataError("row 3 cannot be read")
 
     monkeypatch.setattr(stacked, "rehearse", lambda parts: None)
-    monkeypatch.setattr(group, "planned", fails)
+    monkeypatch.setattr(group, "plan_batches", fails)
     with pytest.raises(DataError, match="row 3 cannot be read"):
         compare(loaded(small), ["fml", "independent"], 2, Path("out"))
     logs = [path.read_text() for path in Path("out").rglob("log.txt")]
@@ -212,21 +212,21 @@ def test_on_a_gpu_what_is_slower_together_is_stepped_one_after_the_other(small, 
 def test_paces_are_of_steps_on_copies(small):
     from fedmutual.building import build
     from fedmutual.core import At
-    from fedmutual.engines.group import Part
-    from fedmutual.engines.trial import paces
+    from fedmutual.engines.group import PhaseInput
+    from fedmutual.engines.trial import time_steps
     from fedmutual.stepping import own
 
     def parts(**changes):
         experiment = build(loaded(small, **changes))
         (phase,), server = experiment.algorithm.phases, experiment.server()
         clients = [experiment.client(i) for i in experiment.clients]
-        return [Part(c, own(phase, c), server, phase.leaves(server), At(0, 0, 3)) for c in clients]
+        return [PhaseInput(c, own(phase, c), server, phase.leaves(server), At(0, 0, 3)) for c in clients]
 
     asked = parts(**{"training.local_epochs": 5})
     before = [{k: v.clone() for k, v in part.client.nets["personal"].state_dict().items()} for part in asked]
-    together, apart = paces(asked)
+    together, apart = time_steps(asked)
     assert together > 0 < apart
     for part, tensors_before in zip(asked, before, strict=True):
         assert difference(part.client.nets["personal"].state_dict(), tensors_before) == 0.0
         assert not part.client.optimizers["personal"].state
-    assert paces(parts()) is None, "3 steps a phase tell nothing"
+    assert time_steps(parts()) is None, "3 steps a phase tell nothing"

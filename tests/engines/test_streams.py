@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedmutual.algorithms import FML
-from fedmutual.engines.group import Part
-from fedmutual.engines.streams import Turns
+from fedmutual.engines.group import PhaseInput
+from fedmutual.engines.streams import InterleavedSteps
 from fedmutual.stepping import own, work
 from toy import Count, Rows, at, client, difference, mlp, server
 
@@ -32,7 +32,7 @@ def parts(kind=FML):
     made = []
     for id, n in SIZES.items():
         one = client(id, algorithm, n=n, personal=lambda seed: mlp(seed, norm=True), own={"alpha": 0.2 + 0.3 * int(id)})
-        made.append(Part(one, own(phase, one), inbox, phase.leaves(inbox), at()))
+        made.append(PhaseInput(one, own(phase, one), inbox, phase.leaves(inbox), at()))
     return made
 
 
@@ -63,7 +63,7 @@ def same(part, ended, expected):
 def test_clients_in_turns_are_to_the_bit_what_each_is_alone(kind):
     asked = parts(kind)
     expected = alone(asked)
-    ended = list(Turns(asked).take())
+    ended = list(InterleavedSteps(asked).take())
     assert [part.client.id for part, _ in ended] == ["1", "0", "2"], "as they end: by their number of steps"
     for part, done in ended:
         same(part, done, expected[part.client.id])
@@ -78,7 +78,7 @@ def test_a_step_of_each_comes_after_a_step_of_each():
             order.append(self.alpha)
             return grads, memory
 
-    list(Turns(parts(Watched)).take())
+    list(InterleavedSteps(parts(Watched)).take())
     assert order[:6] == [0.2, 0.5, 0.8] * 2
     assert [order.count(alpha) for alpha in (0.2, 0.5, 0.8)] == [6, 2, 8]
 
@@ -86,7 +86,7 @@ def test_a_step_of_each_comes_after_a_step_of_each():
 def test_some_steps_now_and_the_others_later_are_all_of_them():
     asked = parts()
     expected = alone(asked)
-    turns = Turns(asked)
+    turns = InterleavedSteps(asked)
     assert list(turns.take(2)) == []
     (first,) = turns.take(1)
     rest = list(turns.take())
@@ -101,7 +101,7 @@ def test_what_one_client_raises_is_its_own():
     rows = asked[0].client.data["private"]
     asked[0].client.data = {"private": Broken(rows.x, rows.y)}
     expected = alone(asked[1:])
-    (broken, *whole) = Turns(asked).take()
+    (broken, *whole) = InterleavedSteps(asked).take()
     assert broken[0] is asked[0]
     assert isinstance(broken[1], OSError)
     assert str(broken[1]) == "the disk is gone"

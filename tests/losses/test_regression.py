@@ -7,7 +7,7 @@ from fedmutual import tasks
 from fedmutual.core import Task
 from fedmutual.errors import ConfigError
 from fedmutual.losses import Regression
-from fedmutual.scores import OF_NUMBERS, regression
+from fedmutual.scores import OF_NUMBERS, score_regression
 
 
 def test_the_mutual_losses_by_hand():
@@ -31,7 +31,7 @@ def test_with_alpha_one_it_is_training_alone():
 
 def test_scores_by_hand():
     # mean of the targets 2, their squares about it 1 + 0 + 1 = 2, the errors' 1 + 0 + 0 = 1: r2 = 1 - 1/2
-    found = regression(torch.tensor([2.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0]))
+    found = score_regression(torch.tensor([2.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0]))
     assert found == {
         "examples": 3,
         "loss": pytest.approx(1 / 3),
@@ -39,12 +39,12 @@ def test_scores_by_hand():
         "r2": pytest.approx(0.5),
     }
     assert tuple(found) == OF_NUMBERS
-    assert regression(torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]))["r2"] is None
-    assert regression(torch.tensor([float("inf"), 2.0]), torch.tensor([1.0, 2.0]))["loss"] is None
+    assert score_regression(torch.tensor([2.0, 2.0]), torch.tensor([1.0, 1.0]))["r2"] is None
+    assert score_regression(torch.tensor([float("inf"), 2.0]), torch.tensor([1.0, 2.0]))["loss"] is None
 
 
 def test_tasks_by_name(tmp_path, monkeypatch):
-    assert tasks.make("regression") == Regression()
+    assert tasks.make_task("regression") == Regression()
     (tmp_path / "my_tasks.py").write_text("class Half:\n    tells = ()\n\n\ndef broken():\n    raise OSError('no')\n")
     monkeypatch.chdir(tmp_path)
     for name, sentence in {
@@ -54,7 +54,7 @@ def test_tasks_by_name(tmp_path, monkeypatch):
         "my_tasks:broken": "'my_tasks:broken' cannot be made: OSError: no",
     }.items():
         with pytest.raises(ConfigError) as problem:
-            tasks.make(name)
+            tasks.make_task(name)
         assert sentence in str(problem.value)
-    own: Task = tasks.make("classification")
+    own: Task = tasks.make_task("classification")
     assert own.outputs is None

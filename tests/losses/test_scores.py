@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, log_loss, recall_score, roc_auc_score
 
-from fedmutual.scores import DECLARED, classification
+from fedmutual.scores import DECLARED, score_classification
 
 
 @settings(deadline=None, max_examples=40)
@@ -18,7 +18,7 @@ def test_against_scikit_learn(seed, n, classes, tied):
     z = z.round() if tied else z  # ties in the ranks
     y = rng.integers(0, classes, n)
     y[:2] = (0, 1)
-    ours = classification(torch.tensor(z), torch.tensor(y))
+    ours = score_classification(torch.tensor(z), torch.tensor(y))
     said, present = z.argmax(1), np.unique(y)
     p = torch.tensor(z).softmax(1).numpy()  # torch's own: another order of sums would break ties
     assert ours["accuracy"] == pytest.approx(accuracy_score(y, said))
@@ -31,13 +31,13 @@ def test_against_scikit_learn(seed, n, classes, tied):
 
 def test_balanced_accuracy_is_scikit_learns_where_all_classes_are_present():
     z, y = torch.tensor([[2.0, 1], [0, 1], [3, 1], [0, 5]]), torch.tensor([0, 0, 0, 1])
-    assert classification(z, y)["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, z.argmax(1)))
+    assert score_classification(z, y)["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y, z.argmax(1)))
 
 
 def test_by_hand():
     """Four rows of class 0, one of class 1; class 2 absent. Named: 0, 0, 0, 1, 1."""
     z = torch.tensor([[9.0, 0, 0], [9, 0, 0], [9, 0, 0], [0, 9, 0], [0, 9, 0]])
-    ours = classification(z, torch.tensor([0, 0, 0, 0, 1]))
+    ours = score_classification(z, torch.tensor([0, 0, 0, 0, 1]))
     assert ours["examples"] == 5
     assert ours["accuracy"] == pytest.approx(4 / 5)
     assert ours["majority"] == pytest.approx(4 / 5)
@@ -49,6 +49,6 @@ def test_by_hand():
 
 def test_one_class_has_no_auroc_and_overflow_no_loss():
     z = torch.tensor([[1.0, 0], [0, 1]])
-    assert classification(z, torch.tensor([1, 1]))["auroc"] is None
-    broken = classification(torch.full((2, 2), float("nan")), torch.tensor([0, 1]))
+    assert score_classification(z, torch.tensor([1, 1]))["auroc"] is None
+    broken = score_classification(torch.full((2, 2), float("nan")), torch.tensor([0, 1]))
     assert (broken["loss"], broken["auroc"]) == (None, None)

@@ -35,11 +35,11 @@ def run_sites(file: Path, sites: Mapping[str, Path], server: Path) -> dict[str, 
     """
     from fedmutual.engines.sites import contract as contracts
     from fedmutual.engines.sites.coordinator import Coordinator
-    from fedmutual.engines.sites.half import Half, own
+    from fedmutual.engines.sites.half import SiteRuntime, read_site_file
     from wards import Desk
 
-    contract = contracts.whole(file)
-    halves = {name: Half(contract, own(path)) for name, path in sites.items()}
+    contract = contracts.read_submitted_contract(file)
+    halves = {name: SiteRuntime(contract, read_site_file(path)) for name, path in sites.items()}
     Coordinator(contract, server).run(Desk(halves))
     return {name: half.folder for name, half in halves.items()}
 

@@ -8,10 +8,10 @@ import torch
 
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.boundary import Refused, release
-from fedmutual.engines.base import Exam, examine
+from fedmutual.engines.base import EvalSpec, evaluate_client
 from fedmutual.losses import Classification
 from fedmutual.records.events import PhaseDone, Replied
-from fedmutual.twins import twins
+from fedmutual.twins import find_exempt_tensors
 from toy import FEATURES, Rows, client, federation, mlp, server, weights
 
 E = {"local_epochs": 1, "batch_size": 8}
@@ -303,7 +303,7 @@ def normed(seed):
 def built(algorithm, net, features=FEATURES, **changes):
     """A client whose twins are found as an experiment finds them."""
     one = client("0", algorithm, personal=net, shared=net, **changes)
-    one.twins = twins(one.nets, one.shared, (features,))
+    one.twins = find_exempt_tensors(one.nets, one.shared, (features,))
     return one
 
 
@@ -368,7 +368,7 @@ def test_a_norm_without_running_statistics_has_none_to_exempt():
 def test_nets_that_begin_equal_may_go_on_so_in_what_begins_constant_too(weight):
     algorithm = FML(alpha=weight, beta=weight, **E).algorithm()
     one = client("0", algorithm, personal=lambda seed: normed(0), shared=normed)
-    one.twins = twins(one.nets, one.shared, (FEATURES,))
+    one.twins = find_exempt_tensors(one.nets, one.shared, (FEATURES,))
     assert one.twins == set(one.shared)
     got = federation(algorithm, [one], start=server(normed), rounds=1)
     assert torch.equal(got["1.weight"], one.nets["personal"].state_dict()["1.weight"])  # what was refused
@@ -414,9 +414,9 @@ class Talker(Classification):
 )
 def test_what_an_evaluation_tells_is_declared_too(said, sentence):
     one = client("0", FML(**E).algorithm(), own={"task": Talker(said)})
-    exam = Exam("personal", "validation", "personal", "0", "validation")
+    exam = EvalSpec("personal", "validation", "personal", "0", "validation")
     with pytest.raises(Refused) as refused:
-        examine(one, (exam,), {}, 1, None)
+        evaluate_client(one, (exam,), {}, 1, None)
     assert sentence in str(refused.value)
 
 
@@ -424,5 +424,5 @@ def test_a_score_that_is_no_number_is_told_as_none():
     """A correlation of constants, a mean of nothing: no log has NaN, and a run does not end of it."""
     talker = Talker({"accuracy": math.nan, "recall": [math.inf, 0.5, 1.0], "examples": 3})
     one = client("0", FML(**E).algorithm(), own={"task": talker})
-    (score,) = examine(one, (Exam("personal", "validation", "personal", "0", "validation"),), {}, 1, None)
+    (score,) = evaluate_client(one, (EvalSpec("personal", "validation", "personal", "0", "validation"),), {}, 1, None)
     assert score.values == {"accuracy": None, "recall": [None, 0.5, 1.0], "examples": 3}

@@ -9,8 +9,8 @@ from torch import nn
 
 from fedmutual.algorithms import FedAvg
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.half import Half, own
-from fedmutual.engines.sites.post import WORK, Order, answer, packed
+from fedmutual.engines.sites.half import SiteRuntime, read_site_file
+from fedmutual.engines.sites.post import WORK, Order, pack_message, read_answer
 from fedmutual.privacy.accountant import Steps, epsilon
 from fedmutual.privacy.secret import simulation_secret
 from fedmutual.stepping import work
@@ -95,9 +95,11 @@ DEFAULT = COMMON | {"algorithm": {"name": "fml"}}
 )
 def test_the_imprint_attack_reads_no_record_out_of_a_noised_meme(tmp_path, common, found):
     """A server chooses a first layer whose units fire for few rows each, and reads those rows out of what comes back."""
-    agreed = contracts.whole(contract(tmp_path, common | {"share": {"metrics": "none"}}, {"north": SITES["north"]}))
+    agreed = contracts.read_submitted_contract(
+        contract(tmp_path, common | {"share": {"metrics": "none"}}, {"north": SITES["north"]})
+    )
     private = {"privacy": {"epsilon": 100.0}} if "privacy" in common else {}
-    half = Half(agreed, own(site(tmp_path, "north", SITES["north"], **private)))
+    half = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", SITES["north"], **private)))
     experiment = half.experiment
     shapes = {k: tuple(v.shape) for k, v in experiment.server().items()}
     names = list(shapes)
@@ -110,7 +112,7 @@ def test_the_imprint_attack_reads_no_record_out_of_a_noised_meme(tmp_path, commo
     crafted[names[0]] = directions
     crafted[names[1]] = -(projected.mean(0) + 3.0 * projected.std(0)).float()
     crafted[names[2]], crafted[names[4]] = torch.eye(200), torch.randn(10, 200, generator=rng) * 0.2
-    _, meme = answer(half.do(packed(Order(WORK, 0, 0), crafted)))
+    _, meme = read_answer(half.do(pack_message(Order(WORK, 0, 0), crafted)))
     decay = (meme[names[0]] / crafted[names[0]]).double().flatten().median()
     weights, biases = (meme[k].double() - decay * crafted[k].double() for k in names[:2])
     read = set()

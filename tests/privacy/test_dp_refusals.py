@@ -8,9 +8,9 @@ import torch
 from fedmutual import building
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
-from fedmutual.engines.choice import Work, choose
+from fedmutual.engines.choice import Workload, choose_engine
 from fedmutual.errors import ConfigError
-from fedmutual.runs import stacks
+from fedmutual.runs import can_stack
 from noised import client
 from toy import difference, federation
 
@@ -142,10 +142,10 @@ def test_what_epsilon_does_not_count_is_said():
 
 
 def test_clients_with_noise_are_not_stepped_as_one():
-    assert not stacks(config(engine={"device": "cpu"}))
-    cuda, work = torch.device("cuda"), {"0": Work(1, 1), "1": Work(1, 1)}
-    assert choose("auto", None, cuda, work).name == "stacked"
-    assert choose("auto", None, cuda, work, stackable=False).name == "inprocess"
+    assert not can_stack(config(engine={"device": "cpu"}))
+    cuda, work = torch.device("cuda"), {"0": Workload(1, 1), "1": Workload(1, 1)}
+    assert choose_engine("auto", None, cuda, work).name == "stacked"
+    assert choose_engine("auto", None, cuda, work, stackable=False).name == "inprocess"
     results = []
     for engine in ("inprocess", "stacked"):
         algorithm = FML(local_epochs=1, batch_size=8, beta=1.0).algorithm()

@@ -11,10 +11,10 @@ from fedmutual.core import At
 from fedmutual.engines.base import participate
 from fedmutual.engines.sites.attempts import Attempts
 from fedmutual.engines.sites.conduct import Conduct
-from fedmutual.engines.sites.engine import Sites
-from fedmutual.engines.sites.post import WORK, Answer, order, packed
+from fedmutual.engines.sites.engine import SitesEngine
+from fedmutual.engines.sites.post import WORK, SiteAnswer, pack_message, read_order
 from fedmutual.engines.sites.screening import Limits
-from fedmutual.engines.sites.sizes import Sizes
+from fedmutual.engines.sites.sizes import MessageSizes
 from fedmutual.errors import RunError
 from puppets import Federation, Puppet
 from wards import SEEDED, Desk, halves, seeded
@@ -52,9 +52,9 @@ class Lying(Desk):
 
     def ask(self, orders, deadline):
         for i, content in super().ask(orders, deadline):
-            asked = order(orders[i])[0]
+            asked = read_order(orders[i])[0]
             if i == self._site and asked.kind == WORK and self._when(asked):
-                content = packed(replace(Answer(asked), **self._says), {})
+                content = pack_message(replace(SiteAnswer(asked), **self._says), {})
             yield i, content
 
 
@@ -63,7 +63,7 @@ def comparing(asked):
 
 
 def asked_after_the_start(desk):
-    return {site for site, asked, _ in desk.answers if order(asked)[0].round >= 0}
+    return {site for site, asked, _ in desk.answers if read_order(asked)[0].round >= 0}
 
 
 @pytest.mark.parametrize("name", ONE_ROUND)
@@ -100,7 +100,7 @@ def test_an_accusation_of_whom_there_is_not_puts_out_who_makes_it(accused, tmp_p
 def test_an_accusation_elsewhere_is_no_accusation(tmp_path):
     """A site that says so in a round is left out of that round, as one that could not do its part."""
     found = Federation(tmp_path)
-    accusing = Answer(order=None, accused=("north",), problem="its rows are others")
+    accusing = SiteAnswer(order=None, accused=("north",), problem="its rows are others")
     found["west"].does = lambda asked, inbox: accusing if asked.round == 1 else {k: v + 0 for k, v in inbox.items()}
     found.run()
     assert found.notes == ["note in round 2: site 'west' is left out: its rows are others"]
@@ -139,12 +139,12 @@ def test_most_of_all_sites_decide(case, tmp_path):
     desk = Desk({i: Puppet(lambda asked, inbox, i=i: says(asked, accusations.get(i, ""))) for i in "abcde"})
     conduct = Conduct(tmp_path)
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
-    sizes = Sizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", by_hand=True)
-    sites = Sites(desk, 2, 1.0, True, sizes, Attempts(tmp_path), conduct, Limits(10.0, None))
+    sizes = MessageSizes(peers, owned_by(dict.fromkeys("abcde", range(9)), 10), "abcde", by_hand=True)
+    sites = SitesEngine(desk, 2, 1.0, True, sizes, Attempts(tmp_path), conduct, Limits(10.0, None))
     given = {i: (Compare(), {}, {}, At(0, -1, 1, 1)) for i in "abcde"}
     assert dict(sites.each(participate, given)).keys() == set("abcde") - set(accusations) - out
     assert conduct.left_out.keys() == out
 
 
 def says(asked, accused):
-    return Answer(asked, problem="its rows are others", accused=tuple(accused)) if accused else Answer(asked)
+    return SiteAnswer(asked, problem="its rows are others", accused=tuple(accused)) if accused else SiteAnswer(asked)

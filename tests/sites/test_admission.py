@@ -9,9 +9,9 @@ from fedmutual.core import Data, Diverged, Message
 from fedmutual.engines.sites import admission, half
 from fedmutual.engines.sites.diary import ROUNDS_BACK
 from fedmutual.engines.sites.disclosure import describe_disclosure
-from fedmutual.engines.sites.half import Half, own
-from fedmutual.engines.sites.outbox import left
-from fedmutual.engines.sites.post import ATTEMPTS, EXAM, WORK, Answer, Garbled, Order, answer, packed
+from fedmutual.engines.sites.half import SiteRuntime, read_site_file
+from fedmutual.engines.sites.outbox import read_sent_messages
+from fedmutual.engines.sites.post import ATTEMPTS, EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.experiment import Experiment
 from fedmutual.records.logs import METRICS, read_lines
 from wards import COMMON, SITES, TELLING, contract, halves, same, site
@@ -20,31 +20,33 @@ MLP = {"north": SITES["north"]}
 LONG = COMMON | {"rounds": 8}
 
 
-def north(folder, common=LONG) -> Half:
+def north(folder, common=LONG) -> SiteRuntime:
     """A site that is alone in its federation: what it does depends on what it is asked and on nothing else."""
     folder.mkdir(exist_ok=True)
     return halves(folder, contract(folder, common, MLP), MLP)[1]["north"]
 
 
-def restarted(folder, common=LONG) -> Half:
+def restarted(folder, common=LONG) -> SiteRuntime:
     (found,) = halves(folder, folder / "federation.toml", MLP)[1].values()
     return found
 
 
-def weights(site_half: Half, seed: int) -> Message:
+def weights(site_half: SiteRuntime, seed: int) -> Message:
     """Some shared model."""
     generator = torch.Generator().manual_seed(seed)
     state = site_half.experiment.server()
     return {k: torch.randn(v.shape, generator=generator) * 0.1 for k, v in state.items()}
 
 
-def ask(site_half: Half, kind: str, round: int, seed: int, attempt: int = 0, phase: int = 0) -> tuple[Answer, bytes]:
+def ask(
+    site_half: SiteRuntime, kind: str, round: int, seed: int, attempt: int = 0, phase: int = 0
+) -> tuple[SiteAnswer, bytes]:
     """An order with the shared model of a seed -> what is said to it, and as bytes."""
-    content = site_half.do(packed(Order(kind, round, phase, attempt=attempt), weights(site_half, seed)))
-    return answer(content)[0], content
+    content = site_half.do(pack_message(Order(kind, round, phase, attempt=attempt), weights(site_half, seed)))
+    return read_answer(content)[0], content
 
 
-def told(said: Answer) -> list[dict]:
+def told(said: SiteAnswer) -> list[dict]:
     return [score.values for score in said.scores]
 
 
@@ -69,9 +71,9 @@ def test_evaluation_orders_without_end_bring_one_answer_a_finished_round(tmp_pat
     assert answers.keys() == {0, 1, 2}
     assert all(len(distinct) == 1 for distinct in answers.values())
     assert all(value == round(value, 2) for distinct in answers.values() for values in distinct for value in values)
-    exams = [line for line in left(found.folder) if line["what"] == EXAM and "problem" not in line["told"]]
+    exams = [line for line in read_sent_messages(found.folder) if line["what"] == EXAM and "problem" not in line["told"]]
     assert {line["sha256"] for line in exams} == {line["sha256"] for line in exams if line["told"]}
-    declined = [line for line in left(found.folder) if "problem" in line["told"]]
+    declined = [line for line in read_sent_messages(found.folder) if "problem" in line["told"]]
     assert len(declined) < 20, "a server that asks for ever fills no disk"
 
 
@@ -144,11 +146,11 @@ def test_a_new_attempt_goes_back_to_the_state_before(tmp_path):
     ask(fresh, WORK, 0, seed=1)
     for round in (1, 2):
         (_, again), (_, straight) = (ask(one, WORK, round, seed=70 + round, attempt=1) for one in (found, fresh))
-        assert same(answer(again)[1], answer(straight)[1])
+        assert same(read_answer(again)[1], read_answer(straight)[1])
     assert ask(found, EXAM, 3, seed=9, attempt=1)[0].problem == admission.UNFINISHED  # what followed was taken back
     one, other = (ask(half_, EXAM, 2, seed=9, attempt=1)[0] for half_ in (restarted(tmp_path / "back"), fresh))
     assert told(one) == told(other) != []
-    lines = left(found.folder)
+    lines = read_sent_messages(found.folder)
     assert [line.get("attempt") for line in lines if line["what"] == WORK] == [None] * 4 + [1, 1]
 
 
@@ -260,7 +262,9 @@ def test_a_site_may_tell_less_while_the_federation_goes_on(tmp_path):
     found = north(tmp_path, LONG | TELLING)
     ask(found, WORK, 0, seed=1)
     silent = MLP["north"] | {"share": {"metrics": "none"}}
-    again = Half(halves(tmp_path, tmp_path / "federation.toml", MLP)[0], own(site(tmp_path, "north", silent)))
+    again = SiteRuntime(
+        halves(tmp_path, tmp_path / "federation.toml", MLP)[0], read_site_file(site(tmp_path, "north", silent))
+    )
     assert told(ask(again, EXAM, 0, seed=1)[0]) == []
 
 
@@ -283,10 +287,10 @@ def test_an_order_that_fails_each_time_fills_no_ledger(tmp_path):
     """A server can choose a shared model on which every site diverges."""
     found = north(tmp_path)
     state = {k: torch.full_like(v, torch.nan) for k, v in found.experiment.server().items()}
-    order = packed(Order(WORK, 0, 0), state)
-    assert answer(found.do(order))[0].diverged
+    order = pack_message(Order(WORK, 0, 0), state)
+    assert read_answer(found.do(order))[0].diverged
     for _ in range(100):
         found.do(order)
-    with pytest.raises(Garbled, match="is not answered again"):
+    with pytest.raises(MalformedMessage, match="is not answered again"):
         found.do(order)
-    assert len(left(found.folder)) == 101
+    assert len(read_sent_messages(found.folder)) == 101

@@ -7,9 +7,9 @@ import pytest
 import fedmutual
 from fedmutual.engines.sites.attempts import Attempts
 from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.diary import Diary
-from fedmutual.engines.sites.outbox import left
-from fedmutual.engines.sites.post import ATTEMPTS, WORK, Order, answer
+from fedmutual.engines.sites.diary import Journal
+from fedmutual.engines.sites.outbox import read_sent_messages
+from fedmutual.engines.sites.post import ATTEMPTS, WORK, Order, read_answer
 from fedmutual.errors import RunError
 from fedmutual.records.events import Noted, PhaseDone
 from fedmutual.records.files import write_json
@@ -50,7 +50,7 @@ class Absences:
 
     def attempts(self, site):
         """Of each message of work that left, in the order in which it did: round, phase, attempt."""
-        lines = left(self.desk.halves[site].folder)
+        lines = read_sent_messages(self.desk.halves[site].folder)
         return [
             (line["round"], line["phase"], line.get("attempt", 0))
             for line in lines
@@ -101,7 +101,7 @@ def test_peers_are_asked_for_the_messages_of_the_same_sites_after_a_crash(tmp_pa
     first = found.personal("north")
     found.run(lose_west)
     assert Attempts(found.folder / "server").number == 0
-    declined = [answer(told)[0].problem for _, _, told in found.desk.answers]
+    declined = [read_answer(told)[0].problem for _, _, told in found.desk.answers]
     assert declined == [None] * len(declined)
     orders = [line for line in found.attempts("north") if line[0] == 2]
     assert orders == [(2, 1, 0), (2, 2, 0)] * 2
@@ -153,4 +153,4 @@ def test_a_count_of_attempts_that_is_damaged_is_said(tmp_path, damage):
 def test_a_journal_of_a_site_that_is_damaged_is_said(tmp_path, damage):
     write_json(tmp_path / "diary.json", {"format": 1, "run": "r", "dropped": False, "entries": []} | damage)
     with pytest.raises(RunError, match=rf"diary\.json: is damaged: {next(iter(damage))}"):
-        Diary(tmp_path, "north", "r")
+        Journal(tmp_path, "north", "r")

@@ -10,9 +10,9 @@ import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.diary import Diary
-from fedmutual.engines.sites.half import Half, own
-from fedmutual.engines.sites.post import EXAM, WORK, Order, answer, packed
+from fedmutual.engines.sites.diary import Journal
+from fedmutual.engines.sites.half import SiteRuntime, read_site_file
+from fedmutual.engines.sites.post import EXAM, WORK, Order, pack_message, read_answer
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.privacy.budget import Budget, Spent
 from fedmutual.privacy.mechanism import Release
@@ -32,14 +32,18 @@ def half(folder, common=PRIVATE, name="north", budget=BUDGET, say=lambda line: N
     """A site of a federation of itself alone."""
     folder.mkdir(exist_ok=True)
     path = contract(folder, common, {name: SITES[name]})
-    return Half(contracts.whole(path), own(site(folder, name, SITES[name], privacy=budget, **given)), say)
+    return SiteRuntime(
+        contracts.read_submitted_contract(path),
+        read_site_file(site(folder, name, SITES[name], privacy=budget, **given)),
+        say,
+    )
 
 
 def work(half, round=0, phase=0, shift=0.0, content=False):
     """An order to a half, with its own first model moved so far -> the answer and its tensors."""
     inbox = {k: v + shift if v.is_floating_point() else v for k, v in half.experiment.server().items()}
-    given = half.do(packed(Order(WORK, round, phase), inbox))
-    return given if content else answer(given)
+    given = half.do(pack_message(Order(WORK, round, phase), inbox))
+    return given if content else read_answer(given)
 
 
 def lines(folder, name="north"):
@@ -50,14 +54,14 @@ def lines(folder, name="north"):
 
 @pytest.mark.parametrize("common", [PRIVATE, MEME], ids=["both", "meme"])
 def test_sites_are_one_process_where_their_secrets_are(tmp_path, common):
-    agreed, sites = contracts.whole(contract(tmp_path, common)), {}
+    agreed, sites = contracts.read_submitted_contract(contract(tmp_path, common)), {}
     for i, about in SITES.items():
         path = site(tmp_path, i, about, privacy=BUDGET)
         secret = path.parent / "state" / ".privacy" / "secret"
         secret.parent.mkdir(parents=True)
         secret.touch(mode=0o600)
         secret.write_bytes(simulation_secret(0, i))
-        sites[i] = Half(agreed, own(path))
+        sites[i] = SiteRuntime(agreed, read_site_file(path))
     Coordinator(agreed, tmp_path / "server").run(Desk(sites))
     run = fedmutual.run(parse_config(together(common)), tmp_path / "one")
     assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), run.global_model().state_dict())
@@ -89,7 +93,7 @@ def test_every_inbox_costs_once(tmp_path):
     assert len({line["label"] for line in lines(tmp_path)}) == 2
     work(one, round=1)
     assert [line["round"] for line in lines(tmp_path)] == [1, 1, 2]
-    one.do(packed(Order(EXAM, 1, 0), {}))
+    one.do(pack_message(Order(EXAM, 1, 0), {}))
     assert len(lines(tmp_path)) == 3
     assert all(line["steps"] > 0 and line["federation"] == "wards" for line in lines(tmp_path))
 
@@ -103,7 +107,7 @@ def test_a_crash_before_the_answer_costs_and_the_same_order_again_does_not(tmp_p
 
     one = half(tmp_path / "a")
     with monkeypatch.context() as broken:
-        broken.setattr(Diary, "write", killed)
+        broken.setattr(Journal, "write", killed)
         with pytest.raises(Killed):
             work(one)
     assert len(lines(tmp_path / "a")) == 1
@@ -134,18 +138,20 @@ def test_what_is_paid_for_is_written_before_a_private_row_is_read(tmp_path, monk
 
 def test_who_has_spent_its_budget_declines_and_the_federation_goes_on(tmp_path):
     heard, notes = [], []
-    agreed = contracts.whole(contract(tmp_path, PRIVATE | {"rounds": 3}, quorum=2))
+    agreed = contracts.read_submitted_contract(contract(tmp_path, PRIVATE | {"rounds": 3}, quorum=2))
     cost = lines_cost(tmp_path / "measured")
     sites = {
-        i: Half(
-            agreed, own(site(tmp_path, i, SITES[i], privacy={"epsilon": 1.5 * cost if i == "north" else 50.0})), heard.append
+        i: SiteRuntime(
+            agreed,
+            read_site_file(site(tmp_path, i, SITES[i], privacy={"epsilon": 1.5 * cost if i == "north" else 50.0})),
+            heard.append,
         )
         for i in SITES
     }
     desk = Desk(sites)
     Coordinator(agreed, tmp_path / "server").run(desk, [lambda event: notes.extend(told(event))])
     assert fedmutual.Run(tmp_path / "server").finished
-    problems = {(i, answer(content)[0].problem) for i, _, content in desk.answers if answer(content)[0].problem}
+    problems = {(i, read_answer(content)[0].problem) for i, _, content in desk.answers if read_answer(content)[0].problem}
     assert problems == {("north", "its privacy budget is spent")}
     assert any("'north'" in note and "its privacy budget is spent" in note for note in notes)
     assert any("privacy.epsilon is" in line and "declines" in line for line in heard)
@@ -265,7 +271,7 @@ def test_a_diverging_loss_does_not_tell_on_a_record(tmp_path):
     """A model that makes some rows overflow is answered like any other: with noise, and no word of it."""
     one = half(tmp_path)
     inbox = {k: v * 1e30 for k, v in one.experiment.server().items()}
-    said, message = answer(one.do(packed(Order(WORK, 0, 0), inbox)))
+    said, message = read_answer(one.do(pack_message(Order(WORK, 0, 0), inbox)))
     assert said.problem is None
     assert all(torch.isfinite(v).all() for v in message.values())
     assert replace(said, order=Order(WORK, 0, 0)).train == {}

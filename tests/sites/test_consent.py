@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import LONGEST, check_agreed, difference, read_record
+from fedmutual.engines.sites.consent import LONGEST, check_agreed, find_difference, read_record
 from fedmutual.errors import ConfigError
 from wards import COMMON, SEEDED, SITES, accepted, contract
 
@@ -14,7 +14,7 @@ from wards import COMMON, SEEDED, SITES, accepted, contract
 @pytest.fixture
 def record(tmp_path):
     """The record of a contract, as its operator agreed to it."""
-    return contracts.read(contract(tmp_path)).record()
+    return contracts.read_contract(contract(tmp_path)).record()
 
 
 def changed(record, **tables):
@@ -48,8 +48,8 @@ def test_the_same_contract_is_taken(record):
 @pytest.mark.parametrize("open_key", ["deadline", "wait", "retries"])
 def test_keys_that_may_change_without_consent(record, open_key):
     sites = record["tables"]["sites"]
-    assert difference(record, changed(record, sites=sites | {open_key: 3})) is None
-    assert f"'sites.{open_key}x'" in difference(record, changed(record, sites=sites | {f"{open_key}x": 3}))
+    assert find_difference(record, changed(record, sites=sites | {open_key: 3})) is None
+    assert f"'sites.{open_key}x'" in find_difference(record, changed(record, sites=sites | {f"{open_key}x": 3}))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_keys_that_may_change_without_consent(record, open_key):
 )
 def test_what_is_told_apart(record, tables, key):
     """Keys with dots in them, null and no key, 1 and true, 1 and 1.0, a key that begins as one that may change."""
-    assert f"its '{key}" in difference(record, changed(record, **tables))
+    assert f"its '{key}" in find_difference(record, changed(record, **tables))
 
 
 def test_tables_too_deep_end_the_comparison(record):
@@ -76,7 +76,7 @@ def test_tables_too_deep_end_the_comparison(record):
     for _ in range(40):
         deep = {"more": deep}
     with pytest.raises(ConfigError, match="tables in tables, more than 16 deep"):
-        difference(record, changed(record, data=deep))
+        find_difference(record, changed(record, data=deep))
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_of_several_contracts_the_one_of_that_name_is_meant(record):
 
 def test_a_message_shows_little_of_somebody_elses_text(record):
     bad = changed(record, **{"a\x1b[2J\n" * 1000: "y" * 100_000})
-    said = difference(record, bad)
+    said = find_difference(record, bad)
     assert len(said) < 300
     assert said.isprintable()
 
@@ -136,12 +136,12 @@ def test_lists_in_lists_are_refused_at_every_depth(record, key):
     for depth in range(900, 1010):
         text = json.dumps(record | {key: "@@"}).replace('"@@"', '{"rows": ' + "[" * depth + "]" * depth + "}")
         with pytest.raises(ConfigError):
-            contracts.accept(text, [record])
+            contracts.accept_contract(text, [record])
 
 
 def test_a_public_seed_set_has_no_more_rows_than_can_be_counted(tmp_path):
     """Which rows each gives, no operator agreed to: a lead says it."""
-    agreed = contracts.read(contract(tmp_path, SEEDED, public="public")).record()
+    agreed = contracts.read_contract(contract(tmp_path, SEEDED, public="public")).record()
     ones, digest = dict.fromkeys(SITES, 1), "0" * 64
     counts, parts = dict.fromkeys(SITES, [1] * 10), dict.fromkeys(SITES, digest)
     seeds = {"rows": ones | {"north": 2**80}, "counts": counts, "bytes": ones, "digest": digest, "parts": parts}

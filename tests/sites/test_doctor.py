@@ -16,10 +16,10 @@ import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from fedmutual.engines.sites.flare.dial import dial
-from fedmutual.engines.sites.flare.doctor import examine
+from fedmutual.engines.sites.flare.dial import check_connection
+from fedmutual.engines.sites.flare.doctor import run_checks
 from fedmutual.engines.sites.flare.found import FLARE, check_version
-from fedmutual.engines.sites.flare.kits import opened, provision
+from fedmutual.engines.sites.flare.kits import open_kit, provision
 from fedmutual.errors import ConfigError
 from fedmutual.records.folder import held
 from wards import contract, site
@@ -77,7 +77,7 @@ def serving(certificate, key, authority, says=SETTINGS):
 
 def at(kits, port, name="north", host="localhost"):
     """A kit, with the server elsewhere."""
-    kit = opened(kits / name)
+    kit = open_kit(kits / name)
     return kit.__class__(kit.folder, kit.name, kit.kind, kit.expires, (host,), port)
 
 
@@ -120,13 +120,13 @@ def last(found):
 
 def test_a_kit_and_its_server_take_each_other(kits):
     with serving(*of_server(kits)) as port:
-        grades, said = last(dial(at(kits, port)))
+        grades, said = last(check_connection(at(kits, port)))
     assert grades == ["ok"] * 3
     assert said == f"mutual TLS with localhost:{port}: each takes the other's certificate (TLSv1.3)"
 
 
 def test_a_name_that_has_no_address(kits):
-    grades, said = last(dial(at(kits, 8002, host="no-such-host.invalid")))
+    grades, said = last(check_connection(at(kits, 8002, host="no-such-host.invalid")))
     assert grades == ["wrong"]
     assert said.startswith("the server's name 'no-such-host.invalid' has no address here")
 
@@ -134,7 +134,7 @@ def test_a_name_that_has_no_address(kits):
 def test_a_port_where_nobody_listens(kits):
     with socket.create_server(("localhost", 0)) as listening:
         port = listening.getsockname()[1]
-    grades, said = last(dial(at(kits, port)))
+    grades, said = last(check_connection(at(kits, port)))
     assert (grades, said.split(":", 2)[1]) == (["ok", "wrong"], f"{port} refuses connections")
 
 
@@ -147,7 +147,7 @@ def test_a_port_that_swallows_everything(kits):
             s.setblocking(False)
             s.connect_ex(("127.0.0.1", port))
             waiting.append(s)
-        grades, said = last(dial(at(kits, port, host="127.0.0.1"), patience=0.3))
+        grades, said = last(check_connection(at(kits, port, host="127.0.0.1"), patience=0.3))
         for s in waiting:
             s.close()
     assert grades == ["ok", "wrong"]
@@ -156,7 +156,7 @@ def test_a_port_that_swallows_everything(kits):
 
 def test_another_program_on_the_port(kits):
     with serving(*of_server(kits), says=None) as port:
-        grades, said = last(dial(at(kits, port)))
+        grades, said = last(check_connection(at(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
     assert "speaks no TLS: another program has that port" in said
 
@@ -164,7 +164,7 @@ def test_another_program_on_the_port(kits):
 def test_a_server_of_another_name(kits, tmp_path):
     made = issued(kits, tmp_path, 100, ("fl.example.org", "fl2.example.org"))
     with serving(*made, *startup(kits, ("server", "rootCA.pem"))) as port:
-        grades, said = last(dial(at(kits, port)))
+        grades, said = last(check_connection(at(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
     assert said.startswith(
         "the server's certificate is for fl.example.org, fl2.example.org, and this kit calls it 'localhost'"
@@ -174,7 +174,7 @@ def test_a_server_of_another_name(kits, tmp_path):
 @pytest.mark.parametrize(("days", "why"), [(-2, "the server's certificate expired on "), ((3, 9), "is not valid yet")])
 def test_a_server_whose_certificate_is_out_of_date(kits, tmp_path, days, why):
     with serving(*issued(kits, tmp_path, days), *startup(kits, ("server", "rootCA.pem"))) as port:
-        grades, said = last(dial(at(kits, port)))
+        grades, said = last(check_connection(at(kits, port)))
     assert grades == ["ok", "ok", "wrong"]
     assert why in said
 
@@ -182,17 +182,17 @@ def test_a_server_whose_certificate_is_out_of_date(kits, tmp_path, days, why):
 def test_a_foreign_kit_is_told_from_either_side(kits, tmp_path):
     other = federation(tmp_path)
     with serving(*of_server(other)) as port:
-        _, said = last(dial(at(kits, port)))
+        _, said = last(check_connection(at(kits, port)))
     assert "is not by this kit's authority" in said
     *server, _ = of_server(kits)
     with serving(*server, *startup(other, ("server", "rootCA.pem"))) as port:  # takes our server's name, not our site
-        grades, said = last(dial(at(kits, port)))
+        grades, said = last(check_connection(at(kits, port)))
     assert grades[-1] == "wrong"
     assert said.startswith("the server does not take the certificate of 'north' (")
 
 
 def test_a_whole_site_is_well(kits, tmp_path):
-    said = {f.said.split(":")[0]: f.grade for f in examine(kits / "north", site(tmp_path, "north"))}
+    said = {f.said.split(":")[0]: f.grade for f in run_checks(kits / "north", site(tmp_path, "north"))}
     mine = (kits / "north", tmp_path / "north" / "site.toml", tmp_path / "north" / "state")
     assert [said[str(path)] for path in mine] == ["ok"] * 3
     assert not (tmp_path / "north" / "state").exists()
@@ -210,13 +210,13 @@ def test_a_whole_site_is_well(kits, tmp_path):
 def test_what_is_wrong_with_a_site(kits, tmp_path, given, why):
     path = site(tmp_path, "north", **given)
     (path.parent / "file").write_text("no folder")
-    found = [f.said for f in examine(kits / "north", path) if f.grade == "wrong"]
+    found = [f.said for f in run_checks(kits / "north", path) if f.grade == "wrong"]
     assert any(why in said for said in found), found
 
 
 def test_a_state_in_the_kit_is_named(kits, tmp_path):
     path = site(tmp_path, "north", state={"folder": str(kits / "north" / "state")})
-    assert any("is in the kit" in f.said for f in examine(kits / "north", path) if f.grade == "wrong")
+    assert any("is in the kit" in f.said for f in run_checks(kits / "north", path) if f.grade == "wrong")
 
 
 def test_what_the_command_says_and_its_exit_codes(kits, tmp_path, cli):
@@ -242,15 +242,15 @@ def test_a_kit_that_is_old_open_or_mixed(kits, tmp_path):
     shutil.copytree(kits / "north", mine)
     certificate, key = issued(kits, tmp_path, 12, name="north")
     shutil.copy(certificate, mine / "startup" / "client.crt")
-    wrong = [f.said for f in examine(mine) if f.grade == "wrong"]
+    wrong = [f.said for f in run_checks(mine) if f.grade == "wrong"]
     assert any("is not the key of the certificate beside it" in said for said in wrong)
     shutil.copy(key, mine / "startup" / "client.key")
     (mine / "startup" / "client.key").chmod(0o644)
-    known = [f.said for f in examine(mine) if f.grade == "note"]
+    known = [f.said for f in run_checks(mine) if f.grade == "note"]
     assert known[0].startswith("the certificate of 'north' expires in 12 days")
     assert known[1].endswith(f"chmod 600 {mine / 'startup' / 'client.key'}")
     shutil.copy(issued(kits, tmp_path, -1, name="north")[0], mine / "startup" / "client.crt")
-    assert any("expired on" in f.said for f in examine(mine) if f.grade == "wrong")
+    assert any("expired on" in f.said for f in run_checks(mine) if f.grade == "wrong")
 
 
 def test_the_versions_are_those_of_the_package():

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedmutual.engines.sites.contract import read
-from fedmutual.engines.sites.half import own
+from fedmutual.engines.sites.contract import read_contract
+from fedmutual.engines.sites.half import read_site_file
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "sites"
@@ -27,14 +27,14 @@ def test_the_files_are_those_of_the_tutorial():
             assert here == there, title
         else:
             assert mine == text, title
-    sites = read(EXAMPLES / "federation.toml").sites.names
-    assert [own(EXAMPLES / name / "site.toml").file.site for name in sites] == list(sites)
+    sites = read_contract(EXAMPLES / "federation.toml").sites.names
+    assert [read_site_file(EXAMPLES / name / "site.toml").file.site for name in sites] == list(sites)
 
 
 def test_the_compose_file_has_a_service_and_a_volume_for_each():
     yaml = pytest.importorskip("yaml")
     found = yaml.safe_load((EXAMPLES / "compose.yaml").read_text(encoding="utf-8"))
-    contract = read(EXAMPLES / "federation.toml")
+    contract = read_contract(EXAMPLES / "federation.toml")
     names = ["server", *contract.sites.names]
     assert list(found["services"]) == list(found["volumes"]) == names
     for name, service in found["services"].items():

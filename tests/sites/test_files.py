@@ -3,7 +3,7 @@
 import pytest
 
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.half import Half
+from fedmutual.engines.sites.half import SiteRuntime
 from fedmutual.errors import ConfigError, RunError
 from wards import COMMON, SITES, accepted, contract, own, site
 
@@ -16,7 +16,7 @@ from wards import COMMON, SITES, accepted, contract, own, site
     ],
 )
 def test_what_asks_for_nothing_else_or_serves_sites_own_networks_is_taken(tables):
-    assert contracts.made({**COMMON, "sites": {"names": ["a", "b"], "input": [1, 8, 8]}, **tables}, "f.toml")
+    assert contracts.make_contract({**COMMON, "sites": {"names": ["a", "b"], "input": [1, 8, 8]}, **tables}, "f.toml")
 
 
 @pytest.mark.parametrize(("given", "read"), [("weights", "north/weights"), ("imagenet", "imagenet"), ("/w.pth", "/w.pth")])
@@ -66,7 +66,7 @@ def test_a_federation_file_that_is_wrong_is_one_sentence(tables, said):
     if tables == {"data": {"classes": None}}:
         tables = {"data": {}}
     with pytest.raises(ConfigError) as caught:
-        contracts.made({**good, **tables}, "f.toml")
+        contracts.make_contract({**good, **tables}, "f.toml")
     assert said in str(caught.value)
     assert str(caught.value).startswith("f.toml: ")
     assert "\n" not in str(caught.value)
@@ -85,14 +85,14 @@ def test_a_federation_file_that_is_wrong_is_one_sentence(tables, said):
     ],
 )
 def test_a_site_file_that_is_wrong_is_one_sentence(tmp_path, own_tables, said):
-    agreed = contracts.read(contract(tmp_path))
+    agreed = contracts.read_contract(contract(tmp_path))
     with pytest.raises((ConfigError, RunError)) as caught:
-        Half(agreed, own(site(tmp_path, "north", own_tables)))
+        SiteRuntime(agreed, own(site(tmp_path, "north", own_tables)))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 def test_a_contract_without_a_name_has_one_that_crosses():
     plain = {k: v for k, v in COMMON.items() if k != "name"}
-    found = contracts.made({**plain, "sites": {"names": ["a"], "input": [1, 8, 8]}}, "f.toml")
+    found = contracts.make_contract({**plain, "sites": {"names": ["a"], "input": [1, 8, 8]}}, "f.toml")
     assert found.record()["name"] == found.name == accepted(found.record()).name

@@ -26,7 +26,7 @@ from nvflare.private.defs import RequestHeader
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.flare import archive, job, leftovers, workspace
 from fedmutual.engines.sites.flare.door import JobChecks
-from fedmutual.engines.sites.flare.kits import opened, provision
+from fedmutual.engines.sites.flare.kits import open_kit, provision
 from fedmutual.engines.sites.flare.launcher import isolate
 from fedmutual.engines.sites.flare.sweeper import Sweeper
 from fedmutual.errors import ConfigError, RunError, UserError
@@ -42,7 +42,7 @@ CLIENT = f"{job.APP}/config/{job.SITE}"
 def federation(tmp_path_factory):
     """Kits of a federation and of another one; its contract."""
     folder = tmp_path_factory.mktemp("federation")
-    agreed = contracts.read(contract(folder))
+    agreed = contracts.read_contract(contract(folder))
     for name in ("kits", "others"):
         provision(folder / "federation.toml", folder / name)
     return SimpleNamespace(folder=folder, agreed=agreed, kits=folder / "kits", lead=folder / "kits" / LEAD)
@@ -80,8 +80,8 @@ def set_contract(text):
     """The same job with another contract, well formed."""
 
     def changed(made):
-        (made / job.APP / "config" / job.SERVER).write_bytes(job.dump(job.server_file(text)))
-        (made / job.APP / "config" / job.SITE).write_bytes(job.dump(job.site_file(text)))
+        (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.server_file(text)))
+        (made / job.APP / "config" / job.SITE).write_bytes(job.format_json(job.site_file(text)))
 
     return changed
 
@@ -293,7 +293,7 @@ def packed(federation, tmp_path_factory):
 def work(federation, tmp_path):
     """The workspace of a server."""
     told = {"contracts": [federation.agreed.record()]}
-    return workspace.made(opened(federation.kits / "server"), tmp_path / "server", told)
+    return workspace.make_workspace(open_kit(federation.kits / "server"), tmp_path / "server", told)
 
 
 class Asked:
@@ -346,7 +346,7 @@ def test_commands_at_the_door(federation, work, tmp_path, command, role, words, 
 
 def test_a_deployment_goes_by_the_door(federation, packed, tmp_path, capsys):
     """A job that is taken makes room: folders of jobs that do not run go. Why one is refused is for the site alone."""
-    work = workspace.made(opened(federation.kits / "north"), tmp_path / "north", {})
+    work = workspace.make_workspace(open_kit(federation.kits / "north"), tmp_path / "north", {})
     running, over = JOB, JOB.replace("0a", "1a")
     for folder in (running, over):
         (work / folder).mkdir()
@@ -371,14 +371,14 @@ def test_a_deployment_goes_by_the_door(federation, packed, tmp_path, capsys):
 def test_what_a_crash_left_is_removed_at_the_next_start(federation, tmp_path):
     """At the server and at a site, but for the job's log."""
     for name in ("server", "north"):
-        kit, state = opened(federation.kits / name), tmp_path / name
-        work = workspace.made(kit, state, {})
+        kit, state = open_kit(federation.kits / name), tmp_path / name
+        work = workspace.make_workspace(kit, state, {})
         left = work / JOB / "app_north" / "config"
         left.mkdir(parents=True)
         (left / "evil.py").write_text("raise SystemExit\n")
         (work / JOB / "log.txt").write_text("what happened\n")
         (work / "jobs").mkdir()
-        assert workspace.made(kit, state, {}) == work
+        assert workspace.make_workspace(kit, state, {}) == work
         assert not (work / JOB).exists()
         assert (work / leftovers.LAST_LOG).read_text() == "what happened\n"
         assert (work / "jobs").is_dir()

@@ -16,9 +16,9 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 
 from nvflare.fuel.hci.client import file_transfer
 
-from fedmutual.engines.sites.contract import read
+from fedmutual.engines.sites.contract import read_contract
 from fedmutual.engines.sites.flare import job
-from fedmutual.engines.sites.flare.kits import opened
+from fedmutual.engines.sites.flare.kits import open_kit
 from fedmutual.engines.sites.flare.leftovers import JOB
 from fedmutual.engines.sites.flare.session import Session
 from loopback import LEAD, Loopback, loopback
@@ -30,7 +30,7 @@ MARK = "import os, pathlib\npathlib.Path({mark!r}).write_text(os.getcwd())\n"
 
 def test_no_code_of_a_lead_and_a_server_runs_at_a_site(tmp_path, monkeypatch):
     with federated(tmp_path) as federation:
-        with Session(opened(tmp_path / "kits" / LEAD), timeout=60) as session:
+        with Session(open_kit(tmp_path / "kits" / LEAD), timeout=60) as session:
             code_beside_the_configuration_is_not_unpacked(federation, session)
             a_contract_that_names_code_is_not_parsed(federation, session)
             monkeypatch.setattr(file_transfer, "sign_folders", lambda *_, **__: None)
@@ -46,7 +46,12 @@ def federated(folder: Path) -> Iterator[Loopback]:
     with loopback(folder, {**COMMON, "rounds": 1}, {"north": SITES["north"]}) as found:
         kit, state = folder / "kits" / "server", folder / "server"
         state.mkdir()
-        told = {"state": str(state), "contracts": [read(found.file).record()], "files": [str(found.file)], "modules": []}
+        told = {
+            "state": str(state),
+            "contracts": [read_contract(found.file).record()],
+            "files": [str(found.file)],
+            "modules": [],
+        }
         words = [sys.executable, *map(str, (Path(__file__).parents[1] / "rogue_server.py", kit, state, json.dumps(told)))]
         with (folder / "server.log").open("wb") as log:
             found.processes["server"] = subprocess.Popen(
@@ -72,11 +77,11 @@ def a_contract_that_names_code_is_not_parsed(federation: Loopback, session: Sess
     """Signed, and of the form that fedmutual writes. The job's process searches no folder of those above."""
 
     def change(made: Path) -> None:
-        record = read(federation.file).record()
+        record = read_contract(federation.file).record()
         record["tables"]["algorithm"]["name"] = "evil:X"
         config = made / job.APP / "config"
-        (config / job.SERVER).write_bytes(job.dump(job.server_file(json.dumps(record))))
-        (config / job.SITE).write_bytes(job.dump(job.site_file(json.dumps(record))))
+        (config / job.SERVER).write_bytes(job.format_json(job.server_file(json.dumps(record))))
+        (config / job.SITE).write_bytes(job.format_json(job.site_file(json.dumps(record))))
 
     began: list[list[str]] = []
 
@@ -101,7 +106,7 @@ def a_job_that_nobody_signed_is_not_unpacked(federation: Loopback, session: Sess
 def submitted(federation: Loopback, session: Session, change: Callable[[Path], Any]) -> str:
     """The number of a job that a lead changed before signing it."""
     with tempfile.TemporaryDirectory() as folder:
-        made = job.write(read(federation.file), Path(folder))
+        made = job.write_job(read_contract(federation.file), Path(folder))
         change(made)
         return str(session._session.submit_job(str(made)))
 

@@ -16,8 +16,8 @@ from nvflare.private.fed.utils.site_config import project_site_config
 from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
 
 from fedmutual.engines.sites.flare import workspace
-from fedmutual.engines.sites.flare.door import LETTER, JobChecks, _at_the_door, _no_words, _true_sender, lets_in
-from fedmutual.engines.sites.flare.kits import opened, provision
+from fedmutual.engines.sites.flare.door import LETTER, JobChecks, _at_the_door, _no_words, _true_sender, is_allowed
+from fedmutual.engines.sites.flare.kits import open_kit, provision
 from wards import contract
 
 JOB = "0a1b2c3d-0000-4000-8000-0123456789ab"
@@ -30,7 +30,9 @@ def work(tmp_path_factory):
     provision(contract(folder), folder / "kits")
     (folder / "server").mkdir()
     (folder / "north").mkdir()
-    return {name: workspace.made(opened(folder / "kits" / name), folder / name, {}) for name in ("server", "north")}
+    return {
+        name: workspace.make_workspace(open_kit(folder / "kits" / name), folder / name, {}) for name in ("server", "north")
+    }
 
 
 @pytest.mark.parametrize("name", ["server", "north"])
@@ -133,7 +135,7 @@ def test_why_a_site_could_not_is_for_its_operator(capsys):
     ],
 )
 def test_the_door(me, asker, channel, topic, fine):
-    assert lets_in(me, asker, channel, topic) is fine
+    assert is_allowed(me, asker, channel, topic) is fine
 
 
 def test_who_is_refused_writes_no_line_of_its_own_into_the_log(caplog):

@@ -14,9 +14,9 @@ import pytest
 from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition
 from nvflare.fuel.hci.client import file_transfer
 
-from fedmutual.engines.sites.contract import read
+from fedmutual.engines.sites.contract import read_contract
 from fedmutual.engines.sites.flare import job
-from fedmutual.engines.sites.flare.kits import opened
+from fedmutual.engines.sites.flare.kits import open_kit
 from fedmutual.engines.sites.flare.session import Session
 from fedmutual.errors import RunError
 from loopback import LEAD, Loopback, loopback
@@ -34,7 +34,7 @@ def test_nobody_gets_more_than_is_theirs(tmp_path, monkeypatch):
     with federated(tmp_path) as federation:
         federation.wait(lambda: "site 'eve' is there" in federation.log("server"), 60, "the rogue is there")
         (tmp_path / "answers.go").touch()
-        with Session(opened(tmp_path / "kits" / LEAD)) as session:
+        with Session(open_kit(tmp_path / "kits" / LEAD)) as session:
             a_lead_has_no_shell_and_no_command_of_flares(federation, session)
             a_job_that_ships_code_is_refused(federation, session)
             a_job_that_names_code_is_refused(federation, session)
@@ -55,7 +55,11 @@ def federated(folder: Path) -> Iterator[Loopback]:
         (folder / "north" / "state" / "wards" / "kept").write_text("as of a run")
         found.start("server", "north")
         found.wait(lambda: "site 'north' is there" in found.log("server"), 60, "north is there")
-        told = {"config": str(found.configs["eve"]), "contracts": [read(found.file).record()], "rounds": COMMON["rounds"]}
+        told = {
+            "config": str(found.configs["eve"]),
+            "contracts": [read_contract(found.file).record()],
+            "rounds": COMMON["rounds"],
+        }
         kit, state = folder / "kits" / "eve", folder / "eve" / "state"
         state.mkdir()
         rogue = (Path(__file__).parents[1] / "rogue.py", kit, state, json.dumps(told))
@@ -86,12 +90,12 @@ def a_job_that_ships_code_is_refused(federation: Loopback, session: Session) -> 
 
 def a_job_that_names_code_is_refused(federation: Loopback, session: Session) -> None:
     """By its contract, which is compared with the one in the server's kit before anything of it is parsed."""
-    record = read(federation.file).record()
+    record = read_contract(federation.file).record()
     record["tables"]["algorithm"]["name"] = "evil:X"
 
     def change(made: Path) -> None:
-        (made / job.APP / "config" / job.SERVER).write_bytes(job.dump(job.server_file(json.dumps(record))))
-        (made / job.APP / "config" / job.SITE).write_bytes(job.dump(job.site_file(json.dumps(record))))
+        (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.server_file(json.dumps(record))))
+        (made / job.APP / "config" / job.SITE).write_bytes(job.format_json(job.site_file(json.dumps(record))))
 
     said = refused(federation, session, change)
     assert 'its \'algorithm.name\' is "evil:X", and this server agreed to "fml"' in said
@@ -118,7 +122,7 @@ def a_site_cannot_pass_as_a_lead(federation: Loopback) -> None:
         shutil.copy(kits / "eve" / "startup" / file, kit / "startup" / file)
     edit(kit / "kit.json", lambda about: about | {"name": "eve"})
     edit(kit / "startup" / "fed_admin.json", lambda about: about | {"admin": about["admin"] | {"username": "eve"}})
-    with Session(opened(kit)) as session:
+    with Session(open_kit(kit)) as session:
         for command in ("fedmutual_status wards", "cells", "list_jobs", "show_config_vars server", "get_job_meta 1"):
             assert "only a lead may ask this" in str(session._session.api.server_execute(command)), command
         with pytest.raises(RunError):
@@ -141,7 +145,7 @@ def a_site_with_a_true_kit_gets_nothing_out_of_another_one(federation: Loopback)
 def refused(federation: Loopback, session: Session, change: Callable[[Path], Any]) -> str:
     """Why the server does not take a job that somebody changed before a lead signed it; nothing of it is kept."""
     with tempfile.TemporaryDirectory() as folder:
-        made = job.write(read(federation.file), Path(folder))
+        made = job.write_job(read_contract(federation.file), Path(folder))
         change(made)
         with pytest.raises(InvalidJobDefinition) as caught:
             session._session.submit_job(str(made))

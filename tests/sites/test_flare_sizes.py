@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.coordinator import longest_message
+from fedmutual.engines.sites.coordinator import find_longest_message
 from wards import COMMON, SEEDED, contract
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
 from fedmutual.engines.sites.flare import workspace
-from fedmutual.engines.sites.flare.kits import opened, provision
+from fedmutual.engines.sites.flare.kits import open_kit, provision
 
 MEME = 4 * (64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)  # bytes of the shared "mlp" for 8 x 8 pixels, 10 classes
 SEND = """
@@ -44,9 +44,9 @@ os._exit(0)
 def test_the_longest_message_follows_from_the_contract(tmp_path):
     """Of FML the order: an inbox is made of the shared model, and has no more than all that the sites sent of it."""
     ten = [f"site{k}" for k in range(10)]
-    longest = longest_message(contracts.read(contract(tmp_path, sites=ten)))
+    longest = find_longest_message(contracts.read_contract(contract(tmp_path, sites=ten)))
     assert (1 + len(ten)) * MEME < longest < (1 + len(ten)) * MEME + 2**16
-    peers = longest_message(contracts.read(contract(tmp_path, SEEDED, public="public")))
+    peers = find_longest_message(contracts.read_contract(contract(tmp_path, SEEDED, public="public")))
     assert 2**20 < peers < 2**20 + 2**15  # of peers, the scores: what they send each other has some hundred bytes
 
 
@@ -59,7 +59,7 @@ def kits(tmp_path_factory):
 
 @pytest.mark.parametrize(("longest", "most"), [(0, 2**26), (10**9, 10**9 + 2**21), (2**32, 2**32 + 2**21)])
 def test_what_is_longer_is_not_taken(kits, tmp_path, longest, most):
-    work = workspace.made(opened(kits / "north"), tmp_path, {"longest": longest})
+    work = workspace.make_workspace(open_kit(kits / "north"), tmp_path, {"longest": longest})
     about = json.loads((work / "local" / "comm_config.json").read_text())
     options = dict(about["grpc"]["options"])
     assert about["streaming_max_blob_size"] == most
@@ -69,7 +69,7 @@ def test_what_is_longer_is_not_taken(kits, tmp_path, longest, most):
 
 def test_flare_refuses_a_longer_one_before_it_is_whole(kits, tmp_path):
     """And takes one of just that length, and others afterwards."""
-    work = workspace.made(opened(kits / "north"), tmp_path, {"longest": 0})
+    work = workspace.make_workspace(open_kit(kits / "north"), tmp_path, {"longest": 0})
     sizes = [10, 2**26, 2**26 + 1, 10**8, 20]
     words = [sys.executable, "-c", SEND, str(work / "local" / "comm_config.json"), *map(str, sizes)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=300)

@@ -42,7 +42,7 @@ class Flare:
 
 
 def post(folder, flare, quorum=2):
-    members.note(folder, dict.fromkeys(SITES, "1"))
+    members.write_members(folder, dict.fromkeys(SITES, "1"))
     return TaskPost(flare, None, SimpleNamespace(triggered=False), folder / "wards", quorum)
 
 

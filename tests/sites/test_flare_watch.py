@@ -12,7 +12,7 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 from fedmutual.engines.loop import Paused
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.flare import comers, members, progress, workspace
-from fedmutual.engines.sites.flare.asked import results
+from fedmutual.engines.sites.flare.asked import list_results
 from fedmutual.engines.sites.flare.controller import _pause
 from fedmutual.engines.sites.flare.session import Lost, Session, _answer
 from fedmutual.engines.sites.flare.watch import Watch, _connected, _heard
@@ -44,13 +44,13 @@ def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
     """South's connection was cut while the job began: it is not in it, and the server has not noticed."""
     folder = tmp_path / "wards"
     folder.mkdir()
-    members.note(tmp_path, {"north": "1", "south": "1"}, ["south"])
+    members.write_members(tmp_path, {"north": "1", "south": "1"}, ["south"])
     _pause(folder, job("north"), NAMES)
-    members.note(tmp_path, {"north": "1", "south": "1"})
+    members.write_members(tmp_path, {"north": "1", "south": "1"})
     with pytest.raises(Paused, match="south came, or came back"):
         _pause(folder, job("north"), NAMES)
     _pause(folder, job("north"), NAMES)  # it was in vain: not at once again
-    members.note(tmp_path, {"north": "1", "south": "2"})
+    members.write_members(tmp_path, {"north": "1", "south": "2"})
     with pytest.raises(Paused, match="south came, or came back"):  # it was started anew
         _pause(folder, job("north"), NAMES)
 
@@ -58,18 +58,20 @@ def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
 def test_no_job_is_begun_anew_for_who_is_not_of_the_federation(tmp_path):
     """East was taken out of the names, and its process still runs."""
     (tmp_path / "wards").mkdir()
-    members.note(tmp_path, {"north": "1", "east": "1"})
+    members.write_members(tmp_path, {"north": "1", "east": "1"})
     _pause(tmp_path / "wards", job("north"), NAMES)
 
 
 def test_in_vain_for_one_waits_longer_each_time(tmp_path):
     out, begun = {"south": "1"}, []
     for now in range(0, 20_000, 10):
-        begun += [now] * bool(comers.due(tmp_path, out, ("north",), now))
+        begun += [now] * bool(comers.list_due_sites(tmp_path, out, ("north",), now))
     assert begun[:6] == [0, 60, 180, 420, 900, 1860]
     assert begun[6:8] == [3780, 7380]  # never more than an hour
-    assert comers.due(tmp_path, {}, ("north", "south"), 20_000) == []  # it takes part, and what was in vain is over
-    assert comers.due(tmp_path, out, ("north",), 20_001) == ["south"]
+    assert (
+        comers.list_due_sites(tmp_path, {}, ("north", "south"), 20_000) == []
+    )  # it takes part, and what was in vain is over
+    assert comers.list_due_sites(tmp_path, out, ("north",), 20_001) == ["south"]
 
 
 def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
@@ -80,7 +82,7 @@ def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
 
 
 def test_nobody_is_there_before_the_server_looked(tmp_path):
-    assert members.there(tmp_path) == members.heard(tmp_path) == {}
+    assert members.read_connected(tmp_path) == members.read_alive(tmp_path) == {}
 
 
 def test_a_lead_reads_why_the_server_does_not_do_it():
@@ -109,7 +111,7 @@ def says(outcome=None, stops=False, job=None, contract="", version="0.1.0"):
 
 
 def test_a_federation_that_is_under_way_is_looked_on_and_not_submitted_again(tmp_path):
-    agreed = contracts.read(contract(tmp_path))
+    agreed = contracts.read_contract(contract(tmp_path))
     running = says("running", contract=agreed.imprint)
     assert Lead(running).under_way(agreed) == "J1"
     assert Lead(says()).under_way(agreed) is None
@@ -188,7 +190,7 @@ def test_a_lead_has_what_the_server_may_give(tmp_path):
     for file in ("config.toml", "ledger.jsonl", "server/round-12.safetensors", "clients/north/round-12.safetensors"):
         (folder / file).parent.mkdir(parents=True, exist_ok=True)
         (folder / file).write_bytes(b"x")
-    given = results(folder, 12)
+    given = list_results(folder, 12)
     assert sorted(given) == ["config.toml", "ledger.jsonl", "server/round-12.safetensors"]
     body = {"body": base64.b64encode(b"x").decode()}
     fetched = Lead({"files": sorted(given)}, *[body] * 3).fetch("wards", tmp_path / "out")
@@ -199,12 +201,12 @@ def test_a_lead_has_what_the_server_may_give(tmp_path):
 def test_a_job_that_the_server_does_not_have_is_not_waited_for(tmp_path, monkeypatch, capsys):
     """Its state was brought from another host, without FLARE's part of it."""
     folder = tmp_path / "wards"
-    progress.Progress(folder, contracts.read(contract(tmp_path)), "J1").begin(())
+    progress.Progress(folder, contracts.read_contract(contract(tmp_path)), "J1").begin(())
     watch, clock = Watch(), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     watch._missing(folder)
-    assert progress.read(folder)["outcome"] == "running"
+    assert progress.read_progress(folder)["outcome"] == "running"
     clock[0] = 6.0
     watch._missing(folder)
-    assert progress.read(folder)["outcome"] == "stopped"
+    assert progress.read_progress(folder)["outcome"] == "stopped"
     assert "submit it once more" in capsys.readouterr().out

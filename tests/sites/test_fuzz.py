@@ -16,21 +16,21 @@ from safetensors.torch import load, save
 from fedmutual.algorithms import FedH2L
 from fedmutual.algorithms.peers import agreed as owned_by
 from fedmutual.engines.sites import engine
-from fedmutual.engines.sites.coordinator import Coordinator, first_state, unmanned
+from fedmutual.engines.sites.coordinator import Coordinator, build_server_experiment, make_first_state
 from fedmutual.engines.sites.engine import TooFew
 from fedmutual.engines.sites.mailbox import Mailbox
 from fedmutual.engines.sites.post import (
     EXAM,
     LONGEST,
     WORK,
-    Answer,
-    Garbled,
+    MalformedMessage,
     Order,
-    answer,
-    order,
-    packed,
+    SiteAnswer,
+    pack_message,
+    read_answer,
+    read_order,
 )
-from fedmutual.engines.sites.sizes import Sizes, limit
+from fedmutual.engines.sites.sizes import MessageSizes, limit_message
 from fedmutual.errors import UserError
 from fedmutual.records.logs import METRICS, read_lines
 from wards import COMMON, SITES, Desk, contract, halves, same
@@ -150,19 +150,19 @@ def mutated(draw, content):
 
 SHAPES = {"w": (torch.float32, (3, 2)), "n": (torch.int64, ())}
 TENSORS = {"w": torch.ones(3, 2), "n": torch.tensor(1)}
-SAID = Answer(Order(WORK, 2, 1, ("a",), ("a", "b")), {"ce": 0.5}, up=3, remarks=("'b': late",))
-ROOM = limit(SHAPES, 2000)
+SAID = SiteAnswer(Order(WORK, 2, 1, ("a",), ("a", "b")), {"ce": 0.5}, up=3, remarks=("'b': late",))
+ROOM = limit_message(SHAPES, 2000)
 
 
 @fuzz(400)
 @given(data=st.data())
 def test_a_mutated_message_is_read_or_refused(data):
-    read, what = data.draw(st.sampled_from([(order, SAID.order), (answer, SAID)]))
-    content = data.draw(mutated(packed(what, TENSORS)))
+    read, what = data.draw(st.sampled_from([(read_order, SAID.order), (read_answer, SAID)]))
+    content = data.draw(mutated(pack_message(what, TENSORS)))
     refusal = ""
     try:
         said, message = read(content, ROOM)
-    except Garbled as problem:
+    except MalformedMessage as problem:
         refusal = str(problem)
     if refusal:
         assert refusal.isprintable()
@@ -176,7 +176,7 @@ def test_a_mutated_message_is_read_or_refused(data):
 class Letters:
     """Honest letters of two senders, and their mutations."""
 
-    ROUNDS, SENDERS, ROOM = 4, ("a", "b"), limit(SHAPES, 300)
+    ROUNDS, SENDERS, ROOM = 4, ("a", "b"), limit_message(SHAPES, 300)
 
     @classmethod
     def declared(cls, place):
@@ -191,15 +191,15 @@ def test_mutated_letters_fill_no_mailbox(data):
         if data.draw(st.booleans()):
             mail.begin(data.draw(st.integers(-1, Letters.ROUNDS)))
         place = data.draw(st.integers(-1, Letters.ROUNDS + 1)), data.draw(st.integers(0, 3))
-        content = packed(
-            Answer(Order(WORK, *place)), {"w": torch.full((3, 2), data.draw(st.floats(width=32))), "n": TENSORS["n"]}
+        content = pack_message(
+            SiteAnswer(Order(WORK, *place)), {"w": torch.full((3, 2), data.draw(st.floats(width=32))), "n": TENSORS["n"]}
         )
         if data.draw(st.booleans()):
             content = data.draw(mutated(content))
         sender = data.draw(st.sampled_from(["a", "b", "c", ""]))
         try:
             mail.put(sender, content)
-        except Garbled:
+        except MalformedMessage:
             refusals += 1
     held = [(i, r, m) for r in range(-1, 9) for p in range(9) for i, m in mail.letters((r, p)).items()]
     assert mail.refused.total() == refusals
@@ -219,8 +219,8 @@ def federation(tmp_path_factory):
     """A federation of one round, its sites, and what each honestly answers."""
     folder = tmp_path_factory.mktemp("fuzz")
     agreed, sites = halves(folder, contract(folder, ONE_ROUND, MLPS), MLPS)
-    state = first_state(agreed, unmanned(agreed))
-    asked = packed(Order(WORK, 0, 0), state)
+    state = make_first_state(agreed, build_server_experiment(agreed))
+    asked = pack_message(Order(WORK, 0, 0), state)
     answers = {i: half.do(asked) for i, half in sites.items()}
     return folder, agreed, sites, asked, answers
 
@@ -234,14 +234,14 @@ def files(folder):
 @given(data=st.data())
 def test_a_site_outlives_mutated_orders(federation, data):
     _, _, sites, asked, _ = federation
-    north, state = sites["north"], order(asked)[1]
-    base = data.draw(st.sampled_from([asked, packed(Order(EXAM, 0, 0), state)]))
+    north, state = sites["north"], read_order(asked)[1]
+    base = data.draw(st.sampled_from([asked, pack_message(Order(EXAM, 0, 0), state)]))
     content, before, refusal = data.draw(mutated(base)), files(north.folder), ""
     try:
-        told, message = answer(north.do(content))
+        told, message = read_answer(north.do(content))
         assert told.problem is not None or not message or message.keys() == state.keys()
         north.letters(content)
-    except (Garbled, UserError) as problem:
+    except (MalformedMessage, UserError) as problem:
         refusal = str(problem)
     after = files(north.folder)
     assert "\n" not in refusal
@@ -257,7 +257,7 @@ def test_a_site_outlives_mutated_orders(federation, data):
 
 def test_after_them_a_site_answers_an_honest_order_as_before(federation):
     _, _, sites, asked, answers = federation
-    one, other = answer(sites["north"].do(asked)), answer(answers["north"])
+    one, other = read_answer(sites["north"].do(asked)), read_answer(answers["north"])
     assert same(one[1], other[1])
     assert one[0] == other[0]
 
@@ -271,8 +271,8 @@ class Replayed(Desk):
 
     def ask(self, orders, deadline):
         for i, asked in orders.items():
-            told = order(asked)[0]
-            content = self._replies[i] if told.kind == WORK else packed(Answer(told), {})
+            told = read_order(asked)[0]
+            content = self._replies[i] if told.kind == WORK else pack_message(SiteAnswer(told), {})
             yield i, self._spoil(content) if i == "west" else content
 
 
@@ -303,9 +303,9 @@ def test_the_logs_of_a_federation_take_so_many_words_of_a_site_and_no_more(tmp_p
     class Talker(Desk):
         def ask(self, orders, deadline):
             for i, asked in orders.items():
-                told, state = order(asked)
-                said = Answer(told, problem=f"{told.round} " + "x" * LONGEST) if i == "west" else Answer(told)
-                yield i, packed(said, state if told.kind == WORK and i != "west" else {})
+                told, state = read_order(asked)
+                said = SiteAnswer(told, problem=f"{told.round} " + "x" * LONGEST) if i == "west" else SiteAnswer(told)
+                yield i, pack_message(said, state if told.kind == WORK and i != "west" else {})
 
     desk = Talker(sites)
     with pytest.MonkeyPatch.context() as patch:
@@ -322,14 +322,16 @@ def test_the_largest_honest_messages_are_within_their_sizes(federation):
     _, agreed, _, _, _ = federation
     names = tuple(c * 60 for c in ("a", "é", "字", "😀"))
     phase = agreed.algorithm.phases[0]
-    state = first_state(agreed, unmanned(agreed))
-    sizes = Sizes(agreed.algorithm, state, names, by_hand=False)
+    state = make_first_state(agreed, build_server_experiment(agreed))
+    sizes = MessageSizes(agreed.algorithm, state, names, by_hand=False)
     asked = Order(WORK, 2**62, 0, names, names)
-    order(packed(asked, state), sizes.order)
+    read_order(pack_message(asked, state), sizes.order)
     words = "😀" * (LONGEST + 3)
-    full = Answer(asked, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names, diverged=True)
-    assert sizes.open_answer(asked, packed(full, state))[0].accused == names
+    full = SiteAnswer(asked, dict.fromkeys(phase.terms, -1.2345678901234568e-300), (), 0, 0, (), words, names, diverged=True)
+    assert sizes.open_answer(asked, pack_message(full, state))[0].accused == names
     later = replace(asked, phase=1)  # of peers: a remark on each sender of the phase before
     peers = FedH2L(batch_size=8, public_batch=4).algorithm()
-    letters = Sizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names, by_hand=True)
-    assert letters.open_answer(later, packed(Answer(later, remarks=(words,) * 4), {}))[0].remarks[0].startswith("😀")
+    letters = MessageSizes(peers, owned_by(dict.fromkeys(names, range(9)), 10), names, by_hand=True)
+    assert (
+        letters.open_answer(later, pack_message(SiteAnswer(later, remarks=(words,) * 4), {}))[0].remarks[0].startswith("😀")
+    )

@@ -33,7 +33,7 @@ def test_labels_that_stay_with_their_owners_are_in_no_file(tmp_path):
     path, sites = seeded(tmp_path, UNLABELLED)
     for i in sites:
         assert arrays(tmp_path / "public" / f"{i}.npz").keys() == {"x", "classes", "about"}
-    said = json.dumps(contracts.whole(path).public)
+    said = json.dumps(contracts.read_submitted_contract(path).public)
     assert '"counts": null' in said
 
 
@@ -62,8 +62,8 @@ def test_data_of_the_sites_own_code_are_found_beside_its_file(tmp_path, cli):
     )
     code = f"import numpy\n\ndef load():\n    return dict(numpy.load({sites['north']['data']['root']!r}))\n"
     mine.with_name("north_rows.py").write_text(code)
-    giving.give(path, mine, tmp_path / "one")
-    giving.give(path, site(tmp_path, "north", sites["north"]), tmp_path / "other")
+    giving.export_seedset(path, mine, tmp_path / "one")
+    giving.export_seedset(path, site(tmp_path, "north", sites["north"]), tmp_path / "other")
     one, other = (arrays(tmp_path / place / "north.npz") for place in ("one", "other"))
     assert all(np.array_equal(one[k], other[k]) for k in one | other)
 
@@ -86,7 +86,7 @@ def test_nothing_to_give(why, tmp_path):
     sites = with_data(tmp_path)
     path = contract(tmp_path, SEEDED | common, sites, public="public")
     with pytest.raises(ConfigError) as caught:
-        giving.give(path, site(tmp_path, "north", sites["north"], **own), tmp_path / "public")
+        giving.export_seedset(path, site(tmp_path, "north", sites["north"], **own), tmp_path / "public")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "public").exists()
@@ -101,5 +101,5 @@ def test_a_file_is_whole_or_not_there(given, tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(RunError, match=r"north.npz: cannot be written \(No space left on device\)"):
-        giving.give(folder / "federation.toml", folder / "north" / "site.toml", tmp_path)
+        giving.export_seedset(folder / "federation.toml", folder / "north" / "site.toml", tmp_path)
     assert list(tmp_path.iterdir()) == []

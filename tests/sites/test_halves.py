@@ -7,7 +7,7 @@ import pytest
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import difference
+from fedmutual.engines.sites.consent import find_difference
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.errors import ConfigError
 from fedmutual.records.files import read_tensors
@@ -59,14 +59,14 @@ def test_who_is_away_is_left_out_and_back_in(tmp_path, name, round):
 
 def test_the_rule_of_a_federation_is_what_sites_agreed_to(tmp_path):
     """Where the server is may change without them; how it makes one model of theirs may not."""
-    robust = contracts.read(contract(tmp_path, RULES["trimmed mean"]))
-    assert contracts.accept(json.dumps(robust.record()), [robust.record()]).config.server == robust.config.server
+    robust = contracts.read_contract(contract(tmp_path, RULES["trimmed mean"]))
+    assert contracts.accept_contract(json.dumps(robust.record()), [robust.record()]).config.server == robust.config.server
     assert robust.config.server.model_dump() == {"aggregate": "trimmed-mean", "trim": 0.4}
     for server, differs in (({"port": 9000}, None), ({"trim": 0.1}, "'server.trim'"), ({"aggregate": "mean"}, "'server.")):
         tables = {**robust.config.server.model_dump(), **server}
         tables = {k: v for k, v in tables.items() if k != "trim" or tables["aggregate"] == "trimmed-mean"}
-        other = contracts.read(contract(tmp_path, COMMON | {"server": tables}))
-        found = difference(robust.record(), other.record())
+        other = contracts.read_contract(contract(tmp_path, COMMON | {"server": tables}))
+        found = find_difference(robust.record(), other.record())
         assert (found is None) == (differs is None)
         assert (differs or "") in (found or "")
 
@@ -74,7 +74,7 @@ def test_the_rule_of_a_federation_is_what_sites_agreed_to(tmp_path):
 def test_a_rule_where_nothing_is_averaged_is_refused(tmp_path):
     path = contract(tmp_path, COMMON | {"algorithm": {"name": "independent"}, "server": {"aggregate": "median"}})
     with pytest.raises(ConfigError, match=r"'server\.aggregate' has no effect .* algorithm 'independent'"):
-        contracts.read(path)
+        contracts.read_contract(path)
 
 
 METHODS = {  # without public data, which tests of their own have

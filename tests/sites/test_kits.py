@@ -27,7 +27,7 @@ def test_no_key_lies_in_a_folder_that_others_can_open(tmp_path, monkeypatch):
     monkeypatch.setattr(kits, "write_bytes", noted(kits.write_bytes, 0))
     kits.provision(contract(tmp_path), tmp_path / "kits")
     monkeypatch.setattr(workspace.shutil, "copytree", noted(shutil.copytree, 1))
-    workspace.made(kits.opened(tmp_path / "kits" / "north"), tmp_path / "state", {})
+    workspace.make_workspace(kits.open_kit(tmp_path / "kits" / "north"), tmp_path / "state", {})
     assert {"cert.json", "server.key", "client.key", "startup"} <= written.keys()
     assert all(written.values()), written
 

@@ -38,10 +38,10 @@ def letters(round):
 
 
 def test_equal_rounds_are_one_row_however_many(tmp_path):
-    lines = ledger.read(write(tmp_path, [one for round in range(1, 201) for one in letters(round)]))
-    rows = ledger.rows(lines)
+    lines = ledger.read_ledger(write(tmp_path, [one for round in range(1, 201) for one in letters(round)]))
+    rows = ledger.summarise_ledger(lines)
     assert [(row.first, row.last, row.messages) for row in rows] == [(1, 200, 200)] * 5
-    assert [(ledger.said(row.kind), row.kind.to, row.kind.bytes) for row in rows] == [
+    assert [(ledger.describe_message(row.kind), row.kind.to, row.kind.bytes) for row in rows] == [
         ("phase 1, done", "server", 0),
         ("phase 2, done", "server", 0),
         ("phase 1", "south", 32),
@@ -49,7 +49,7 @@ def test_equal_rounds_are_one_row_however_many(tmp_path):
         ("scores", "server", 0),
     ]
     assert rows[0].bytes == sum(200 + round % 7 for round in range(1, 201))
-    assert ledger.totals(lines)["south"] == {"messages": 200, "tensors": 6400, "bytes": 20000}
+    assert ledger.count_totals(lines)["south"] == {"messages": 200, "tensors": 6400, "bytes": 20000}
 
 
 def test_a_round_that_is_unlike_the_others_stands_alone(tmp_path):
@@ -57,11 +57,11 @@ def test_a_round_that_is_unlike_the_others_stands_alone(tmp_path):
     refused = [line(5, tensors=(), told={"problem": "it diverged"})]
     anew = [line(7) | {"attempt": 1}]
     lines = [line(0), line(1), line(2), *odd, line(4), *refused, line(6), *anew]
-    rows = ledger.rows(ledger.read(write(tmp_path, lines)))
+    rows = ledger.summarise_ledger(ledger.read_ledger(write(tmp_path, lines)))
     places = [(row.first, row.last, row.messages) for row in rows]
     assert places == [(0, 2, 3), (3, 3, 2), (4, 4, 1), (5, 5, 1), (6, 6, 1), (7, 7, 1)]
-    assert ledger.said(rows[3].kind) == "no message: it diverged"
-    assert ledger.said(rows[5].kind) == "phase 1, attempt 1"
+    assert ledger.describe_message(rows[3].kind) == "no message: it diverged"
+    assert ledger.describe_message(rows[5].kind) == "phase 1, attempt 1"
 
 
 def test_the_tables(tmp_path, cli):

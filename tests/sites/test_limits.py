@@ -6,8 +6,8 @@ import pytest
 
 from fedmutual import plugins
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import difference
-from fedmutual.engines.sites.post import WORK, Order, answer, packed
+from fedmutual.engines.sites.consent import find_difference
+from fedmutual.engines.sites.post import WORK, Order, pack_message, read_answer
 from fedmutual.engines.sites.schema import LimitsTable
 from fedmutual.errors import ConfigError
 from wards import COMMON, SITES, contract, site
@@ -22,16 +22,16 @@ SUBMITTED = {
 @pytest.mark.parametrize("why", SUBMITTED)
 def test_what_a_submission_changes_needs_consent_unless_it_is_listed(tmp_path, why):
     """A quorum of one would let a lead, with a site that reads the shared model, single another site out."""
-    agreed = contracts.read(contract(tmp_path))
-    submitted = contracts.read(contract(tmp_path, **SUBMITTED[why]))
-    found = difference(agreed.record(), submitted.record())
+    agreed = contracts.read_contract(contract(tmp_path))
+    submitted = contracts.read_contract(contract(tmp_path, **SUBMITTED[why]))
+    found = find_difference(agreed.record(), submitted.record())
     assert found is None if why is None else found.startswith(why)
 
 
 def test_the_server_may_move(tmp_path):
-    agreed = contracts.read(contract(tmp_path))
-    moved = contracts.read(contract(tmp_path, COMMON | {"server": {"hosts": ["fl.example.org"], "port": 9000}}))
-    assert difference(agreed.record(), moved.record()) is None
+    agreed = contracts.read_contract(contract(tmp_path))
+    moved = contracts.read_contract(contract(tmp_path, COMMON | {"server": {"hosts": ["fl.example.org"], "port": 9000}}))
+    assert find_difference(agreed.record(), moved.record()) is None
 
 
 @pytest.mark.parametrize(
@@ -67,22 +67,22 @@ def test_one_site_refuses_more_rounds_and_the_other_takes_part(tmp_path, capsys,
     monkeypatch.setattr(plugins, "_of_process", None)  # a site confines its process
     two = {i: SITES[i] for i in ("north", "south")}
     agreed = contract(tmp_path, COMMON, two).rename(tmp_path / "agreed.toml")
-    submitted = contracts.read(contract(tmp_path, COMMON | {"rounds": 9}, two))
+    submitted = contracts.read_contract(contract(tmp_path, COMMON | {"rounds": 9}, two))
     limits, answers = {"north": {}, "south": {"limits": {"rounds": 9}}}, {}
     for name, more in limits.items():
         work = tmp_path / name / "flare"
         (work / "local").mkdir(parents=True)
         about = {
             "config": str(site(tmp_path, name, two[name], **more)),
-            "contracts": [contracts.read(agreed).record()],
+            "contracts": [contracts.read_contract(agreed).record()],
             "rounds": 3,
         }
         (work / "local" / "fedmutual.json").write_text(json.dumps(about))
         taking_part = executor.Site(json.dumps(submitted.record()))
         taking_part.handle_event("_start_run", Context(work))
         task = executor.Shareable()
-        task[executor.BODY] = packed(Order(WORK, 0, 0), {})
-        answers[name] = answer(taking_part.execute("do", task, Context(work), None)[executor.BODY])[0].problem
+        task[executor.BODY] = pack_message(Order(WORK, 0, 0), {})
+        answers[name] = read_answer(taking_part.execute("do", task, Context(work), None)[executor.BODY])[0].problem
         taking_part.handle_event("_end_run", Context(work))
     said = capsys.readouterr().out
     refusal = "the job is of 9 rounds, and this site agreed to 3; set 'limits.rounds' in its file to allow more"

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedmutual.engines.sites.mailbox import Mailbox
-from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Limit, Order, packed
+from fedmutual.engines.sites.post import EXAM, WORK, Limit, MalformedMessage, Order, SiteAnswer, pack_message
 from wards import halves, seeded
 
 DECLARED = {"x": (torch.float32, (2,))}
@@ -18,7 +18,7 @@ def declared(place):
 
 
 def letter(round, phase=0, x=(1.0, 2.0), kind=WORK, **said):
-    return packed(Answer(Order(kind, round, phase), **said), {"x": torch.tensor(x)})
+    return pack_message(SiteAnswer(Order(kind, round, phase), **said), {"x": torch.tensor(x)})
 
 
 @pytest.fixture
@@ -74,9 +74,12 @@ REFUSED = {
     "infinite": (letter(3, x=(1.0, float("inf"))), "numbers in 'x' that are not finite"),
     "words": (letter(3, problem="x"), "it says more than a letter does"),
     "losses": (letter(3, train={"a": 1.0}), "it says more than a letter does"),
-    "senders": (packed(Answer(Order(WORK, 3, 0, ("b",))), {"x": torch.zeros(2)}), "it says more than a letter does"),
+    "senders": (
+        pack_message(SiteAnswer(Order(WORK, 3, 0, ("b",))), {"x": torch.zeros(2)}),
+        "it says more than a letter does",
+    ),
     "header": (letter(3, remarks=("x" * 1000,)), "bytes, and 1,000 are enough"),
-    "empty": (packed(Answer(Order(WORK, 3, 0)), {}), "its letter is empty"),
+    "empty": (pack_message(SiteAnswer(Order(WORK, 3, 0)), {}), "its letter is empty"),
     "no bytes": (["a", "b"], "it is no message in safetensors form (TypeError)"),
 }
 
@@ -88,7 +91,7 @@ def test_what_is_refused_is_counted_and_not_kept(why, mail):
     mail.put("b", letter(3))
     mail.put("b", letter(3))  # sent again, since nobody said that it came
     for count in (1, 2):
-        with pytest.raises(Garbled) as caught:
+        with pytest.raises(MalformedMessage) as caught:
             mail.put("b", content)
         assert said in str(caught.value)
         assert mail.refused == {"b": count}
@@ -101,7 +104,7 @@ def test_what_is_refused_is_counted_and_not_kept(why, mail):
 
 def test_strangers_are_counted_together(mail):
     for name in ("x", "y" * 10**6, "\n"):
-        with pytest.raises(Garbled) as caught:
+        with pytest.raises(MalformedMessage) as caught:
             mail.put(name, letter(0))
         assert len(str(caught.value)) < 600
         assert str(caught.value).isprintable()
@@ -114,7 +117,7 @@ def test_letters_of_rounds_that_never_come_take_no_memory(tmp_path):
     north = halves(tmp_path, path, sites)[1]["north"]
     big = torch.zeros(250_000)
     for round in (*range(10), *(10**6 + k for k in range(190))):
-        with pytest.raises(Garbled):
-            north.peers.receive("west", packed(Answer(Order(WORK, round, 0)), {"anything": big}))
+        with pytest.raises(MalformedMessage):
+            north.peers.receive("west", pack_message(SiteAnswer(Order(WORK, round, 0)), {"anything": big}))
     assert north.peers.mail.refused == {"west": 200}
     assert not any(north.peers.mail.letters((round, 0)) for round in range(10))

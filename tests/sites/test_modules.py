@@ -7,7 +7,7 @@ import pytest
 
 from fedmutual import plugins, recorded_code
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.half import built, own
+from fedmutual.engines.sites.half import build_site, read_site_file
 from fedmutual.engines.sites.modules import ListedModules, leave_working_folders, modules_of_server
 from fedmutual.errors import ConfigError
 from wards import COMMON, SITES, contract, site
@@ -40,9 +40,9 @@ def north(folder, personal="own:Net", **tables):
 
 def make_client(path):
     """What a site's process makes of its file."""
-    mine = own(path)
+    mine = read_site_file(path)
     with plugins.under(mine.code):
-        return built(contracts.read(path.parents[1] / "federation.toml"), mine).client("north")
+        return build_site(contracts.read_contract(path.parents[1] / "federation.toml"), mine).client("north")
 
 
 def refused(path, *words):
@@ -89,13 +89,13 @@ def test_the_contracts_code_is_the_sites_choice_too(tmp_path):
         "@dataclass(frozen=True, kw_only=True)\nclass Mine(FML):\n    'FML.'\n"
     )
     names = "'algorithm.name' names code of the module 'own', which this process"
-    with pytest.raises(ConfigError, match=names), plugins.under(own(path).code):
-        contracts.read(file)
+    with pytest.raises(ConfigError, match=names), plugins.under(read_site_file(path).code):
+        contracts.read_contract(file)
     with pytest.raises(ConfigError, match="add --trust-module own"), plugins.under(modules_of_server([], [file])):
-        contracts.read(file)
-    listed = own(site(tmp_path, "north", trust={"modules": ["own"]}))
+        contracts.read_contract(file)
+    listed = read_site_file(site(tmp_path, "north", trust={"modules": ["own"]}))
     with plugins.under(listed.code):
-        assert contracts.read(file).algorithm.phases
+        assert contracts.read_contract(file).algorithm.phases
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_names_that_lead_elsewhere(tmp_path, name, listed, said):
 )
 def test_what_cannot_be_listed(tmp_path, module, said):
     with pytest.raises(ConfigError, match=f"'trust.modules'.*{said}") as caught:
-        own(north(tmp_path, trust={"modules": [module]}))
+        read_site_file(north(tmp_path, trust={"modules": [module]}))
     assert "\n" not in str(caught.value)
 
 

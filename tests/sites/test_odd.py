@@ -13,11 +13,20 @@ from fedmutual.core import Message
 from fedmutual.engines.base import participate
 from fedmutual.engines.sites import admission, diary, outbox
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import difference
-from fedmutual.engines.sites.coordinator import Coordinator, first_state, unmanned
+from fedmutual.engines.sites.consent import find_difference
+from fedmutual.engines.sites.coordinator import Coordinator, build_server_experiment, make_first_state
 from fedmutual.engines.sites.engine import TooFew
-from fedmutual.engines.sites.half import Half
-from fedmutual.engines.sites.post import EXAM, Answer, Garbled, Order, Told, answer, order, packed
+from fedmutual.engines.sites.half import SiteRuntime
+from fedmutual.engines.sites.post import (
+    EXAM,
+    MalformedMessage,
+    Order,
+    ReleasedScore,
+    SiteAnswer,
+    pack_message,
+    read_answer,
+    read_order,
+)
 from fedmutual.errors import RunError, UserError
 from fedmutual.records.events import Noted
 from fedmutual.records.logs import LEDGER, METRICS, read_lines
@@ -36,7 +45,7 @@ class Tampered(Desk):
 
     def ask(self, orders, deadline):
         for i, content in super().ask(orders, deadline):
-            said, _ = order(orders[i])
+            said, _ = read_order(orders[i])
             if i == "west" and said.round == self._round and said.kind != EXAM:
                 yield from ((i, c) for c in self._change(content))
             else:
@@ -44,19 +53,19 @@ class Tampered(Desk):
 
 
 def with_tensor(content, change) -> bytes:
-    said, message = answer(content)
+    said, message = read_answer(content)
     name = "classifier.bias"
-    return packed(said, {**message, name: change(message[name])})
+    return pack_message(said, {**message, name: change(message[name])})
 
 
 def with_words(content, **words) -> bytes:
-    said, message = answer(content)
-    return packed(replace(said, **words), message)
+    said, message = read_answer(content)
+    return pack_message(replace(said, **words), message)
 
 
 def older(content) -> bytes:
-    said, message = answer(content)
-    return packed(type(said)(Order(said.order.kind, said.order.round - 1, said.order.phase), said.train), message)
+    said, message = read_answer(content)
+    return pack_message(type(said)(Order(said.order.kind, said.order.round - 1, said.order.phase), said.train), message)
 
 
 def without(message: Message, name: str) -> Message:
@@ -70,9 +79,11 @@ ODD = {
     ],
     "its tensors have 220,880 bytes, and 220,840 are declared": lambda c: [with_tensor(c, lambda t: t.double())],
     "found torch.int32": lambda c: [with_tensor(c, lambda t: t.view(torch.int32))],
-    "it is declared and missing": lambda c: [packed(answer(c)[0], without(answer(c)[1], "classifier.bias"))],
-    "its tensors have 220,844 bytes": lambda c: [packed(answer(c)[0], {**answer(c)[1], "x": torch.zeros(1)})],
-    "the phase declares only": lambda c: [packed(answer(c)[0], {**answer(c)[1], "x": torch.zeros(0)})],
+    "it is declared and missing": lambda c: [pack_message(read_answer(c)[0], without(read_answer(c)[1], "classifier.bias"))],
+    "its tensors have 220,844 bytes": lambda c: [
+        pack_message(read_answer(c)[0], {**read_answer(c)[1], "x": torch.zeros(1)})
+    ],
+    "the phase declares only": lambda c: [pack_message(read_answer(c)[0], {**read_answer(c)[1], "x": torch.zeros(0)})],
     "it makes 100 remarks, and 0 are possible": lambda c: [with_words(c, remarks=("",) * 100)],
     "it counts more bytes than the messages of a round have": lambda c: [with_words(c, up=2**62)],
     "bytes, and 10,": lambda c: [with_words(c, problem="x" * 10**6)],
@@ -126,10 +137,10 @@ def test_scores_that_make_no_sense_are_said_in_their_own_round(tmp_path, round, 
     class Scored(Desk):
         def ask(self, orders, deadline):
             for i, content in super().ask(orders, deadline):
-                said, _ = answer(content)
+                said, _ = read_answer(content)
                 spoilt = i == "west" and (said.order.kind, said.order.round) == (EXAM, round - 1)
-                odd = replace(said, scores=(Told("personal", "west", "validation", ODD_SCORES[where]),))
-                yield i, packed(odd, {}) if spoilt else content
+                odd = replace(said, scores=(ReleasedScore("personal", "west", "validation", ODD_SCORES[where]),))
+                yield i, pack_message(odd, {}) if spoilt else content
 
     notes, _ = run(tmp_path, Scored(sites), agreed)
     (note,) = notes
@@ -181,7 +192,7 @@ def test_a_network_of_its_own_that_raises_costs_the_site_its_round_and_nothing_e
 
     class Away(Desk):
         def ask(self, orders, deadline):
-            gone = {i for i, content in orders.items() if i == "west" and order(content)[0].round == 1}
+            gone = {i for i, content in orders.items() if i == "west" and read_order(content)[0].round == 1}
             return super().ask({i: content for i, content in orders.items() if i not in gone}, deadline)
 
     for what, desk in (("away", Away), ("raised", Desk)):
@@ -206,32 +217,32 @@ def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
 
     monkeypatch.setattr(outbox, "append", full)
     with pytest.raises(RunError, match="No space left"):
-        north.do(packed(Order("work", 0, 0), north.experiment.server()))
+        north.do(pack_message(Order("work", 0, 0), north.experiment.server()))
 
 
 def test_asked_again_answers_as_before_and_trains_nothing_twice(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
     north, server = sites["north"], sites["north"].experiment.server()
-    asked = packed(Order("work", 0, 0), server)
+    asked = pack_message(Order("work", 0, 0), server)
     first = north.do(asked)
-    again = Half(agreed, own(site(tmp_path, "north", MLPS["north"])))  # started anew
+    again = SiteRuntime(agreed, own(site(tmp_path, "north", MLPS["north"])))  # started anew
     assert again.do(asked) == north.do(asked) == first
-    assert len(outbox.left(north.folder)) == 3  # every answer that left is written down, the repeated ones too
+    assert len(outbox.read_sent_messages(north.folder)) == 3  # every answer that left is written down, the repeated ones too
 
 
 def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
     """Between a round's work and its scores."""
     common = COMMON | TELLING | {"records": {"copies": True}}
     agreed, sites = halves(tmp_path, contract(tmp_path, common, MLPS), MLPS)
-    state = first_state(agreed, unmanned(agreed))
-    work, exam = packed(Order("work", 0, 0), state), packed(Order(EXAM, 0, 0), state)
+    state = make_first_state(agreed, build_server_experiment(agreed))
+    work, exam = pack_message(Order("work", 0, 0), state), pack_message(Order(EXAM, 0, 0), state)
     sites["north"].do(work)
-    anew = Half(agreed, own(tmp_path / "north" / "site.toml"))
+    anew = SiteRuntime(agreed, own(tmp_path / "north" / "site.toml"))
     anew.do(work)  # answered as before
-    scores = answer(anew.do(exam))[0].scores
+    scores = read_answer(anew.do(exam))[0].scores
     (other,) = halves(tmp_path / "whole", contract(tmp_path, common, MLPS), {"north": MLPS["north"]})[1].values()
     other.do(work)
-    assert answer(other.do(exam))[0].scores == scores
+    assert read_answer(other.do(exam))[0].scores == scores
     assert "copy" in {score.model for score in scores}
 
 
@@ -239,8 +250,8 @@ def test_a_server_that_lost_its_state_is_told_so(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, COMMON | {"rounds": 5}, MLPS), MLPS)
     run(tmp_path, Desk(sites), agreed)
     said = []
-    north = Half(agreed, own(site(tmp_path, "north", MLPS["north"])), said.append)
-    told, message = answer(north.do(packed(Order("work", 0, 0), north.experiment.server())))
+    north = SiteRuntime(agreed, own(site(tmp_path, "north", MLPS["north"])), said.append)
+    told, message = read_answer(north.do(pack_message(Order("work", 0, 0), north.experiment.server())))
     assert (message, told.problem) == ({}, admission.PAST)
     assert said == [f"round 1: not done, for {admission.PAST}"]
     assert fedmutual.Run(north.folder).round == 5  # nothing of the site's was touched
@@ -267,14 +278,14 @@ def test_seven_of_ten_classes_and_a_network_of_its_own(tmp_path):
     seven = {**MLPS["west"], "data": {"name": "digits", "classes": list("0123456")}}
     mine = {**MLPS, "west": seven}
     path = contract(tmp_path, common, mine)
-    agreed = contracts.read(path)
+    agreed = contracts.read_contract(path)
     with pytest.raises(UserError, match="its class '7' is none of the classes"):  # three classes have no name at the site
         halves(tmp_path, path, mine)
     labels = {"7": "6", "8": "6", "9": "6"}
     mine["west"] = {**seven, "data": {**seven["data"], "labels": labels}}
-    found = {i: Half(agreed, own(site(tmp_path, i, mine[i]))) for i in mine}
+    found = {i: SiteRuntime(agreed, own(site(tmp_path, i, mine[i]))) for i in mine}
     run(tmp_path, Desk(found), agreed)
-    names = {t["name"] for line in outbox.left(found["west"].folder) for t in line["tensors"]}
+    names = {t["name"] for line in outbox.read_sent_messages(found["west"].folder) for t in line["tensors"]}
     assert names == {"features.fc1.weight", "features.fc1.bias", "features.fc2.weight", "features.fc2.bias"}
     server = (tmp_path / "server" / "config.toml").read_text() + json.dumps(fedmutual.Run(tmp_path / "server").summary)
     assert "0.02" not in server  # west's learning rate
@@ -285,7 +296,7 @@ def test_a_site_that_tells_nothing(tmp_path):
     silent = {**MLPS, "west": {**MLPS["west"], "share": {"metrics": "none"}}}
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=silent), silent)
     run(tmp_path, Desk(sites), agreed)
-    assert all(not line["told"] for line in outbox.left(sites["west"].folder))
+    assert all(not line["told"] for line in outbox.read_sent_messages(sites["west"].folder))
     told = {s["client"] for line in read_lines(tmp_path / "server" / "metrics.jsonl") for s in line["scores"]}
     assert told == {"north", "south"}
     kept = read_lines(sites["west"].folder / "metrics.jsonl")
@@ -298,15 +309,15 @@ def test_state_of_another_site_file_is_refused(tmp_path):
     run(tmp_path, Desk(sites), agreed)
     changed = {**MLPS["north"], "optimizer": {"lr": 0.5}}
     with pytest.raises(RunError, match=r"holds the state of this federation with another site\.toml"):
-        Half(agreed, own(site(tmp_path, "north", changed)))
+        SiteRuntime(agreed, own(site(tmp_path, "north", changed)))
 
 
 def test_what_a_site_says_moves_no_cursor_and_begins_no_line(tmp_path):
     """It is for consoles and logs of others."""
     odd = "\n2026  stopped\x1b[2J" + "x" * 1000
-    said = answer(packed(Answer(Order("work", 0, 0), problem=odd, remarks=(odd,)), {}))[0]
-    with pytest.raises(Garbled) as caught:
-        answer(packed(Answer(Order("work", 0, 0), train={odd: math.nan}), {}))
+    said = read_answer(pack_message(SiteAnswer(Order("work", 0, 0), problem=odd, remarks=(odd,)), {}))[0]
+    with pytest.raises(MalformedMessage) as caught:
+        read_answer(pack_message(SiteAnswer(Order("work", 0, 0), train={odd: math.nan}), {}))
     for words in (said.problem, said.remarks[0], str(caught.value)):
         assert words.isprintable()
         assert len(words) < 600
@@ -315,7 +326,7 @@ def test_what_a_site_says_moves_no_cursor_and_begins_no_line(tmp_path):
 
 def test_an_order_that_is_none(tmp_path):
     _, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
-    with pytest.raises(Garbled):
+    with pytest.raises(MalformedMessage):
         sites["north"].do(b"nonsense")
 
 
@@ -332,7 +343,7 @@ def test_a_newcomer_joins_and_a_site_leaves_for_good(tmp_path):
 
     class Seen(Desk):
         def ask(self, asked, deadline):
-            orders.extend((i, *order(content)) for i, content in asked.items())
+            orders.extend((i, *read_order(content)) for i, content in asked.items())
             return super().ask(asked, deadline)
 
     assert run(tmp_path, Seen(later), longer) == ([], [4, 5])
@@ -341,7 +352,7 @@ def test_a_newcomer_joins_and_a_site_leaves_for_good(tmp_path):
     assert all(same(message, shared) for message in first.values())
     assert fedmutual.Run(later["north"].folder).round == 5
     assert "'sites.names'" in (
-        difference(agreed.record(), longer.record()) or ""
+        find_difference(agreed.record(), longer.record()) or ""
     )  # who did not agree to the new one refuses it
 
 
@@ -354,12 +365,12 @@ def test_a_site_that_starts_again_after_the_end_is_still_at_the_end(tmp_path):
     summary = (folder / "summary.json").read_bytes()
     (folder / "summary.json").unlink()
     mine = own(tmp_path / "north" / "site.toml")
-    Half(agreed, mine, looks=True)  # a look writes nothing
+    SiteRuntime(agreed, mine, looks=True)  # a look writes nothing
     assert not (folder / "summary.json").exists()
     whole = (folder / "metrics.jsonl").read_bytes()
     (folder / "metrics.jsonl").write_bytes(whole + b'{"round": 4, "sco')  # a full disk cut it short
-    Half(agreed, mine)
+    SiteRuntime(agreed, mine)
     assert (folder / "metrics.jsonl").read_bytes() == whole
     assert (folder / "summary.json").read_bytes() == summary
-    Half(contracts.read(contract(tmp_path, {**COMMON, "rounds": 5}, MLPS)), mine)
+    SiteRuntime(contracts.read_contract(contract(tmp_path, {**COMMON, "rounds": 5}, MLPS)), mine)
     assert not (folder / "summary.json").exists()

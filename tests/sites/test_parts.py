@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.half import built, own
+from fedmutual.engines.sites.half import build_site, read_site_file
 from fedmutual.errors import DataError, UserError
 from wards import CLASSES, arrays, refused, rewritten
 
@@ -70,7 +70,7 @@ def test_a_part_that_cannot_be_used(how, ward):
         rewritten(path, **others)
     assert refused(ward, why).startswith(str(path))
     with pytest.raises(DataError, match=r"south.npz"):
-        contracts.whole(ward / "federation.toml")
+        contracts.read_submitted_contract(ward / "federation.toml")
 
 
 def compressed(path):
@@ -160,14 +160,14 @@ def test_no_damage_passes(given, tmp_path):
     """Bits of the file that turn, and files cut short: an error that names it, or what was given, to the byte."""
     folder, _ = given
     ward = shutil.copytree(folder, tmp_path / "ward")
-    agreed, path = contracts.whole(folder / "federation.toml"), ward / "public" / "south.npz"
+    agreed, path = contracts.read_submitted_contract(folder / "federation.toml"), ward / "public" / "south.npz"
     content, rng, named, same = path.read_bytes(), np.random.default_rng(0), 0, 0
     for _ in range(60):
         spoilt = bytearray(content)
         spoilt[rng.integers(len(content))] ^= 1 << rng.integers(8)
         path.write_bytes(spoilt if rng.random() < 0.8 else content[: rng.integers(len(content))])
         try:
-            found = built(agreed, own(ward / "north" / "site.toml"))
+            found = build_site(agreed, read_site_file(ward / "north" / "site.toml"))
         except UserError as problem:
             named += str(problem).startswith(str(path))
         else:

@@ -10,9 +10,18 @@ import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.half import Half, own
-from fedmutual.engines.sites.outbox import left
-from fedmutual.engines.sites.post import EXAM, WORK, Answer, Garbled, Order, answer, order, packed
+from fedmutual.engines.sites.half import SiteRuntime, read_site_file
+from fedmutual.engines.sites.outbox import read_sent_messages
+from fedmutual.engines.sites.post import (
+    EXAM,
+    WORK,
+    MalformedMessage,
+    Order,
+    SiteAnswer,
+    pack_message,
+    read_answer,
+    read_order,
+)
 from fedmutual.records import text
 from fedmutual.records.events import Noted, PhaseDone
 from fedmutual.records.logs import LEDGER, read_lines
@@ -67,7 +76,7 @@ class Ward:
 
 def place(letter):
     """Of which round and phase a letter is."""
-    about = answer(letter)[0].order
+    about = read_answer(letter)[0].order
     return about.round, about.phase
 
 
@@ -101,21 +110,21 @@ def test_a_site_hands_out_what_is_declared_and_nothing_else(tmp_path):
     sent = {(i, to, *place(letter)): letter for i, to, letter in found.desk.letters}
     assert len(sent) == len(found.desk.letters) == 3 * OTHERS * (1 + ROUNDS)
     for (sender, to, round, _), letter in sent.items():
-        _, message = answer(letter)
+        _, message = read_answer(letter)
         assert {k: (v.dtype, tuple(v.shape)) for k, v in message.items()} == (start if round < 0 else rounds)
-        assert letter == packed(Answer(Order(WORK, round, 0)), message)  # and no byte more
+        assert letter == pack_message(SiteAnswer(Order(WORK, round, 0)), message)  # and no byte more
         assert sender != to
         if round >= 0:
             positions = found.desk.halves[sender].experiment.data.public.owners[sender]
             assert all(int(k) in positions for k in message["index"])  # of its own public rows it speaks
     for i, asked, told in found.desk.answers:
-        about, what = answer(told)[0], order(asked)[0]
-        assert told == packed(about, {})
+        about, what = read_answer(told)[0], read_order(asked)[0]
+        assert told == pack_message(about, {})
         assert (about.order, about.remarks, about.problem, about.accused) == (what, (), None, ())
         assert set(about.train) == terms(what)
         assert {(s.client, s.data) for s in about.scores} == ({(i, "validation")} if what.kind == EXAM else set())
     for i, half in found.desk.halves.items():
-        written = [(line["to"], line["sha256"]) for line in left(half.folder) if line["to"] != "server"]
+        written = [(line["to"], line["sha256"]) for line in read_sent_messages(half.folder) if line["to"] != "server"]
         mine = [(to, hashlib.sha256(letter).hexdigest()) for sender, to, letter in found.desk.letters if sender == i]
         assert written == mine
 
@@ -123,7 +132,7 @@ def test_a_site_hands_out_what_is_declared_and_nothing_else(tmp_path):
 def test_a_site_that_shares_no_metrics_tells_the_server_nothing(tmp_path):
     found = Ward(tmp_path, SEEDED | {"share": {"metrics": "none"}, "rounds": 1}).run()
     for _, _, told in found.desk.answers:
-        about, message = answer(told)
+        about, message = read_answer(told)
         assert (message, about.train, about.scores, about.problem) == ({}, {}, (), None)
     assert len(found.desk.letters) == 3 * OTHERS * 2
 
@@ -156,7 +165,7 @@ def test_pairs_write_to_each_other_and_to_nobody_else(tmp_path):
 
 def holding(change):
     """What becomes of a letter: it holds other tensors."""
-    return lambda letter: packed(answer(letter)[0], change(answer(letter)[1]))
+    return lambda letter: pack_message(read_answer(letter)[0], change(read_answer(letter)[1]))
 
 
 SPOILT = {
@@ -188,7 +197,7 @@ SPOILT = {
         " bytes, and ",
     ),
     "words": (
-        lambda letter: packed(replace(answer(letter)[0], problem="x"), answer(letter)[1]),
+        lambda letter: pack_message(replace(read_answer(letter)[0], problem="x"), read_answer(letter)[1]),
         "it says more than a letter does",
     ),
     "less": (holding(lambda m: {"index": m["index"]}), "its message is refused, for 'accuracy': it is declared and missing"),
@@ -279,7 +288,7 @@ def test_a_site_that_dies_between_the_halves_of_a_round_says_whom_it_missed(tmp_
 
     def kill(event):
         if isinstance(event, PhaseDone) and (event.round, event.phase) == (2, "local"):
-            found.desk.halves["west"] = Half(found.agreed, own(tmp_path / "west" / "site.toml"))
+            found.desk.halves["west"] = SiteRuntime(found.agreed, read_site_file(tmp_path / "west" / "site.toml"))
 
     found.run(kill)
     missed = "note in round 2: site 'west' left out the message of {!r}: its letter did not come"
@@ -290,35 +299,37 @@ def test_asked_again_a_site_writes_the_same_letters(tmp_path):
     found = Ward(tmp_path, SEEDED | {"rounds": 1})
     north, all_ = found.desk.halves["north"], tuple(found.sites)
     for phase in range(2):
-        north.do(packed(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
-    asked = packed(Order(WORK, 0, 0, asked=all_), {})
+        north.do(pack_message(Order(WORK, -1, phase, senders=() if phase else None, asked=all_), {}))
+    asked = pack_message(Order(WORK, 0, 0, asked=all_), {})
     said, letters = north.do(asked), north.letters(asked)
     assert letters.keys() == {"south", "west"}
     assert len(set(letters.values())) == 1
-    north.do(packed(Order(WORK, 0, 1, senders=all_, asked=all_), {}))
-    again = Half(found.agreed, own(tmp_path / "north" / "site.toml"))
+    north.do(pack_message(Order(WORK, 0, 1, senders=all_, asked=all_), {}))
+    again = SiteRuntime(found.agreed, read_site_file(tmp_path / "north" / "site.toml"))
     for half in (north, again):  # as it is, and after a crash
         assert (half.do(asked), half.letters(asked)) == (said, letters)
-    fewer = packed(Order(WORK, 0, 0, asked=("north", "west")), {})
+    fewer = pack_message(Order(WORK, 0, 0, asked=("north", "west")), {})
     assert again.do(fewer) == said  # nothing is trained anew for it
     assert again.letters(fewer) == {"west": letters["west"]}
-    other = packed(Order(WORK, 0, 2, asked=all_), {})
+    other = pack_message(Order(WORK, 0, 2, asked=all_), {})
     assert again.letters(other) == {}  # what was not done goes nowhere
 
 
 def test_a_site_that_starts_does_not_know_the_contract_of_the_job_yet(tmp_path):
     """It has FEDERATION.toml, and the state of earlier jobs; what was agreed of the set comes with the next one."""
     found = Ward(tmp_path, SEEDED | {"rounds": 1}).run()
-    known = contracts.read(tmp_path / "federation.toml")
+    known = contracts.read_contract(tmp_path / "federation.toml")
     assert known.public is None
-    assert Half(known, own(tmp_path / "north" / "site.toml")).leaves() == found.desk.halves["north"].leaves()
+    assert (
+        SiteRuntime(known, read_site_file(tmp_path / "north" / "site.toml")).leaves() == found.desk.halves["north"].leaves()
+    )
 
 
 def test_letters_of_strangers_are_none(tmp_path):
     found = Ward(tmp_path).desk.halves["north"]
     for sender in ("north", "server", "nobody"):
-        with pytest.raises(Garbled, match=f"{sender!r} is none of the other sites"):
-            found.peers.receive(sender, packed(Order(WORK, 0, 0), {}))
+        with pytest.raises(MalformedMessage, match=f"{sender!r} is none of the other sites"):
+            found.peers.receive(sender, pack_message(Order(WORK, 0, 0), {}))
 
 
 def test_nobody_writes_to_a_site_that_hangs(tmp_path):

@@ -6,7 +6,7 @@ import torch
 import fedmutual
 from fedmutual.engines.base import score
 from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.post import WORK, answer, order, packed
+from fedmutual.engines.sites.post import WORK, pack_message, read_answer, read_order
 from fedmutual.losses import Classification
 from fedmutual.records.events import Noted
 from wards import COMMON, SITES, Desk, contract, halves
@@ -43,10 +43,10 @@ class Hostile(Desk):
 
     def ask(self, orders, deadline):
         for i, content in super().ask(orders, deadline):
-            said, message = answer(content)
-            asked, sent = order(orders[i])
+            said, message = read_answer(content)
+            asked, sent = read_order(orders[i])
             if i == "west" and asked.kind == WORK and self.attack is not None:
-                content = packed(said, self.attack(message, sent, asked.round))
+                content = pack_message(said, self.attack(message, sent, asked.round))
             yield i, content
 
 

@@ -1,22 +1,25 @@
 """What the server's file says of notes: each once, with its rounds, the last ones."""
 
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.flare.progress import Progress, read, said
+from fedmutual.engines.sites.flare.progress import Progress, format_notes, read_progress
 from fedmutual.records.events import Noted
 from wards import contract
 
 
 def test_a_note_of_many_rounds_is_one_and_pushes_no_other_out(tmp_path):
-    agreed = contracts.read(contract(tmp_path))
+    agreed = contracts.read_contract(contract(tmp_path))
     progress = Progress(tmp_path, agreed, "job-1")
     progress(Noted(0, "west is away"))
     progress(Noted(3, "south is odd"))
     for round in range(1, 90):
         progress(Noted(round, "west is away"))
-    assert [said(n) for n in read(tmp_path)["notes"]] == ["round 3: south is odd", "the start to round 89: west is away"]
+    assert [format_notes(n) for n in read_progress(tmp_path)["notes"]] == [
+        "round 3: south is odd",
+        "the start to round 89: west is away",
+    ]
     again = Progress(tmp_path, agreed, "job-1")  # the server began the job anew
     again(Noted(90, "west is away"))
     for n in range(30):
         again(Noted(91, f"note {n}"))
-    notes = [said(n) for n in read(tmp_path)["notes"]]
+    notes = [format_notes(n) for n in read_progress(tmp_path)["notes"]]
     assert (len(notes), notes[0], notes[-1]) == (20, "round 91: note 10", "round 91: note 29")

@@ -34,7 +34,7 @@ def test_how_numbers_are_stored_is_for_each_site_to_choose(ward):
     np.savez(ward / "floats.npz", x=(held["x"] / 255).astype(np.float32), y=held["y"])
     before, _ = everything(joined(ward, "south").data.public.data)
     changed(ward / "north" / "site.toml", data={"name": "npz", "root": str(ward / "floats.npz")})
-    giving.give(ward / "federation.toml", ward / "north" / "site.toml", ward / "public")
+    giving.export_seedset(ward / "federation.toml", ward / "north" / "site.toml", ward / "public")
     for name in ("north", "south"):
         after, _ = everything(joined(ward, name).data.public.data)
         assert torch.allclose(before, after)
@@ -52,7 +52,7 @@ def test_the_folder_is_asked_for(ward):
 
 
 def test_a_part_of_another_seed_is_seen_by_its_owner(ward):
-    first = contracts.read(ward / "federation.toml")
+    first = contracts.read_contract(ward / "federation.toml")
     changed(ward / "federation.toml", seed=1)
     said = refused(ward, "it is not what this site's split sets apart as public, but of another seed, split or other data")
     assert said.startswith(str(ward / "public" / "north.npz"))
@@ -86,7 +86,7 @@ def exchanged(found):
     ],
 )
 def test_another_part_than_the_contract_was_made_with(how, odd, ward):
-    agreed = contracts.whole(ward / "federation.toml")
+    agreed = contracts.read_submitted_contract(ward / "federation.toml")
     path = ward / "public" / "south.npz"
     rewritten(path, **how(arrays(path)))
     said = refused(ward, "the contract was made with another part of site 'south': this one has ", odd, agreed=agreed)
@@ -104,7 +104,7 @@ def test_a_class_that_nobody_gives(tmp_path):
         np.savez(about_["data"]["root"], x=held["x"][keep], y=held["y"][keep])
     path = contract(tmp_path, SEEDED, sites, public="public")
     for i in sites:
-        giving.give(path, site(tmp_path, i, sites[i], public={"folder": "../public"}), tmp_path / "public")
+        giving.export_seedset(path, site(tmp_path, i, sites[i], public={"folder": "../public"}), tmp_path / "public")
     refused(
         tmp_path, "public: the public seed set has no example of class '9', which this site trains on; raise 'split.public'"
     )

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import difference
+from fedmutual.engines.sites.consent import find_difference
 from fedmutual.errors import ConfigError
 from wards import SEEDED, UNLABELLED, accepted, changed, in_one_process, seeded
 
@@ -15,7 +15,7 @@ from wards import SEEDED, UNLABELLED, accepted, changed, in_one_process, seeded
 def test_it_is_of_the_set_of_one_process(common, tmp_path):
     path, sites = seeded(tmp_path, common)
     one, labelled = in_one_process(sites, common).public, common is SEEDED
-    found = contracts.whole(path).public
+    found = contracts.read_submitted_contract(path).public
     assert found["rows"] == {i: len(rows) for i, rows in one.owners.items()}
     assert found["bytes"] == one.bytes(labelled)
     assert found["digest"] == (one.digest if labelled else one.unlabelled)
@@ -26,13 +26,13 @@ def test_it_is_of_the_set_of_one_process(common, tmp_path):
 
 def test_where_the_set_lies_does_not_cross(given):
     folder, _ = given
-    found = contracts.whole(folder / "federation.toml")
+    found = contracts.read_submitted_contract(folder / "federation.toml")
     crossed = json.dumps(found.record())
     assert "public" not in found.record()["tables"]["sites"]
     assert str(folder) not in crossed
-    back = contracts.accept(crossed, [found.record()])
+    back = contracts.accept_contract(crossed, [found.record()])
     assert (back.public, back.digest) == (found.public, found.digest)
-    assert difference(contracts.read(folder / "federation.toml").record(), back.record()) is None
+    assert find_difference(contracts.read_contract(folder / "federation.toml").record(), back.record()) is None
     elsewhere = replace(found, sites=found.sites.model_copy(update={"public": None}))
     assert elsewhere.digest == found.digest
 
@@ -50,7 +50,7 @@ def test_where_the_set_lies_does_not_cross(given):
     ],
 )
 def test_one_that_makes_no_sense(spoil, given):
-    found = contracts.whole(given[0] / "federation.toml").record()
+    found = contracts.read_submitted_contract(given[0] / "federation.toml").record()
     with pytest.raises(ConfigError, match=r"^the contract: .*public") as caught:
         accepted(found | {"public": found["public"] | spoil}, found)
     assert "\n" not in str(caught.value)
@@ -58,21 +58,21 @@ def test_one_that_makes_no_sense(spoil, given):
 
 def test_a_contract_that_crossed_has_one(given):
     with pytest.raises(ConfigError, match=r"needs the key 'sites.public'"):
-        accepted(contracts.read(given[0] / "federation.toml").record())
+        accepted(contracts.read_contract(given[0] / "federation.toml").record())
 
 
 def test_what_a_submission_may_change_makes_no_other_contract(given):
     """Nor does the set: a site that starts does not know it yet."""
     path = given[0] / "federation.toml"
-    found, whole = contracts.read(path), contracts.whole(path)
+    found, whole = contracts.read_contract(path), contracts.read_submitted_contract(path)
     sites = {"names": found.sites.names, "input": (1, 8, 8), "public": "x"}
 
     def other(**tables):
-        return difference(
-            found.record(), contracts.made({**found.tables, "server": {}, "sites": sites} | tables, "it").record()
+        return find_difference(
+            found.record(), contracts.make_contract({**found.tables, "server": {}, "sites": sites} | tables, "it").record()
         )
 
-    assert difference(found.record(), whole.record()) is other() is other(rounds=9) is other(server={"port": 9}) is None
+    assert find_difference(found.record(), whole.record()) is other() is other(rounds=9) is other(server={"port": 9}) is None
     assert "'seed' is 1, and this site agreed to unset" in other(seed=1)
     assert "'sites.names'" in other(sites=sites | {"names": ("north", "west", "south")})
 
@@ -80,13 +80,13 @@ def test_what_a_submission_may_change_makes_no_other_contract(given):
 def test_too_few_examples_are_seen_before_anything_is_sent(ward):
     changed(ward / "federation.toml", algorithm={"name": "fedh2l", "public_batch": 85})
     with pytest.raises(ConfigError, match=r"client 'north' has 84 public examples, and algorithm.public_batch is 85"):
-        contracts.whole(ward / "federation.toml")
+        contracts.read_submitted_contract(ward / "federation.toml")
 
 
 @pytest.mark.parametrize(("version", "fine"), [("0.1.7", True), ("0.2.0", False), ("1.1.0", False)])
 def test_a_job_of_another_version_is_refused_before_its_keys_are_read(given, version, fine):
     """With keys that this version does not know, as another one may have."""
-    record = contracts.whole(given[0] / "federation.toml").record() | {"version": version}
+    record = contracts.read_submitted_contract(given[0] / "federation.toml").record() | {"version": version}
     if fine:
         assert accepted(record).version == version
         return

@@ -5,9 +5,9 @@ import re
 import pytest
 
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import difference
+from fedmutual.engines.sites.consent import find_difference
 from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.half import Half
+from fedmutual.engines.sites.half import SiteRuntime
 from fedmutual.errors import RunError
 from fedmutual.records.logs import METRICS, read_lines
 from wards import COMMON, SITES, Desk, contract, halves, own
@@ -37,10 +37,10 @@ def test_rounds_that_would_not_be_those_of_one_run_are_refused(tmp_path, common,
     Coordinator(agreed, tmp_path / "server").run(Desk(them))
     own_key = "optimizer" in said
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.suffix in SAVED}
-    other = contracts.read(contract(tmp_path, {**common, "rounds": rounds}, sites))
+    other = contracts.read_contract(contract(tmp_path, {**common, "rounds": rounds}, sites))
     for i in ("west",) if own_key else sites:
         with pytest.raises(RunError, match=re.escape(said)):
-            Half(other, own(tmp_path / i / "site.toml"))
+            SiteRuntime(other, own(tmp_path / i / "site.toml"))
     if not own_key:
         with pytest.raises(RunError, match=re.escape(said)):
             Coordinator(other, tmp_path / "server").run(Desk({}))
@@ -61,10 +61,10 @@ def test_a_site_starts_again_with_the_rounds_that_its_kit_has(tmp_path, common):
     """A submission may have others than the kit's file: whoever starts looks only whether the site can take part."""
     agreed, them = halves(tmp_path, contract(tmp_path, common, MLPS), MLPS)
     Coordinator(agreed, tmp_path / "server").run(Desk(them))
-    kit = contracts.read(contract(tmp_path, common | {"rounds": 1}, MLPS))
-    assert difference(kit.record(), agreed.record()) is None
-    Half(kit, own(tmp_path / "north" / "site.toml"), looks=True)
-    Half(agreed, own(tmp_path / "north" / "site.toml"))
+    kit = contracts.read_contract(contract(tmp_path, common | {"rounds": 1}, MLPS))
+    assert find_difference(kit.record(), agreed.record()) is None
+    SiteRuntime(kit, own(tmp_path / "north" / "site.toml"), looks=True)
+    SiteRuntime(agreed, own(tmp_path / "north" / "site.toml"))
 
 
 def test_rounds_that_grow_end_as_if_they_had_been_so_many_from_the_first(tmp_path):

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedmutual.engines.sites.conduct import Conduct
-from fedmutual.engines.sites.coordinator import first_state, unmanned
-from fedmutual.engines.sites.post import Answer
+from fedmutual.engines.sites.coordinator import build_server_experiment, make_first_state
+from fedmutual.engines.sites.post import SiteAnswer
 from fedmutual.engines.sites.screening import Limits, find_outliers, screen, update_norm
 from fedmutual.errors import RunError
 from fedmutual.records.checkpoint import committed, file_name, read_state
@@ -138,7 +138,7 @@ def test_who_lies_about_its_examples_does_not_outweigh_the_others(count, tmp_pat
     found.run()
     assert len(found.about("west")) == COMMON["rounds"]
     assert {note.count("n_k") for note in found.notes} == {1}
-    first = element(first_state(found.agreed, unmanned(found.agreed)))
+    first = element(make_first_state(found.agreed, build_server_experiment(found.agreed)))
     assert shared(found) - first == pytest.approx(3 * (600 * 0.01 + 200 * 0.03) / 800, rel=1e-4)
 
 
@@ -164,8 +164,8 @@ def test_the_names_of_losses_are_those_that_the_phase_declares(tmp_path):
     """Else whoever answers writes what it likes into the server's log of scores."""
     found = Federation(tmp_path, COMMON | {"share": {"metrics": "all"}})
     many = {f"loss {n}": 0.5 for n in range(3)} | {"personal": 0.5}
-    found["west"].does = lambda asked, inbox: (Answer(asked, train=many), moved(inbox, 0.01))
-    found["south"].does = lambda asked, inbox: (Answer(asked, train={"meme": 0.25}), moved(inbox, 0.01))
+    found["west"].does = lambda asked, inbox: (SiteAnswer(asked, train=many), moved(inbox, 0.01))
+    found["south"].does = lambda asked, inbox: (SiteAnswer(asked, train={"meme": 0.25}), moved(inbox, 0.01))
     found.run()
     assert len(found.about("west")) == COMMON["rounds"]
     assert all(note.endswith("losses that its phase does not declare; those are personal, meme") for note in found.notes)

@@ -8,8 +8,8 @@ from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.attempts import Attempts
 from fedmutual.engines.sites.conduct import Conduct
 from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.half import Half, own
-from fedmutual.engines.sites.post import ATTEMPTS, WORK, Answer, Order, answer, packed
+from fedmutual.engines.sites.half import SiteRuntime, read_site_file
+from fedmutual.engines.sites.post import ATTEMPTS, WORK, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.errors import RunError
 from fedmutual.records.checkpoint import committed, file_name, read_state
 from fedmutual.records.logs import LEDGER, METRICS, read_lines
@@ -41,7 +41,7 @@ def test_a_round_after_which_most_diverge_is_undone_and_its_outlier_left_out(tmp
         for i in ("north", "south"):
             one[i].does = healthy(limit=1.5)
     found["west"].does = lambda asked, inbox: moved(inbox, 0.09 if asked.round != 2 else 5.0)
-    found.agreed = contracts.read(contract(tmp_path / "found", SIX, update_limit=1000.0))
+    found.agreed = contracts.read_contract(contract(tmp_path / "found", SIX, update_limit=1000.0))
     found.run()
     calm.run()
     out = "site 'west' is left out for good: its update stood out in round 3, after which most sites diverged"
@@ -84,7 +84,7 @@ def test_where_nobody_stands_out_nobody_is_blamed_and_the_third_time_ends_it(tmp
     found = Federation(tmp_path, SIX)
     for i in found.desk.halves:
         found[i].does = lambda asked, inbox: (
-            Answer(asked, problem=DIVERGED, diverged=True) if asked.round == 4 else moved(inbox, 0.01)
+            SiteAnswer(asked, problem=DIVERGED, diverged=True) if asked.round == 4 else moved(inbox, 0.01)
         )
     for _ in range(2):  # and begun anew, nobody is asked
         with pytest.raises(RunError, match=r"3 rounds came to nothing .* another name, with a smaller optimizer\.lr"):
@@ -102,7 +102,7 @@ def test_where_nobody_stands_out_nobody_is_blamed_and_the_third_time_ends_it(tmp
 def test_a_first_round_that_diverges_at_all_sites_does_not_begin_for_ever(tmp_path):
     found = Federation(tmp_path)
     for i in found.desk.halves:
-        found[i].does = lambda asked, inbox: Answer(asked, problem=DIVERGED, diverged=True)
+        found[i].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
     with pytest.raises(RunError, match="3 rounds came to nothing"):
         found.run()
     assert found["north"].rounds() == [(0, 0), (1, 0), (2, 0)]
@@ -122,7 +122,7 @@ def test_a_model_that_diverges_in_round_2_is_begun_from_the_first_one(tmp_path):
 
 def test_one_site_that_says_it_diverged_sends_nobody_back(tmp_path):
     found = Federation(tmp_path)
-    found["west"].does = lambda asked, inbox: Answer(asked, problem=DIVERGED, diverged=True)
+    found["west"].does = lambda asked, inbox: SiteAnswer(asked, problem=DIVERGED, diverged=True)
     found.run()
     assert found["north"].rounds() == [(0, 0), (0, 1), (0, 2)]
     assert Conduct(found.folder).setbacks == 0
@@ -141,9 +141,9 @@ class Poisoned(Desk):
 
     def ask(self, orders, deadline):
         for i, content in super().ask(orders, deadline):
-            said, message = answer(content)
+            said, message = read_answer(content)
             if i == "west" and said.order.round == 1 and said.order.kind == WORK:
-                content = packed(said, {k: torch.full_like(v, 1e30) for k, v in message.items()})
+                content = pack_message(said, {k: torch.full_like(v, 1e30) for k, v in message.items()})
             yield i, content
 
 
@@ -169,10 +169,10 @@ def test_real_sites_go_back_as_if_the_poisoned_round_had_not_been(tmp_path):
 
 
 def test_a_site_says_that_it_diverged(tmp_path):
-    agreed = contracts.read(contract(tmp_path, COMMON, MLPS))
-    north = Half(agreed, own(site(tmp_path, "north", MLPS["north"])))
+    agreed = contracts.read_contract(contract(tmp_path, COMMON, MLPS))
+    north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])))
     broken = {k: torch.full_like(v, 1e30) for k, v in north.experiment.server().items()}
-    found, message = answer(north.do(packed(Order(WORK, 0, 0), broken)))
+    found, message = read_answer(north.do(pack_message(Order(WORK, 0, 0), broken)))
     assert (found.diverged, message) == (True, {})
-    found, _ = answer(north.do(packed(Order(WORK, 0, 0), north.experiment.server())))
+    found, _ = read_answer(north.do(pack_message(Order(WORK, 0, 0), north.experiment.server())))
     assert not found.diverged

@@ -2,14 +2,14 @@
 
 import pytest
 
-from fedmutual.engines.sites.post import EXAM, Answer, Told, order, packed
+from fedmutual.engines.sites.post import EXAM, ReleasedScore, SiteAnswer, pack_message, read_order
 from fedmutual.records.events import Known
 from fedmutual.records.logs import METRICS, read_lines
 from fedmutual.report.html import write_report
 from fedmutual.report.lines import Score
 from puppets import SITES, Federation, Puppet
 
-HONEST = (Told("personal", None, "validation", {"accuracy": 0.9, "examples": 100}),)
+HONEST = (ReleasedScore("personal", None, "validation", {"accuracy": 0.9, "examples": 100}),)
 LIES = {
     "an accuracy above 1": [({"accuracy": 7.0}, "personal", "validation")],
     "an accuracy below 0": [({"accuracy": -5}, "personal", "validation")],
@@ -32,8 +32,8 @@ class Teller(Puppet):
         self._scores = tuple(scores)
 
     def do(self, content):
-        asked, _ = order(content)
-        return packed(Answer(asked, scores=self._scores), {}) if asked.kind == EXAM else super().do(content)
+        asked, _ = read_order(content)
+        return pack_message(SiteAnswer(asked, scores=self._scores), {}) if asked.kind == EXAM else super().do(content)
 
 
 @pytest.mark.parametrize("lies", LIES.values(), ids=LIES)
@@ -41,7 +41,7 @@ def test_scores_that_are_none_are_left_out_and_the_report_can_be_read(tmp_path, 
     federation = Federation(tmp_path)
     for site in SITES:
         federation.desk.halves[site] = Teller()
-    federation.desk.halves["north"] = Teller(Told(model, None, data, values) for values, model, data in lies)
+    federation.desk.halves["north"] = Teller(ReleasedScore(model, None, data, values) for values, model, data in lies)
     federation.run()
     lines = read_lines(federation.folder / METRICS)
     assert [sorted({s["client"] for s in line["scores"]}) for line in lines] == [["south", "west"]] * 3
@@ -61,5 +61,5 @@ def test_a_site_that_says_that_it_is_a_domain_does_not_spoil_the_report(tmp_path
     federation = Federation(tmp_path)
     for site in SITES:
         federation.desk.halves[site] = Teller()
-    federation.desk.halves["north"] = Teller([Told("personal", None, "test.own", {"accuracy": 1.0})])
+    federation.desk.halves["north"] = Teller([ReleasedScore("personal", None, "test.own", {"accuracy": 1.0})])
     write_report([federation.run().folder], tmp_path / "report.html")

@@ -12,7 +12,7 @@ from fedmutual.predicting import Prediction
 _NEXT = 3  # further classes in the table
 
 
-def table(predictions: Sequence[Prediction]) -> Table:
+def format_answers(predictions: Sequence[Prediction]) -> Table:
     """A line an example: the class, its probability, and the next few."""
     drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     drawn.add_column("example", overflow="fold")
@@ -25,7 +25,7 @@ def table(predictions: Sequence[Prediction]) -> Table:
     return drawn
 
 
-def line(prediction: Prediction) -> str:
+def format_json_line(prediction: Prediction) -> str:
     """One prediction as a line of JSON, with the probability of every class."""
     return json.dumps(
         {

@@ -12,14 +12,22 @@ import typer
 import fedmutual
 from fedmutual.cli import conclude, privacy, sites
 from fedmutual.cli import demo as demo_plan
-from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, configured
+from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, read_config
 from fedmutual.cli.data import app as data_app
-from fedmutual.cli.terminal import Code, again, note, out, say, stop, watched
+from fedmutual.cli.terminal import (
+    Code,
+    exit_with_error,
+    format_resume_command,
+    out,
+    print_text,
+    print_warning,
+    show_progress,
+)
 from fedmutual.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
     from fedmutual import Config
-    from fedmutual.cli.progress import Watch
+    from fedmutual.cli.progress import ProgressDisplay
 
 app = typer.Typer(
     name="fedmutual",
@@ -51,12 +59,12 @@ def run(
 
     Example: `fedmutual run mnist.toml --set rounds=50 --set algorithm.name=fedavg`
     """
-    config = configured(file, set or [])
+    config = read_config(file, set or [])
     folder = out_folder or Path("runs") / config.name
-    with watched(again("run", set, folder, str(file))) as watch:
+    with show_progress(format_resume_command("run", set, folder, str(file))) as watch:
         done = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
     if config.records.evaluate_on == "holdout":
-        say(
+        print_text(
             f"{done.folder}: hold-out rows alone were scored; metrics.jsonl has the scores that clients share",
             soft_wrap=True,
         )
@@ -65,11 +73,13 @@ def run(
 
     out.print(headline([folder]))
     if config.algorithm["name"] not in NOTHING_TO_GAIN:
-        say(
+        print_text(
             f"`{_against_alone(config.algorithm['name'], file, set or [])}` tells the gain over training alone",
             soft_wrap=True,
         )
-    say(f"{done.folder}: `{shlex.join(('fedmutual', 'report', str(done.folder), '-o', 'report.html'))}` makes a page of it")
+    print_text(
+        f"{done.folder}: `{shlex.join(('fedmutual', 'report', str(done.folder), '-o', 'report.html'))}` makes a page of it"
+    )
 
 
 @app.command()
@@ -86,15 +96,15 @@ def compare(
 
     Runs go to OUT/METHOD/SEED, the page to OUT/report.html. `--set algorithm.KEY=VALUE` goes to the methods that have KEY.
     """
-    from fedmutual.config import load_compared, override
+    from fedmutual.config import load_compared, parse_override
 
     names = _names(methods)
-    config, own = load_compared(file, names, dict(override(text) for text in set or ()))
+    config, own = load_compared(file, names, dict(parse_override(text) for text in set or ()))
     folder = out_folder or Path("runs") / f"{config.name}-compare"
-    command = again("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
-    with watched(command, runs=len(names) * seeds) as watch:
+    command = format_resume_command("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
+    with show_progress(command, runs=len(names) * seeds) as watch:
         folders = _compare(config, names, seeds, folder, resume, watch, own)
-    conclude.comparison([(config.name, folders)], folder / "report.html")
+    conclude.print_comparison([(config.name, folders)], folder / "report.html")
 
 
 @app.command()
@@ -118,21 +128,23 @@ def sweep(
     models worse than local-only training, trained beside it, that is said. Runs go to OUT/SETTING/SEED, and all that was
     found to OUT/sweep.json.
     """
-    from fedmutual.cli.sweep import conclusion, table
+    from fedmutual.cli.sweep import make_sweep_table, print_conclusion
     from fedmutual.config.grid import read_grid
     from fedmutual.records.text import holdout_line
-    from fedmutual.sweeps import carry_out, plan
+    from fedmutual.sweeps import carry_out, plan_sweep
 
-    made = plan(file, read_grid(set or []), seeds, by.value if by else None)
+    made = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
     folder = out_folder or Path("runs") / f"{made.name}-sweep"
     chosen_by = ("--by", by.value) if by else ()
-    with watched(again("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by), holdout_line) as watch:
+    with show_progress(
+        format_resume_command("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by), holdout_line
+    ) as watch:
         found = carry_out(made, folder, resume, watch.of)
-    out.print(table(found))
-    for line in conclusion(found, file):
-        say(line, soft_wrap=True)
+    out.print(make_sweep_table(found))
+    for line in print_conclusion(found, file):
+        print_text(line, soft_wrap=True)
     if not found.chosen:
-        stop("every setting diverged. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
+        exit_with_error("every setting diverged. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
 
 
 @app.command()
@@ -151,12 +163,14 @@ def demo(
         return
     demo_plan.print_plan(folder, seeds)
     groups = []
-    with watched(again("demo", None, folder, "--seeds", str(seeds)), runs=demo_plan.count_runs(seeds)) as watch:
+    with show_progress(
+        format_resume_command("demo", None, folder, "--seeds", str(seeds)), runs=demo_plan.count_runs(seeds)
+    ) as watch:
         for name, methods in demo_plan.EXPERIMENTS.items():
             with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
                 config = fedmutual.load_config(file)
             groups.append((name, _compare(config, list(methods), seeds, folder / name, resume, watch)))
-    conclude.comparison(groups, folder / demo_plan.PAGE)
+    conclude.print_comparison(groups, folder / demo_plan.PAGE)
 
 
 @app.command()
@@ -172,16 +186,16 @@ def report(
     named = list({path.resolve(): path for path in runs}.values())
     adapted = [path for path in named if (path / "adapt.json").is_file() and not (path / "config.toml").is_file()]
     if adapted and len(named) == 1:
-        conclude.adaptation(named[0], output)
+        conclude.print_adaptation(named[0], output)
         return
     found = read_runs(folder for path in named for folder in find_runs(path))
     write_report(found, output)
     out.print(headline(found))
     for line in verdict(found):
-        say(line)
+        print_text(line)
     if held_out := [run.folder for run in found if run.held_out]:
-        say(f"left out, for hold-out rows alone were scored there: {', '.join(map(str, held_out))}", soft_wrap=True)
-    say(f"report: {output}", soft_wrap=True)
+        print_text(f"left out, for hold-out rows alone were scored there: {', '.join(map(str, held_out))}", soft_wrap=True)
+    print_text(f"report: {output}", soft_wrap=True)
 
 
 @app.command()
@@ -196,7 +210,9 @@ def reproduce(
     engine: Annotated[str | None, typer.Option(help="Who does the work, as engine.name.")] = None,
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/reproduce.")] = None,
-    results: Annotated[Path | None, typer.Option(help="Where results are kept, and found again; else OUT/results.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Where results are kept, and found format_resume_command; else OUT/results.")
+    ] = None,
     pages: Annotated[
         Path | None,
         typer.Option(
@@ -215,7 +231,7 @@ def reproduce(
     Example: `fedmutual reproduce table1 --only 'mnist/*' --rounds 50`
     """
     from fedmutual.cli import reproduce as command
-    from fedmutual.config import override
+    from fedmutual.config import parse_override
 
     of_training = {
         "--only": only,
@@ -232,15 +248,15 @@ def reproduce(
     if pages is not None:
         command.without("--pages writes from results alone", of_training)
         for path in command.write_pages(id, pages, results, root):
-            say(str(path), soft_wrap=True)
+            print_text(str(path), soft_wrap=True)
         return None
-    changed = dict(override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
-    with watched(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
+    changed = dict(parse_override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
+    with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
         folder = out_folder or Path("runs") / "reproduce"
         name = command.one_of(id)
         failed = command.train(name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.of, out)
     if failed:
-        stop(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
+        exit_with_error(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
     return None
 
 
@@ -262,15 +278,18 @@ def adapt(
     Beside it the newcomer trains from scratch, and fine-tunes. Runs go to OUT/WAY/EXAMPLES/SEED, a page to OUT/report.html.
     """
     from fedmutual import adapting, newcomer
-    from fedmutual.config import override
+    from fedmutual.config import parse_override
 
-    overrides = dict(override(text) for text in set or ()) | ({} if rounds is None else {"rounds": rounds})
+    overrides = dict(parse_override(text) for text in set or ()) | ({} if rounds is None else {"rounds": rounds})
     words = ["--data", str(data), "--examples", examples, "--seeds", str(seeds)]
     words += [word for key, value in (("--fedavg", fedavg), ("--rounds", rounds)) if value for word in (key, str(value))]
-    folder, sizes = out_folder or Path("runs") / f"{newcomer.name(data, overrides)}-adapt", adapting.sizes(examples)
-    with watched(again("adapt", set, folder, str(run), *words)) as watch:
+    folder, sizes = (
+        out_folder or Path("runs") / f"{newcomer.name_newcomer(data, overrides)}-adapt",
+        adapting.parse_sizes(examples),
+    )
+    with show_progress(format_resume_command("adapt", set, folder, str(run), *words)) as watch:
         adapting.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
-    conclude.adaptation(folder, folder / "report.html")
+    conclude.print_adaptation(folder, folder / "report.html")
 
 
 @app.command()
@@ -295,10 +314,10 @@ def predict(
     found = fedmutual.predict(run_or_model, files, client, best)
     if as_json:
         for prediction in found:
-            typer.echo(answers.line(prediction))
+            typer.echo(answers.format_json_line(prediction))
         return
-    say(f"answered by: {found[0].model}")
-    out.print(answers.table(found))
+    print_text(f"answered by: {found[0].model}")
+    out.print(answers.format_answers(found))
 
 
 app.command()(privacy.privacy)
@@ -325,12 +344,16 @@ def list_(
     if what == "keys":
         from fedmutual.engines.sites import reference as of_sites
 
-        say(f"{reference.page()}\n\n{of_sites.page()}", soft_wrap=True)
+        print_text(f"{reference.render_page()}\n\n{of_sites.render_sites_page()}", soft_wrap=True)
         return
     if what == "experiments":
         reproduce(list_them=True)
         return
-    lists: dict[str, dict[str, str]] = {"algorithms": reference.algorithms(), "models": models.NAMES, "data": data.NAMES}
+    lists: dict[str, dict[str, str]] = {
+        "algorithms": reference.describe_algorithms(),
+        "models": models.NAMES,
+        "data": data.NAMES,
+    }
     words = f"{', '.join(lists)}, experiments or keys"
     if what is None:
         raise ConfigError(f"say what to list: {words}")
@@ -338,7 +361,7 @@ def list_(
         raise ConfigError(f"there is nothing to list called {what!r}; name {words}")
     for name, about in lists[what].items():
         out.print(f"[bold]{name:14}[/bold] ", end="")
-        say(about)
+        print_text(about)
 
 
 @app.callback(invoke_without_command=True)
@@ -353,12 +376,12 @@ def main() -> None:
     """The entry point: what a user did wrong becomes one sentence and an exit code."""
     from fedmutual.engines import allocator
 
-    warnings.showwarning = note  # type: ignore[assignment]
-    allocator.keep()
+    warnings.showwarning = print_warning  # type: ignore[assignment]
+    allocator.keep_freed_memory()
     try:
         app()
     except UserError as problem:
-        stop(problem, Code.BAD_INPUT)
+        exit_with_error(problem, Code.BAD_INPUT)
 
 
 def _against_alone(method: str, file: Path, settings: list[str]) -> str:
@@ -377,7 +400,7 @@ def _compare(
     seeds: int,
     folder: Path,
     resume: bool,
-    watch: "Watch",
+    watch: "ProgressDisplay",
     own: dict[str, Any] | None = None,
 ) -> list[Path]:
     from fedmutual.compare import compare as compare_all

@@ -57,8 +57,8 @@ Grid = Annotated[
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]
 
 
-def configured(file: Path, settings: list[str]) -> "Config":
+def read_config(file: Path, settings: list[str]) -> "Config":
     """The file with --set applied."""
-    from fedmutual.config import override
+    from fedmutual.config import parse_override
 
-    return fedmutual.load_config(file, **dict(override(text) for text in settings))
+    return fedmutual.load_config(file, **dict(parse_override(text) for text in settings))

@@ -4,10 +4,10 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from fedmutual.cli.terminal import out, say
+from fedmutual.cli.terminal import out, print_text
 
 
-def comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
+def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
     """The table in the terminal, the verdict, and the page's path."""
     from fedmutual.report import headline, read_runs, verdict, write_report
 
@@ -16,18 +16,18 @@ def comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
         out.print(f"\n[bold]{escape(name)}[/bold]")
         out.print(headline(runs))
         for line in verdict(runs):
-            say(line)
+            print_text(line)
     write_report([run for _, runs in found for run in runs], page)
-    say(f"\nreport: {page}", soft_wrap=True)
+    print_text(f"\nreport: {page}", soft_wrap=True)
 
 
-def adaptation(folder: Path, page: Path) -> None:
+def print_adaptation(folder: Path, page: Path) -> None:
     """The table, whether adapting pays, and the page's path."""
     from fedmutual.report import adapted, write_adaptation
 
     table, sentences = adapted(folder)
     out.print(table)
     for line in sentences:
-        say(line)
+        print_text(line)
     write_adaptation(folder, page)
-    say(f"report: {page}", soft_wrap=True)
+    print_text(f"report: {page}", soft_wrap=True)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from fedmutual.cli.arguments import File, Set, TrustCode, configured
-from fedmutual.cli.terminal import out, say
+from fedmutual.cli.arguments import File, Set, TrustCode, read_config
+from fedmutual.cli.terminal import out, print_text
 
 app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them; give some to all.")
 
@@ -16,10 +16,10 @@ def show(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     """Draw who has what: clients by classes."""
     from fedmutual import data
 
-    federation = data.load(configured(file, set or []))
+    federation = data.load(read_config(file, set or []))
     out.print(data.draw(federation))
     for remark in federation.notes:
-        say(f"note: {remark}")
+        print_text(f"note: {remark}")
 
 
 @app.command()
@@ -27,16 +27,16 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     """Say in plain sentences what is wrong, or worth knowing, about the data; and whether the networks go with them."""
     from fedmutual import building, data
 
-    config = configured(file, set or [])
+    config = read_config(file, set or [])
     read = data.prepare(config)
     findings = data.find_problems(config, read)
     for finding in findings:
-        say(finding)
+        print_text(finding)
     made = building.build(config, device="cpu", prepared=read)
     for client in made.clients:
         made.networks(client)  # a network is made, and checked, when it is needed
     if not findings:
-        say("nothing stands out")
+        print_text("nothing stands out")
 
 
 @app.command()
@@ -53,5 +53,5 @@ def give(
     from fedmutual.engines.sites.modules import leave_working_folders
 
     leave_working_folders()
-    for line in giving.told(giving.give(file, site, folder), folder):
-        say(line, soft_wrap=True)
+    for line in giving.describe_export(giving.export_seedset(file, site, folder), folder):
+        print_text(line, soft_wrap=True)

@@ -4,7 +4,7 @@ import shlex
 from itertools import count
 from pathlib import Path
 
-from fedmutual.cli.terminal import say
+from fedmutual.cli.terminal import print_text
 
 EXPERIMENTS = {
     "different-digits": ("fml", "fedavg", "fedprox", "independent"),
@@ -25,7 +25,7 @@ def print_plan(folder: Path, seeds: int) -> None:
     """Print what will be trained, about how long the training takes, and where the page will be."""
     runs = count_runs(seeds)
     minutes = max(1, round(runs * _SECONDS_PER_RUN / 60))
-    say(
+    print_text(
         f"The demo trains {runs} runs on handwritten digits: {len(EXPERIMENTS)} experiments, several methods each, "
         f"{seeds} {'seed' if seeds == 1 else 'seeds'}. It takes about {minutes} min on two cores and ends with a page, "
         f"{folder / PAGE}. PyTorch is imported first.",
@@ -42,4 +42,4 @@ def print_finished(folder: Path, seeds: int) -> None:
     """Print where the page of an earlier demo is, and the command that runs the demo anew."""
     other = next(path for n in count(2) if not (path := folder.parent / f"{folder.name or 'demo'}-{n}").exists())
     command = shlex.join(("fedmutual", "demo", "--seeds", str(seeds), "--out", str(other)))
-    say(f"An earlier demo ended; its page is {folder / PAGE}. To run the demo anew: `{command}`", soft_wrap=True)
+    print_text(f"An earlier demo ended; its page is {folder / PAGE}. To run the demo anew: `{command}`", soft_wrap=True)

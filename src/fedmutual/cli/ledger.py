@@ -9,19 +9,19 @@ from rich.table import Table
 from fedmutual.engines.sites import ledger
 
 
-def table(rows: Iterable[ledger.Row]) -> Table:
+def make_ledger_table(rows: Iterable[ledger.Row]) -> Table:
     """A line for each kind of message, over the rounds in which it left."""
     drawn = _table("round", "what", "to", "messages", "tensors", "bytes each", "beside them", "bytes in all")
     for row in rows:
         rounds = f"{row.first}-{row.last}" if row.last > row.first else str(row.first) if row.first else "start"
         kind = row.kind
         each, beside = (f"{kind.bytes:,}" if kind.tensors else "-"), ", ".join(kind.told) or "-"
-        what, count = escape(ledger.said(kind)), str(len(kind.tensors) or "-")
+        what, count = escape(ledger.describe_message(kind)), str(len(kind.tensors) or "-")
         drawn.add_row(rounds, what, escape(kind.to), f"{row.messages:,}", count, each, beside, f"{row.bytes:,}")
     return drawn
 
 
-def full(lines: Sequence[ledger.Line]) -> Table:
+def make_tensor_table(lines: Sequence[ledger.Line]) -> Table:
     """A line for each tensor of each message."""
     drawn = _table("round", "phase", "to", "tensor", "type", "shape", "bytes", "sha256")
     for line in lines:
@@ -32,9 +32,9 @@ def full(lines: Sequence[ledger.Line]) -> Table:
     return drawn
 
 
-def total(lines: Sequence[ledger.Line]) -> Iterable[str]:
+def describe_total(lines: Sequence[ledger.Line]) -> Iterable[str]:
     """What went to whom, in words."""
-    for to, counts in ledger.totals(lines).items():
+    for to, counts in ledger.count_totals(lines).items():
         messages = f"{counts['messages']:,} message{'s' if counts['messages'] > 1 else ''}"
         yield f"to {to}: {messages} of {counts['bytes']:,} bytes, of which tensors {counts['tensors']:,}"
 

@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmutual.cli.arguments import Set
-from fedmutual.cli.terminal import Code, out, say, stop
+from fedmutual.cli.terminal import Code, exit_with_error, out, print_text
 
 if TYPE_CHECKING:
     from fedmutual.config import Config
@@ -35,10 +35,10 @@ def privacy(
     Example: `fedmutual privacy mnist.toml --epsilon 4 --set privacy.nets=both`
     """
     from fedmutual import building
-    from fedmutual.config import override
+    from fedmutual.config import parse_override
     from fedmutual.privacy import planning
 
-    given: dict[str, Any] = dict(override(text) for text in set or ())
+    given: dict[str, Any] = dict(parse_override(text) for text in set or ())
     given |= {} if delta is None else {"privacy.delta": delta}
     if site is not None:
         _of_site(file, site, epsilon, given)
@@ -56,7 +56,7 @@ def _of_site(file: Path, site: Path, epsilon: float | None, given: dict[str, Any
     plan = guarantee.plan_site(file, site, given)
     _show(plan.config, plan.costs, epsilon)
     if epsilon is None and plan.budget is not None:
-        say(
+        print_text(
             f"spent on these data so far: epsilon {plan.spent:.4g}; with all these rounds besides {plan.total:.4g}; the "
             f"site's budget is {plan.budget:g}"
         )
@@ -76,9 +76,11 @@ def _show(config: "Config", costs: "dict[str, Cost]", wished: float | None) -> N
         table.add_row(escape(client), *numbers)
     out.print(table)
     nets = "the meme" if config.privacy.nets == "meme" else "all networks of a client"
-    say(f"noised: {nets}; unit: {config.privacy.unit}; delta {config.privacy.delta:g}; by {config.privacy.accountant!r}")
+    print_text(
+        f"noised: {nets}; unit: {config.privacy.unit}; delta {config.privacy.delta:g}; by {config.privacy.accountant!r}"
+    )
     if wished is not None:
-        say(f"set privacy.sigma = {max(needed.values()):g}, and no client's epsilon is above {wished:g}")
+        print_text(f"set privacy.sigma = {max(needed.values()):g}, and no client's epsilon is above {wished:g}")
 
 
 def _check(config: "Config", spent: dict[str, float]) -> None:
@@ -86,7 +88,7 @@ def _check(config: "Config", spent: dict[str, float]) -> None:
     budget = config.privacy.epsilon
     over = [client for client, value in spent.items() if budget is not None and value > budget]
     if over:
-        stop(
+        exit_with_error(
             f"client {over[0]!r} would spend epsilon {spent[over[0]]:.4g}, and privacy.epsilon is {budget:g}; raise "
             "privacy.sigma (`--epsilon` tells how far), or lower rounds",
             Code.BAD_INPUT,

@@ -16,7 +16,7 @@ _TIMES = 2  # that the same note is said
 Said = Callable[[tuple[Score, ...]], str]
 
 
-class Watch:
+class ProgressDisplay:
     """The screen: makes an observer for each run, one after the other or several at once."""
 
     def __init__(self, console: Console, line: Said = scores_line, end: Said = lambda scores: "", runs: int = 1) -> None:
@@ -103,7 +103,7 @@ class AllRuns:
 class _Line:
     """Observer of one run: a line of the screen."""
 
-    def __init__(self, watch: Watch, name: str, number: int) -> None:
+    def __init__(self, watch: ProgressDisplay, name: str, number: int) -> None:
         self._watch, self._name, self._number = watch, name, number
         self._label = f"run {number} of {watch.all_runs.count}  {name}".strip() if watch.all_runs else name
         self._left = TimeLeft()

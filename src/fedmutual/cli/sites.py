@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from fedmutual.cli.terminal import Code, Terminated, err, out, say, stop, terminable
+from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
 
 _PATIENCE = 600.0  # seconds that a server may be away
 
@@ -53,8 +53,8 @@ def provision(
     for kit in made:
         table.add_row(str(kit.folder), kits.KINDS[kit.kind], f"{kit.expires:%Y-%m-%d}")
     out.print(table)
-    say(f"the server is reached at {', '.join(made[0].hosts)}, port {made[0].port}")
-    say(f"{out_folder / kits.AUTHORITY}: the root key, for you alone; take it off line", soft_wrap=True)
+    print_text(f"the server is reached at {', '.join(made[0].hosts)}, port {made[0].port}")
+    print_text(f"{out_folder / kits.AUTHORITY}: the root key, for you alone; take it off line", soft_wrap=True)
 
 
 def server(
@@ -75,27 +75,27 @@ def server(
     """
     from fedmutual import plugins
     from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.coordinator import longest_message
+    from fedmutual.engines.sites.coordinator import find_longest_message
     from fedmutual.engines.sites.flare import kits, run, workspace
     from fedmutual.engines.sites.modules import leave_working_folders, modules_of_server
     from fedmutual.records.folder import held
 
     leave_working_folders(state)
-    found = run.of_kind(kits.opened(kit), "server")
+    found = run.check_kind(kits.open_kit(kit), "server")
     files = [path.resolve() for path in contract or [found.folder / kits.FEDERATION]]
     code = modules_of_server(_modules(trust_module), files)
     with plugins.under(code):
-        agreed = [contracts.read(path) for path in files]
-        longest = max(longest_message(one) for one in agreed)
+        agreed = [contracts.read_contract(path) for path in files]
+        longest = max(find_longest_message(one) for one in agreed)
     names = [one.name for one in agreed]
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        stop(f"--contract: two files are of federation {twice[0]!r}; name each federation once", Code.BAD_INPUT)
+        exit_with_error(f"--contract: two files are of federation {twice[0]!r}; name each federation once", Code.BAD_INPUT)
     about = {"contracts": [one.record() for one in agreed], "files": [*map(str, files)], "modules": _modules(trust_module)}
     with held(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
         until = f"{found.expires:%Y-%m-%d}{_soon(found)}"
-        say(f"server {found.hosts[0]}:{found.port}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
-        say(f"it carries out {', '.join(names)}", soft_wrap=True)
+        print_text(f"server {found.hosts[0]}:{found.port}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
+        print_text(f"it carries out {', '.join(names)}", soft_wrap=True)
         _serve(found, state.resolve(), {"state": str(state.resolve()), **about, workspace.LONGEST: longest})
 
 
@@ -112,27 +112,27 @@ def site(
     """
     from fedmutual import plugins
     from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.coordinator import longest_message
+    from fedmutual.engines.sites.coordinator import find_longest_message
     from fedmutual.engines.sites.disclosure import describe_disclosure
     from fedmutual.engines.sites.flare import kits, run, workspace
-    from fedmutual.engines.sites.half import Half, own
+    from fedmutual.engines.sites.half import SiteRuntime, read_site_file
     from fedmutual.engines.sites.modules import leave_working_folders
     from fedmutual.records.folder import held
 
-    found, mine = run.of_kind(kits.opened(kit), "site"), own(config)
+    found, mine = run.check_kind(kits.open_kit(kit), "site"), read_site_file(config)
     leave_working_folders(mine.state)
     if mine.file.site != found.name:
-        stop(f"{config}: is of site {mine.file.site!r}, and {kit} is the kit of {found.name!r}", Code.BAD_INPUT)
+        exit_with_error(f"{config}: is of site {mine.file.site!r}, and {kit} is the kit of {found.name!r}", Code.BAD_INPUT)
     kits.check_valid(found)
     with plugins.under(mine.code):
-        agreed = contracts.read((contract or found.folder / kits.FEDERATION).resolve())
-        half = Half(agreed, mine, looks=True)  # at all that can be wrong before anything is opened
-        longest = longest_message(agreed)
+        agreed = contracts.read_contract((contract or found.folder / kits.FEDERATION).resolve())
+        half = SiteRuntime(agreed, mine, looks=True)  # at all that can be wrong before anything is opened
+        longest = find_longest_message(agreed)
     with held(mine.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
         _say_leaves(half.leaves(), half.peers is not None)
-        say(describe_disclosure(half.experiment, half.site), soft_wrap=True)
-        say(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
-        say(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
+        print_text(describe_disclosure(half.experiment, half.site), soft_wrap=True)
+        print_text(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
+        print_text(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
         _dial(found)
         about = {"config": str(mine.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
         _serve(found, mine.state, {**about, workspace.LONGEST: longest})
@@ -148,56 +148,62 @@ def submit(
     It waits for the sites first; once rounds are shown Ctrl-C ends the showing only. Run it again to look on.
     """
     from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.flare.kits import opened
-    from fedmutual.engines.sites.flare.run import of_kind
+    from fedmutual.engines.sites.flare.kits import open_kit
+    from fedmutual.engines.sites.flare.run import check_kind
     from fedmutual.engines.sites.flare.session import Session
 
-    contract = contracts.whole(file)
+    contract = contracts.read_submitted_contract(file)
     folder = out_folder or Path("runs") / contract.name
-    found = of_kind(opened(kit), "lead")
+    found = check_kind(open_kit(kit), "lead")
     with Session(found) as session:
         job = session.under_way(contract)
         if job is None:
             _wait_for_all(contract, lambda: session.status(contract.name)["there"])
             job = session.submit(contract)
         else:
-            say(f"federation {contract.name!r} is under way, as it was submitted before; looking on")
+            print_text(f"federation {contract.name!r} is under way, as it was submitted before; looking on")
     last = _follow(_looked_on(found, contract.name, job))
     with Session(found) as session:
         fetched = session.fetch(contract.name, folder)
     if last["outcome"] != "done":
-        stop(f"{last['outcome']}: {last['said']}; what was saved is kept, `fedmutual submit` goes on", Code.DIVERGED)
-    say(f"{folder}: {len(fetched)} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True)
+        exit_with_error(
+            f"{last['outcome']}: {last['said']}; what was saved is kept, `fedmutual submit` goes on", Code.DIVERGED
+        )
+    print_text(
+        f"{folder}: {len(fetched)} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True
+    )
 
 
 def status(file: File, kit: Kit) -> None:
     """How far a federation is, and which sites are there."""
     from fedmutual.engines.sites import contract as contracts
     from fedmutual.engines.sites.flare import progress
-    from fedmutual.engines.sites.flare.kits import opened
+    from fedmutual.engines.sites.flare.kits import open_kit
     from fedmutual.engines.sites.flare.session import Session
 
-    contract = contracts.read(file)
-    with Session(opened(kit)) as session:
+    contract = contracts.read_contract(file)
+    with Session(open_kit(kit)) as session:
         found = session.status(contract.name)
-    say(f"connected: {', '.join(found['there']) or 'nobody'}; of {', '.join(contract.sites.names)}")
-    say(_line(found["progress"]) if found["progress"] else f"federation {contract.name!r} was not begun on this server")
+    print_text(f"connected: {', '.join(found['there']) or 'nobody'}; of {', '.join(contract.sites.names)}")
+    print_text(
+        _line(found["progress"]) if found["progress"] else f"federation {contract.name!r} was not begun on this server"
+    )
     for note in (found["progress"] or {"notes": []})["notes"]:
-        say(f"  {progress.said(note)}")
+        print_text(f"  {progress.format_notes(note)}")
 
 
 def stop_federation(file: File, kit: Kit) -> None:
     """Let a federation end after the round that is under way. `fedmutual submit` lets it go on."""
     from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.flare.kits import opened
+    from fedmutual.engines.sites.flare.kits import open_kit
     from fedmutual.engines.sites.flare.session import Session
 
-    name = contracts.read(file).name
-    with Session(opened(kit)) as session:
+    name = contracts.read_contract(file).name
+    with Session(open_kit(kit)) as session:
         found = session.stop(name)
     if found is None:
-        stop(f"federation {name!r} was not begun on this server", Code.BAD_INPUT)
-    say(f"federation {name!r} ends after the round that is under way; round {found['round']} is saved")
+        exit_with_error(f"federation {name!r} was not begun on this server", Code.BAD_INPUT)
+    print_text(f"federation {name!r} ends after the round that is under way; round {found['round']} is saved")
 
 
 def ledger(
@@ -214,14 +220,14 @@ def ledger(
     from fedmutual.cli import ledger as tables
     from fedmutual.engines.sites import ledger
 
-    folder = ledger.found(path)
-    lines = ledger.read(folder)
+    folder = ledger.find_ledger(path)
+    lines = ledger.read_ledger(folder)
     if as_json:
-        typer.echo(json.dumps({"folder": str(folder), "totals": ledger.totals(lines), "left": lines}))
+        typer.echo(json.dumps({"folder": str(folder), "totals": ledger.count_totals(lines), "left": lines}))
         return
-    out.print(tables.full(lines) if full else tables.table(ledger.rows(lines)))
-    for line in tables.total(lines):
-        say(line)
+    out.print(tables.make_tensor_table(lines) if full else tables.make_ledger_table(ledger.summarise_ledger(lines)))
+    for line in tables.describe_total(lines):
+        print_text(line)
 
 
 def doctor(
@@ -236,16 +242,16 @@ def doctor(
 
     Changes nothing. Exit code 0: nothing is wrong; 2: something is, and how to mend it is said.
     """
-    from fedmutual.engines.sites.flare.doctor import examine
+    from fedmutual.engines.sites.flare.doctor import run_checks
     from fedmutual.engines.sites.modules import leave_working_folders
 
     leave_working_folders()
     grades = []
-    for finding in examine(kit, config, contract, _modules(trust_module)):
-        say(f"{finding.grade:5} {finding.said}", soft_wrap=True)
+    for finding in run_checks(kit, config, contract, _modules(trust_module)):
+        print_text(f"{finding.grade:5} {finding.said}", soft_wrap=True)
         grades.append(finding.grade)
     if wrong := grades.count("wrong"):
-        stop(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
+        exit_with_error(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
 
 
 def _modules(names: list[str] | None) -> list[str]:
@@ -255,7 +261,7 @@ def _modules(names: list[str] | None) -> list[str]:
     try:
         return [*check_modules(tuple(names or ()))]
     except ValueError as problem:
-        stop(f"--trust-module: {problem}", Code.BAD_INPUT)
+        exit_with_error(f"--trust-module: {problem}", Code.BAD_INPUT)
 
 
 def _soon(kit: "Kit_") -> str:
@@ -265,13 +271,13 @@ def _soon(kit: "Kit_") -> str:
 
 def _dial(kit: "Kit_") -> None:
     """Stop where server and kit do not trust each other, which waiting does not mend; else say what is in the way."""
-    from fedmutual.engines.sites.flare.dial import in_the_way
+    from fedmutual.engines.sites.flare.dial import find_obstacle
 
-    said, may_pass = in_the_way(kit) or ("", True)
+    said, may_pass = find_obstacle(kit) or ("", True)
     if not may_pass:
-        stop(said, Code.BAD_INPUT)
+        exit_with_error(said, Code.BAD_INPUT)
     if said:
-        say(f"{said}. Tried again until it answers", soft_wrap=True)
+        print_text(f"{said}. Tried again until it answers", soft_wrap=True)
 
 
 def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
@@ -286,14 +292,14 @@ def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
         return code
 
     try:
-        with terminable():
-            code = run.serve(kit, state, told, ended)
+        with stop_on_sigterm():
+            code = run.run_process(kit, state, told, ended)
     except KeyboardInterrupt as interrupt:  # before FLARE listens, or again while it ends: its threads keep no process
         os._exit(ended(interrupt))
     if code in (Code.STOPPED, Code.TERMINATED):
         sys.exit(code)
     if code:
-        stop(f"ended with code {code}; {state / 'flare' / 'log.txt'} says why", Code.DIVERGED)
+        exit_with_error(f"ended with code {code}; {state / 'flare' / 'log.txt'} says why", Code.DIVERGED)
 
 
 def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool) -> None:
@@ -308,7 +314,7 @@ def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool) -> None:
             table.add_row(phase, name, str(dtype).removeprefix("torch."), "x".join(map(str, shape)) or "one", f"{size:,}")
     out.print(table)
     to = "to the other sites, through the server, sealed" if by_hand else "to the server, which can read them"
-    say(f"These go {to}.")
+    print_text(f"These go {to}.")
 
 
 def _wait_for_all(contract: "Contract", there: Callable[[], Iterable[str]]) -> None:
@@ -317,10 +323,10 @@ def _wait_for_all(contract: "Contract", there: Callable[[], Iterable[str]]) -> N
     while missing := sorted(set(contract.sites.names) - set(there())):
         line = f"waiting for {', '.join(missing)}"
         if line != said:
-            say(line)
+            print_text(line)
             said = line
         if time.monotonic() > until:
-            say("they are waited for no longer, and may join later")
+            print_text("they are waited for no longer, and may join later")
             return
         time.sleep(0.5)
 
@@ -341,7 +347,7 @@ def _looked_on(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
         except Lost as problem:
             if time.monotonic() > until:
                 raise
-            say(f"{problem}; trying again", soft_wrap=True)
+            print_text(f"{problem}; trying again", soft_wrap=True)
             time.sleep(2.0)
 
 
@@ -353,11 +359,11 @@ def _follow(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     for state in found:
         last = dict(state["progress"])
         for note in (n for n in last["notes"] if n["text"] not in noted):
-            say(f"  {progress.said(note)}", soft_wrap=True)
+            print_text(f"  {progress.format_notes(note)}", soft_wrap=True)
             noted.add(note["text"])
         line, now = _line(last), f"{last['round']} {last['in']} {last['outcome']}"
         if now != said:
-            say(line, soft_wrap=True)
+            print_text(line, soft_wrap=True)
             said = now
     return last
 

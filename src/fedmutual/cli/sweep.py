@@ -8,7 +8,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedmutual.config.grid import written
+from fedmutual.config.grid import format_value
 from fedmutual.report.cells import spread
 from fedmutual.report.choice import Tried
 from fedmutual.report.comparison import MODELS
@@ -17,7 +17,7 @@ from fedmutual.report.text import percent, points
 from fedmutual.sweeps import RESULT, Sweep
 
 
-def table(found: Sweep) -> Table:
+def make_sweep_table(found: Sweep) -> Table:
     """Every setting in a line: percent on hold-out rows, with 95 % intervals over seeds."""
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     made.add_column("setting", overflow="fold")
@@ -31,14 +31,14 @@ def table(found: Sweep) -> Table:
     return made
 
 
-def conclusion(found: Sweep, file: Path) -> Iterator[str]:
+def print_conclusion(found: Sweep, file: Path) -> Iterator[str]:
     """What the numbers are, what to know of them, the command for the best setting, and where scripts find all this."""
     yield _about(found)
     yield from (f"warning: {warning}" for warning in found.warnings)
     for tried in found.tried:
         yield from (f"{tried.label}, seed {seed}: {how}" for seed, how in tried.diverged.items())
     if found.chosen:
-        sets = (word for key, value in found.chosen.values.items() for word in ("--set", f"{key}={written(value)}"))
+        sets = (word for key, value in found.chosen.values.items() for word in ("--set", f"{key}={format_value(value)}"))
         yield f"chosen: {found.chosen.label}; run it: {shlex.join(('fedmutual', 'run', str(file), *sets))}"
     yield f"all of it: {found.folder / RESULT}"
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 
 if TYPE_CHECKING:
-    from fedmutual.cli.progress import Watch
+    from fedmutual.cli.progress import ProgressDisplay
     from fedmutual.records.events import Score
 
 out, err = Console(), Console(stderr=True)
@@ -29,55 +29,59 @@ class Code(IntEnum):
     TERMINATED = 143
 
 
-def note(message: Warning | str, *where: object) -> None:
+def print_warning(message: Warning | str, *where: object) -> None:
     """What a user should know; fits warnings.showwarning."""
     err.print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
 
 
-def say(text: str, soft_wrap: bool = False) -> None:
+def print_text(text: str, soft_wrap: bool = False) -> None:
     """Print text as it is: what users name may look like markup."""
     out.print(text, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
-def stop(problem: object, code: Code) -> NoReturn:
+def exit_with_error(problem: object, code: Code) -> NoReturn:
     """End with one sentence."""
     err.print("[bold red]error:[/bold red] ", end="")
     err.print(str(problem), highlight=False, markup=False, soft_wrap=True)
     sys.exit(code)
 
 
-def again(command: str, settings: list[str] | None, folder: Path, *arguments: str) -> str:
+def format_resume_command(command: str, settings: list[str] | None, folder: Path, *arguments: str) -> str:
     """The command that goes on with what is saved, as a shell takes it."""
     sets = [word for setting in settings or () for word in ("--set", setting)]
     return shlex.join(("fedmutual", command, *arguments, *sets, "--out", str(folder), "--resume"))
 
 
 @contextmanager
-def watched(command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None, runs: int = 1) -> Iterator["Watch"]:
+def show_progress(
+    command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None, runs: int = 1
+) -> Iterator["ProgressDisplay"]:
     """Shows a run as it goes, of its scores what `line` says; its stops are one sentence: what is kept, how to go on.
 
     runs: how many runs the command trains.
     """
     from fedmutual.boundary import Refused
-    from fedmutual.cli.progress import Watch
+    from fedmutual.cli.progress import ProgressDisplay
     from fedmutual.core import Disagreed, Diverged
     from fedmutual.records.text import worst_line
 
-    watch = Watch(err, line, runs=runs) if line else Watch(err, end=worst_line, runs=runs)
+    watch = ProgressDisplay(err, line, runs=runs) if line else ProgressDisplay(err, end=worst_line, runs=runs)
     try:
-        with terminable(), watch:
+        with stop_on_sigterm(), watch:
             yield watch
     except KeyboardInterrupt as told:
         how, code = ("told to stop", Code.TERMINATED) if isinstance(told, Terminated) else ("stopped by hand", Code.STOPPED)
-        stop(f"{how}; what was saved is kept, go on with: {command}", code)
+        exit_with_error(f"{how}; what was saved is kept, go on with: {command}", code)
     except Diverged as problem:
         whose = watch.failed.get(problem)
         what = f"{whose}: {problem}" if whose else str(problem)
-        stop(f"{what}; what was saved is kept. The usual mend is a smaller optimizer.lr, with another --out", Code.DIVERGED)
+        exit_with_error(
+            f"{what}; what was saved is kept. The usual mend is a smaller optimizer.lr, with another --out", Code.DIVERGED
+        )
     except Disagreed as problem:
-        stop(f"{problem}; nothing was trained", Code.REFUSED)
+        exit_with_error(f"{problem}; nothing was trained", Code.REFUSED)
     except Refused as problem:
-        stop(f"{problem}; nothing of the reply was sent", Code.REFUSED)
+        exit_with_error(f"{problem}; nothing of the reply was sent", Code.REFUSED)
 
 
 class Terminated(KeyboardInterrupt):
@@ -85,7 +89,7 @@ class Terminated(KeyboardInterrupt):
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def stop_on_sigterm() -> Iterator[None]:
     """While it lasts, SIGTERM stops this process as Ctrl-C does. A child forked meanwhile dies of it, as it would."""
     here = os.getpid()
 

@@ -1,20 +1,27 @@
 """The configuration of an experiment: TOML files, typed settings, and errors that name the key and the mend."""
 
-from fedmutual.config.methods import all_keys, client_settings, describe_method, has_aggregation, make_algorithm, settings_of
+from fedmutual.config.methods import (
+    describe_method,
+    has_aggregation,
+    list_keys,
+    list_setting_types,
+    make_algorithm,
+    read_client_settings,
+)
 from fedmutual.config.reading import (
     check_scored,
     dump_config,
     load_compared,
     load_config,
-    merge,
-    override,
+    merge_overrides,
     parse_config,
+    parse_override,
     read_dumped,
     read_tables,
     with_algorithm,
 )
 from fedmutual.config.schema import Config, DataConfig, ModelConfig, PartitionConfig, SplitConfig
-from fedmutual.config.sites import ALONE, alone, brings_data
+from fedmutual.config.sites import ALONE, has_own_data, make_client_config
 
 __all__ = [
     "ALONE",
@@ -23,22 +30,22 @@ __all__ = [
     "ModelConfig",
     "PartitionConfig",
     "SplitConfig",
-    "all_keys",
-    "alone",
-    "brings_data",
     "check_scored",
-    "client_settings",
     "describe_method",
     "dump_config",
     "has_aggregation",
+    "has_own_data",
+    "list_keys",
+    "list_setting_types",
     "load_compared",
     "load_config",
     "make_algorithm",
-    "merge",
-    "override",
+    "make_client_config",
+    "merge_overrides",
     "parse_config",
+    "parse_override",
+    "read_client_settings",
     "read_dumped",
     "read_tables",
-    "settings_of",
     "with_algorithm",
 ]

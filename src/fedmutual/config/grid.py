@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fedmutual.config.reading import override
+from fedmutual.config.reading import parse_override
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 
@@ -33,14 +33,14 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
             what = "an empty value among its values" if len(parts) > 1 else "no value"
             raise ConfigError(f"--set {text}: the key has {what}; write --set key=v1,v2, as in --set optimizer.lr=0.01,0.1")
         for part in parts:
-            key, value = override(f"{text.partition('=')[0]}={part}" if "=" in text else text)
+            key, value = parse_override(f"{text.partition('=')[0]}={part}" if "=" in text else text)
             grid.setdefault(key, []).append(value)
         if len(grid[key]) > len(parts):
             raise ConfigError(f"--set names {key!r} twice; name it once, with its values separated by commas")
     return grid
 
 
-def whole(grid: Grid) -> dict[str, list[Any]]:
+def expand_grid(grid: Grid) -> dict[str, list[Any]]:
     """The grid with a list for every key.
 
     Raises:
@@ -53,20 +53,20 @@ def whole(grid: Grid) -> dict[str, list[Any]]:
     return found
 
 
-def combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def list_combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Dotted key -> value, for every combination; the last key's values move fastest."""
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
 
 
-def label(values: Mapping[str, Any]) -> str:
+def make_label(values: Mapping[str, Any]) -> str:
     """What a combination is called: "lr=0.01, alpha=0.3", with as much of a key as tells it from the others."""
     lasts = [key.rpartition(".")[2] for key in values]
     whole = {k for k in values if k.startswith("clients.") or lasts.count(k.rpartition(".")[2]) > 1}
-    return ", ".join(f"{k if k in whole else k.rpartition('.')[2]}={written(v)}" for k, v in values.items())
+    return ", ".join(f"{k if k in whole else k.rpartition('.')[2]}={format_value(v)}" for k, v in values.items())
 
 
-def folder_name(label: str) -> str:
+def make_folder_name(label: str) -> str:
     """A label as a folder's name: the same for the same label, another for another."""
     said = label.replace(", ", ",")
     name = re.sub(r"[^\w.=,+-]+", "-", re.sub(r"[][{}\"']", "", said), flags=re.ASCII).strip("-.")
@@ -75,9 +75,9 @@ def folder_name(label: str) -> str:
     return f"{name[:_LONGEST]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value as ``--set key=value`` takes it: TOML on one line, text without quotes where it stays text."""
-    if isinstance(value, str) and "," not in value and value.strip() and override(f"key={value}")[1] == value:
+    if isinstance(value, str) and "," not in value and value.strip() and parse_override(f"key={value}")[1] == value:
         return value
     return _toml(value)
 
@@ -86,13 +86,13 @@ def _toml(value: Any) -> str:
     if isinstance(value, Schedule):
         value = asdict(value)
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{toml_key(k)}={_toml(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{format_toml_key(k)}={_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(_toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else str(value)
 
 
-def toml_key(name: str) -> str:
+def format_toml_key(name: str) -> str:
     """A key as TOML has it: in quotes where it must be."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 

@@ -13,9 +13,9 @@ from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS, Preset
 from fedmutual.config.schema import ClientConfig, Config, Moving, Table, TrainingConfig
-from fedmutual.config.sentences import join_names, sentence, unknown
+from fedmutual.config.sentences import format_unknown_key, format_validation_error, join_names
 from fedmutual.core import Algorithm, Setting
-from fedmutual.errors import ConfigError, UserError, said
+from fedmutual.errors import ConfigError, UserError, format_error
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -27,12 +27,12 @@ def make_algorithm(config: Config) -> Algorithm:
         ConfigError: what it says of itself is no Algorithm, or it fails to say it.
     """
     try:
-        made = _kind(config)(**client_settings(config), **_aggregation(config)).algorithm()
+        made = _kind(config)(**read_client_settings(config), **_aggregation(config)).algorithm()
     except UserError:
         raise
     except Exception as problem:  # a user's own may fail in any way
         raise ConfigError(
-            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} raised {said(problem)}"
+            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} raised {format_error(problem)}"
         ) from problem
     if not isinstance(made, Algorithm):
         raise ConfigError(
@@ -42,16 +42,16 @@ def make_algorithm(config: Config) -> Algorithm:
     return made
 
 
-def client_settings(config: Config, client: str | None = None) -> Table:
+def read_client_settings(config: Config, client: str | None = None) -> Table:
     """The algorithm's settings as typed values: all that the federation sets, or those alone that a client has its own."""
     own = config if client is None else config.own(client)
     types = _setting_types(_kind(config))
     where = "training.task" if client is None else f"clients.{client}.training.task"
     found = {k: v for k, v in _settings(own).items() if k in types}
-    return {k: tasks.make(v, where) if k == "task" else _typed(types[k], v) for k, v in found.items()}
+    return {k: tasks.make_task(v, where) if k == "task" else _typed(types[k], v) for k, v in found.items()}
 
 
-def settings_of(name: str) -> dict[str, Any]:
+def list_setting_types(name: str) -> dict[str, Any]:
     """The keys that [algorithm] may hold beside `name`, with their types."""
     types = _setting_types(_find(name))
     return {k: t for k, t in types.items() if k not in TrainingConfig.model_fields and t is not Aggregation}
@@ -62,14 +62,14 @@ def has_aggregation(config: Config) -> bool:
     return bool(_aggregation(config))
 
 
-def all_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
+def list_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
     """Every dotted key of a configuration."""
     for name, spec in kind.model_fields.items():
         if isinstance(spec.annotation, type) and issubclass(spec.annotation, BaseModel):
-            yield from all_keys(spec.annotation, f"{prefix}{name}.")
+            yield from list_keys(spec.annotation, f"{prefix}{name}.")
         elif name == "algorithm":
             yield f"{prefix}algorithm.name"
-            yield from (f"{prefix}algorithm.{k}" for k in sorted({k for a in ALGORITHMS for k in settings_of(a)}))
+            yield from (f"{prefix}algorithm.{k}" for k in sorted({k for a in ALGORITHMS for k in list_setting_types(a)}))
         elif prefix or name != "clients":
             yield f"{prefix}{name}"
 
@@ -80,7 +80,7 @@ def check_methods(config: Config, source: str) -> None:
     if not isinstance(name, str):
         raise ConfigError(f"{source}: key 'algorithm.name' must name an algorithm: {', '.join(ALGORITHMS)}")
     try:
-        known = settings_of(name)
+        known = list_setting_types(name)
     except LookupError as problem:
         raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
     for client in (None, *config.clients):
@@ -89,15 +89,17 @@ def check_methods(config: Config, source: str) -> None:
             if key == "name" and client is None:
                 continue
             if key not in known:
-                raise ConfigError(f"{source}: {foreign(where, key, [name])}")
+                raise ConfigError(f"{source}: {describe_foreign_key(where, key, [name])}")
             if client is not None and known[key] != Setting:  # numbers in a client's own loss; the rest all must agree on
                 raise ConfigError(f"{source}: key '{where}.{key}' is the federation's to set; take it out")
             try:
                 _typed(known[key], value)
             except ValidationError as problem:
-                raise ConfigError(f"{source}: {sentence(problem.errors()[0], all_keys(), f'{where}.{key}')}") from None
+                raise ConfigError(
+                    f"{source}: {format_validation_error(problem.errors()[0], list_keys(), f'{where}.{key}')}"
+                ) from None
         try:
-            _kind(config)(**client_settings(config) | client_settings(config, client))
+            _kind(config)(**read_client_settings(config) | read_client_settings(config, client))
         except Exception as problem:  # out of range, a setting without default is missing, or whatever one's own may raise
             key, _, why = str(problem).partition(" ")
             said = f"key '{where}.{key}' {why}" if key in known else f"key {where!r}: {problem}"
@@ -112,15 +114,15 @@ def with_steps(config: Config) -> Config:
     return config.model_copy(update={"training": config.training.model_copy(update={"local_steps": steps})})
 
 
-def foreign(where: str, key: str, names: Sequence[str]) -> str:
+def describe_foreign_key(where: str, key: str, names: Sequence[str]) -> str:
     """What is wrong with a key that is a setting of none of these algorithms: that of a run, or those that are compared."""
-    owners, alone = [a for a in ALGORITHMS if key in settings_of(a)], len(names) == 1
+    owners, alone = [a for a in ALGORITHMS if key in list_setting_types(a)], len(names) == 1
     if owners:
         these = f"algorithm is {names[0]!r}" if alone else f"methods are {', '.join(names)}"
         return f"key '{where}.{key}' is a setting of {join_names(owners)}, and the {these}; take it out"
-    known = dict.fromkeys(k for name in names for k in settings_of(name))
+    known = dict.fromkeys(k for name in names for k in list_setting_types(name))
     these = f"algorithm {names[0]!r}" if alone else f"algorithms {', '.join(names)}"
-    return f"{unknown(f'{where}.{key}', known, all_keys())} (of {these})"
+    return f"{format_unknown_key(f'{where}.{key}', known, list_keys())} (of {these})"
 
 
 def _aggregation(config: Config) -> dict[str, Aggregation]:

@@ -11,12 +11,12 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from fedmutual.config.methods import all_keys, check_methods, foreign, settings_of, with_steps
+from fedmutual.config.methods import check_methods, describe_foreign_key, list_keys, list_setting_types, with_steps
 from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
 from fedmutual.config.privacy import check_privacy
 from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, Table
-from fedmutual.config.sentences import sentence
-from fedmutual.config.sites import brings_data
+from fedmutual.config.sentences import format_validation_error
+from fedmutual.config.sites import has_own_data
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 from fedmutual.recorded_code import check_tables, is_run_config
@@ -56,7 +56,7 @@ def read_dumped(path: Path) -> Config:
     try:
         return Config.model_validate(_tables(path))
     except ValidationError as problem:
-        raise ConfigError(f"{path}: {sentence(problem.errors()[0], all_keys())}") from None
+        raise ConfigError(f"{path}: {format_validation_error(problem.errors()[0], list_keys())}") from None
 
 
 def _tables(path: Path) -> Table:
@@ -85,11 +85,11 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
             raise ConfigError(f"{source}: key 'algorithm.name': {problem}") from None
         if dropped:
             warnings.warn(f"algorithm {name!r} has no {', '.join(dropped)}: dropped", stacklevel=2)
-    tables = merge(tables, overrides)
+    tables = merge_overrides(tables, overrides)
     try:
         config = Config.model_validate(tables)
     except ValidationError as problem:
-        raise ConfigError(f"{source}: {sentence(problem.errors()[0], all_keys())}") from None
+        raise ConfigError(f"{source}: {format_validation_error(problem.errors()[0], list_keys())}") from None
     check_methods(config, source)
     check_preset(config, tables, source)
     config = with_steps(apply_preset(config))
@@ -101,14 +101,14 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     return config
 
 
-def merge(tables: Table, overrides: Mapping[str, Any]) -> Table:
+def merge_overrides(tables: Table, overrides: Mapping[str, Any]) -> Table:
     """Tables with values by dotted key merged in, unchecked."""
     for key, value in overrides.items():
         tables = _set(tables, key.split("."), value)
     return tables
 
 
-def override(text: str) -> tuple[str, Any]:
+def parse_override(text: str) -> tuple[str, Any]:
     """One ``--set key=value`` -> (dotted key, value read as TOML, as plain text where it is none)."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
@@ -130,7 +130,7 @@ def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, An
         ConfigError: as `load_config`; a setting that none of the methods has.
     """
     try:
-        known = {method: settings_of(method) for method in methods}
+        known = {method: list_setting_types(method) for method in methods}
     except LookupError as problem:
         raise ConfigError(f"--methods: {problem}") from None
     own: Table = {}
@@ -138,7 +138,7 @@ def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, An
     for key in [k for k in overrides if k.startswith("algorithm.") and k != "algorithm.name" and methods]:
         setting, *inner = key.split(".")[1:]
         if not any(setting in settings for settings in known.values()):
-            raise ConfigError(f"--set: {foreign('algorithm', setting, methods)}")
+            raise ConfigError(f"--set: {describe_foreign_key('algorithm', setting, methods)}")
         if setting not in base:
             own = _set(own, [setting, *inner], overrides[key], "algorithm.")
             overrides = {k: v for k, v in overrides.items() if k != key}
@@ -150,7 +150,7 @@ def _known(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
     table = tables.get("algorithm")
     name = overrides.get("algorithm.name", table.get("name", "fml") if isinstance(table, dict) else "fml")
     try:
-        return settings_of(name) if isinstance(name, str) else ()
+        return list_setting_types(name) if isinstance(name, str) else ()
     except LookupError:
         return ()
 
@@ -165,7 +165,7 @@ def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = No
     except LookupError as problem:
         raise ConfigError(f"key 'algorithm.name': {problem}") from None
     clients = {i: c.model_copy(update={"algorithm": tables["clients"][i]["algorithm"]}) for i, c in config.clients.items()}
-    added = {k: v for k, v in (own or {}).items() if k in settings_of(name)}
+    added = {k: v for k, v in (own or {}).items() if k in list_setting_types(name)}
     algorithm = {**tables["algorithm"], "name": name, **added}
     changed = apply_preset(remove_preset(config).model_copy(update={"algorithm": algorithm, "clients": clients}))
     check_methods(changed, "configuration")
@@ -179,7 +179,7 @@ def _without_foreign(tables: Table, name: str) -> tuple[Table, tuple[str, ...]]:
     Raises:
         LookupError: there is no such algorithm.
     """
-    known = {"name", *settings_of(name)}
+    known = {"name", *list_setting_types(name)}
     clients = tables.get("clients")
     places = [("algorithm",), *(("clients", i, "algorithm") for i in (clients if isinstance(clients, dict) else ()))]
     dropped = []
@@ -243,7 +243,7 @@ def _check_partition(config: Config, source: str) -> None:
             raise ConfigError(
                 f"{source}: key 'partition.{key}' has no effect with partition.kind = {partition.kind!r}; take it out"
             )
-    nets, clients = len(config.model.personal or ()), len(config.clients) if brings_data(config) else partition.clients
+    nets, clients = len(config.model.personal or ()), len(config.clients) if has_own_data(config) else partition.clients
     if partition.kind not in ("domains", "file") and nets not in (0, 1, clients):
         raise ConfigError(
             f"{source}: key 'model.personal' names {nets} networks for {clients} clients; name one for all, or one for each"
@@ -252,7 +252,7 @@ def _check_partition(config: Config, source: str) -> None:
 
 def _check_own_data(config: Config, source: str) -> None:
     """Data are divided among clients, or brought by each of them."""
-    if not brings_data(config):
+    if not has_own_data(config):
         return
     for client, own in config.clients.items():
         if not own.data.model_dump(exclude_none=True):

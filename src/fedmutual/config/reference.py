@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS
-from fedmutual.config.methods import settings_of
+from fedmutual.config.methods import list_setting_types
 from fedmutual.config.schema import ClientData, Config, Section, ShareConfig
 from fedmutual.config.sentences import join_names
 from fedmutual.core import Schedule, Setting
@@ -34,10 +34,10 @@ class Key(NamedTuple):
     about: str
 
 
-def page() -> str:
+def render_page() -> str:
     """All keys as Markdown, a heading for each table."""
     lines, table = [_HEAD, ""], ""
-    for key in keys():
+    for key in list_reference_keys():
         above = key.name.partition(".")[0] if "." in key.name else ""
         if above != table:
             table = above
@@ -47,14 +47,14 @@ def page() -> str:
     return "\n".join(lines)
 
 
-def algorithms() -> dict[str, str]:
+def describe_algorithms() -> dict[str, str]:
     """What each algorithm is, in one line, with its settings."""
     about = {name: (kind.__doc__ or "").splitlines()[0] for name, kind in ALGORITHMS.items()}
     about |= {name: preset.about for name, preset in PRESETS.items() if preset.about is not None}
-    return {name: f"{line} Settings: {', '.join(settings_of(name)) or 'none'}." for name, line in about.items()}
+    return {name: f"{line} Settings: {', '.join(list_setting_types(name)) or 'none'}." for name, line in about.items()}
 
 
-def keys(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
+def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
     """Every key, in the order of the schema."""
     types = get_type_hints(kind, include_extras=True)
     for name, spec in kind.model_fields.items():
@@ -64,7 +64,7 @@ def keys(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
         elif inner is ClientData:
             yield Key(f"{key}.KEY", "as `data.KEY`", "the federation's", f"any key of [data]. {inner.__doc__}")
         elif inner is not None:
-            yield from keys(inner, f"{key}.ID." if get_origin(spec.annotation) is dict else f"{key}.")
+            yield from list_reference_keys(inner, f"{key}.ID." if get_origin(spec.annotation) is dict else f"{key}.")
         else:
             own = prefix.startswith("clients.") and (spec.default is None or kind is ShareConfig)
             default = "the federation's" if own else _value(spec.default)
@@ -79,7 +79,7 @@ def _settings(table: str) -> Iterator[Key]:
     owners: dict[Key, list[str]] = {}
     for name, kind in ALGORITHMS.items():
         spec = {f.name: f for f in fields(kind)}
-        for setting, type in settings_of(name).items():
+        for setting, type in list_setting_types(name).items():
             default = "the federation's" if own else _value(spec[setting].default)
             if type == Setting or not own:
                 about = spec[setting].metadata["about"]  # as `core.setting` has it

@@ -33,12 +33,14 @@ _INNER = (
 )  # pydantic's own steps in a path
 
 
-def sentence(problem: ErrorDetails, everywhere: Iterable[str], prefix: str = "", kind: type[Section] = Config) -> str:
+def format_validation_error(
+    problem: ErrorDetails, everywhere: Iterable[str], prefix: str = "", kind: type[Section] = Config
+) -> str:
     """A validation error of pydantic's, about tables of a kind, as one sentence. `everywhere`: all keys there are."""
     place = _place(problem)
     key = ".".join([prefix, *place] if prefix else place)
     if problem["type"] == "extra_forbidden":
-        return unknown(key, _keys_of(place[:-1], kind), everywhere)
+        return format_unknown_key(key, _keys_of(place[:-1], kind), everywhere)
     got = problem["input"] if isinstance(problem["input"], dict) else json.dumps(problem["input"], default=str)
     if problem["type"] == "missing":
         return f"the key {key!r} is missing"
@@ -63,7 +65,7 @@ def join_names(names: Sequence[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def unknown(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
+def format_unknown_key(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
     """'unknown key ...' with the nearest right one: in its own table first, then anywhere."""
     table, _, last = key.rpartition(".")
     known, everywhere = list(known), [k for k in everywhere if k != key]

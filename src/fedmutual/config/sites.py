@@ -6,12 +6,12 @@ from fedmutual.config.schema import ClientData, Config, DataConfig, PartitionCon
 ALONE = "0"  # what a client is called there: the one share of a partition into one
 
 
-def brings_data(config: Config) -> bool:
+def has_own_data(config: Config) -> bool:
     """Whether clients have data of their own, rather than shares of common ones."""
     return any(own.data.model_dump(exclude_none=True) for own in config.clients.values())
 
 
-def alone(config: Config, client: str) -> Config:
+def make_client_config(config: Config, client: str) -> Config:
     """The configuration of a client that brings its own data: these, with no one to share them with.
 
     The common classes are not for a client whose own task learns numbers.
@@ -22,7 +22,7 @@ def alone(config: Config, client: str) -> Config:
     own = config.clients[client]
     task = own.training.task or config.training.task
     common = config.data.model_dump()
-    if own.training.task and tasks.make(task, f"clients.{client}.training.task").outputs is not None:
+    if own.training.task and tasks.make_task(task, f"clients.{client}.training.task").outputs is not None:
         common = {k: v for k, v in common.items() if k not in ("classes", "labels")}
     data = {**common, **own.data.model_dump(exclude_none=True)}
     return config.model_copy(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from fedmutual.config import DataConfig
 from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, listed
-from fedmutual.errors import ConfigError, DataError, said
+from fedmutual.errors import ConfigError, DataError, format_error
 
 ArraysByName = Mapping[str, npt.NDArray[Any]]
 _SAVE = "save 'x' and 'y' with numpy.savez"
@@ -124,7 +124,7 @@ def read_arrays(
 def _describe_problem(path: Path, problem: Exception) -> str:
     """Return why numpy cannot read a file; numpy takes every unknown file for a pickle."""
     if "pickle" not in str(problem):
-        return said(problem)
+        return format_error(problem)
     with path.open("rb") as file:
         is_pickle = "Object" in str(problem) or file.read(1) == b"\x80"
     return "it is a pickle, and pickles are never loaded" if is_pickle else "its first bytes are not those of an npz file"

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmutual.config import ALONE, Config, alone, brings_data
-from fedmutual.config.grid import toml_key
+from fedmutual.config import ALONE, Config, has_own_data, make_client_config
+from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index, format_count
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import Federation, Prepared, join_examples, load, prepare
@@ -36,15 +36,17 @@ def find_problems(config: Config, prepared: Mapping[str, Prepared] | None = None
         UserError: the data cannot be used; one sentence says why.
     """
     data_by_client = prepare(config) if prepared is None else prepared
-    if not brings_data(config):
+    if not has_own_data(config):
         federation = load(config, data_by_client)
         return _find_in_data_set(config, federation, _scan_rows(federation))
     scans, findings = {}, []
     for i, own_data in data_by_client.items():
-        federation = load(alone(config, i), {"": own_data})
+        federation = load(make_client_config(config, i), {"": own_data})
         scans[i] = _scan_rows(federation)
         client_findings = [
-            s for s in _find_in_data_set(alone(config, i), federation, scans[i]) if not s.startswith((_ONE_CLIENT, NOBODY))
+            s
+            for s in _find_in_data_set(make_client_config(config, i), federation, scans[i])
+            if not s.startswith((_ONE_CLIENT, NOBODY))
         ]
         findings += [f"client {i!r}: {finding.replace(f'client {ALONE!r} ', 'it ')}" for finding in client_findings]
         # stored rows are compared, because clients may scale their rows differently
@@ -138,7 +140,9 @@ def _find_similar_classes(federation: Federation) -> Iterator[str]:
     class_counts = _count_training(federation)
     for group in (g for g in groups.values() if len(g) > 1):
         names, preferred = [classes[i] for i in group], classes[max(group, key=lambda i: class_counts[i])]
-        renames = ", ".join(f"{toml_key(n)} = {json.dumps(preferred, ensure_ascii=False)}" for n in names if n != preferred)
+        renames = ", ".join(
+            f"{format_toml_key(n)} = {json.dumps(preferred, ensure_ascii=False)}" for n in names if n != preferred
+        )
         yield (
             f"classes {', '.join(map(repr, names[:-1]))} and {names[-1]!r} look alike; if they are one, write "
             f"data.labels = {{ {renames} }}"

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedmutual import tasks
-from fedmutual.config import ALONE, Config, alone, brings_data
+from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.core import At
 from fedmutual.data import labels, record, rows, scaling, sources
 from fedmutual.data.augment import Augment, CropFlip
@@ -47,7 +47,7 @@ class Space:
     @property
     def numbers(self) -> bool:
         """Whether targets are numbers."""
-        return tasks.make(self.task).outputs is not None
+        return tasks.make_task(self.task).outputs is not None
 
     def is_compatible(self, other: "Space") -> bool:
         """Return whether one network can serve both spaces. The scaling and the name of numeric targets may differ."""
@@ -130,23 +130,29 @@ def prepare(config: Config) -> dict[str, Prepared]:
     Raises:
         UserError: data cannot be used; one sentence names the file or key and the fix.
     """
-    if not brings_data(config):
+    if not has_own_data(config):
         return {"": _prepare_data_set(config)}
     for client in config.clients:
         check_name(client, f"client {client!r}")
     data_by_client = {}
     for client, client_config in config.clients.items():
         try:
-            data_by_client[client] = _prepare_data_set(alone(config, client), common=not client_config.data.labels)
+            data_by_client[client] = _prepare_data_set(
+                make_client_config(config, client), common=not client_config.data.labels
+            )
         except labels.UnknownClass as problem:
             raise problem.for_client(client, {} if client_config.data.labels else config.data.labels) from None
         except ConfigError as problem:
             raise ConfigError(f"client {client!r}: {problem}") from None
     common_users = [
-        i for i, client_config in config.clients.items() if not client_config.data.labels and alone(config, i).data.labels
+        i
+        for i, client_config in config.clients.items()
+        if not client_config.data.labels and make_client_config(config, i).data.labels
     ]
     if common_users:  # a renamed label that no client has is a mistake
-        label_names = (labels.list_label_names(data_by_client[i].source, alone(config, i).data) for i in common_users)
+        label_names = (
+            labels.list_label_names(data_by_client[i].source, make_client_config(config, i).data) for i in common_users
+        )
         labels.check_renamed(config.data.labels, set[str]().union(*label_names))
     return data_by_client
 
@@ -162,7 +168,7 @@ def load(config: Config, prepared: Mapping[str, Prepared] | None = None, gathere
     """
     data_by_client = prepare(config) if prepared is None else prepared
     federation = (
-        _join_clients(config, data_by_client) if brings_data(config) else _divide_data_set(config, data_by_client[""])
+        _join_clients(config, data_by_client) if has_own_data(config) else _divide_data_set(config, data_by_client[""])
     )
     is_alone = len(federation.clients) == 1 and config.model.weights is None  # given weights are learned from, too
     notes = ("there is one client only, so there is nobody to learn from or with",) if is_alone else ()
@@ -173,7 +179,7 @@ def load(config: Config, prepared: Mapping[str, Prepared] | None = None, gathere
 
 def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
     """Read and scale one data set. common: data.labels serves all clients, not these data alone."""
-    task = tasks.make(config.training.task)
+    task = tasks.make_task(config.training.task)
     source = sources.read_source(config, task.outputs is not None)
     table, targets = _make_table(source, config, task.outputs, common)
     scaled, notes = scaling.make_scaling(config.data, source)
@@ -247,7 +253,10 @@ def _make_client_space(config: Config, client: str, common: Space) -> Space:
     client_config = config.clients.get(client)
     if client_config is None or client_config.training.task is None:
         return common
-    if tasks.make(client_config.training.task, f"clients.{client}.training.task").outputs != tasks.make(common.task).outputs:
+    if (
+        tasks.make_task(client_config.training.task, f"clients.{client}.training.task").outputs
+        != tasks.make_task(common.task).outputs
+    ):
         raise ConfigError(
             f"key 'clients.{client}.training.task': {client_config.training.task!r} learns other targets than "
             f"{common.task!r}, and "
@@ -262,7 +271,7 @@ def _join_clients(config: Config, data_by_client: Mapping[str, Prepared]) -> Fed
     federations = {}
     for client, prepared in data_by_client.items():
         try:
-            federations[client] = _divide_data_set(alone(config, client), prepared)
+            federations[client] = _divide_data_set(make_client_config(config, client), prepared)
         except DataError as problem:
             reason = str(problem).removeprefix(f"client {ALONE!r} ")
             raise DataError(f"client {client!r}: {reason}") from None

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmutual.config import DataConfig
-from fedmutual.config.grid import toml_key
+from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index, Names
 from fedmutual.data.examples import Part, Source, listed
 from fedmutual.errors import ConfigError, DataError
@@ -50,7 +50,8 @@ class UnknownClass(DataError):
         )
         renames = {**(existing or {}), **similar}
         renamed = ", ".join(
-            f"{toml_key(n)} = {json.dumps(class_name or '...', ensure_ascii=False)}" for n, class_name in renames.items()
+            f"{format_toml_key(n)} = {json.dumps(class_name or '...', ensure_ascii=False)}"
+            for n, class_name in renames.items()
         )
         super().__init__(f"{self.reason}; {proposal} write {key} = {{ {renamed} }}, or add it to data.classes")
 
@@ -60,7 +61,7 @@ class UnknownClass(DataError):
         common: the federation's data.labels; the proposed fix repeats them, because the client's own table would replace
         them.
         """
-        key = f"clients.{toml_key(client)}.data.labels"
+        key = f"clients.{format_toml_key(client)}.data.labels"
         return UnknownClass(f"client {client!r}: {self.where}", self.unknown, self.classes, key, common)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmutual.config import DataConfig
 from fedmutual.data.examples import ArrayExamples, Part, Published, Source, convert_array
-from fedmutual.downloads import first_line, patient
+from fedmutual.downloads import limit_waiting, shorten_error
 from fedmutual.errors import DataError
 
 VARIABLE = "FEDMUTUAL_DATA"
@@ -81,7 +81,7 @@ def read_torchvision(config: DataConfig) -> Source:
         train, test = make_dataset(root, train=True), make_dataset(root, train=False)
     except Exception as problem:  # damaged files raise many kinds of errors
         raise DataError(
-            f"data {config.name!r} at {root / data_set.folder} cannot be read ({first_line(problem)}); delete the "
+            f"data {config.name!r} at {root / data_set.folder} cannot be read ({shorten_error(problem)}); delete the "
             "folder, and copy or download the data again"
         ) from None
     classes = tuple("0123456789") if data_set.kind == "MNIST" else tuple(train.classes)
@@ -112,13 +112,14 @@ def _download(data_set: _DataSet, root: Path) -> None:
     try:
         root.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix="partial-", dir=root))
-        with patient():
+        with limit_waiting():
             _get_dataset_class(data_set)(partial, download=True)
         with contextlib.suppress(FileExistsError):
             (partial / data_set.folder).rename(root / data_set.folder)
     except Exception as problem:  # no network, no space, no rights, a broken archive
         raise DataError(
-            f"data {data_set.kind} is not at {root / data_set.folder} and could not be downloaded ({first_line(problem)}); "
+            f"data {data_set.kind} is not at {root / data_set.folder} and could not be downloaded "
+            f"({shorten_error(problem)}); "
             f"connect to the internet, or set ${VARIABLE} or data.root to a folder that has it in torchvision's layout"
         ) from None
     finally:

@@ -13,22 +13,22 @@ import torch
 
 from fedmutual.core import Client
 from fedmutual.engines import allocator
-from fedmutual.engines.joining import load
-from fedmutual.engines.spread import Lost
-from fedmutual.engines.wire import Answer, answered, forget, opened, packed, portable
+from fedmutual.engines.joining import import_ray
+from fedmutual.engines.spread import WorkerLost
+from fedmutual.engines.wire import WorkerReply, answer_request, forget_modules, make_portable, pack_payload, unpack_payload
 
 
-class Home:
+class ClientActor:
     """An actor: keeps its clients, and does with them what it is asked to."""
 
     def __init__(self) -> None:
-        allocator.keep()
+        allocator.keep_freed_memory()
         self._clients: dict[str, Client] = {}
         self._path = list(sys.path)
 
     def name(self) -> str:
         """What messages call it."""
-        return f"worker process {os.getpid()} on node {load().util.get_node_ip_address()}"
+        return f"worker process {os.getpid()} on node {import_ray().util.get_node_ip_address()}"
 
     def host(
         self, make: bytes, ids: Sequence[str], threads: int, dtype: torch.dtype, folder: str, path: Sequence[str]
@@ -46,18 +46,18 @@ class Home:
         problem = None
         try:
             if ids:
-                made = opened(make)
+                made = unpack_payload(make)
                 self._clients |= {id: made(id) for id in ids}
             else:
-                forget()  # modules of the last run's
+                forget_modules()  # modules of the last run's
         except Exception as caught:
-            problem = portable(caught)
-        return bytes(packed(Answer(0, "", None, problem)))
+            problem = make_portable(caught)
+        return bytes(pack_payload(WorkerReply(0, "", None, problem)))
 
     def work(self, job: bytes) -> Iterator[bytes]:
         """Do a job -> answers, a client at a time."""
-        for answer in answered(job, self._clients):
-            yield bytes(packed(answer))
+        for answer in answer_request(job, self._clients):
+            yield bytes(pack_payload(answer))
 
     def sees(self, file: str) -> bool:
         """Whether there is such a file here."""
@@ -85,9 +85,9 @@ class Worker:
         except self.ray.exceptions.RayTaskError:  # it lives
             raise
         except self.ray.exceptions.ActorUnavailableError:
-            raise Lost(self.name, self.clients, "is out of reach, as its node or the network is down") from None
+            raise WorkerLost(self.name, self.clients, "is out of reach, as its node or the network is down") from None
         except self.ray.exceptions.RayError as problem:
-            raise Lost(self.name, self.clients, f"died ({_reason(problem)})") from None
+            raise WorkerLost(self.name, self.clients, f"died ({_reason(problem)})") from None
 
 
 def _reason(problem: Exception) -> str:

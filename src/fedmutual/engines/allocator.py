@@ -8,7 +8,7 @@ _TRIM_THRESHOLD, _MMAP_MAX = -1, -4  # glibc's <malloc.h>
 _NEVER = 2**31 - 1
 
 
-def keep() -> None:
+def keep_freed_memory() -> None:
     """Let glibc reuse large blocks instead of handing each back to the kernel at once.
 
     By its defaults the activations of a wide network are mapped anew and zeroed page by page at every step: CNN2 of FML

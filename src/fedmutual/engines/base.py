@@ -9,10 +9,10 @@ from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedmutual.boundary import release, tell
+from fedmutual.boundary import release, release_metrics
 from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task
-from fedmutual.denormals import flushed
-from fedmutual.engines.blame import blamed
+from fedmutual.denormals import flush_denormals
+from fedmutual.engines.blame import make_user_error
 from fedmutual.losses import Classification
 from fedmutual.records import best
 from fedmutual.records.best import Keep
@@ -54,7 +54,7 @@ class Reply(NamedTuple):
     down: int | None = None  # bytes that it had from them
 
 
-class Exam(NamedTuple):
+class EvalSpec(NamedTuple):
     """Which of a client's nets is scored on which of its rows, and what that score is called."""
 
     net: str  # "personal" or "meme"
@@ -64,33 +64,35 @@ class Exam(NamedTuple):
     data: str
 
 
-@flushed()
+@flush_denormals()
 def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
     """A client's whole part in a phase: the work, then the boundary."""
     try:
         message, train = work(phase, client, inbox, at)
-        return let_go(client, phase, message, train, inbox, declared)
+        return release_reply(client, phase, message, train, inbox, declared)
     except Exception as problem:
-        told = blamed(problem, phase, client.id)
+        told = make_user_error(problem, phase, client.id)
         if told is problem:
             raise
         raise told from problem
 
 
-def let_go(client: Client, phase: Phase, message: Message, train: dict[str, float], inbox: Message, declared: Spec) -> Reply:
+def release_reply(
+    client: Client, phase: Phase, message: Message, train: dict[str, float], inbox: Message, declared: Spec
+) -> Reply:
     """What of a client's work passes the boundary."""
-    told = tell(train, phase.terms, client.id) if client.metrics == "all" else {}
+    told = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
     return Reply(release(message, declared, client, inbox), told)
 
 
-def examine(
-    client: Client, exams: tuple[Exam, ...], inbox: Message, round: int, home: Path | None, keep: Keep | None = None
+def evaluate_client(
+    client: Client, exams: tuple[EvalSpec, ...], inbox: Message, round: int, home: Path | None, keep: Keep | None = None
 ) -> tuple[Score, ...]:
     """Score a client's nets, the meme as it was trained, then with what the server sent -> what the client tells of it.
 
     A client that does not tell all keeps all at `home`; and any client its best personal weights, if they are to be kept.
     """
-    measured = measure(client, exams, inbox)
+    measured = compute_scores(client, exams, inbox)
     scores = tuple(measured.values())
     if keep is not None and home is not None and "personal" in client.nets:
         _keep_best(client, exams, scores, round, home, keep)
@@ -98,14 +100,14 @@ def examine(
         line = {"round": round, "scores": [{"model": s.model, "data": s.data, **s.values} for s in scores]}
         home.mkdir(parents=True, exist_ok=True)
         append(home / METRICS, [json.dumps(line)])
-    return disclose(client, measured)
+    return select_metrics(client, measured)
 
 
-def measure(client: Client, exams: tuple[Exam, ...], inbox: Message) -> dict[Exam, Score]:
+def compute_scores(client: Client, exams: tuple[EvalSpec, ...], inbox: Message) -> dict[EvalSpec, Score]:
     """Exam -> all scores of it: of the client's copy of the shared model first, which then becomes what the server sent."""
     task = client.own.get("task", Classification())
 
-    def scored(e: Exam) -> Score:
+    def scored(e: EvalSpec) -> Score:
         return Score(e.model, e.client, e.data, score(client.nets[e.net], client.data[e.rows], task, client.id))
 
     measured = {e: scored(e) for e in exams if e.model == COPY}
@@ -115,7 +117,7 @@ def measure(client: Client, exams: tuple[Exam, ...], inbox: Message) -> dict[Exa
     return measured | {e: scored(e) for e in exams if e.model != COPY}
 
 
-def disclose(client: Client, measured: Mapping[Exam, Score]) -> tuple[Score, ...]:
+def select_metrics(client: Client, measured: Mapping[EvalSpec, Score]) -> tuple[Score, ...]:
     """What a client tells of its scores, by `share.metrics`: all; nothing; or coarse accuracies of models after a round.
 
     A copy of the shared model is no model after a round, for it is averaged before the round ends.
@@ -129,7 +131,7 @@ def disclose(client: Client, measured: Mapping[Exam, Score]) -> tuple[Score, ...
 
 
 def _keep_best(
-    client: Client, exams: tuple[Exam, ...], scores: tuple[Score, ...], round: int, home: Path, keep: Keep
+    client: Client, exams: tuple[EvalSpec, ...], scores: tuple[Score, ...], round: int, home: Path, keep: Keep
 ) -> None:
     """Keep the weights of a client's personal net at home, if they score better than those of the rounds before."""
     called = {e.model for e in exams if e.net == "personal"}  # the one of pooled data is the "global" one
@@ -139,17 +141,17 @@ def _keep_best(
     best.offer(home, lambda: {f"personal.{k}": v for k, v in personal.state_dict().items()}, merit, round, keep)
 
 
-def parameters(client: Client) -> dict[str, int]:
+def count_parameters(client: Client) -> dict[str, int]:
     """How many parameters each of a client's nets has."""
     return {name: sum(p.numel() for p in net.parameters()) for name, net in client.nets.items()}
 
 
-def forward(net: nn.Module, x: Tensor) -> Tensor:
+def forward_in_parts(net: nn.Module, x: Tensor) -> Tensor:
     """What a net says of x, in parts where examples are large: VGG11's first layer alone has 6.6 GB for 512 of 224 x 224."""
     return torch.cat([net(part) for part in torch.split(x, max(_NUMBERS // x[0].numel(), 1))])
 
 
-@flushed()
+@flush_denormals()
 @torch.no_grad()
 def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
     """A net's scores over all rows, in eval mode: those that the task declares."""
@@ -157,7 +159,7 @@ def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> 
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
     for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), ROWS)):
-        outputs.append(forward(net, x))
+        outputs.append(forward_in_parts(net, x))
         targets.append(y)
     output = torch.cat(outputs)
-    return tell(task.score(output, torch.cat(targets)), task.tells, whose, width=output.shape[-1])
+    return release_metrics(task.score(output, torch.cat(targets)), task.tells, whose, width=output.shape[-1])

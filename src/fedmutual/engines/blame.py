@@ -7,12 +7,12 @@ from pathlib import Path
 from torch import Tensor
 
 from fedmutual.core import Message, Phase, Spec
-from fedmutual.errors import AlgorithmError, said
+from fedmutual.errors import AlgorithmError, format_error
 
 HOOKS = ("leaves", "send", "begin", "batches", "loss", "edit", "end", "receive")
 
 
-def blamed(problem: BaseException, phase: Phase | None = None, client: str = "") -> BaseException:
+def make_user_error(problem: BaseException, phase: Phase | None = None, client: str = "") -> BaseException:
     """What to tell of an exception: an AlgorithmError where it comes from a phase of the user's own; else itself.
 
     phase: whose client's part it came out of; without one, only what a hook raised is of a phase.
@@ -24,7 +24,7 @@ def blamed(problem: BaseException, phase: Phase | None = None, client: str = "")
     if phase is None or _ours(type(phase)):
         return problem
     where = f" at client {client!r}" if client else ""
-    raised = f"{hook or 'its work'}{where} raised {said(problem)}{_line(problem, phase)}"
+    raised = f"{hook or 'its work'}{where} raised {format_error(problem)}{_line(problem, phase)}"
     sentence = f"{_called(phase)}: {raised}; log.txt has the traceback"
     return AlgorithmError(sentence, "".join(traceback.format_exception(problem)))
 

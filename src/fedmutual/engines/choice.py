@@ -19,7 +19,7 @@ LONG = 60.0  # seconds of training in one process from which worker processes, w
 _STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step takes, floating-point operations a second
 
 
-class Work(NamedTuple):
+class Workload(NamedTuple):
     """What a client does in a run."""
 
     steps: float
@@ -31,7 +31,7 @@ class Work(NamedTuple):
         return self.steps * _STEP + self.flops / _RATE
 
 
-class Choice(NamedTuple):
+class EngineChoice(NamedTuple):
     """An engine by its name, and what to say of it."""
 
     name: str
@@ -39,7 +39,9 @@ class Choice(NamedTuple):
     why: str
 
 
-def choose(name: str, workers: int | None, device: torch.device, work: Mapping[str, Work], stackable: bool = True) -> Choice:
+def choose_engine(
+    name: str, workers: int | None, device: torch.device, work: Mapping[str, Workload], stackable: bool = True
+) -> EngineChoice:
     """The engine of that name, or for "auto" the one that fits.
 
     workers: as configured; unset, a worker a core.
@@ -49,24 +51,24 @@ def choose(name: str, workers: int | None, device: torch.device, work: Mapping[s
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     count = min(workers or cores, len(work))
     if name != "auto":
-        return Choice(name, count if name in ("processes", "cluster") else 1, "as configured")
+        return EngineChoice(name, count if name in ("processes", "cluster") else 1, "as configured")
     if device.type == "cuda" and not stackable:
-        return Choice("inprocess", 1, "clients whose gradients are clipped and noised are not stepped as one")
+        return EngineChoice("inprocess", 1, "clients whose gradients are clipped and noised are not stepped as one")
     if device.type == "cuda":
-        return Choice("stacked", 1, "there is a GPU, and small networks fill it only together")
+        return EngineChoice("stacked", 1, "there is a GPU, and small networks fill it only together")
     if device.type != "cpu":
-        return Choice("inprocess", 1, f"the device is {device.type}")
+        return EngineChoice("inprocess", 1, f"the device is {device.type}")
     seconds = sum(w.seconds for w in work.values())
     if count < 2:
-        return Choice("inprocess", 1, "there is one client" if len(work) < 2 else "there is one core")
+        return EngineChoice("inprocess", 1, "there is one client" if len(work) < 2 else "there is one core")
     if seconds < LONG:
-        return Choice("inprocess", 1, "there is little to compute, and workers take seconds to start")
-    return Choice("processes", count, f"there are {cores} cores, and minutes of work")
+        return EngineChoice("inprocess", 1, "there is little to compute, and workers take seconds to start")
+    return EngineChoice("processes", count, f"there are {cores} cores, and minutes of work")
 
 
-def opened(
-    choice: Choice, make: Make, work: Mapping[str, Work], config: EngineConfig, device: torch.device
-) -> tuple[Engine, Choice]:
+def open_engine(
+    choice: EngineChoice, make: Make, work: Mapping[str, Workload], config: EngineConfig, device: torch.device
+) -> tuple[Engine, EngineChoice]:
     """The engine with its clients in it, and how many workers it came to; where "auto" picked one that cannot hold them,
     the plain one.
 
@@ -85,12 +87,12 @@ def opened(
         except Unportable as problem:
             if config.name != "auto":
                 raise
-            choice = Choice("inprocess", 1, str(problem))
+            choice = EngineChoice("inprocess", 1, str(problem))
     clients = map(make, work)
     return (Stacked(clients, config.compile) if choice.name == "stacked" else InProcess(clients)), choice
 
 
-def flops(net: nn.Module, shape: tuple[int, ...]) -> float:
+def count_flops(net: nn.Module, shape: tuple[int, ...]) -> float:
     """Floating-point operations of a forward of one example; 0 where they cannot be counted."""
     from torch.utils.flop_counter import FlopCounterMode  # it takes Triton along, and workers do not count
 

@@ -9,9 +9,9 @@ from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import Client
 from fedmutual.engines.actors import Worker
-from fedmutual.engines.places import Place, Wish, keep, take
-from fedmutual.engines.spread import assign
-from fedmutual.engines.wire import Answer, Job, Make, packed, unportable
+from fedmutual.engines.places import Reservation, ResourceRequest, keep_reservation, take_reservation
+from fedmutual.engines.spread import assign_clients
+from fedmutual.engines.wire import JobRequest, Make, WorkerReply, describe_unportable, pack_payload
 from fedmutual.errors import RunError
 
 R = TypeVar("R")
@@ -47,13 +47,13 @@ class Cluster:
         try:
             content = pickle.dumps(make, protocol=5)  # plain: it keeps the layout of tensors in memory, and so the bits
         except Exception as problem:  # whatever a user's dataset or network says to it
-            raise unportable(problem) from None
-        place = take(Wish(workers, threads, address, gpus), len(costs))
-        self._place: Place | None = place
+            raise describe_unportable(problem) from None
+        place = take_reservation(ResourceRequest(workers, threads, address, gpus), len(costs))
+        self._place: Reservation | None = place
         self._streams: dict[Any, Worker] = {}  # of answers that are still to come
         try:
             put = place.ray.put(content)  # once a node
-            spread = zip(place.workers, assign(costs, place.full), strict=False)
+            spread = zip(place.workers, assign_clients(costs, place.full), strict=False)
             for worker, answer in [(worker, worker.host(put, ids, threads)) for worker, ids in spread]:
                 _answer(worker.told(answer))
         except BaseException:
@@ -76,7 +76,7 @@ class Cluster:
         for worker in self._workers:
             mine = {i: given for i, given in arguments.items() if i in worker.clients}
             if mine:
-                streams[worker.actor.work.remote(bytes(packed(Job(0, do, mine))))] = worker
+                streams[worker.actor.work.remote(bytes(pack_payload(JobRequest(0, do, mine))))] = worker
         self._streams |= streams
         return ((answer.client, answer.result) for answer in self._answers(list(streams)))
 
@@ -113,7 +113,7 @@ class Cluster:
         if place.joined and not place.gone and self._rest(place):
             for worker in place.workers:
                 worker.host(b"", ())
-            keep(place)
+            keep_reservation(place)
         else:
             place.end()
         self._place, self._streams = None, {}
@@ -122,7 +122,7 @@ class Cluster:
     def _workers(self) -> list[Worker]:
         return self._place.workers if self._place else []
 
-    def _answers(self, streams: list[Any]) -> Iterator[Answer]:
+    def _answers(self, streams: list[Any]) -> Iterator[WorkerReply]:
         """What workers stream back as it comes; the first problem is raised."""
         while self._place is not None and (streams := [s for s in streams if s in self._streams]):
             for stream in self._place.ray.wait(streams)[0]:
@@ -139,7 +139,7 @@ class Cluster:
         content: bytes = self._streams[stream].told(reference)
         return content
 
-    def _rest(self, place: Place) -> bool:
+    def _rest(self, place: Reservation) -> bool:
         """Whether all workers live and have done what they were told, at once or in a moment."""
         until = time.monotonic() + MOMENT
         try:
@@ -153,9 +153,9 @@ class Cluster:
         return True
 
 
-def _answer(content: bytes) -> Answer:
+def _answer(content: bytes) -> WorkerReply:
     """What a worker answered; a problem is raised."""
-    answer: Answer = pickle.loads(content)
+    answer: WorkerReply = pickle.loads(content)
     if answer.problem is not None:
         raise answer.problem
     return answer

@@ -14,7 +14,7 @@ Forward = Callable[[Any, Any, Batch, Message], Message]
 """params, rest (both by net), batch, const, all stacked [k, ...] -> loss terms [k]; buffers in `rest` move in place."""
 
 
-def forward(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client) -> Forward:
+def compute_stacked_loss(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client) -> Forward:
     """The phase's loss for many clients at once."""
     heads = {n: find_head(net) for n, net in skeletons.items()}
 
@@ -26,7 +26,7 @@ def forward(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client) -> F
     return vmap(loss)
 
 
-class Compiled:
+class CompiledLoss:
     """The same through torch.compile; where that fails, as it was, and said once."""
 
     def __init__(self, plain: Forward, remarks: list[str]) -> None:
@@ -45,7 +45,7 @@ class Compiled:
         return self._plain(params, rest, batch, const)
 
 
-def gradients(
+def compute_gradients(
     forward: Forward, params: Mapping[str, Message], rest: Mapping[str, Message], batch: Batch, const: Message
 ) -> tuple[Message, Message]:
     """The gradients [k, ...] of each client's own losses, and the loss terms [k]."""

@@ -16,14 +16,14 @@ from torch.func import vmap
 
 from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec
 from fedmutual.data.rows import ResidentBatches
-from fedmutual.denormals import flushed
-from fedmutual.engines.base import Reply, let_go
-from fedmutual.engines.forward import Compiled, Forward, forward, gradients
-from fedmutual.engines.stack import Rows, Stack
+from fedmutual.denormals import flush_denormals
+from fedmutual.engines.base import Reply, release_reply
+from fedmutual.engines.forward import CompiledLoss, Forward, compute_gradients, compute_stacked_loss
+from fedmutual.engines.stack import Stack, StackRows
 from fedmutual.stepping import means, rate, ready, remembered
 
 
-class Part(NamedTuple):
+class PhaseInput(NamedTuple):
     """A client's part in a phase."""
 
     client: Client
@@ -43,13 +43,13 @@ class Group:
         self._number = {id(client): number for number, client in enumerate(clients)}
         self._stacks = {net: Stack(clients, net) for net in clients[0].nets}
 
-    def begin(self, parts: Sequence[Part]) -> "Steps | None":
+    def begin(self, parts: Sequence[PhaseInput]) -> "Steps | None":
         """These clients take their inboxes in. None where what they need for their losses differs in shape."""
         consts, before = [], [{k: v.clone() for k, v in part.client.memory.items()} for part in parts]
         for part in parts:
             ready(part.phase, part.client, part.at)
             consts.append(part.phase.begin(part.client, part.inbox, part.at))
-        if len({shapes(const) for const in consts}) > 1:
+        if len({describe_tensors(const) for const in consts}) > 1:
             for part, memory in zip(parts, before, strict=True):  # they begin again, each alone
                 part.client.memory = memory
             return None
@@ -60,17 +60,19 @@ class Group:
         memory = _stacked([p.client.memory for p in parts])
         return Steps(self._stacks, self._forward(parts[0]), parts[0], numbers, _stacked(consts), memory)
 
-    def _forward(self, like: Part) -> Forward:
+    def _forward(self, like: PhaseInput) -> Forward:
         """The phase's loss for clients like this one: made, and compiled, once."""
-        key = made_of(like)
+        key = identify_loss(like)
         if key not in self._forwards:
-            plain = forward(like.phase, {net: stack.skeleton for net, stack in self._stacks.items()}, like.client)
-            self._forwards[key] = plain if self._compile is None else Compiled(plain, self._compile)
+            plain = compute_stacked_loss(
+                like.phase, {net: stack.skeleton for net, stack in self._stacks.items()}, like.client
+            )
+            self._forwards[key] = plain if self._compile is None else CompiledLoss(plain, self._compile)
         return self._forwards[key]
 
-    def run(self, parts: Sequence[Part], steps: "Steps") -> Iterator[tuple[Client, Callable[[], Reply]]]:
+    def run(self, parts: Sequence[PhaseInput], steps: "Steps") -> Iterator[tuple[Client, Callable[[], Reply]]]:
         """The rest of a phase that `begin` began -> each one's reply, when called."""
-        steps.take(planned(parts))
+        steps.take(plan_batches(parts))
         for i, part in enumerate(parts):
             if steps.took[i]:
                 part.client.memory = steps.memory(i)
@@ -80,10 +82,10 @@ class Group:
             yield part.client, partial(_reply, part, curves)
 
 
-def _reply(part: Part, curves: Message) -> Reply:
+def _reply(part: PhaseInput, curves: Message) -> Reply:
     train = means(curves, part.client, part.at)  # first, as `stepping.steps` has it
     message = part.phase.end(part.client, part.at)
-    return let_go(part.client, part.phase, message, train, part.inbox, part.declared)
+    return release_reply(part.client, part.phase, message, train, part.inbox, part.declared)
 
 
 class Steps:
@@ -93,7 +95,7 @@ class Steps:
         self,
         stacks: Mapping[str, Stack],
         forward: Forward,
-        like: Part,
+        like: PhaseInput,
         numbers: Sequence[int],
         const: Message,
         memory: Message,
@@ -108,7 +110,7 @@ class Steps:
         for stack in stacks.values():
             stack.skeleton.train()
 
-    @flushed()
+    @flush_denormals()
     def take(self, plans: "Plans", most: int | None = None) -> None:
         """All steps, or at most so many."""
         for batches in islice(plans.steps(), most):
@@ -144,7 +146,7 @@ class Steps:
         memory = {k: _taken(v, places) for k, v in self._memory.items()}
         taken = {net: stack.taken(rows) for net, stack in self._stacks.items()}
         params, rest = ({net: both[n] for net, both in taken.items()} for n in (0, 1))
-        grads, terms = gradients(self._forward, params, rest, batch, const)
+        grads, terms = compute_gradients(self._forward, params, rest, batch, const)
         if type(self._phase).edit is not Phase.edit:
             grads, memory = vmap(self._phase.edit)(grads, memory)
             self._remember(memory, places)
@@ -162,8 +164,8 @@ class Steps:
                 self._memory[name] = value.new_zeros(len(self._numbers), *value.shape[1:])
             self._memory[name] = self._memory[name].index_copy(0, places, value)
 
-    def _rows(self, numbers: list[int]) -> Rows:
-        return Rows(numbers, self._index(numbers, next(iter(self._stacks.values())).count))
+    def _rows(self, numbers: list[int]) -> StackRows:
+        return StackRows(numbers, self._index(numbers, next(iter(self._stacks.values())).count))
 
     def _index(self, places: list[int], count: int) -> Tensor | None:
         return None if places == list(range(count)) else torch.tensor(places, device=self._device)
@@ -186,7 +188,7 @@ class Plans(NamedTuple):
                 yield batches
 
 
-def planned(parts: Sequence[Part]) -> Plans:
+def plan_batches(parts: Sequence[PhaseInput]) -> Plans:
     """The batches of all: of one resident store by their rows' numbers, which a single gather fetches for all clients."""
     batches = [part.phase.batches(part.client, part.inbox, part.at) for part in parts]
     picked = [b for b in batches if isinstance(b, ResidentBatches)]
@@ -200,12 +202,12 @@ def _shape(batch: Batch) -> Any:
     return tuple((t.shape, t.dtype) for t in batch)
 
 
-def shapes(message: Message) -> Any:
+def describe_tensors(message: Message) -> Any:
     """The form of a message."""
     return tuple((k, t.shape, t.dtype) for k, t in message.items())
 
 
-def made_of(part: Part) -> Any:
+def identify_loss(part: PhaseInput) -> Any:
     """What a loss is made of: all settings but numbers that it takes from `const`, and those of the batches."""
     types = get_type_hints(type(part.phase))
     apart = ("local_epochs", "batch_size")

@@ -23,7 +23,7 @@ _TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # where a user can give a t
 _ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # one of which takes 40 s
 
 
-def load() -> Any:
+def import_ray() -> Any:
     """Ray, which tells nobody that it is used and does not copy the working folder about, unless the user wants it to."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     copies = os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0") != "0"  # all files of that folder, under `uv run`
@@ -41,13 +41,13 @@ def load() -> Any:
     return ray
 
 
-def start(ray: Any, cpus: int) -> None:
+def start_local_cluster(ray: Any, cpus: int) -> None:
     """A cluster on this machine, with so many logical CPUs, that no other machine and no other user can speak to."""
     with _sigterm_kept(), _on_loopback(ray), _fresh_token():
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
 
 
-def join(ray: Any, address: str) -> None:
+def connect_to_cluster(ray: Any, address: str) -> None:
     """Become a client of a running cluster. Raises ConfigError where there is none."""
     before = os.environ.get(_ATTEMPTS)
     try:
@@ -68,7 +68,7 @@ def join(ray: Any, address: str) -> None:
             os.environ.pop(_ATTEMPTS, None)
 
 
-def session(ray: Any) -> tuple[str, str]:
+def identify_session(ray: Any) -> tuple[str, str]:
     """What tells one connection to a cluster from another."""
     if not ray.is_initialized():
         return "", ""

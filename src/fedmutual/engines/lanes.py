@@ -17,20 +17,20 @@ R = TypeVar("R")
 Asked = Mapping[str, tuple[Any, ...]]
 
 
-class Lanes:
+class RunScheduler:
     """The meeting point of several runs."""
 
     def __init__(self, federations: Sequence[Sequence[Client]], compile: bool = False) -> None:
         self._stacker = Stacker([client for clients in federations for client in clients], compile)
         self._baton = threading.Condition()
-        self._asked: dict[Lane, Asked] = {}
-        self._answers: dict[Lane, dict[str, Callable[[], Reply]] | Exception] = {}
-        self.lanes = [Lane(self, clients) for clients in federations]
+        self._asked: dict[ScheduledRun, Asked] = {}
+        self._answers: dict[ScheduledRun, dict[str, Callable[[], Reply]] | Exception] = {}
+        self.lanes = [ScheduledRun(self, clients) for clients in federations]
         self._open = set(self.lanes)
-        self._unsaid: dict[Lane, list[str]] = {lane: [] for lane in self.lanes}
+        self._unsaid: dict[ScheduledRun, list[str]] = {lane: [] for lane in self.lanes}
         self._stopped = False
 
-    def run(self, works: Sequence[Callable[["Lane"], None]]) -> list[BaseException | None]:
+    def run(self, works: Sequence[Callable[["ScheduledRun"], None]]) -> list[BaseException | None]:
         """Do each work with its lane as engine, until all have ended -> what each raised. A stop by hand stops all."""
         problems: list[BaseException | None] = [None] * len(works)
 
@@ -60,7 +60,7 @@ class Lanes:
             raise
         return problems
 
-    def meet(self, lane: "Lane", asked: Asked) -> dict[str, Callable[[], Reply]]:
+    def meet(self, lane: "ScheduledRun", asked: Asked) -> dict[str, Callable[[], Reply]]:
         """Wait until all open lanes ask for a phase, which is then done for all -> this one's replies."""
         self._asked[lane] = asked
         while lane not in self._answers:
@@ -76,7 +76,7 @@ class Lanes:
             raise answer
         return answer
 
-    def remarks(self, lane: "Lane") -> list[str]:
+    def remarks(self, lane: "ScheduledRun") -> list[str]:
         """As `Engine.remarks`: what concerns some clients of the stacks is said to all lanes."""
         said = self._stacker.remarks()
         for each in self.lanes:
@@ -88,7 +88,7 @@ class Lanes:
         asked, self._asked = self._asked, {}
         whose = {id(client): lane for lane in asked for client in lane.clients}
         everyone = [(lane.client(i), given) for lane, arguments in asked.items() for i, given in arguments.items()]
-        answers: dict[Lane, dict[str, Callable[[], Reply]]] = {lane: {} for lane in asked}
+        answers: dict[ScheduledRun, dict[str, Callable[[], Reply]]] = {lane: {} for lane in asked}
         try:
             for client, reply in self._stacker.participate(everyone):
                 answers[whose[id(client)]][client.id] = reply
@@ -96,16 +96,16 @@ class Lanes:
         except Exception as problem:  # of a step that is common: every lane's
             self._answers |= dict.fromkeys(asked, problem)
 
-    def _leave(self, lane: "Lane") -> None:
+    def _leave(self, lane: "ScheduledRun") -> None:
         self._open.discard(lane)
         self._asked.pop(lane, None)
         self._baton.notify_all()
 
 
-class Lane(InProcess):
+class ScheduledRun(InProcess):
     """What one of the runs takes for its engine."""
 
-    def __init__(self, lanes: Lanes, clients: Sequence[Client]) -> None:
+    def __init__(self, lanes: RunScheduler, clients: Sequence[Client]) -> None:
         super().__init__(clients)
         self._lanes = lanes
 

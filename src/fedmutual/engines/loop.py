@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from fedmutual.core import Algorithm, At, Bench, Message, Phase, Unusable
-from fedmutual.engines.base import COPY, Engine, Exam, examine, participate
-from fedmutual.engines.blame import blamed, check_state
+from fedmutual.engines.base import COPY, Engine, EvalSpec, evaluate_client, participate
+from fedmutual.engines.blame import check_state, make_user_error
 from fedmutual.records.best import Keep
 from fedmutual.records.events import (
     Evaluated,
@@ -26,7 +26,7 @@ from fedmutual.records.events import (
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """What a run does, told to no one but the loop."""
 
     algorithm: Algorithm
@@ -36,7 +36,7 @@ class Plan:
     notes: tuple[str, ...]
     participation: float  # the fraction of clients that a round asks
     evaluate_every: int
-    exams: Mapping[str, tuple[Exam, ...]]  # what is scored where clients live
+    exams: Mapping[str, tuple[EvalSpec, ...]]  # what is scored where clients live
     seeds: Mapping[str, int]  # bytes of the public data that each gave to all before, where the algorithm has such
     homes: Mapping[str, Path]  # where a client keeps the scores that it does not share, and its best weights
     bench: Bench | None = None  # what the server trains with, where it does
@@ -52,7 +52,7 @@ Judge = Callable[[Message], Score]
 
 
 def federate(
-    plan: Plan, engine: Engine, server: Message, saved: int | None, observers: Sequence[Observer], judge: Judge | None
+    plan: RoundPlan, engine: Engine, server: Message, saved: int | None, observers: Sequence[Observer], judge: Judge | None
 ) -> Message:
     """Run the rounds that are left after the `saved` ones -> the server's last state.
 
@@ -82,7 +82,7 @@ def federate(
     except Paused:
         raise
     except BaseException as problem:
-        told = blamed(problem)
+        told = make_user_error(problem)
         tell(Failed(round + 1, told))
         if told is problem:
             raise
@@ -91,7 +91,7 @@ def federate(
     return server
 
 
-def _others(plan: Plan, own: int) -> int:
+def _others(plan: RoundPlan, own: int) -> int:
     """Bytes of the public data that a client has from the others: none where they are the server's."""
     use = plan.algorithm.public
     return 0 if use is not None and use.server else sum(plan.seeds.values()) - own
@@ -101,25 +101,25 @@ Train = dict[str, dict[str, float]]
 
 
 def _exchange(
-    plan: Plan, engine: Engine, server: Message, round: int, phases: Sequence[Phase], tell: Observer
+    plan: RoundPlan, engine: Engine, server: Message, round: int, phases: Sequence[Phase], tell: Observer
 ) -> tuple[Message, Train]:
     """All phases of a round, or of the start -> (server's next state, mean of each client's loss terms)."""
     train: Train = {}
     for number, phase in enumerate(phases):
         at = At(plan.seed, round, plan.rounds, number)
         name = type(phase).__name__.lower()
-        asked = participants(plan.clients, plan.participation if round >= 0 else 1.0, at)
+        asked = draw_participants(plan.clients, plan.participation if round >= 0 else 1.0, at)
         declared = phase.leaves(server)
         inboxes = {i: phase.send(server, i, at) for i in asked}
         replies: dict[str, Message] = {}
         told: Train = {}
-        down = {i: size(inbox) for i, inbox in inboxes.items()}
+        down = {i: count_bytes(inbox) for i, inbox in inboxes.items()}
         up = dict.fromkeys(asked, 0)
         for i, reply in engine.each(participate, {i: (phase, inboxes[i], declared, at) for i in asked}):
             if reply.message or not declared:
                 replies[i] = reply.message
             told[i] = reply.train
-            up[i], down[i] = reply.up or size(reply.message), reply.down or down[i]
+            up[i], down[i] = reply.up or count_bytes(reply.message), reply.down or down[i]
             tell(Replied(round + 1, name, i, len(told), len(asked)))
         replies = {i: replies[i] for i in asked if i in replies}  # in one order, whoever answered first
         server = _received(_equip(phase, plan.bench), server, replies, at, tell)
@@ -155,31 +155,31 @@ def _say_remarks(engine: Engine, round: int, tell: Observer) -> None:
         tell(Noted(round + 1, remark))
 
 
-def _evaluate(plan: Plan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None) -> Evaluated:
+def _evaluate(plan: RoundPlan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None) -> Evaluated:
     """Score the shared model beside the clients, and their nets where they live, in the order of the clients."""
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
-    asked = participants(plan.clients, plan.participation, at)
+    asked = draw_participants(plan.clients, plan.participation, at)
     exams = {i: tuple(e for e in all_ if i in asked or e.model != COPY) for i, all_ in plan.exams.items()}
     given = {i: (own, _shared(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep) for i, own in exams.items()}
-    answers = engine.each(examine, given)
+    answers = engine.each(evaluate_client, given)
     scores = [judge(server)] if judge else []  # while workers, where there are any, score theirs
     told = dict(answers)
     return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in told.get(i, ()))))
 
 
-def _shared(plan: Plan, server: Message, to: str, at: At) -> Message:
+def _shared(plan: RoundPlan, server: Message, to: str, at: At) -> Message:
     """What a client is sent to be scored: by the last of a round's phases that sends anything."""
     sent = (phase.send(server, to, replace(at, phase=n)) for n, phase in reversed(list(enumerate(plan.algorithm.phases))))
     return next((message for message in sent if message), {})
 
 
-def participants(clients: Sequence[str], fraction: float, at: At) -> tuple[str, ...]:
+def draw_participants(clients: Sequence[str], fraction: float, at: At) -> tuple[str, ...]:
     """Who is asked in a round: that fraction of the clients, at least one, drawn anew each round; the same in its phases."""
     count = max(1, round(fraction * len(clients)))
     drawn = torch.randperm(len(clients), generator=At(at.seed, at.round, at.rounds).rng("participants"))[:count]
     return tuple(clients[i] for i in sorted(drawn.tolist()))
 
 
-def size(message: Message) -> int:
+def count_bytes(message: Message) -> int:
     """Bytes of the tensors of a message."""
     return sum(t.numel() * t.element_size() for t in message.values())

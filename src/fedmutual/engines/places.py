@@ -7,16 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fedmutual.engines.actors import Home, Worker
-from fedmutual.engines.joining import join, load, session, start
-from fedmutual.engines.spread import Lost
+from fedmutual.engines.actors import ClientActor, Worker
+from fedmutual.engines.joining import connect_to_cluster, identify_session, import_ray, start_local_cluster
+from fedmutual.engines.spread import WorkerLost
 from fedmutual.errors import ConfigError
 
 PATIENCE = 60.0  # seconds until a cluster without room is given up
 START = 300.0  # seconds until workers that have room, but do not start, are given up
 
 
-class Wish(NamedTuple):
+class ResourceRequest(NamedTuple):
     """What is asked of a cluster."""
 
     workers: int | None
@@ -26,11 +26,11 @@ class Wish(NamedTuple):
 
 
 @dataclass(eq=False)
-class Place:
+class Reservation:
     """Workers, in room that a cluster reserved for them."""
 
     ray: Any
-    wish: Wish
+    wish: ResourceRequest
     session: tuple[str, str]
     ours: bool  # whether Ray was initialised by us
     full: int  # how many workers there would be for any number of clients
@@ -45,9 +45,9 @@ class Place:
     @property
     def gone(self) -> bool:
         """Whether Ray was shut down by somebody else, and all of this with it."""
-        return session(self.ray) != self.session
+        return identify_session(self.ray) != self.session
 
-    def fits(self, wish: Wish, clients: int) -> bool:
+    def fits(self, wish: ResourceRequest, clients: int) -> bool:
         """Whether it can be used for such a wish, and so many clients."""
         if self.gone or wish != self.wish or len(self.workers) < min(self.full, clients):
             return False
@@ -79,7 +79,7 @@ class Place:
         for worker, name in zip(self.workers, names, strict=True):
             try:
                 worker.name = worker.told(name)
-            except Lost as lost:
+            except WorkerLost as lost:
                 raise ConfigError(
                     f"a worker cannot start on the Ray cluster: it {lost.how}; install on all nodes what this machine has, "
                     "in the same versions"
@@ -97,13 +97,13 @@ class Place:
         strategies = self.ray.util.scheduling_strategies
         where = strategies.PlacementGroupSchedulingStrategy(self.room, placement_group_bundle_index=number)
         options = {"num_cpus": each["CPU"], "num_gpus": each.get("GPU", 0), "scheduling_strategy": where}
-        return self.ray.remote(Home).options(**options).remote()
+        return self.ray.remote(ClientActor).options(**options).remote()
 
 
-_kept: list[Place] = []  # one at most
+_kept: list[Reservation] = []  # one at most
 
 
-def take(wish: Wish, clients: int) -> Place:
+def take_reservation(wish: ResourceRequest, clients: int) -> Reservation:
     """The place that was kept, if it fits, or a new one.
 
     Raises:
@@ -114,11 +114,11 @@ def take(wish: Wish, clients: int) -> Place:
         if place.fits(wish, clients):
             return place
         place.end()
-    ray = load()
+    ray = import_ray()
     ours = not ray.is_initialized()
     if ours:
-        start(ray, _cpus(wish, clients)) if wish.address is None else join(ray, wish.address)
-    place = Place(ray, wish, session(ray), ours, wish.workers or _capacity(ray, wish))
+        start_local_cluster(ray, _cpus(wish, clients)) if wish.address is None else connect_to_cluster(ray, wish.address)
+    place = Reservation(ray, wish, identify_session(ray), ours, wish.workers or _capacity(ray, wish))
     try:
         place.fill(clients)
     except BaseException:
@@ -127,18 +127,18 @@ def take(wish: Wish, clients: int) -> Place:
     return place
 
 
-def keep(place: Place) -> None:
+def keep_reservation(place: Reservation) -> None:
     """Keep a place, with its workers, for this process's next engine."""
     _kept.append(place)
 
 
-def _cpus(wish: Wish, clients: int) -> int:
+def _cpus(wish: ResourceRequest, clients: int) -> int:
     """Logical CPUs for the workers of a cluster of our own: one a core, unless the user says how many workers."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(wish.workers or cores, clients) * wish.threads
 
 
-def _capacity(ray: Any, wish: Wish) -> int:
+def _capacity(ray: Any, wish: ResourceRequest) -> int:
     """How many workers the nodes hold, at least one."""
 
     def held(node: Mapping[str, float]) -> int:

@@ -18,8 +18,17 @@ import torch.multiprocessing
 
 from fedmutual.core import Client
 from fedmutual.engines import allocator
-from fedmutual.engines.spread import Lost, assign
-from fedmutual.engines.wire import Answer, Host, Job, Make, Place, answered, packed, unportable
+from fedmutual.engines.spread import WorkerLost, assign_clients
+from fedmutual.engines.wire import (
+    HostRequest,
+    JobRequest,
+    Make,
+    WorkerReply,
+    WorkerSettings,
+    answer_request,
+    describe_unportable,
+    pack_payload,
+)
 
 R = TypeVar("R")
 
@@ -42,10 +51,10 @@ class Processes:
         self._workers: list[_Worker] = []
         number = next(_numbers)
         try:
-            held = assign(costs, workers)
+            held = assign_clients(costs, workers)
             self._workers = [_worker() for _ in held]  # all start at once
             for worker, ids in zip(self._workers, held, strict=True):
-                worker.host(Host(number, make, ids, threads, torch.get_default_dtype()))
+                worker.host(HostRequest(number, make, ids, threads, torch.get_default_dtype()))
             for _ in self._answers(number, len(self._workers)):
                 pass
         except BaseException:
@@ -61,7 +70,7 @@ class Processes:
             worker.drain()
             mine = {i: given for i, given in arguments.items() if i in worker.clients}
             if mine:
-                worker.tell(packed(Job(number, do, mine)), len(mine))
+                worker.tell(pack_payload(JobRequest(number, do, mine)), len(mine))
         return ((answer.client, answer.result) for answer in self._answers(number, len(arguments)))
 
     def remarks(self) -> list[str]:
@@ -73,14 +82,14 @@ class Processes:
         for worker in self._workers:
             try:
                 if worker.due:
-                    raise Lost("worker", (), "is busy")
-                worker.host(Host(next(_numbers), _no_client, (), 1, torch.float32))
+                    raise WorkerLost("worker", (), "is busy")
+                worker.host(HostRequest(next(_numbers), _no_client, (), 1, torch.float32))
                 _idle.append(worker)
-            except (Lost, OSError):
+            except (WorkerLost, OSError):
                 worker.stop()
         self._workers = []
 
-    def _answers(self, number: int, due: int) -> Iterator[Answer]:
+    def _answers(self, number: int, due: int) -> Iterator[WorkerReply]:
         """That many answers to what was told under this number; the first problem is raised."""
         while due:
             for ready in wait([w.connection for w in self._workers]):
@@ -105,10 +114,10 @@ class _Worker:
             self.process.start()
         theirs.close()
 
-    def host(self, told: Host) -> None:
+    def host(self, told: HostRequest) -> None:
         """Give it clients to make and keep."""
         self.clients = tuple(told.clients)
-        self.tell(packed(Place(os.getcwd(), list(sys.path))), 0)
+        self.tell(pack_payload(WorkerSettings(os.getcwd(), list(sys.path))), 0)
         self.tell(_shared(told), 1)
 
     def tell(self, message: bytes | memoryview, answers: int) -> None:
@@ -119,10 +128,10 @@ class _Worker:
         except OSError:
             raise self._lost() from None
 
-    def answer(self) -> Answer:
+    def answer(self) -> WorkerReply:
         """Its next answer. Raises Lost where it died."""
         try:
-            answer: Answer = pickle.loads(self.connection.recv_bytes())
+            answer: WorkerReply = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
             raise self._lost() from None
         self.due -= answer.problem is None  # with a problem it stays in debt, and is not used again
@@ -140,11 +149,11 @@ class _Worker:
         self.process.join()
         self.connection.close()
 
-    def _lost(self) -> Lost:
+    def _lost(self) -> WorkerLost:
         self.process.join(5)
         code = self.process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
-        return Lost(f"worker process {self.process.pid}", self.clients, how)
+        return WorkerLost(f"worker process {self.process.pid}", self.clients, how)
 
 
 _idle: list[_Worker] = []
@@ -164,24 +173,24 @@ def _worker() -> _Worker:
 def _serve(connection: Connection) -> None:
     """A worker's life: make clients, do what is asked with them, until the other end closes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop by hand is the parent's to handle
-    allocator.keep()
+    allocator.keep_freed_memory()
     clients: dict[str, Client] = {}
     with suppress(EOFError, OSError):
         while True:
-            for answer in answered(connection.recv_bytes(), clients):
-                connection.send_bytes(packed(answer))
+            for answer in answer_request(connection.recv_bytes(), clients):
+                connection.send_bytes(pack_payload(answer))
 
 
 def _no_client(id: str) -> Client:
     raise AssertionError(id)
 
 
-def _shared(host: Host) -> bytes:
+def _shared(host: HostRequest) -> bytes:
     """For a worker, with tensors as shared memory."""
     try:
         return bytes(ForkingPickler.dumps(host))
     except Exception as problem:  # whatever a user's dataset or network says to being pickled; and a full /dev/shm
-        raise unportable(problem) from None
+        raise describe_unportable(problem) from None
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 
-class Lost(RuntimeError):
+class WorkerLost(RuntimeError):
     """A worker died with the clients that lived there. What was saved is whole."""
 
     def __init__(self, worker: str, clients: Sequence[str], how: str) -> None:
@@ -15,7 +15,7 @@ class Lost(RuntimeError):
         return f"{self.worker} with {held} {', '.join(self.clients)} {self.how}"
 
 
-def assign(costs: Mapping[str, float], workers: int) -> list[list[str]]:
+def assign_clients(costs: Mapping[str, float], workers: int) -> list[list[str]]:
     """Clients by worker, none empty: the heaviest first, each to who has the least so far.
 
     >>> assign({"0": 3.0, "1": 1.0, "2": 2.0, "3": 2.0}, 2)

@@ -18,7 +18,7 @@ from fedmutual.core import Client, Message
 from fedmutual.stepping import laid_as
 
 
-class Rows(NamedTuple):
+class StackRows(NamedTuple):
     """Some clients of a stack, by their numbers in it."""
 
     numbers: list[int]
@@ -91,14 +91,14 @@ class Stack:
                     state["step"] = self._step(own, optimizer, self._steps[number][name])
                 optimizer.state[own] = state
 
-    def taken(self, rows: Rows) -> tuple[Message, Message]:
+    def taken(self, rows: StackRows) -> tuple[Message, Message]:
         """These clients' trainable parameters, leaves to take gradients of, and all else; to be given back by `step`."""
         if rows.places is None:
             return self.params, self.rest
         params = {k: rows.take(p.detach()).requires_grad_() for k, p in self.params.items()}
         return params, {k: rows.take(v) for k, v in self.rest.items()}
 
-    def step(self, rows: Rows, params: Message, rest: Message, grads: Message, lr: float) -> None:
+    def step(self, rows: StackRows, params: Message, rest: Message, grads: Message, lr: float) -> None:
         """One step of the optimiser for these clients, on what was taken; what is left of it is written back."""
         optimizer, slots = self._optimizer(rows, params)
         held = self._held if optimizer is self._whole else {}
@@ -128,7 +128,7 @@ class Stack:
         """The count as the optimiser holds it: beside the parameter where it is fused."""
         return torch.tensor(float(count), device=p.device if optimizer.defaults.get("fused") else "cpu")
 
-    def _optimizer(self, rows: Rows, params: Message) -> tuple[Optimizer, dict[str, Message]]:
+    def _optimizer(self, rows: StackRows, params: Message) -> tuple[Optimizer, dict[str, Message]]:
         """An optimiser of these parameters, with its state: for all clients the same at every step."""
         if rows.places is None and self._whole is not None:
             return self._whole, self._slots
@@ -145,7 +145,7 @@ class Stack:
         return ((name, p) for name, p in own if name in self.params)
 
 
-def alike(clients: Sequence[Client]) -> list[list[Client]]:
+def group_alike(clients: Sequence[Client]) -> list[list[Client]]:
     """Clients in groups whose nets and optimisers differ in their tensors' values only."""
     groups: dict[Any, list[Client]] = {}
     for client in clients:

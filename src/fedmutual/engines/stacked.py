@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import At, Client, Message, Phase, Spec
-from fedmutual.engines.base import Reply, let_go, participate
-from fedmutual.engines.group import Group, Part, made_of, shapes
+from fedmutual.engines.base import Reply, participate, release_reply
+from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identify_loss
 from fedmutual.engines.inprocess import InProcess
-from fedmutual.engines.stack import alike
-from fedmutual.engines.streams import Done, Turns, place
-from fedmutual.engines.trial import paces, rehearse
+from fedmutual.engines.stack import group_alike
+from fedmutual.engines.streams import Done, InterleavedSteps, find_device
+from fedmutual.engines.trial import check_stackable, time_steps
 from fedmutual.stepping import own, rate
 
 R = TypeVar("R")
@@ -52,8 +52,8 @@ class Stacker:
         self._remarks: list[str] = []
         said = self._remarks if compile else None
         whole = [c for c in clients if c.optimizers.keys() == c.nets.keys() and c.privacy is None]  # no net is frozen
-        self._groups = [Group(group, said) for group in alike(whole) if len(group) > 1]
-        self._how: dict[Any, How] = {}
+        self._groups = [Group(group, said) for group in group_alike(whole) if len(group) > 1]
+        self._how: dict[Any, StepMode] = {}
 
     def participate(self, asked: Sequence[tuple[Client, tuple[Any, ...]]]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
         """As `base.participate` of each client with its arguments -> (client, its reply or the exception, when called)."""
@@ -62,8 +62,8 @@ class Stacker:
             parts = [_part(*left[id(client)]) for client in group.clients if id(client) in left]
             for together in _by_key(parts):
                 how = self._chosen(group, together)
-                begun = group.begin(together) if how is How.STACKED else None
-                if begun is None and how is not How.TURNS:
+                begun = group.begin(together) if how is StepMode.STACKED else None
+                if begun is None and how is not StepMode.TURNS:
                     continue
                 for part in together:
                     del left[id(part.client)]
@@ -77,35 +77,35 @@ class Stacker:
         self._remarks.clear()
         return said
 
-    def _chosen(self, group: "Group", parts: Sequence[Part]) -> "How":
+    def _chosen(self, group: "Group", parts: Sequence[PhaseInput]) -> "StepMode":
         """How these clients do this phase: tried once, on copies."""
         if len(parts) < 2:
-            return How.ALONE
-        key = (id(group), made_of(parts[0]))
+            return StepMode.ALONE
+        key = (id(group), identify_loss(parts[0]))
         if key not in self._how:
             self._how[key] = self._tried(parts)
         return self._how[key]
 
-    def _tried(self, parts: Sequence[Part]) -> "How":
+    def _tried(self, parts: Sequence[PhaseInput]) -> "StepMode":
         """Stacked if vmap takes the phase, and on a GPU if it is not slower: large convolutions fill one without it."""
         who = f"clients {', '.join(dict.fromkeys(p.client.id for p in parts))} step one after the other, not stacked"
         try:
-            rehearse(parts[:2])
+            check_stackable(parts[:2])
         except Exception as problem:  # whatever a network's or an algorithm's code may do
             why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
             self._remarks.append(f"{who}: vmap refuses ({why[:200]})")
-            return How.ALONE
-        together, apart = (place(parts).type == "cuda" and paces(parts)) or (0.0, 0.0)
+            return StepMode.ALONE
+        together, apart = (find_device(parts).type == "cuda" and time_steps(parts)) or (0.0, 0.0)
         if together <= apart:
-            return How.STACKED
+            return StepMode.STACKED
         self._remarks.append(
             f"{who}: it takes {1e3 * apart:.2g} ms for a step of all, each on a stream of its own, and stacked "
             f"{1e3 * together:.2g} ms (measured)"
         )
-        return How.TURNS
+        return StepMode.TURNS
 
 
-class How(Enum):
+class StepMode(Enum):
     """How clients alike do a phase."""
 
     STACKED = auto()
@@ -113,26 +113,26 @@ class How(Enum):
     ALONE = auto()  # one client after the other
 
 
-def _in_turns(parts: Sequence[Part]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
-    for part, done in Turns(parts).take():
+def _in_turns(parts: Sequence[PhaseInput]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
+    for part, done in InterleavedSteps(parts).take():
         yield part.client, partial(_reply, part, done)
 
 
-def _reply(part: Part, done: Done | Exception) -> Reply:
+def _reply(part: PhaseInput, done: Done | Exception) -> Reply:
     if isinstance(done, Exception):
         raise done
-    return let_go(part.client, part.phase, *done, part.inbox, part.declared)
+    return release_reply(part.client, part.phase, *done, part.inbox, part.declared)
 
 
-def _part(client: Client, given: tuple[Phase, Message, Spec, At]) -> Part:
+def _part(client: Client, given: tuple[Phase, Message, Spec, At]) -> PhaseInput:
     phase, inbox, declared, at = given
-    return Part(client, own(phase, client), inbox, declared, at)
+    return PhaseInput(client, own(phase, client), inbox, declared, at)
 
 
-def _by_key(parts: Sequence[Part]) -> list[list[Part]]:
+def _by_key(parts: Sequence[PhaseInput]) -> list[list[PhaseInput]]:
     """Those that are stepped as one, which takes one learning rate and memories of one form besides."""
-    groups: dict[Any, list[Part]] = {}
+    groups: dict[Any, list[PhaseInput]] = {}
     for part in parts:
-        key = (made_of(part), rate(part.phase, part.client, part.at), shapes(part.client.memory))
+        key = (identify_loss(part), rate(part.phase, part.client, part.at), describe_tensors(part.client.memory))
         groups.setdefault(key, []).append(part)
     return list(groups.values())

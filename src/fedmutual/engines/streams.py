@@ -6,22 +6,22 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from fedmutual.core import Message
-from fedmutual.engines.group import Part
+from fedmutual.engines.group import PhaseInput
 from fedmutual.stepping import steps
 
 Done = tuple[Message, dict[str, float]]
 
 
-class Turns:
+class InterleavedSteps:
     """A phase of several clients, as `stepping.work` does it, a step of each after a step of each.
 
     Not for clients whose networks draw random numbers: they would draw from one generator in turns.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[PhaseInput]) -> None:
         self._left = [(part, steps(part.phase, part.client, part.inbox, part.at), _stream(part)) for part in parts]
 
-    def take(self, most: int | None = None) -> Iterator[tuple[Part, Done | Exception]]:
+    def take(self, most: int | None = None) -> Iterator[tuple[PhaseInput, Done | Exception]]:
         """All steps, or at most so many of each -> (part, what its work came to, or raised), as they end."""
         taken = 0
         while self._left and taken != most:
@@ -43,14 +43,14 @@ class Turns:
             _rejoin(stream)
 
 
-def place(parts: Sequence[Part]) -> torch.device:
+def find_device(parts: Sequence[PhaseInput]) -> torch.device:
     """Where these clients' networks are."""
     return next(p.device for net in parts[0].client.nets.values() for p in net.parameters())
 
 
-def _stream(part: Part) -> torch.cuda.Stream | None:
+def _stream(part: PhaseInput) -> torch.cuda.Stream | None:
     """A stream that begins after what was asked of the device so far; None on a device that has none."""
-    device = place([part])
+    device = find_device([part])
     if device.type != "cuda":
         return None
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -7,32 +7,32 @@ from dataclasses import replace
 
 import torch
 
-from fedmutual.engines.group import Group, Part, planned
-from fedmutual.engines.streams import Turns, place
+from fedmutual.engines.group import Group, PhaseInput, plan_batches
+from fedmutual.engines.streams import InterleavedSteps, find_device
 
 STEPS = 5  # that are timed, after as many to warm up
 
 
-def rehearse(parts: Sequence[Part]) -> None:
+def check_stackable(parts: Sequence[PhaseInput]) -> None:
     """The first step of copies of these clients; raises what vmap raises."""
     copies = _copies(parts)
     steps = Group([part.client for part in copies]).begin(copies)
     if steps is not None:
-        steps.take(planned(copies), most=1)
+        steps.take(plan_batches(copies), most=1)
         steps.curves()
 
 
-def paces(parts: Sequence[Part]) -> tuple[float, float] | None:
+def time_steps(parts: Sequence[PhaseInput]) -> tuple[float, float] | None:
     """Seconds that a step of all takes: stacked, and in turns. None where a phase has too few steps to tell."""
     copies = _copies(parts)
     steps = Group([part.client for part in copies]).begin(copies)
     if steps is None:
         return None
-    device, plans = place(parts), planned(copies)
+    device, plans = find_device(parts), plan_batches(copies)
     together = _timed(device, lambda: steps.take(plans, most=STEPS))
     if min(steps.took) < 2 * STEPS:
         return None
-    turns = Turns(_copies(parts))
+    turns = InterleavedSteps(_copies(parts))
     apart = _timed(device, lambda: list(turns.take(STEPS)))
     return together / STEPS, apart / STEPS
 
@@ -54,7 +54,7 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _copies(parts: Sequence[Part]) -> list[Part]:
+def _copies(parts: Sequence[PhaseInput]) -> list[PhaseInput]:
     """Of clients, that may be stepped in vain."""
     copies = []
     for part in parts:

@@ -22,14 +22,14 @@ class Unportable(ConfigError):
     """What clients are made of cannot be handed to another process."""
 
 
-class Place(NamedTuple):
+class WorkerSettings(NamedTuple):
     """What a worker is told before all: either may have changed since it was started, and what follows may name modules."""
 
     folder: str  # where relative paths begin
     path: Sequence[str]  # where modules are found
 
 
-class Host(NamedTuple):
+class HostRequest(NamedTuple):
     """What a worker is told then: to make these clients and keep them, instead of those it had."""
 
     number: int
@@ -39,7 +39,7 @@ class Host(NamedTuple):
     dtype: torch.dtype
 
 
-class Job(NamedTuple):
+class JobRequest(NamedTuple):
     """What a worker is told after that: what to do with which of its clients."""
 
     number: int
@@ -47,7 +47,7 @@ class Job(NamedTuple):
     arguments: Mapping[str, tuple[Any, ...]]
 
 
-class Answer(NamedTuple):
+class WorkerReply(NamedTuple):
     """What it says, a client at a time."""
 
     job: int
@@ -56,32 +56,32 @@ class Answer(NamedTuple):
     problem: BaseException | None = None
 
 
-def answered(message: bytes, clients: dict[str, Client]) -> Iterator[Answer]:
+def answer_request(message: bytes, clients: dict[str, Client]) -> Iterator[WorkerReply]:
     """Do what a message asks for with these clients, or make them: an answer for each, up to the first problem."""
     number, id = 0, ""
     try:
-        told: Place | Host | Job = opened(message)
-        if isinstance(told, Place):
+        told: WorkerSettings | HostRequest | JobRequest = unpack_payload(message)
+        if isinstance(told, WorkerSettings):
             os.chdir(told.folder)
             sys.path[:] = told.path
             return
         number = told.number
-        if isinstance(told, Host):
+        if isinstance(told, HostRequest):
             clients.clear()
             if not told.clients:
-                forget()
+                forget_modules()
             torch.set_num_threads(told.threads)
             torch.set_default_dtype(told.dtype)
             clients |= {id: told.make(id) for id in told.clients}
-            yield Answer(number, "", None)
+            yield WorkerReply(number, "", None)
         else:
             for id, given in told.arguments.items():
-                yield Answer(number, id, told.do(clients[id], *given))
+                yield WorkerReply(number, id, told.do(clients[id], *given))
     except Exception as problem:
-        yield Answer(number, id, None, portable(problem))
+        yield WorkerReply(number, id, None, make_portable(problem))
 
 
-def forget() -> None:
+def forget_modules() -> None:
     """Drop modules that are not installed: a user may have changed them since the last run."""
     installed = tuple({sys.prefix, sys.base_prefix})
     for name, module in list(sys.modules.items()):
@@ -94,22 +94,22 @@ def forget() -> None:
             del sys.modules[name]
 
 
-def packed(what: Place | Job | Answer) -> memoryview:
+def pack_payload(what: WorkerSettings | JobRequest | WorkerReply) -> memoryview:
     """As bytes, with tensors in main memory as their own."""
     file = io.BytesIO()
     _Pickler(file, protocol=5).dump(what)
     return file.getbuffer()
 
 
-def opened(message: bytes) -> Any:
+def unpack_payload(message: bytes) -> Any:
     """What was packed, or pickled, elsewhere. Raises Unportable where it cannot be made here."""
     try:
         return pickle.loads(message)
     except Exception as problem:  # a module that is not found here, for instance
-        raise unportable(problem) from None
+        raise describe_unportable(problem) from None
 
 
-def portable(problem: Exception) -> Exception:
+def make_portable(problem: Exception) -> Exception:
     """An exception that can cross, with its trace as a note; one that cannot becomes a RuntimeError with its text."""
     trace = "".join(traceback.format_exception(problem))
     try:
@@ -120,7 +120,7 @@ def portable(problem: Exception) -> Exception:
     return problem
 
 
-def unportable(problem: Exception) -> Unportable:
+def describe_unportable(problem: Exception) -> Unportable:
     """What a failure to pickle, or to unpickle, means to the user."""
     return Unportable(
         "the data, networks or algorithm cannot be handed to worker processes "

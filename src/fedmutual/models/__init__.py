@@ -7,7 +7,7 @@ from difflib import get_close_matches
 import torch
 from torch import Tensor, nn
 
-from fedmutual.errors import ConfigError, said
+from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import own, pretrained, published
 from fedmutual.models.cnn1 import cnn1
 from fedmutual.models.cnn2 import cnn2
@@ -132,7 +132,7 @@ def _check_network(net: nn.Module, name: str, shape: tuple[int, ...], classes: i
         try:
             torch.autograd.backward([output.sum()])
         except Exception as problem:
-            raise ValueError(f"cannot be trained: {said(problem)}") from problem
+            raise ValueError(f"cannot be trained: {format_error(problem)}") from problem
 
 
 def _forward(net: nn.Module, name: str, shape: tuple[int, ...], classes: int, mode: str) -> Tensor:
@@ -156,4 +156,4 @@ def _describe_misfit(name: str, shape: tuple[int, ...], problem: Exception, mode
     least = 1 if torchvision_name is None else published.get_least_side(torchvision_name)
     if min(shape[-2:]) < least:
         return describe_too_small(shape, least)
-    return f"does not take examples of shape {shape}{mode}: {said(problem)}"
+    return f"does not take examples of shape {shape}{mode}: {format_error(problem)}"

@@ -8,7 +8,7 @@ from urllib.error import HTTPError, URLError
 from torch import hub
 
 from fedmutual.core import Message
-from fedmutual.downloads import first_line, patient
+from fedmutual.downloads import limit_waiting, shorten_error
 
 PREFERRED = "IMAGENET1K_V1"  # used in papers before 2022; torchvision's later weights come from longer training
 
@@ -40,15 +40,15 @@ def _try_fetch(name: str) -> str | tuple[str, Message]:
     if _connection_errors and not cached.exists():
         return f"{weights.url} cannot be reached: {_connection_errors[0]}"
     try:
-        with patient():
+        with limit_waiting():
             return weights.name, weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
     except Exception as problem:  # no network, no space, no rights, a damaged file
         if cached.exists():
-            return f"{cached} cannot be read: {first_line(problem)}"
+            return f"{cached} cannot be read: {shorten_error(problem)}"
         if isinstance(problem, URLError) and not isinstance(problem, HTTPError):
             _connection_errors.append(str(problem.reason))
             return f"{weights.url} cannot be reached: {problem.reason}"
-        return f"{weights.url}: {first_line(problem)}"
+        return f"{weights.url}: {shorten_error(problem)}"
 
 
 def choose_weights(name: str) -> Any:

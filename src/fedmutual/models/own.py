@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from fedmutual import plugins
-from fedmutual.errors import said
+from fedmutual.errors import format_error
 
 _KEYWORDS = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
@@ -32,7 +32,7 @@ def make_user_network(
     try:
         net = factory(**_select_arguments(factory, available))
     except Exception as problem:  # a user's factory may fail in any way
-        raise ValueError(f"cannot be made: {said(problem)}") from problem
+        raise ValueError(f"cannot be made: {format_error(problem)}") from problem
     if not isinstance(net, nn.Module):
         raise ValueError(f"returned {type(net).__name__}, but must return a torch.nn.Module")
     return net

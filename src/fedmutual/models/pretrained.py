@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedmutual.core import Message
-from fedmutual.downloads import first_line
+from fedmutual.downloads import shorten_error
 from fedmutual.errors import ConfigError
 from fedmutual.models import published
 from fedmutual.models.imagenet import WeightsUnavailable, fetch_weights
@@ -111,7 +111,7 @@ def _read_state(file: Path, key: str) -> Message:
         ) from None
     except Exception as problem:  # damaged files raise many kinds of errors
         raise ConfigError(
-            f"key {key!r}: {file} cannot be read ({first_line(problem)}); give safetensors, or a state dict of torch"
+            f"key {key!r}: {file} cannot be read ({shorten_error(problem)}); give safetensors, or a state dict of torch"
         ) from None
     if not isinstance(state, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in state.items()):
         raise ConfigError(f"key {key!r}: {file} holds no state dict, name -> tensor; write net.state_dict() into it")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmutual.config import ModelConfig
-from fedmutual.errors import ConfigError, said
+from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import Weights, build
 from fedmutual.models import own as owns
 from fedmutual.models.parts import make_sequential
@@ -209,7 +209,9 @@ def _check_adaptor(net: nn.Module, adaptor: str, shape: tuple[int, ...], outputs
         with torch.no_grad():
             output = net.eval()(torch.zeros(2, *shape))
     except Exception as problem:  # a user's adaptor may raise any error
-        raise ConfigError(f"key {_ADAPTOR!r}: {adaptor!r} does not fit the shared part: {said(problem)}") from problem
+        raise ConfigError(
+            f"key {_ADAPTOR!r}: {adaptor!r} does not fit the shared part: {format_error(problem)}"
+        ) from problem
     if not isinstance(output, Tensor) or output.shape != (2, outputs):
         output_text = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
         raise ConfigError(

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedmutual.config import Config, client_settings, load_config, read_tables
+from fedmutual.config import Config, load_config, read_client_settings, read_tables
 from fedmutual.core import At, Batch, Client, Phase
 from fedmutual.engines.base import Engine
-from fedmutual.engines.loop import participants
+from fedmutual.engines.loop import draw_participants
 from fedmutual.errors import ConfigError
 from fedmutual.experiment import Experiment
 from fedmutual.privacy import rules
@@ -136,7 +136,7 @@ def _count_steps(experiment: Experiment, id: str, rows: int) -> int:
     asked = [
         r
         for r in range(config.rounds)
-        if id in participants(experiment.clients, fraction, At(config.seed, r, config.rounds))
+        if id in draw_participants(experiment.clients, fraction, At(config.seed, r, config.rounds))
     ]
     try:
         steps = {r: _round_steps(experiment, id, rows, r, algorithm.phases) for r in {*asked[:1], *asked[-1:]}}
@@ -155,7 +155,7 @@ def _round_steps(experiment: Experiment, id: str, rows: int, round: int, phases:
     """Steps on private rows in one round; round -1: in the start."""
     config, seeds = experiment.config, experiment.seeds
     private, public = _Counted(rows), _Counted(sum(map(len, seeds.owners.values())) if seeds else 0)
-    settings = client_settings(config, id) | {"task": experiment.task(id)}
+    settings = read_client_settings(config, id) | {"task": experiment.task(id)}
     client = Client(id, {}, {}, {"private": private, "public": public}, own=settings, seeds=seeds)
     for number, phase in enumerate(phases):
         for _ in own(phase, client).batches(client, {}, At(config.seed, round, config.rounds, number)):

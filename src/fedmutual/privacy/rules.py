@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from torch import nn
 
 from fedmutual.algorithms.fedavg import N_K
-from fedmutual.config import Config, client_settings
+from fedmutual.config import Config, read_client_settings
 from fedmutual.core import Algorithm, At, Data, Message, Setting
 from fedmutual.errors import ConfigError
 from fedmutual.privacy.mechanism import Mechanism
@@ -113,7 +113,7 @@ def notes(nets: frozenset[str]) -> tuple[str, ...]:
 
 def _check_teacher(config: Config, algorithm: Algorithm, client: str) -> None:
     """Raise ConfigError unless a client's meme learns from labels alone in every round."""
-    settings = client_settings(config) | client_settings(config, client)
+    settings = read_client_settings(config) | read_client_settings(config, client)
     for number, phase in enumerate(algorithm.phases):
         beta: Setting | None = settings.get("beta", getattr(phase, "beta", None))
         if beta is None:

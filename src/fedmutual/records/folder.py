@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
-from fedmutual.config import Config, client_settings, dump_config, read_dumped
+from fedmutual.config import Config, dump_config, read_client_settings, read_dumped
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
 from fedmutual.recorded_code import CONFIG as CONFIG
@@ -190,5 +190,5 @@ def _schedules(config: Config) -> Iterator[str]:
     yield from (f"{where}optimizer.lr" for where, rate in rates.items() if isinstance(rate, Schedule))
     for client in (None, *config.clients):
         where = "algorithm" if client is None else f"clients.{client}.algorithm"
-        settings = client_settings(config, client)
+        settings = read_client_settings(config, client)
         yield from (f"{where}.{key}" for key, value in settings.items() if isinstance(value, Schedule))

@@ -121,12 +121,12 @@ def render(found: Sequence[Comparison], judged: Callable[[Comparison], Verdict] 
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["prose"] = prose
+    environment.filters["prose"] = mark_prose
     template = environment.get_template("report.html.j2")
     return template.render(sections=sections, styles=styles, differences=differences(found), version=version("fedmutual"))
 
 
-def prose(text: str) -> Markup:
+def mark_prose(text: str) -> Markup:
     """A sentence as HTML: `commands` in their own letters, and no line break between a number and its unit."""
     for unit in ("%", "points"):
         text = text.replace(f" {unit}", f"\N{NO-BREAK SPACE}{unit}")

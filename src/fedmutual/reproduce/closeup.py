@@ -8,7 +8,7 @@ from fedmutual import data
 from fedmutual.config import Config
 from fedmutual.core import Data
 from fedmutual.data.division import divide
-from fedmutual.engines.base import ROWS, forward
+from fedmutual.engines.base import ROWS, forward_in_parts
 from fedmutual.errors import ConfigError
 from fedmutual.report.runs import read_run
 from fedmutual.reproduce.kept import CloseUp, Cloud
@@ -100,7 +100,7 @@ def features(net: nn.Module, examples: Data) -> tuple[np.ndarray, np.ndarray]:
     hook = last.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0].flatten(1)))
     labels = []
     for x, y, *_ in examples.rows(torch.split(torch.arange(len(examples)), ROWS)):
-        forward(net, x)
+        forward_in_parts(net, x)
         labels.append(y)
     hook.remove()
     return torch.cat(taken).numpy(), torch.cat(labels).numpy()

@@ -9,7 +9,7 @@ from torch import nn
 
 from fedmutual import data
 from fedmutual.core import At, Data
-from fedmutual.engines.base import ROWS, forward
+from fedmutual.engines.base import ROWS, forward_in_parts
 from fedmutual.trained import Run
 
 DRAWS = 5
@@ -40,4 +40,4 @@ def _shaken(net: nn.Module, deviation: float, rng: torch.Generator) -> nn.Module
 @torch.no_grad()
 def _loss(net: nn.Module, test: Data) -> float:
     batches = test.rows(torch.split(torch.arange(len(test)), ROWS))
-    return sum(F.cross_entropy(forward(net, x), y, reduction="sum").item() for x, y, *_ in batches) / len(test)
+    return sum(F.cross_entropy(forward_in_parts(net, x), y, reduction="sum").item() for x, y, *_ in batches) / len(test)

@@ -13,7 +13,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from fedmutual.records.files import write_bytes
 from fedmutual.report.cells import Cell, Table
-from fedmutual.report.html import prose
+from fedmutual.report.html import mark_prose
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import listed
 from fedmutual.reproduce import tables, words
@@ -204,7 +204,7 @@ def html(told: Page) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["prose"] = prose
+    environment.filters["prose"] = mark_prose
     figures = [(p.title, draw(p, f"f-{p.id}", styles), numbers_of(p, decimals)) for p in told.pictures]
     claims = [
         {

@@ -9,8 +9,8 @@ from fractions import Fraction
 from types import MappingProxyType
 from typing import Any
 
-from fedmutual.config import Config, all_keys, settings_of
-from fedmutual.config.methods import foreign
+from fedmutual.config import Config, list_keys, list_setting_types
+from fedmutual.config.methods import describe_foreign_key
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.schema import Arm
@@ -160,7 +160,7 @@ def _has(algorithm: str, key: str) -> bool:
     """Whether an arm of this algorithm can be given a key: of another algorithm's settings it can not."""
     table, _, rest = key.partition(".")
     try:
-        return table != "algorithm" or ":" in algorithm or rest.partition(".")[0] in settings_of(algorithm)
+        return table != "algorithm" or ":" in algorithm or rest.partition(".")[0] in list_setting_types(algorithm)
     except LookupError:
         return True  # there is no such algorithm: who parses the configuration says so, and where
 
@@ -195,11 +195,11 @@ def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
             raise ConfigError(f"--set {key}: cells have their own; use {option}")
     algorithms = list(dict.fromkeys(a for cell in cells for a in _algorithms(cell)))
     for key in changed:
-        inner = [k for k in all_keys() if k.startswith(f"{key}.")]
+        inner = [k for k in list_keys() if k.startswith(f"{key}.")]
         if inner or key == "clients":
             like = "algorithm.alpha" if key == "algorithm" else (inner or ["clients.ID.algorithm.alpha"])[0]
             raise ConfigError(f"--set {key}: it is a table; set its keys one by one, as --set {like}=...")
         if key == "algorithm.name":
             raise ConfigError(f"--set {key}: each arm has an algorithm of its own; take it out, or write a cell of your own")
         if not any(_has(a, key) for a in algorithms):
-            raise ConfigError(f"--set: {foreign('algorithm', key.split('.')[1], algorithms)}")
+            raise ConfigError(f"--set: {describe_foreign_key('algorithm', key.split('.')[1], algorithms)}")

@@ -111,7 +111,7 @@ def _unknown(store: Store, job: Job) -> bool:
 
 def _batches(stage: Sequence[Job]) -> Iterable[list[Job]]:
     """All at once where a stack of them fills the device better, else one after the other."""
-    if len(stage) > 1 and all(runs.stacks(job.config) for job in stage):
+    if len(stage) > 1 and all(runs.can_stack(job.config) for job in stage):
         return [list(stage)]
     return [[job] for job in stage]
 

@@ -7,11 +7,11 @@ from fedmutual.config import Config
 from fedmutual.config.grid import Grid
 from fedmutual.recorded_code import trusting
 from fedmutual.records.events import Observer
-from fedmutual.sweeps.plan import By, Plan, plan
+from fedmutual.sweeps.plan import By, SweepPlan, plan_sweep
 from fedmutual.sweeps.result import RESULT, Sweep
 from fedmutual.sweeps.work import carry_out
 
-__all__ = ["RESULT", "By", "Plan", "Sweep", "carry_out", "plan", "sweep"]
+__all__ = ["RESULT", "By", "Sweep", "SweepPlan", "carry_out", "plan_sweep", "sweep"]
 
 
 def sweep(
@@ -37,5 +37,5 @@ def sweep(
         UserError: in one sentence, what cannot be done, and with which combination, before the first is trained.
     """
     with trusting(trust_code):
-        made = plan(experiment, grid, seeds, by)
+        made = plan_sweep(experiment, grid, seeds, by)
         return carry_out(made, Path(out) if out is not None else Path("runs") / f"{made.name}-sweep", resume, watch)

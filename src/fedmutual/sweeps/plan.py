@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedmutual.config import Config, dump_config, make_algorithm, parse_config, read_tables, with_algorithm
-from fedmutual.config.grid import Grid, combinations, folder_name, label, whole
+from fedmutual.config.grid import Grid, expand_grid, list_combinations, make_folder_name, make_label
 from fedmutual.errors import ConfigError
 from fedmutual.report.comparison import ALONE, POOLED
 
@@ -18,7 +18,7 @@ SHARE = 0.1  # of each client's training data, held out where the experiment hol
 
 
 @dataclass(frozen=True)
-class Setting:
+class SweepSetting:
     """One combination of values."""
 
     values: Mapping[str, Any]  # by dotted key, those that are fixed too
@@ -28,20 +28,20 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """All that will be tried."""
 
     name: str
     several: tuple[str, ...]  # the keys that have several values
-    settings: tuple[Setting, ...]
+    settings: tuple[SweepSetting, ...]
     seeds: tuple[int, ...]
     by: By | None
 
     @cached_property
-    def alone(self) -> tuple[Setting | None, ...]:
+    def alone(self) -> tuple[SweepSetting | None, ...]:
         """Local-only training with each setting's values: equal ones are one; None where there are no personal models."""
         known = [s for s in self.settings if s.config.algorithm["name"] == ALONE]
-        found: list[Setting | None] = []
+        found: list[SweepSetting | None] = []
         for setting in self.settings:
             made = _alone(setting, self.several) if _has_personal(setting.config) else None
             same = next((s for s in known if made and s.config == made.config), made)
@@ -50,20 +50,20 @@ class Plan:
         return tuple(found)
 
     @property
-    def runs(self) -> Iterator[tuple[Setting, int, Config]]:
+    def runs(self) -> Iterator[tuple[SweepSetting, int, Config]]:
         """(setting, seed, configuration): the settings', then local-only training's, each once."""
         each = {s.folder: s for s in (*self.settings, *self.alone) if s is not None}
         for setting in each.values():
             yield from ((setting, seed, setting.config.model_copy(update={"seed": seed})) for seed in self.seeds)
 
 
-def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None) -> Plan:
+def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | None = None) -> SweepPlan:
     """Check every combination. Where the experiment holds nothing out a tenth is, and a warning says so.
 
     Raises:
         ConfigError: a combination is no experiment, or two cannot be compared on the same rows.
     """
-    lists = whole(grid)
+    lists = expand_grid(grid)
     several = [key for key, tried in lists.items() if len(tried) > 1]
     if not several:
         raise ConfigError("there is nothing to choose from; give a key several values: --set optimizer.lr=0.003,0.01,0.03")
@@ -72,9 +72,9 @@ def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | N
         raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {mend}")
     given = isinstance(experiment, Config)
     tables = tomllib.loads(dump_config(experiment)) if isinstance(experiment, Config) else read_tables(Path(experiment))
-    settings: list[Setting] = []
-    for values in combinations(lists):
-        said = label({key: values[key] for key in several})
+    settings: list[SweepSetting] = []
+    for values in list_combinations(lists):
+        said = make_label({key: values[key] for key in several})
         try:
             config = _unseen(parse_config(tables, "configuration" if given else str(experiment), values))
             _check_by(config, by)
@@ -82,9 +82,9 @@ def plan(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: By | N
             raise ConfigError(f"with {said}: {problem}") from None
         if twice := [s.label for s in settings if s.config == config]:
             raise ConfigError(f"--set: {twice[0]} and {said} are the same setting; name each value once")
-        settings.append(Setting(values, said, config, folder_name(said)))
+        settings.append(SweepSetting(values, said, config, make_folder_name(said)))
     first = settings[0].config
-    return Plan(first.name, tuple(several), _held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
+    return SweepPlan(first.name, tuple(several), _held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
 
 
 def _unseen(config: Config) -> Config:
@@ -96,7 +96,7 @@ def _unseen(config: Config) -> Config:
     )
 
 
-def _held_out(settings: list[Setting]) -> tuple[Setting, ...]:
+def _held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
     first = settings[0].config  # they have the same rows
     if first.split.holdout or first.partition.kind == "file":
         return tuple(settings)
@@ -106,14 +106,14 @@ def _held_out(settings: list[Setting]) -> tuple[Setting, ...]:
         stacklevel=3,
     )
     split = first.split.model_copy(update={"holdout": SHARE})
-    return tuple(Setting(s.values, s.label, s.config.model_copy(update={"split": split}), s.folder) for s in settings)
+    return tuple(SweepSetting(s.values, s.label, s.config.model_copy(update={"split": split}), s.folder) for s in settings)
 
 
-def _alone(setting: Setting, several: Sequence[str]) -> Setting:
+def _alone(setting: SweepSetting, several: Sequence[str]) -> SweepSetting:
     config, _ = with_algorithm(setting.config, ALONE)
     values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
-    said = ", ".join(filter(None, (ALONE, label({k: v for k, v in values.items() if k in several}))))
-    return Setting(values, said, config, folder_name(said))
+    said = ", ".join(filter(None, (ALONE, make_label({k: v for k, v in values.items() if k in several}))))
+    return SweepSetting(values, said, config, make_folder_name(said))
 
 
 def _has_personal(config: Config) -> bool:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.config import dump_config, parse_config
-from fedmutual.config.grid import written
+from fedmutual.config.grid import format_value
 from fedmutual.errors import ConfigError
 from fedmutual.report.choice import Tried, edges, harm, pick, tie, uncounted
 from fedmutual.report.statistics import Estimate, Gains
-from fedmutual.sweeps.plan import Plan
+from fedmutual.sweeps.plan import SweepPlan
 
 RESULT = "sweep.json"
 
@@ -31,14 +31,14 @@ class Sweep:
         return next(iter(self.best), None)
 
 
-def judge(plan: Plan, out: Path, tried: Sequence[Tried]) -> Sweep:
+def judge_sweep(plan: SweepPlan, out: Path, tried: Sequence[Tried]) -> Sweep:
     """Pick the best, and say what speaks against it or against others."""
     best = pick(tried)
     said = [uncounted(tried), tie(best), *(_edges(plan, tried, best[0]) if best else ()), *map(harm, tried)]
     return Sweep(out, tuple(tried), best, tuple(filter(None, said)))
 
 
-def _edges(plan: Plan, tried: Sequence[Tried], chosen: Tried) -> Iterator[str]:
+def _edges(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried) -> Iterator[str]:
     config = next(s.config for s in plan.settings if s.label == chosen.label)
     for key, value, neighbour in edges(tried, chosen):
         further = value + (value - neighbour) * (1 if isinstance(value, int) else 1e-3)
@@ -47,10 +47,10 @@ def _edges(plan: Plan, tried: Sequence[Tried], chosen: Tried) -> Iterator[str]:
         except ConfigError:  # the end of what is possible, not of what was tried
             continue
         end, mend = ("largest", "larger") if value > neighbour else ("smallest", "smaller")
-        yield f"the best {key}, {written(value)}, is the {end} that was tried: try {mend} ones too"
+        yield f"the best {key}, {format_value(value)}, is the {end} that was tried: try {mend} ones too"
 
 
-def record(plan: Plan, found: Sweep) -> dict[str, Any]:
+def make_sweep_record(plan: SweepPlan, found: Sweep) -> dict[str, Any]:
     """What sweep.json holds."""
     return {
         "format": 1,
@@ -83,7 +83,7 @@ def _setting(tried: Tried, out: Path) -> dict[str, Any]:
 
 def _texts(tried: Tried) -> dict[str, str]:
     """Key -> value as `--set` takes it."""
-    return {key: written(value) for key, value in tried.values.items()}
+    return {key: format_value(value) for key, value in tried.values.items()}
 
 
 def _number(e: Estimate | None) -> dict[str, Any] | None:

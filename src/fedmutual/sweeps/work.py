@@ -16,13 +16,13 @@ from fedmutual.records.events import Observer
 from fedmutual.records.files import write_json
 from fedmutual.records.folder import SUMMARY
 from fedmutual.report.choice import Tried
-from fedmutual.runs import attempt_together, run, stacks
+from fedmutual.runs import attempt_together, can_stack, run
 from fedmutual.scores import is_told
-from fedmutual.sweeps.plan import Plan
-from fedmutual.sweeps.result import RESULT, Sweep, judge, record
+from fedmutual.sweeps.plan import SweepPlan
+from fedmutual.sweeps.result import RESULT, Sweep, judge_sweep, make_sweep_record
 
 
-class Work(NamedTuple):
+class SweepRun(NamedTuple):
     """One run."""
 
     folder: Path
@@ -30,7 +30,7 @@ class Work(NamedTuple):
     config: Config
 
 
-def carry_out(plan: Plan, out: Path, resume: bool = False, watch: Callable[[str], Observer] | None = None) -> Sweep:
+def carry_out(plan: SweepPlan, out: Path, resume: bool = False, watch: Callable[[str], Observer] | None = None) -> Sweep:
     """Train what is planned, judge it, and write OUT/sweep.json. What is finished is not trained again on resume.
 
     With the engine "stacked", or "auto" on a GPU, all runs go on at once, their clients in common stacks.
@@ -38,16 +38,16 @@ def carry_out(plan: Plan, out: Path, resume: bool = False, watch: Callable[[str]
     Raises:
         UserError: what is wrong with a folder, the data or a network, before the first is trained.
     """
-    works = [Work(out / s.folder / str(seed), f"{s.label}, seed {seed}", config) for s, seed, config in plan.runs]
+    works = [SweepRun(out / s.folder / str(seed), f"{s.label}, seed {seed}", config) for s, seed, config in plan.runs]
     check_folders([(work.name, work.config, work.folder) for work in works], resume)
     _rehearse([work for work in works if not (work.folder / SUMMARY).exists()])
     diverged = _train(works, resume, watch)
-    found = judge(plan, out, _tried(plan, out, diverged))
-    write_json(out / RESULT, record(plan, found))
+    found = judge_sweep(plan, out, _tried(plan, out, diverged))
+    write_json(out / RESULT, make_sweep_record(plan, found))
     return found
 
 
-def _rehearse(works: Sequence[Work]) -> None:
+def _rehearse(works: Sequence[SweepRun]) -> None:
     """Read the data and make the networks of each setting once: what cannot be trained is said now, not hours later."""
     once = list({work.folder.parent: work for work in reversed(works)}.values())[::-1]
     prepared = data.prepare(once[0].config) if once else None
@@ -74,12 +74,12 @@ def _tells(client: Client) -> bool:
     return any(is_told(client.metrics, len(rows)) for name, rows in client.data.items() if name.startswith("holdout"))
 
 
-def _train(works: Sequence[Work], resume: bool, watch: Callable[[str], Observer] | None) -> dict[Path, str]:
+def _train(works: Sequence[SweepRun], resume: bool, watch: Callable[[str], Observer] | None) -> dict[Path, str]:
     """Train all -> folder -> how its run diverged, of those that did."""
     folders, configs = [work.folder for work in works], [work.config for work in works]
     observers = [[watch(work.name)] if watch else [] for work in works]
     problems: list[BaseException | None]
-    if all(map(stacks, configs)) and all(config.engine == configs[0].engine for config in configs):
+    if all(map(can_stack, configs)) and all(config.engine == configs[0].engine for config in configs):
         problems = attempt_together(configs, folders, resume, observers)
     else:
         each = zip(configs, folders, observers, strict=True)
@@ -98,7 +98,7 @@ def _attempt(config: Config, folder: Path, resume: bool, observers: Sequence[Obs
     return None
 
 
-def _tried(plan: Plan, out: Path, diverged: Mapping[Path, str]) -> list[Tried]:
+def _tried(plan: SweepPlan, out: Path, diverged: Mapping[Path, str]) -> list[Tried]:
     def folders(name: str) -> dict[int, Path]:
         return {seed: out / name / str(seed) for seed in plan.seeds}
 

@@ -9,7 +9,7 @@ replaces is dropped; the site works from its state before that order.
 
 from dataclasses import dataclass
 
-from fedmutual.engines.sites.diary import Begun, Diary, Place
+from fedmutual.engines.sites.diary import BegunOrder, Journal, Place
 from fedmutual.engines.sites.post import ATTEMPTS, EXAM, Order
 from fedmutual.records.logs import stays_scored
 
@@ -48,14 +48,14 @@ class Bounds:
         return order.round, self.phases
 
 
-def find_answer(diary: Diary, order: Order, inbox: str) -> bytes | None:
+def find_answer(diary: Journal, order: Order, inbox: str) -> bytes | None:
     """What was answered to this very order before. inbox: its digest."""
     if order.kind == EXAM:
         return diary.scores(order.round, inbox)
     return diary.answer((order.round, order.phase), inbox)
 
 
-def admit(diary: Diary, order: Order, inbox: str, bounds: Bounds) -> bool:
+def admit(diary: Journal, order: Order, inbox: str, bounds: Bounds) -> bool:
     """Begin an order that was not answered before -> whether later phases were dropped for it. inbox: its digest.
 
     Raises:
@@ -76,10 +76,10 @@ def admit(diary: Diary, order: Order, inbox: str, bounds: Bounds) -> bool:
             raise Declined(UNFINISHED)
     elif _is_forgotten(diary, place):
         raise Declined(FORGOTTEN)
-    return diary.begin(Begun(order.attempt, *place, inbox))
+    return diary.begin(BegunOrder(order.attempt, *place, inbox))
 
 
-def _is_forgotten(diary: Diary, place: Place) -> bool:
+def _is_forgotten(diary: Journal, place: Place) -> bool:
     """Whether the site's state before a place is no longer known: of earlier rounds it has the ends alone."""
     if diary.entries and place[1] > 0 and place[0] < diary.entries[-1].round:
         return True

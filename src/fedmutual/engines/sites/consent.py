@@ -8,7 +8,7 @@ from typing import Any
 
 import fedmutual
 from fedmutual.config.schema import Table
-from fedmutual.engines.sites.post import plain
+from fedmutual.engines.sites.post import clean_text
 from fedmutual.errors import ConfigError
 
 FORMAT = 1
@@ -44,7 +44,7 @@ def check_agreed(text: Any, agreed: Iterable[Table], who: str) -> Table:
             f"the job is of federation {_shorten(repr(record['name']))}, and {who} agreed to {', '.join(map(repr, known))}; "
             "to agree to another one, start it with --contract and that federation's file"
         )
-    clause = difference(known[record["name"]], record, who)
+    clause = find_difference(known[record["name"]], record, who)
     if clause is not None:
         raise ConfigError(f"the job is not of the federation that was agreed to: {clause}")
     return record
@@ -70,7 +70,7 @@ def read_record(text: Any) -> Table:
     return record
 
 
-def difference(agreed: Table, record: Table, who: str = "this site") -> str | None:
+def find_difference(agreed: Table, record: Table, who: str = "this site") -> str | None:
     """What of a contract's record the operator did not consent to, in one clause; None: nothing. Both are raw records."""
     ours, theirs = (dict(_leaves(one["tables"])) for one in (agreed, record))
     for path in sorted(ours.keys() | theirs.keys()):
@@ -84,8 +84,8 @@ def check_release(version: str, whose: str) -> None:
     """Raise ConfigError where somebody runs a version that speaks otherwise: its first two numbers are others."""
     if version.split(".")[:2] != fedmutual.__version__.split(".")[:2]:
         raise ConfigError(
-            f"{whose} is of fedmutual {plain(_shorten(version))}, and here is {fedmutual.__version__}; install the same "
-            "version everywhere"
+            f"{whose} is of fedmutual {clean_text(_shorten(version))}, and here is {fedmutual.__version__}; "
+            "install the same version everywhere"
         )
 
 

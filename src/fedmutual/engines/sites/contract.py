@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 import fedmutual
-from fedmutual.config import Config, all_keys, has_aggregation, make_algorithm, merge, parse_config, read_tables
+from fedmutual.config import Config, has_aggregation, list_keys, make_algorithm, merge_overrides, parse_config, read_tables
 from fedmutual.config.schema import Section, ServerConfig, ShareConfig, Table
-from fedmutual.config.sentences import sentence
+from fedmutual.config.sentences import format_validation_error
 from fedmutual.core import Algorithm
 from fedmutual.engines.sites import public
 from fedmutual.engines.sites.consent import FORMAT, check_agreed
@@ -89,7 +89,7 @@ class Contract:
         mine = {k: kept[k] for k in ("data", "model", "algorithm", "training", "optimizer", "share") if k in kept}
         given = {"engine": own.engine.model_dump(), "split": {k: v for k, v in own.split if v is not None}}
         given["privacy"] = {k: v for k, v in own.privacy if v is not None}
-        tables = merge(self._settings, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
+        tables = merge_overrides(self._settings, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
         try:
             return parse_config(tables, source)
         except ConfigError as problem:
@@ -120,30 +120,32 @@ def identify(config: Config, fingerprint: str) -> str:
     return folders.identity(config.model_copy(update={"share": ShareConfig(), "clients": clients}), fingerprint)
 
 
-def read(path: Path) -> Contract:
+def read_contract(path: Path) -> Contract:
     """A federation's contract from its FEDERATION.toml, without what it says of the public seed set.
 
     Raises:
         ConfigError: in one sentence, which key is wrong, missing, or has no place there.
     """
-    return made(read_tables(path), str(path))
+    return make_contract(read_tables(path), str(path))
 
 
-def whole(path: Path) -> Contract:
+def read_submitted_contract(path: Path) -> Contract:
     """The same with it, as it is submitted: from the files that the sites gave, in the folder `sites.public`.
 
     Raises:
         UserError: likewise; or what is wrong with which site's file.
     """
-    found = read(path)
+    found = read_contract(path)
     use, folder = found.algorithm.public, found.sites.public
     if use is None or folder is None:
         return found
     classes = found.config.data.classes or ()
-    return replace(found, public=public.record(path.parent / folder, found.sites.names, found.sites.input, classes, use))
+    return replace(
+        found, public=public.record_seedset(path.parent / folder, found.sites.names, found.sites.input, classes, use)
+    )
 
 
-def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
+def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     """The same from tables."""
     rest = {k: v for k, v in tables.items() if k not in ("server", "sites")}
     for key, why in _NOT_COMMON.items():
@@ -165,10 +167,10 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
             f"{source}: key 'privacy.{budget[0]}' has no place in a federation's file: a site's budget stands in its "
             "site.toml"
         )
-    server = parsed(ServerTable, tables.get("server", {}), source, "server")
+    server = parse_table(ServerTable, tables.get("server", {}), source, "server")
     rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # where it is, no run has to know
     contract = Contract(
-        dict(rest), parsed(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
+        dict(rest), parse_table(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
     if contract.name.lower() == WORK_FOLDER or contract.name.startswith("."):
         raise ConfigError(
@@ -203,7 +205,7 @@ def made(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
     return contract
 
 
-def accept(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contract:
+def accept_contract(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contract:
     """The contract that a job brought, once it is known to be what the operator agreed to; as `consent.check_agreed`.
 
     Raises:
@@ -212,8 +214,8 @@ def accept(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contra
     record = check_agreed(text, agreed, who)
     seeds = record["public"]
     if seeds is not None:
-        seeds = parsed(SeedsTable, seeds, "the contract", "public").model_dump()
-    return made(record["tables"], "the contract", public=seeds, version=record["version"])
+        seeds = parse_table(SeedsTable, seeds, "the contract", "public").model_dump()
+    return make_contract(record["tables"], "the contract", public=seeds, version=record["version"])
 
 
 def check_rounds(rounds: int, agreed: int, limits: LimitsTable) -> None:
@@ -231,13 +233,13 @@ def check_rounds(rounds: int, agreed: int, limits: LimitsTable) -> None:
         )
 
 
-def parsed(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
+def parse_table(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
     """A table of a kind. Raises ConfigError, in one sentence."""
     try:
         return kind.model_validate(table)
     except ValidationError as problem:
-        keys = [*all_keys(), *(f"{prefix}.{k}" if prefix else k for k in kind.model_fields)]
-        raise ConfigError(f"{source}: {sentence(problem.errors()[0], keys, prefix, kind)}") from None
+        keys = [*list_keys(), *(f"{prefix}.{k}" if prefix else k for k in kind.model_fields)]
+        raise ConfigError(f"{source}: {format_validation_error(problem.errors()[0], keys, prefix, kind)}") from None
 
 
 def _fits(contract: Contract, seeds: Table) -> bool:

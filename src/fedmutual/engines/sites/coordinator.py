@@ -13,18 +13,18 @@ from fedmutual.core import Message
 from fedmutual.data import Federation
 from fedmutual.data.federation import Space
 from fedmutual.data.scaling import BYTE, Scaling
-from fedmutual.describing import method, shared, space_of
-from fedmutual.engines.loop import Plan, federate
+from fedmutual.describing import describe_shared_network, describe_space, method
+from fedmutual.engines.loop import RoundPlan, federate
 from fedmutual.engines.sites.attempts import Attempts
 from fedmutual.engines.sites.conduct import Conduct
 from fedmutual.engines.sites.contract import Contract, identify
-from fedmutual.engines.sites.engine import Setback, Sites, TooFew
-from fedmutual.engines.sites.peers import by_hand
+from fedmutual.engines.sites.engine import Setback, SitesEngine, TooFew
+from fedmutual.engines.sites.peers import is_peer_to_peer
 from fedmutual.engines.sites.post import Post
 from fedmutual.engines.sites.setbacks import GENERATIONS, check_setbacks, go_back
-from fedmutual.engines.sites.sizes import Sizes
+from fedmutual.engines.sites.sizes import MessageSizes
 from fedmutual.errors import RunError, UserError
-from fedmutual.experiment import Experiment, leaves
+from fedmutual.experiment import Experiment, list_leaves
 from fedmutual.networks import Networks
 from fedmutual.records import folder as folders
 from fedmutual.records.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
@@ -34,10 +34,10 @@ from fedmutual.records.summary import write_summary
 from fedmutual.records.text import TextLog
 
 
-def unmanned(contract: Contract) -> Experiment:
+def build_server_experiment(contract: Contract) -> Experiment:
     """The experiment as the server has it: networks and settings, and nobody's data."""
     config = contract.config
-    outputs = tasks.make(config.training.task).outputs
+    outputs = tasks.make_task(config.training.task).outputs
     classes = tuple(config.data.classes or ("y",))
     image = len(contract.sites.input) == 3  # as an image file has it; a site's own source may count otherwise
     divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
@@ -53,24 +53,24 @@ def unmanned(contract: Contract) -> Experiment:
     return Experiment(config, nobody, contract.algorithm, nets)
 
 
-def first_state(contract: Contract, experiment: Experiment) -> Message:
+def make_first_state(contract: Contract, experiment: Experiment) -> Message:
     """What the server begins with."""
     if contract.public is None:
         return experiment.server(contract.sites.names)
-    return agreed(owners(contract), experiment.data.space.outputs)
+    return agreed(list_row_owners(contract), experiment.data.space.outputs)
 
 
-def longest_message(contract: Contract) -> int:
+def find_longest_message(contract: Contract) -> int:
     """Bytes of the longest message that the server and the sites of a federation send each other."""
-    experiment, names = unmanned(contract), contract.sites.names
+    experiment, names = build_server_experiment(contract), contract.sites.names
     if contract.algorithm.public is None:
         state = experiment.server()
     else:  # how many rows each gives, a contract that was not submitted does not say: no size depends on it
         state = agreed(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
-    return Sizes(contract.algorithm, state, names, by_hand(contract.algorithm)).longest
+    return MessageSizes(contract.algorithm, state, names, is_peer_to_peer(contract.algorithm)).longest
 
 
-def owners(contract: Contract) -> dict[str, range]:
+def list_row_owners(contract: Contract) -> dict[str, range]:
     """Whose rows lie where in the public seed set."""
     found, start = {}, 0
     for site, rows in (contract.public or {"rows": {}})["rows"].items():
@@ -95,17 +95,17 @@ class Coordinator:
             RunError: the folder holds another federation, or one that cannot go on to so many rounds, or cannot be written;
                 or the federation came to nothing several times, or too few sites are left.
         """
-        contract, experiment = self.contract, unmanned(self.contract)
+        contract, experiment = self.contract, build_server_experiment(self.contract)
         name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
         with folders.held(self.folder):
-            first = first_state(contract, experiment)
+            first = make_first_state(contract, experiment)
             server, saved = self._restored(first, name)
             self._describe(experiment)
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
             conduct, attempts = Conduct(self.folder), Attempts(self.folder)
-            hand, deadline = by_hand(contract.algorithm), contract.sites.deadline
-            sizes = Sizes(contract.algorithm, first, contract.sites.names, hand)
-            engine = Sites(post, contract.quorum, deadline, hand, sizes, attempts, conduct, contract.limits)
+            hand, deadline = is_peer_to_peer(contract.algorithm), contract.sites.deadline
+            sizes = MessageSizes(contract.algorithm, first, contract.sites.names, hand)
+            engine = SitesEngine(post, contract.quorum, deadline, hand, sizes, attempts, conduct, contract.limits)
             while True:
                 self._check(conduct, saved, logs)
                 checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0, generations=GENERATIONS)
@@ -132,9 +132,9 @@ class Coordinator:
                 log(Failed((saved.round if saved else 0) + 1, problem))
             raise
 
-    def _plan(self) -> Plan:
+    def _plan(self) -> RoundPlan:
         config = self.contract.config
-        return Plan(
+        return RoundPlan(
             algorithm=self.contract.algorithm,
             seed=config.seed,
             rounds=config.rounds,
@@ -171,16 +171,21 @@ class Coordinator:
         """The files that say what this is."""
         about: dict[str, Any] = folders.environment(1, torch.device("cpu"))
         space = experiment.data.space
-        models = {"input": list(space.shape), "classes": len(space.classes), "shared": shared(experiment), "personal": {}}
+        models = {
+            "input": list(space.shape),
+            "classes": len(space.classes),
+            "shared": describe_shared_network(experiment),
+            "personal": {},
+        }
         about |= {"engine": {"name": "sites"}, "algorithm": method(experiment), "pooled": False, "models": models}
-        about |= {"clients": dict.fromkeys(self.contract.sites.names, space_of(space))}
+        about |= {"clients": dict.fromkeys(self.contract.sites.names, describe_space(space))}
         record = {"format": 1, "kind": "sites", "source": "sites", "fingerprint": self.contract.digest}
         folders.write_about(
             self.folder, self.contract.config, about, {**record, "classes": list(space.classes), "clients": {}}
         )
 
     def _sum_up(self, seconds: float) -> None:
-        what = leaves(self.contract.algorithm, first_state(self.contract, unmanned(self.contract)))
+        what = list_leaves(self.contract.algorithm, make_first_state(self.contract, build_server_experiment(self.contract)))
         write_summary(self.folder, self.contract.config, seconds=round(seconds, 3), leaves=what)
 
 

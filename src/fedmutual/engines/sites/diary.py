@@ -21,7 +21,7 @@ ROUNDS_BACK = 3  # earlier rounds whose state is kept: so far a new attempt can 
 Place = tuple[int, int]  # round, phase; the scores of a round have the number after its last phase
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """One phase that was done."""
 
     round: int
@@ -35,7 +35,7 @@ class Entry(NamedTuple):
         return self.round, self.phase
 
 
-class Begun(NamedTuple):
+class BegunOrder(NamedTuple):
     """The last order that was begun, whatever came of it."""
 
     attempt: int
@@ -49,7 +49,7 @@ class Begun(NamedTuple):
         return self.round, self.phase
 
 
-class Scored(NamedTuple):
+class ScoredRound(NamedTuple):
     """The last round whose scores were answered."""
 
     round: int
@@ -62,13 +62,13 @@ class _Record(BaseModel):
     model_config = ConfigDict(strict=True)
 
     run: str
-    entries: list[Entry]
+    entries: list[JournalEntry]
     dropped: bool
-    begun: Begun | None = None
-    scored: Scored | None = None
+    begun: BegunOrder | None = None
+    scored: ScoredRound | None = None
 
 
-class Diary:
+class Journal:
     """The entries, and the files that belong to them."""
 
     def __init__(self, folder: Path, site: str, run: str) -> None:
@@ -78,10 +78,10 @@ class Diary:
             RunError: the folder holds another run's state, or the file in it is damaged.
         """
         self._folder, self._site, self._run = folder, site, run
-        self.entries: list[Entry] = []
-        self.begun: Begun | None = None  # None: nothing was asked yet
+        self.entries: list[JournalEntry] = []
+        self.begun: BegunOrder | None = None  # None: nothing was asked yet
         self.forgotten = False  # whether entries were dropped: before the first one something is no longer known
-        self._scored: Scored | None = None
+        self._scored: ScoredRound | None = None
         if (folder / DIARY).exists():
             self._read(read_json(folder / DIARY))
 
@@ -100,7 +100,9 @@ class Diary:
             ) from None
         self.entries, self.forgotten, self._scored = record.entries, record.dropped, record.scored
         last = self.entries[-1] if self.entries else None
-        self.begun = record.begun or (Begun(0, *last.place, last.inbox) if last else None)  # older versions had no attempts
+        self.begun = record.begun or (
+            BegunOrder(0, *last.place, last.inbox) if last else None
+        )  # older versions had no attempts
 
     def answer(self, place: Place, inbox: str) -> bytes | None:
         """What was answered to this very order of work, if it was."""
@@ -109,22 +111,22 @@ class Diary:
 
     def scores(self, round: int, inbox: str) -> bytes | None:
         """What was answered to this very order to score, if it was."""
-        known = self._scored == Scored(round, inbox) and self._scores(round).exists()
+        known = self._scored == ScoredRound(round, inbox) and self._scores(round).exists()
         return self._scores(round).read_bytes() if known else None
 
-    def before(self, place: Place) -> Entry | None:
+    def before(self, place: Place) -> JournalEntry | None:
         """The last entry before a place."""
         return max((e for e in self.entries if e.place < place), default=None, key=lambda e: e.place)
 
-    def load(self, client: Client, entry: Entry) -> None:
+    def load(self, client: Client, entry: JournalEntry) -> None:
         """Give a freshly made client its state after a phase."""
         load_client(client, self._state(entry), self._run, entry.round + 1)
 
-    def reply(self, entry: Entry) -> bytes:
+    def reply(self, entry: JournalEntry) -> bytes:
         """What was answered after a phase."""
         return self._reply(entry).read_bytes()
 
-    def begin(self, begun: Begun) -> bool:
+    def begin(self, begun: BegunOrder) -> bool:
         """Write down that an order is begun; entries and scores from its place on are dropped -> whether entries were.
 
         Raises:
@@ -142,7 +144,7 @@ class Diary:
             self._remove(gone)
         return bool(gone)
 
-    def write(self, client: Client, entry: Entry, reply: bytes) -> None:
+    def write(self, client: Client, entry: JournalEntry, reply: bytes) -> None:
         """Save a phase that was done, with what will be answered.
 
         Raises:
@@ -167,7 +169,7 @@ class Diary:
         Raises:
             RunError: the disk is full, or cannot be written. What was saved before is untouched.
         """
-        before, scored = self._scored, Scored(round, inbox)
+        before, scored = self._scored, ScoredRound(round, inbox)
         write_bytes(self._scores(round), reply)
         self._write(self.entries, self.begun, scored, self.forgotten)
         self._scored = scored
@@ -182,7 +184,9 @@ class Diary:
             if file.name != file_name(round + 1):
                 file.unlink(missing_ok=True)
 
-    def _write(self, entries: list[Entry], begun: Begun | None, scored: Scored | None, forgotten: bool) -> None:
+    def _write(
+        self, entries: list[JournalEntry], begun: BegunOrder | None, scored: ScoredRound | None, forgotten: bool
+    ) -> None:
         about = {"format": 1, "run": self._run, "dropped": forgotten, "entries": [list(e) for e in entries]}
         write_json(self._folder / DIARY, about | {"begun": begun and list(begun), "scored": scored and list(scored)})
 
@@ -193,22 +197,22 @@ class Diary:
         else:
             write_json(self._folder / COMMIT, {"format": 1, "run": self._run, "round": round + 1, "seconds": 0.0})
 
-    def _replace(self, entries: list[Entry]) -> list[Entry]:
+    def _replace(self, entries: list[JournalEntry]) -> list[JournalEntry]:
         """Take other entries -> those that are dropped."""
         gone, self.entries = [e for e in self.entries if e not in entries], entries
         return gone
 
-    def _remove(self, gone: list[Entry]) -> None:
+    def _remove(self, gone: list[JournalEntry]) -> None:
         """Remove dropped entries' files, unless another entry has them by now."""
         kept = {path for e in self.entries for path in (self._state(e), self._reply(e))}
         for path in {path for e in gone for path in (self._state(e), self._reply(e))} - kept:
             path.unlink(missing_ok=True)
 
-    def _state(self, entry: Entry) -> Path:
+    def _state(self, entry: JournalEntry) -> Path:
         name = file_name(entry.round + 1) if entry.last else f"phase-{entry.round + 1}-{entry.phase + 1}.safetensors"
         return self._folder / "clients" / self._site / name
 
-    def _reply(self, entry: Entry) -> Path:
+    def _reply(self, entry: JournalEntry) -> Path:
         return self._folder / "answers" / f"{entry.round + 1}-{entry.phase + 1}.safetensors"
 
     def _scores(self, round: int) -> Path:

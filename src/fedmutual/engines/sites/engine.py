@@ -7,15 +7,25 @@ from typing import Any, Concatenate, TypeVar, cast
 
 from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.fedavg import N_K
-from fedmutual.boundary import Refused, tell
+from fedmutual.boundary import Refused, release_metrics
 from fedmutual.core import At, Client, Message, Phase, Spec
-from fedmutual.engines.base import Reply, examine, participate
+from fedmutual.engines.base import Reply, evaluate_client, participate
 from fedmutual.engines.loop import Paused
 from fedmutual.engines.sites.attempts import Attempts
 from fedmutual.engines.sites.conduct import Conduct
-from fedmutual.engines.sites.post import EXAM, LONGEST, WORK, Answer, Garbled, Order, Post, packed, wrong
+from fedmutual.engines.sites.post import (
+    EXAM,
+    LONGEST,
+    WORK,
+    MalformedMessage,
+    Order,
+    Post,
+    SiteAnswer,
+    find_message_fault,
+    pack_message,
+)
 from fedmutual.engines.sites.screening import Limits, screen
-from fedmutual.engines.sites.sizes import Sizes
+from fedmutual.engines.sites.sizes import MessageSizes
 from fedmutual.records.events import Score
 from fedmutual.views import SCORED
 
@@ -37,16 +47,16 @@ class Setback(Paused):
 
 
 @dataclass
-class Answers:
+class PhaseOutcome:
     """What came of the orders of one phase."""
 
     replies: dict[str, Reply] = field(default_factory=dict)
-    accusations: dict[str, Answer] = field(default_factory=dict)  # of another public seed set, by the site that accuses
+    accusations: dict[str, SiteAnswer] = field(default_factory=dict)  # of another public seed set, by the site that accuses
     diverged: set[str] = field(default_factory=set)
     refused: set[str] = field(default_factory=set)  # what they answered is of no use
 
 
-class Sites:
+class SitesEngine:
     """An engine over a post. A site that does not answer in time, or answers nonsense, is named and left out."""
 
     def __init__(
@@ -55,7 +65,7 @@ class Sites:
         quorum: int,
         deadline: float,
         by_hand: bool,
-        sizes: Sizes,
+        sizes: MessageSizes,
         attempts: Attempts,
         conduct: Conduct,
         limits: Limits,
@@ -90,7 +100,7 @@ class Sites:
         """
         if do is participate:
             yield from cast(Iterator[tuple[str, R]], self._work(arguments))
-        elif do is examine:
+        elif do is evaluate_client:
             yield from cast(Iterator[tuple[str, R]], self._exam(arguments))
 
     def _work(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Reply]]:
@@ -106,9 +116,9 @@ class Sites:
         self._check_count(found, len(found.replies) + upheld, given)
         yield from found.replies.items()
 
-    def _collect(self, given: Mapping[str, tuple[Any, ...]], orders: Mapping[str, tuple[Order, Message]]) -> Answers:
+    def _collect(self, given: Mapping[str, tuple[Any, ...]], orders: Mapping[str, tuple[Order, Message]]) -> PhaseOutcome:
         """What comes of the orders of a phase."""
-        found = Answers()
+        found = PhaseOutcome()
         for i, (said, message) in self._asked(orders, found):
             phase, _, declared, _ = given[i]
             if said.accused and isinstance(phase, Compare):
@@ -124,7 +134,7 @@ class Sites:
                 found.replies[i] = Reply(message, dict(said.train), said.up, said.down)
         return found
 
-    def _screen(self, found: Answers, given: Mapping[str, tuple[Any, ...]]) -> None:
+    def _screen(self, found: PhaseOutcome, given: Mapping[str, tuple[Any, ...]]) -> None:
         """Refuse the messages that are too far from the others; write down what the others were like."""
         messages = {i: reply.message for i, reply in found.replies.items() if reply.message}
         if not messages:
@@ -136,7 +146,7 @@ class Sites:
         found.refused |= refused.keys()
         self._conduct.note(_when(given).round, norms, {i: int(m[N_K]) for i, m in messages.items() if N_K in m})
 
-    def _judge(self, found: Answers, given: Collection[str], sites: Collection[str]) -> int:
+    def _judge(self, found: PhaseOutcome, given: Collection[str], sites: Collection[str]) -> int:
         """Leave out for good whom most sites accuse of another public seed set; else who accuses -> accusers that stay.
 
         So one site's word puts out no other. sites: all of the federation. Raises RunError where too few are left.
@@ -158,7 +168,7 @@ class Sites:
             self._conduct.check_quorum(sites, self._quorum)
         return len(stay)
 
-    def _check_count(self, found: Answers, done: int, given: Mapping[str, tuple[Any, ...]]) -> None:
+    def _check_count(self, found: PhaseOutcome, done: int, given: Mapping[str, tuple[Any, ...]]) -> None:
         """Raise where too few sites did their part. done: how many did."""
         wanted, round = min(self._quorum, len(given)), _when(given).round
         if 2 * len(found.diverged) > len(given):
@@ -179,7 +189,7 @@ class Sites:
         given = {i: arguments[i] for i in arguments if i in self._spoke}  # who missed the round is not waited for again
         number = self._attempts.number
         orders = {i: (Order(EXAM, round - 1, 0, attempt=number), inbox) for i, (_, inbox, round, _, _) in given.items()}
-        for i, (said, _) in self._asked(orders, Answers()):
+        for i, (said, _) in self._asked(orders, PhaseOutcome()):
             if said.problem is not None:
                 self._leave_out(i, said.order, said.problem)
                 continue
@@ -189,21 +199,21 @@ class Sites:
             yield i, tuple(replace(score, client=i) for score in said.scores)
 
     def _asked(
-        self, orders: Mapping[str, tuple[Order, Message]], found: Answers
-    ) -> Iterator[tuple[str, tuple[Answer, Message]]]:
+        self, orders: Mapping[str, tuple[Order, Message]], found: PhaseOutcome
+    ) -> Iterator[tuple[str, tuple[SiteAnswer, Message]]]:
         """Ask those that are there -> what they answered to this order, as it comes. What cannot be read is refused."""
         there = self._post.there()
         for i in orders:
             if i not in there:
                 self._leave_out(i, orders[i][0], "it is not there")
         left = {i for i in orders if i in there}
-        sent = {i: packed(*orders[i]) for i in orders if i in there}
+        sent = {i: pack_message(*orders[i]) for i in orders if i in there}
         for i, content in self._post.ask(sent, self._deadline):
             if i not in left:
                 continue  # a second answer
             try:
                 said, message = self._sizes.open_answer(orders[i][0], content)
-            except Garbled as problem:
+            except MalformedMessage as problem:
                 self._leave_out(i, orders[i][0], str(problem))
                 found.refused.add(i)
                 left.discard(i)
@@ -237,16 +247,16 @@ def _key(order: Order) -> tuple[str, int, int]:
     return order.kind, order.round, order.phase
 
 
-def _is_of_models(said: Answer) -> bool:
+def _is_of_models(said: SiteAnswer) -> bool:
     """Whether each score is of a model and of rows that a site scores, and of no others' twice: a mean would count both."""
     of = [(score.model, score.data) for score in said.scores]
     return SCORED.issuperset(of) and len(set(of)) == len(of)
 
 
-def _wrong(said: Answer, message: Message, phase: Phase, declared: Spec, site: str) -> str | None:
+def _wrong(said: SiteAnswer, message: Message, phase: Phase, declared: Spec, site: str) -> str | None:
     """Why an answer to an order of work is of no use, in one clause; None if it is."""
     try:
-        tell(said.train, phase.terms, site)
+        release_metrics(said.train, phase.terms, site)
     except Refused:  # by names of the site's own making, which no log has to hold
         return f"it tells losses that its phase does not declare; those are {', '.join(phase.terms) or 'none'}"
-    return wrong(message, declared, site)
+    return find_message_fault(message, declared, site)

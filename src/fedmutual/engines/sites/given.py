@@ -17,7 +17,7 @@ from fedmutual.data import arrays
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import ArrayExamples, listed
 from fedmutual.data.scaling import Scaling, parse_scaling
-from fedmutual.errors import DataError, said
+from fedmutual.errors import DataError, format_error
 from fedmutual.records.files import replacing
 
 _ARRAYS = ("x", "y", "classes", "about")
@@ -38,7 +38,7 @@ class _About(Section):
 
 
 @dataclass(frozen=True)
-class Given:
+class SeedsetFile:
     """What one site gives."""
 
     site: str
@@ -70,34 +70,36 @@ class Given:
         return self.x.nbytes + (0 if self.labels is None else self.labels.nbytes)
 
 
-def file_of(folder: Path, site: str) -> Path:
+def make_seedset_path(folder: Path, site: str) -> Path:
     """Where a site's part lies in a folder of them."""
     return folder / f"{site}.npz"
 
 
-def write(folder: Path, given: Given) -> Path:
+def write_seedset_file(folder: Path, given: SeedsetFile) -> Path:
     """Write a part, whole or not at all -> the file. Raises RunError where it cannot be written."""
     about = {"format": 1, "site": given.site, "scaling": given.scaling.record()}
     found = {"x": given.x, "classes": np.array(given.classes), "about": np.array(json.dumps(about))}
-    with replacing(file_of(folder, given.site)) as file:
+    with replacing(make_seedset_path(folder, given.site)) as file:
         np.savez(file, **found, **({} if given.labels is None else {"y": given.labels}))  # type: ignore[arg-type]
-    return file_of(folder, given.site)
+    return make_seedset_path(folder, given.site)
 
 
-def read(folder: Path, site: str) -> Given:
+def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
     """A site's part.
 
     Raises:
         DataError: its file is missing, damaged, a pickle, holds something else, or unpacks to more than its own size.
     """
-    path, mend = file_of(folder, site), f"have site {site!r} give its part of the public seed set anew"
+    path, mend = make_seedset_path(folder, site), f"have site {site!r} give its part of the public seed set anew"
     excess = _find_excess(path)
     if excess is not None:
         raise DataError(f"{path}: {excess}; {mend}")
     found = arrays.read_arrays(path, f"have site {site!r} send its part of the public seed set", mend)
     try:
         about = _About.model_validate_json(str(found["about"]))
-        whole = Given(site, found["x"], found.get("y"), _names(found["classes"]), parse_scaling(about.scaling.model_dump()))
+        whole = SeedsetFile(
+            site, found["x"], found.get("y"), _names(found["classes"]), parse_scaling(about.scaling.model_dump())
+        )
         why = f"it is of site {about.site!r}" if about.site != site else _odd(whole)
     except (KeyError, ValidationError):
         why = _foreign(list(found))
@@ -138,7 +140,7 @@ def _find_excess(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
-        return f"no npz file of arrays ({said(problem)})"
+        return f"no npz file of arrays ({format_error(problem)})"
     return None
 
 
@@ -166,7 +168,7 @@ def _names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
     return tuple(str(name) for name in classes.reshape(-1).tolist())
 
 
-def _odd(given: Given) -> str | None:
+def _odd(given: SeedsetFile) -> str | None:
     """What of a part makes no sense, in one clause; None: nothing."""
     x, y, mean = given.x, given.labels, given.scaling.mean
     if x.ndim not in (2, 4) or x.dtype not in (np.uint8, np.float32) or not x.size:
@@ -180,7 +182,7 @@ def _odd(given: Given) -> str | None:
     return None
 
 
-def unlike(given: Given, shape: Sequence[int], classes: Sequence[str], scaling: Scaling) -> str | None:
+def find_mismatch(given: SeedsetFile, shape: Sequence[int], classes: Sequence[str], scaling: Scaling) -> str | None:
     """In what a part is not in a form, in one clause; None: it is. How numbers are stored is for each site to choose."""
     if given.shape != tuple(shape):
         return f"its examples have the shape {list(given.shape)}, and {list(shape)} is wanted"

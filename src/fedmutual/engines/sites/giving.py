@@ -9,23 +9,23 @@ from fedmutual import data, plugins
 from fedmutual.data.draws import format_count
 from fedmutual.data.federation import list_public_parts
 from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.given import Given, file_of, write
-from fedmutual.engines.sites.half import Own, configured, own
+from fedmutual.engines.sites.given import SeedsetFile, make_seedset_path, write_seedset_file
+from fedmutual.engines.sites.half import SiteSettings, configured, read_site_file
 from fedmutual.errors import ConfigError
 
 
-def give(file: Path, site: Path, folder: Path) -> Given:
+def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
     """Write the part of a site into a folder, as `given.file_of` says. file: FEDERATION.toml. site: its site.toml.
 
     Raises:
         UserError: there is nothing to give, or it cannot be read or written.
     """
-    mine = own(site)
+    mine = read_site_file(site)
     with plugins.under(mine.code):
-        return _give(contracts.read(file), mine, file, folder)
+        return _give(contracts.read_contract(file), mine, file, folder)
 
 
-def _give(contract: contracts.Contract, mine: Own, file: Path, folder: Path) -> Given:
+def _give(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: Path) -> SeedsetFile:
     config, use, name = configured(contract, mine), contract.algorithm.public, mine.file.site
     if use is None:
         raise ConfigError(f"{file}: algorithm {config.algorithm['name']!r} has no public seed set, so nothing is given")
@@ -40,15 +40,16 @@ def _give(contract: contracts.Contract, mine: Own, file: Path, folder: Path) -> 
         raise ConfigError(f"{file}: training.task learns numbers, and the public seed set of real sites is of classes")
     x = part.examples.take(part.rows.index.tolist()).numpy()
     labels = part.rows.labels.astype(np.int64) if use.labelled else None
-    made = Given(name, x, labels, found.space.classes, read[name].scaled)
-    write(folder, made)
+    made = SeedsetFile(name, x, labels, found.space.classes, read[name].scaled)
+    write_seedset_file(folder, made)
     return made
 
 
-def told(made: Given, folder: Path) -> Iterator[str]:
+def describe_export(made: SeedsetFile, folder: Path) -> Iterator[str]:
     """What was given, in sentences for the site's operator."""
     known = "and their labels" if made.labels is not None else "and not their labels"
-    yield f"{file_of(folder, made.site)}: {format_count(len(made.x), 'example')} of site {made.site!r}, {made.size:,} bytes"
+    path = make_seedset_path(folder, made.site)
+    yield f"{path}: {format_count(len(made.x), 'example')} of site {made.site!r}, {made.size:,} bytes"
     if made.labels is not None:
         yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(made.classes, made.counts, strict=True))}"
     yield (

@@ -70,14 +70,14 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
         UserError: as `half.built`; overrides are given, and a contract is as it is.
     """
     from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.half import built, own
+    from fedmutual.engines.sites.half import build_site, read_site_file
 
     if overrides:
         raise ConfigError(
             f"{next(iter(overrides))!r} cannot be set for a federation of real sites; change FEDERATION.toml or site.toml"
         )
-    mine = own(site)
-    made = built(contracts.whole(path), mine)
+    mine = read_site_file(site)
+    made = build_site(contracts.read_submitted_contract(path), mine)
     costs, privacy = planning.plan(made), made.config.privacy
     if privacy.epsilon is None:
         return SitePlan(made.config, costs, None, 0.0, 0.0)

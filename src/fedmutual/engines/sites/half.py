@@ -12,21 +12,30 @@ from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import describe_column_difference
-from fedmutual.engines.base import COPY, disclose, measure, participate
+from fedmutual.engines.base import COPY, compute_scores, participate, select_metrics
 from fedmutual.engines.sites import guarantee
 from fedmutual.engines.sites.admission import Bounds, Declined, admit, find_answer
-from fedmutual.engines.sites.contract import Contract, identify, parsed
-from fedmutual.engines.sites.diary import Diary, Entry, Place
+from fedmutual.engines.sites.contract import Contract, identify, parse_table
+from fedmutual.engines.sites.diary import Journal, JournalEntry, Place
 from fedmutual.engines.sites.modules import ListedModules
-from fedmutual.engines.sites.outbox import LEFT, Outbox
-from fedmutual.engines.sites.peers import Exchange, by_hand
-from fedmutual.engines.sites.post import ATTEMPTS, EXAM, Answer, Garbled, Order, Told, digest_order, packed
-from fedmutual.engines.sites.post import answer as answered
-from fedmutual.engines.sites.post import order as ordered
-from fedmutual.engines.sites.public import Collected
+from fedmutual.engines.sites.outbox import LEFT, SentLog
+from fedmutual.engines.sites.peers import PeerMailbox, is_peer_to_peer
+from fedmutual.engines.sites.post import (
+    ATTEMPTS,
+    EXAM,
+    MalformedMessage,
+    Order,
+    ReleasedScore,
+    SiteAnswer,
+    digest_order,
+    pack_message,
+)
+from fedmutual.engines.sites.post import read_answer as answered
+from fedmutual.engines.sites.post import read_order as ordered
+from fedmutual.engines.sites.public import CollectedSeedset
 from fedmutual.engines.sites.schema import SiteFile
-from fedmutual.engines.sites.sizes import Sizes
-from fedmutual.errors import ConfigError, RunError, UserError, said
+from fedmutual.engines.sites.sizes import MessageSizes
+from fedmutual.errors import ConfigError, RunError, UserError, format_error
 from fedmutual.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
 from fedmutual.privacy.budget import Budget, Spent
@@ -42,7 +51,7 @@ _REPEATS = 100  # how often a process answers one order: an answer is lost once 
 
 
 @dataclass(frozen=True)
-class Own:
+class SiteSettings:
     """A site's own file, and where it was read from."""
 
     file: SiteFile
@@ -64,27 +73,27 @@ class Own:
         )
 
 
-def own(path: Path) -> Own:
+def read_site_file(path: Path) -> SiteSettings:
     """A site's own file. Paths in it count from the folder that it is in.
 
     Raises:
         ConfigError: which key is wrong or missing.
     """
-    file: SiteFile = parsed(SiteFile, read_tables(path), str(path))
+    file: SiteFile = parse_table(SiteFile, read_tables(path), str(path))
     if file.data.name is None:
         raise ConfigError(f"{path}: the key 'data.name' is missing, which says where the site's examples come from")
     data = {key: _from(path, value) for key in ("root", "test") if (value := getattr(file.data, key)) is not None}
     given = file.model.pretrained
     model = {} if given in (None, IMAGENET) else {"pretrained": str(_from(path, Path(given)))}
     tables = {"data": file.data.model_copy(update=data), "model": file.model.model_copy(update=model)}
-    return Own(file.model_copy(update=tables), path.resolve())
+    return SiteSettings(file.model_copy(update=tables), path.resolve())
 
 
 def _from(source: Path, path: Path) -> Path:
     return (source.parent / path).resolve()
 
 
-def built(contract: Contract, mine: Own) -> Experiment:
+def build_site(contract: Contract, mine: SiteSettings) -> Experiment:
     """What one site needs to take part; checks all that can be checked without the others.
 
     Raises:
@@ -108,7 +117,7 @@ def built(contract: Contract, mine: Own) -> Experiment:
     return made
 
 
-def configured(contract: Contract, mine: Own) -> Config:
+def configured(contract: Contract, mine: SiteSettings) -> Config:
     """The whole configuration of one site.
 
     Raises:
@@ -123,7 +132,7 @@ def configured(contract: Contract, mine: Own) -> Config:
         return contract.at(mine.file, str(mine.source))
 
 
-def _collected(contract: Contract, mine: Own) -> Collected | None:
+def _collected(contract: Contract, mine: SiteSettings) -> CollectedSeedset | None:
     """What makes the public seed set; None where the algorithm has none."""
     use = contract.algorithm.public
     if use is None:
@@ -134,19 +143,19 @@ def _collected(contract: Contract, mine: Own) -> Collected | None:
             "public seed set, and this is the folder with SITE.npz of every site"
         )
     folder = _from(mine.source, mine.file.public.folder)
-    return Collected(folder, mine.file.site, contract.sites.names, use.labelled, contract.public)
+    return CollectedSeedset(folder, mine.file.site, contract.sites.names, use.labelled, contract.public)
 
 
-class Half:
+class SiteRuntime:
     """One site's part. Does what an order says, once, and answers."""
 
-    def __init__(self, contract: Contract, mine: Own, say: Say = lambda line: None, looks: bool = False) -> None:
+    def __init__(self, contract: Contract, mine: SiteSettings, say: Say = lambda line: None, looks: bool = False) -> None:
         """looks: only look whether the site can take part, and write nothing; else the state folder is this object's alone.
 
         Raises:
             UserError: the site cannot take part, in one sentence.
         """
-        self.experiment, self.site, self._say = built(contract, mine), mine.file.site, say
+        self.experiment, self.site, self._say = build_site(contract, mine), mine.file.site, say
         self.folder, self._state = mine.state / contract.name, mine.state
         guarantee.check_site(self.experiment.config, mine.file, mine.source)
         self._budget: Budget | None = None
@@ -155,7 +164,7 @@ class Half:
             guarantee.remark_others(self.experiment, self.site, mine.state, say)
         made, algorithm = self.experiment, self.experiment.algorithm
         fingerprint = made.data.partition["fingerprint"] + contract.digest + _print(made)
-        self._diary = Diary(self.folder, self.site, identify(made.config, fingerprint))
+        self._diary = Journal(self.folder, self.site, identify(made.config, fingerprint))
         self._bounds = Bounds(
             rounds=made.config.rounds,
             start=len(algorithm.start),
@@ -163,13 +172,15 @@ class Half:
             evaluate_every=made.config.records.evaluate_every,
         )
         self._declined = set[str]()  # why orders were declined since the last that was not: each is written down once
-        self._outbox = Outbox(self.folder, self.site)
+        self._outbox = SentLog(self.folder, self.site)
         # what all know of the first state: names and shapes, not what later rounds hold
         self._public = made.server(contract.sites.names)
-        self.peers: Exchange | None = None
-        if by_hand(algorithm):
-            self.peers = Exchange(algorithm, self._public, self.site, contract.sites.names, self.folder, made.config.rounds)
-        self._limit = Sizes(algorithm, self._public, contract.sites.names, self.peers is not None).order
+        self.peers: PeerMailbox | None = None
+        if is_peer_to_peer(algorithm):
+            self.peers = PeerMailbox(
+                algorithm, self._public, self.site, contract.sites.names, self.folder, made.config.rounds
+            )
+        self._limit = MessageSizes(algorithm, self._public, contract.sites.names, self.peers is not None).order
         if self._diary.entries and not looks:  # who looks may have the contract as the kit has it, of other rounds
             self._check_schedules()
         self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was given again
@@ -212,17 +223,17 @@ class Half:
         try:
             self._begin(order, asked)
             answer, message = self._exam(order, inbox) if order.kind == EXAM else self._work(order, inbox)
-            reply = packed(answer, {} if self.peers else message)
+            reply = pack_message(answer, {} if self.peers else message)
             self._write(order, asked, reply)
         except Declined as problem:
             return self._decline(order, str(problem))
         except Exception as problem:  # of any type, where a network or a task of the site's own is at work
             self._client = None  # what was done since the last saved phase is undone
-            self._say(f"{order.said}: {problem if isinstance(problem, _SENTENCES) else said(problem)}")
+            self._say(f"{order.said}: {problem if isinstance(problem, _SENTENCES) else format_error(problem)}")
             accused = problem.clients if isinstance(problem, Disagreed) else ()
             diverged = isinstance(problem, Diverged)
-            answer, message = Answer(order, problem=_said(problem), accused=accused, diverged=diverged), {}
-            reply = packed(answer, message)
+            answer, message = SiteAnswer(order, problem=_said(problem), accused=accused, diverged=diverged), {}
+            reply = pack_message(answer, message)
         self._outbox.record(answer, {} if self.peers else message, reply, SERVER)
         return reply
 
@@ -231,7 +242,7 @@ class Half:
         place = order.kind, order.round, order.phase
         self._repeats[place] += 1
         if self._repeats[place] > _REPEATS:
-            raise Garbled(f"{order.said} was answered {_REPEATS} times, and is not answered again")
+            raise MalformedMessage(f"{order.said} was answered {_REPEATS} times, and is not answered again")
 
     def letters(self, content: bytes) -> dict[str, bytes]:
         """What goes to other sites after an order was carried out -> site -> bytes, written down."""
@@ -254,15 +265,15 @@ class Half:
 
     def _decline(self, order: Order, why: str) -> bytes:
         """The answer to an order that is not carried out; a server that asks for ever fills no disk by it."""
-        answer = Answer(order, problem=why)
-        reply = packed(answer, {})
+        answer = SiteAnswer(order, problem=why)
+        reply = pack_message(answer, {})
         if why not in self._declined:
             self._say(f"{order.said}: not done, for {why}")
             self._outbox.record(answer, {}, reply, SERVER)
             self._declined.add(why)
         return reply
 
-    def _work(self, order: Order, inbox: Message) -> tuple[Answer, Message]:
+    def _work(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message]:
         """The site's half of a phase."""
         at, phase, client = self._when(order), self._phases(order)[order.phase], self._ready((order.round, order.phase))
         up: int | None = None
@@ -275,21 +286,21 @@ class Half:
         self._at = (order.round, order.phase)
         if self.peers is not None:
             up = self.peers.keep(order, reply.message, at)
-        return Answer(order, reply.train, up=up, down=down, remarks=remarks), reply.message
+        return SiteAnswer(order, reply.train, up=up, down=down, remarks=remarks), reply.message
 
-    def _exam(self, order: Order, inbox: Message) -> tuple[Answer, Message]:
+    def _exam(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message]:
         """The site's scores after a round; they are written down at home, and told if it tells."""
         client = self._ready((order.round + 1, 0))
         exams = tuple(self.experiment.exams(self.site))
         if any(exam.model == COPY for exam in exams):
             self._give_back(client, order)
-        measured = measure(client, exams, inbox)
+        measured = compute_scores(client, exams, inbox)
         if inbox:
             self._diary.shared(inbox, order.round)
         rewind(self.folder / METRICS, lambda round: round <= order.round)
         Metrics(self.folder)(Evaluated(order.round + 1, {}, tuple(measured.values())))
         self._sum_up(order.round + 1)
-        return Answer(order, scores=tuple(Told(**vars(s)) for s in disclose(client, measured))), {}
+        return SiteAnswer(order, scores=tuple(ReleasedScore(**vars(s)) for s in select_metrics(client, measured))), {}
 
     def _give_back(self, client: Client, order: Order) -> None:
         """Give a client what of its meme it sent, which is scored as it was trained: no file of its state has it."""
@@ -312,7 +323,7 @@ class Half:
             self._diary.write_scores(order.round, asked, reply)
         else:
             last = order.phase + 1 == len(self._phases(order))
-            self._diary.write(self._client, Entry(order.round, order.phase, asked, last), reply)
+            self._diary.write(self._client, JournalEntry(order.round, order.phase, asked, last), reply)
 
     def _ready(self, at: Place) -> Client:
         """The client as it was before a place."""
@@ -343,7 +354,7 @@ def _prepare(folder: Path, made: Experiment, site: str) -> None:
     about = folders.environment(made.config.engine.threads, made.device)
     about |= {"engine": {"name": "sites"}, "scaling": made.data.space.scaling}
     sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in made.client(site).nets.items()}
-    folders.write_about(folder, made.config, about | describing.networks(made, {site: sizes}), made.data.partition)
+    folders.write_about(folder, made.config, about | describing.describe_networks(made, {site: sizes}), made.data.partition)
     every, rounds = made.config.records.evaluate_every, made.config.rounds
     rewind(folder / LEFT, lambda round: True)  # drops a line that a kill, or a full disk, cut short
     rewind(folder / METRICS, lambda round: stays_scored(round, round, every, rounds))

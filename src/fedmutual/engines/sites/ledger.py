@@ -6,8 +6,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from fedmutual.engines.sites.half import own
-from fedmutual.engines.sites.outbox import LEFT, left
+from fedmutual.engines.sites.half import read_site_file
+from fedmutual.engines.sites.outbox import LEFT, read_sent_messages
 from fedmutual.engines.sites.post import EXAM
 from fedmutual.errors import RunError
 
@@ -44,14 +44,14 @@ class Row:
     bytes: int  # of all of them, words and headers too
 
 
-def found(path: Path) -> Path:
+def find_ledger(path: Path) -> Path:
     """The folder that holds a ledger: itself named, or by a site's file, or by the state folder above it.
 
     Raises:
         RunError: there is none, or more than one.
         ConfigError: the site's file is wrong.
     """
-    folder = path if path.is_dir() else own(path).state
+    folder = path if path.is_dir() else read_site_file(path).state
     if (folder / LEFT).is_file():
         return folder
     below = sorted(file.parent for file in folder.glob(f"*/{LEFT}"))
@@ -62,9 +62,9 @@ def found(path: Path) -> Path:
     return below[0]
 
 
-def read(folder: Path) -> list[Line]:
+def read_ledger(folder: Path) -> list[Line]:
     """All that left, in the order in which it did. Raises RunError where a line is damaged."""
-    lines = left(folder)
+    lines = read_sent_messages(folder)
     for number, line in enumerate(lines, 1):
         try:
             _kind(line)
@@ -75,7 +75,7 @@ def read(folder: Path) -> list[Line]:
     return lines
 
 
-def rows(lines: Iterable[Line]) -> list[Row]:
+def summarise_ledger(lines: Iterable[Line]) -> list[Row]:
     """Summed up: a row for each kind of message, over rounds in which the same kinds left."""
     rounds = [(round, _counted(of)) for round, of in groupby(sorted(lines, key=_round), _round)]
     return [
@@ -85,7 +85,7 @@ def rows(lines: Iterable[Line]) -> list[Row]:
     ]
 
 
-def totals(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
+def count_totals(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
     """To whom how many messages and bytes went."""
     found: dict[str, dict[str, int]] = {}
     for line in lines:
@@ -138,7 +138,7 @@ def _kind(line: Line) -> Kind:
     return Kind(line["phase"], line["what"], line["to"], tensors, told_kinds, problem, int(line.get("attempt", 0)))
 
 
-def said(kind: Kind) -> str:
+def describe_message(kind: Kind) -> str:
     """What a message is, in words."""
     again = f", attempt {kind.attempt}" if kind.attempt else ""
     if kind.problem:

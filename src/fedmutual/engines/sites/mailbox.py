@@ -15,7 +15,16 @@ from threading import Lock
 import torch
 
 from fedmutual.core import Message, Spec
-from fedmutual.engines.sites.post import WORK, Answer, Garbled, Limit, Order, answer, plain, wrong
+from fedmutual.engines.sites.post import (
+    WORK,
+    Limit,
+    MalformedMessage,
+    Order,
+    SiteAnswer,
+    clean_text,
+    find_message_fault,
+    read_answer,
+)
 
 Place = tuple[int, int]  # round, phase
 
@@ -37,14 +46,14 @@ class Mailbox:
         """Keep a letter. Raises Garbled, with the reason, where it is refused."""
         try:
             if sender not in self._senders:
-                raise Garbled(f"{plain(repr(sender))} is none of the other sites")
-            said, message = answer(letter, self._limit)
+                raise MalformedMessage(f"{clean_text(repr(sender))} is none of the other sites")
+            said, message = read_answer(letter, self._limit)
             place = said.order.round, said.order.phase
             self._check(said, message, sender)
             with self._lock:
                 self._keep(sender, place, message)
                 self._reasons.pop(sender, None)
-        except Garbled as problem:
+        except MalformedMessage as problem:
             known = sender in self._senders
             with self._lock:
                 self.refused[sender if known else ""] += 1
@@ -70,25 +79,25 @@ class Mailbox:
         with self._lock:
             return self._reasons.pop(sender, None)
 
-    def _check(self, said: Answer, message: Message, sender: str) -> None:
+    def _check(self, said: SiteAnswer, message: Message, sender: str) -> None:
         """Raise Garbled unless a letter is one of a phase that sends letters, and holds what is declared, and no more."""
         order = said.order
         declared = self._declared((order.round, order.phase)) if order.kind == WORK else None
         if declared is None:
-            raise Garbled("it is of a phase after which sites send nothing to each other")
-        if said != Answer(Order(WORK, order.round, order.phase)):
-            raise Garbled("it says more than a letter does")
-        why = wrong(message, declared, sender) if message else "its letter is empty"
+            raise MalformedMessage("it is of a phase after which sites send nothing to each other")
+        if said != SiteAnswer(Order(WORK, order.round, order.phase)):
+            raise MalformedMessage("it says more than a letter does")
+        why = find_message_fault(message, declared, sender) if message else "its letter is empty"
         if why is not None:
-            raise Garbled(why)
+            raise MalformedMessage(why)
 
     def _keep(self, sender: str, place: Place, message: Message) -> None:
         letters, round = self._letters[sender], place[0]
         if self._round is not None and round < self._round:
-            raise Garbled(f"it is of round {round + 1}, which is over")
+            raise MalformedMessage(f"it is of round {round + 1}, which is over")
         if place in letters:
             if not _is_same(letters[place], message):
-                raise Garbled("it is not the same as the letter before, of the same phase")
+                raise MalformedMessage("it is not the same as the letter before, of the same phase")
             return
         if round != self._round:
             self._letters[sender] = {at: m for at, m in letters.items() if at[0] in (self._round, round)}

@@ -10,14 +10,14 @@ import torch
 
 from fedmutual.boundary import Refused
 from fedmutual.core import Message
-from fedmutual.engines.sites.post import Answer
+from fedmutual.engines.sites.post import SiteAnswer
 from fedmutual.errors import RunError
 from fedmutual.records.logs import append
 
 LEFT = "left.jsonl"
 
 
-class Outbox:
+class SentLog:
     """The last door: nothing is handed to the network that did not pass it, and it writes down all that does."""
 
     def __init__(self, folder: Path, site: str) -> None:
@@ -30,7 +30,7 @@ class Outbox:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise Refused(self._site, name, "it holds numbers that are not finite")
 
-    def record(self, answer: Answer, message: Message, content: bytes, to: str) -> None:
+    def record(self, answer: SiteAnswer, message: Message, content: bytes, to: str) -> None:
         """Write down what goes to whom, before it goes."""
         told = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
         line = {
@@ -51,7 +51,7 @@ class Outbox:
         append(self._path, [json.dumps(line)], sync=True)
 
 
-def left(folder: Path) -> list[Mapping[str, Any]]:
+def read_sent_messages(folder: Path) -> list[Mapping[str, Any]]:
     """All that left a site, in the order in which it did. A last line that a kill cut short tells of nothing that left.
 
     Raises:

@@ -10,22 +10,22 @@ from pathlib import Path
 
 from fedmutual.algorithms.peers import Peering, forwarded
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
-from fedmutual.engines.loop import size
+from fedmutual.engines.loop import count_bytes
 from fedmutual.engines.sites.mailbox import Mailbox, Place
-from fedmutual.engines.sites.post import Answer, Order, packed, plain
-from fedmutual.engines.sites.sizes import Sizes
+from fedmutual.engines.sites.post import Order, SiteAnswer, clean_text, pack_message
+from fedmutual.engines.sites.sizes import MessageSizes
 from fedmutual.records.files import read_tensors, write_tensors
 
 Letters = dict[str, bytes]
 """What goes to other sites: site -> bytes."""
 
 
-def by_hand(algorithm: Algorithm) -> bool:
+def is_peer_to_peer(algorithm: Algorithm) -> bool:
     """Whether sites send to each other: no phase needs a server that computes."""
     return all(isinstance(phase, Peering) for phase in algorithm.phases)
 
 
-class Exchange:
+class PeerMailbox:
     """One site's hand in it."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Exchange:
         """state: what all know before the first round. folder: where its own messages are kept until the round is over."""
         self._algorithm, self._state, self._site, self._folder = algorithm, state, site, folder / "letters"
         self._others, self._rounds = tuple(i for i in sites if i != site), rounds
-        self.mail = Mailbox(self._others, self._declared, Sizes(algorithm, state, sites, by_hand=True).letter)
+        self.mail = Mailbox(self._others, self._declared, MessageSizes(algorithm, state, sites, by_hand=True).letter)
 
     def receive(self, sender: str, letter: bytes) -> None:
         """Put a letter of another site's by. Raises Garbled, with the reason, where it is refused."""
@@ -51,7 +51,7 @@ class Exchange:
     def letters(self, order: Order, at: At) -> Letters:
         """What goes to whom after a phase, as it was kept."""
         message = self._kept(order)
-        letter = packed(Answer(Order(order.kind, order.round, order.phase)), message)
+        letter = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)
         return dict.fromkeys(self._listeners(order, message, at), letter)
 
     def keep(self, order: Order, message: Message, at: At) -> int:
@@ -60,7 +60,7 @@ class Exchange:
         Raises:
             Unusable: others could make nothing of it.
         """
-        up = size(message) * len(self._listeners(order, message, at))
+        up = count_bytes(message) * len(self._listeners(order, message, at))
         for file in self._folder.glob("*.safetensors"):
             if not file.name.startswith(f"{order.round + 1}-"):
                 file.unlink(missing_ok=True)
@@ -75,9 +75,9 @@ class Exchange:
             done, then = replace(order, phase=number), replace(at, phase=number)
             replies, odd = self._replies(done, then)
             held, unusable = _received(phase, held, replies, then)
-            remarks += [plain(f"{i!r}: {why}") for i, why in (odd | unusable).items()]
+            remarks += [clean_text(f"{i!r}: {why}") for i, why in (odd | unusable).items()]
         inbox = phases[order.phase].send(held, self._site, at)
-        return inbox, size(inbox), tuple(remarks)
+        return inbox, count_bytes(inbox), tuple(remarks)
 
     def _replies(self, order: Order, at: At) -> tuple[dict[str, Message], dict[str, str]]:
         """The messages of those who count, one's own among them; and what is wrong with the others."""

@@ -27,7 +27,7 @@ ATTEMPTS = 3  # how often, in the life of a federation, its server may go back a
 _ABOUT = {f.name for f in fields(Score)} - {"values"}  # beside its values, in a line of metrics.jsonl
 T = TypeVar("T")
 Finite = Annotated[float, Field(allow_inf_nan=False)]
-Words = Annotated[str, AfterValidator(lambda text: plain(text))]  # for a console and a log
+Words = Annotated[str, AfterValidator(lambda text: clean_text(text))]  # for a console and a log
 Name = Annotated[str, Field(max_length=_NAMED), AfterValidator(lambda text: _check_printable(text))]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -50,7 +50,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Told(Score):
+class ReleasedScore(Score):
     """A score that a site tells, of its own rows: as a log can have it."""
 
     model: Name
@@ -64,12 +64,12 @@ class Told(Score):
 
 
 @dataclass(frozen=True)
-class Answer:
+class SiteAnswer:
     """What a site says beside the tensors of its message."""
 
     order: Order
     train: Mapping[Name, Finite] = field(default_factory=dict)  # mean of each loss term, if it tells
-    scores: Annotated[tuple[Told, ...], Field(max_length=_SCORES)] = ()  # of an exam, if it tells
+    scores: Annotated[tuple[ReleasedScore, ...], Field(max_length=_SCORES)] = ()  # of an exam, if it tells
     up: Count | None = None  # bytes that it sent to other sites, not by the server
     down: Count | None = None  # and had from them
     remarks: tuple[Words, ...] = ()  # whose messages it left out, and why
@@ -94,17 +94,17 @@ class Post(Protocol):
         ...
 
 
-def wrong(message: Message, declared: Spec, sender: str) -> str | None:
+def find_message_fault(message: Message, declared: Spec, sender: str) -> str | None:
     """Why a message is of no use, in one clause; None if it is."""
     try:
         check_declared(message, declared, sender)
     except Refused as problem:
-        return plain(f"its message is refused, for {problem.tensor!r}: {problem.why}")
+        return clean_text(f"its message is refused, for {problem.tensor!r}: {problem.why}")
     odd = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
     return None if odd is None else f"its message holds numbers in {odd!r} that are not finite"
 
 
-def plain(text: str) -> str:
+def clean_text(text: str) -> str:
     """What another says in words, without what would move a cursor or begin a line, and not for ever."""
     return "".join(c if c.isprintable() else "?" for c in text[:LONGEST]) + ("..." if len(text) > LONGEST else "")
 
@@ -123,7 +123,7 @@ def _check_values(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-class Garbled(ValueError):
+class MalformedMessage(ValueError):
     """Bytes that are no order and no answer."""
 
 
@@ -134,7 +134,7 @@ class Limit(NamedTuple):
     tensors: int
 
 
-def packed(what: Order | Answer, tensors: Message) -> bytes:
+def pack_message(what: Order | SiteAnswer, tensors: Message) -> bytes:
     """As bytes."""
     return save({k: v.contiguous() for k, v in tensors.items()}, metadata={"fedmutual": json.dumps(asdict(what))})
 
@@ -146,17 +146,17 @@ def digest_order(order: Order, tensors: Message) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def order(content: bytes, limit: Limit | None = None) -> tuple[Order, Message]:
+def read_order(content: bytes, limit: Limit | None = None) -> tuple[Order, Message]:
     """An order and its tensors. limit: of a message that came from elsewhere. Raises Garbled."""
     return _opened(content, _ORDER, "names no order", limit)
 
 
-def answer(content: bytes, limit: Limit | None = None) -> tuple[Answer, Message]:
+def read_answer(content: bytes, limit: Limit | None = None) -> tuple[SiteAnswer, Message]:
     """An answer and its tensors. limit: of a message that came from elsewhere. Raises Garbled."""
     return _opened(content, _ANSWER, "says something else than an answer", limit)
 
 
-_ORDER, _ANSWER = TypeAdapter(Order), TypeAdapter(Answer)
+_ORDER, _ANSWER = TypeAdapter(Order), TypeAdapter(SiteAnswer)
 
 
 def _opened(content: bytes, kind: TypeAdapter[T], otherwise: str, limit: Limit | None) -> tuple[T, Message]:
@@ -165,12 +165,12 @@ def _opened(content: bytes, kind: TypeAdapter[T], otherwise: str, limit: Limit |
         return kind.validate_json(words, strict=True), load(content)
     except ValidationError as problem:
         found = problem.errors(include_input=False, include_url=False)[0]  # what it says instead may be anything
-        at = plain(".".join(map(str, found["loc"]))) or found["type"]
-        raise Garbled(f"its header {otherwise} ({at})") from None
-    except Garbled:
+        at = clean_text(".".join(map(str, found["loc"]))) or found["type"]
+        raise MalformedMessage(f"its header {otherwise} ({at})") from None
+    except MalformedMessage:
         raise
     except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as problem:
-        raise Garbled(f"it is no message in safetensors form ({type(problem).__name__})") from None
+        raise MalformedMessage(f"it is no message in safetensors form ({type(problem).__name__})") from None
 
 
 def _read_words(content: bytes, limit: Limit | None) -> str:
@@ -183,9 +183,9 @@ def _read_words(content: bytes, limit: Limit | None) -> str:
         raise TypeError("no bytes")
     size, rest = int.from_bytes(content[:8], "little"), len(content) - 8
     if limit is not None and size > limit.header:
-        raise Garbled(f"its header has {size:,} bytes, and {limit.header:,} are enough")
+        raise MalformedMessage(f"its header has {size:,} bytes, and {limit.header:,} are enough")
     if limit is not None and rest > size + limit.tensors:
-        raise Garbled(f"its tensors have {rest - size:,} bytes, and {limit.tensors:,} are declared")
+        raise MalformedMessage(f"its tensors have {rest - size:,} bytes, and {limit.tensors:,} are declared")
     header = json.loads(content[8 : 8 + size], object_pairs_hook=_make_table, parse_constant=_refuse_constant)
     if not isinstance(header, dict):
         raise TypeError("no table")

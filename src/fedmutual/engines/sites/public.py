@@ -15,14 +15,14 @@ from fedmutual.data import PublicSet
 from fedmutual.data.federation import Federation, Prepared, list_public_parts
 from fedmutual.data.public import PublicPart, make_public_set
 from fedmutual.data.rows import ResidentStore, Rows, make_store
-from fedmutual.engines.sites.given import Given, file_of, read, unlike
+from fedmutual.engines.sites.given import SeedsetFile, find_mismatch, make_seedset_path, read_seedset_file
 from fedmutual.engines.sites.schema import SeedsTable
 from fedmutual.errors import ConfigError, DataError
 
 _CHUNK = 1024
 
 
-def record(folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Sequence[str], use: Public) -> Table:
+def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Sequence[str], use: Public) -> Table:
     """What a contract says of the public seed set. Of labels only where they are given to all.
 
     Raises:
@@ -30,9 +30,9 @@ def record(folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Se
     """
     found = {i: _read(folder, i, use.labelled) for i in sites}
     for i, one in found.items():
-        _check(file_of(folder, i), unlike(one, shape, classes, found[sites[0]].scaling))
+        _check(make_seedset_path(folder, i), find_mismatch(one, shape, classes, found[sites[0]].scaling))
     check_enough(use, {i: len(one.x) for i, one in found.items()})
-    parts = {i: _part(one, file_of(folder, i)) for i, one in found.items()}
+    parts = {i: _part(one, make_seedset_path(folder, i)) for i, one in found.items()}
     whole = _gathered(parts, classes)
     about = SeedsTable(
         rows={i: len(own) for i, own in whole.owners.items()},
@@ -45,7 +45,7 @@ def record(folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Se
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedSeedset:
     """Makes the set at one site, as `data.load` takes it: its own rows out of its data, the others' out of their files."""
 
     folder: Path
@@ -79,8 +79,8 @@ class Collected:
         self, site: str, own: PublicPart, shape: Sequence[int], classes: Sequence[str], prepared: Prepared
     ) -> PublicPart:
         """What a site gives."""
-        path, one = file_of(self.folder, site), _read(self.folder, site, self.labelled)
-        _check(path, unlike(one, shape, classes, prepared.scaled))
+        path, one = make_seedset_path(self.folder, site), _read(self.folder, site, self.labelled)
+        _check(path, find_mismatch(one, shape, classes, prepared.scaled))
         if site != self.site:
             return _part(one, path, own.rows)
         if not _equal(one, own):
@@ -99,18 +99,18 @@ class Collected:
         odd = difference(mine, theirs)
         if odd is not None:
             raise DataError(
-                f"{file_of(self.folder, site)}: the contract was made with another part of site {site!r}: this one has "
-                f"{odd}; have it give all the same file"
+                f"{make_seedset_path(self.folder, site)}: the contract was made with another part of site {site!r}: "
+                f"this one has {odd}; have it give all the same file"
             )
 
 
-def _read(folder: Path, site: str, labelled: bool) -> Given:
+def _read(folder: Path, site: str, labelled: bool) -> SeedsetFile:
     """A site's part, with labels or without."""
-    found = read(folder, site)
+    found = read_seedset_file(folder, site)
     if labelled and found.labels is None:
         raise DataError(
-            f"{file_of(folder, site)}: it has no labels, which this algorithm gives to all; have site {site!r} give its "
-            "part anew"
+            f"{make_seedset_path(folder, site)}: it has no labels, which this algorithm gives to all; "
+            f"have site {site!r} give its part anew"
         )
     return found if labelled else replace(found, labels=None)
 
@@ -120,7 +120,7 @@ def _check(path: Path, odd: str | None) -> None:
         raise DataError(f"{path}: {odd}; bring the data of all into one form, and have this part given anew")
 
 
-def _part(given: Given, path: Path, like: Rows | None = None) -> PublicPart:
+def _part(given: SeedsetFile, path: Path, like: Rows | None = None) -> PublicPart:
     """As data sets have it. like: rows that are kept in memory, and augmented, as these are to be; None: none trains."""
     labels = np.full(len(given.x), -1) if given.labels is None else given.labels
     resident = like is not None and isinstance(like.store, ResidentStore)
@@ -129,7 +129,7 @@ def _part(given: Given, path: Path, like: Rows | None = None) -> PublicPart:
     return PublicPart(rows, given.examples, given.counts, given.counts)
 
 
-def _equal(one: Given, own: PublicPart) -> bool:
+def _equal(one: SeedsetFile, own: PublicPart) -> bool:
     """Whether a file holds a site's own rows."""
     assert own.rows is not None
     index = own.rows.index

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fedmutual.config.reference import Key, keys
+from fedmutual.config.reference import Key, list_reference_keys
 from fedmutual.config.schema import (
     ClientData,
     ClientModel,
@@ -57,28 +57,34 @@ _OWN: dict[str, type[Section]] = {
 }
 
 
-def page() -> str:
+def render_sites_page() -> str:
     """All of them as Markdown."""
-    return "\n".join([_HEAD, *map(_line, federation()), _SITE, *map(_line, site())])
+    return "\n".join([_HEAD, *map(_line, list_federation_keys()), _SITE, *map(_line, list_site_keys())])
 
 
-def federation() -> Iterator[Key]:
+def list_federation_keys() -> Iterator[Key]:
     """The keys that FEDERATION.toml has beside a configuration's."""
     above = {f"server.{name}" for name in ServerConfig.model_fields}
-    yield from (key for key in keys(ServerTable, "server.") if key.name not in above)
-    yield from keys(SitesTable, "sites.")
+    yield from (key for key in list_reference_keys(ServerTable, "server.") if key.name not in above)
+    yield from list_reference_keys(SitesTable, "sites.")
 
 
-def site() -> Iterator[Key]:
+def list_site_keys() -> Iterator[Key]:
     """The keys of site.toml."""
     for name, spec in SiteFile.model_fields.items():
         if name in _ALIKE:
             listed = ", ".join(_ALIKE[name].model_fields)
             yield Key(f"{name}.KEY", f"as `{name}.KEY` above", "the federation's", listed)
         elif name in _OWN:
-            yield from keys(_OWN[name], f"{name}.")
+            yield from list_reference_keys(_OWN[name], f"{name}.")
         elif name == "algorithm":
-            own = sorted({key.name.rpartition(".")[2] for key in keys() if key.name.startswith("clients.ID.algorithm.")})
+            own = sorted(
+                {
+                    key.name.rpartition(".")[2]
+                    for key in list_reference_keys()
+                    if key.name.startswith("clients.ID.algorithm.")
+                }
+            )
             yield Key("algorithm.KEY", "as `algorithm.KEY` above", "the federation's", ", ".join(own))
         else:
             yield Key(name, "text", "needed", spec.description or "")

@@ -9,7 +9,7 @@ from math import prod
 
 from fedmutual.algorithms.peers import PEER
 from fedmutual.core import Algorithm, Message, Spec
-from fedmutual.engines.sites.post import EXAM, LONGEST, WORK, Answer, Garbled, Limit, Order, answer
+from fedmutual.engines.sites.post import EXAM, LONGEST, WORK, Limit, MalformedMessage, Order, SiteAnswer, read_answer
 
 _ESCAPED = 14  # bytes that a character takes at most, in JSON that is a text within JSON
 _FIXED = 2**10  # bytes of an order's or an answer's own keys, brackets and numbers
@@ -18,7 +18,7 @@ _ALIGNED = 8  # bytes in multiples of which safetensors fills its header up
 _SCORES = 2**20  # bytes of all scores that a site tells at once: some networks on some rows, with one number a class
 
 
-class Sizes:
+class MessageSizes:
     """Of the messages of one federation."""
 
     def __init__(self, algorithm: Algorithm, state: Message, sites: Collection[str], by_hand: bool) -> None:
@@ -34,12 +34,14 @@ class Sizes:
         for number, phase in enumerate((*self._algorithm.start, *self._algorithm.phases)):
             leaves = phase.leaves(self._state).items()
             held |= {f"{number}{PEER}{i}{PEER}{k}": what for k, what in leaves for i in self._sites}
-        return limit({} if self._by_hand else held, self._words())
+        return limit_message({} if self._by_hand else held, self._words())
 
     @property
     def letter(self) -> Limit:
         """Of the largest letter."""
-        found = [limit(phase.leaves(self._state), _FIXED) for phase in (*self._algorithm.start, *self._algorithm.phases)]
+        found = [
+            limit_message(phase.leaves(self._state), _FIXED) for phase in (*self._algorithm.start, *self._algorithm.phases)
+        ]
         return Limit(max(one.header for one in found), max(one.tensors for one in found))
 
     @property
@@ -50,25 +52,27 @@ class Sizes:
         answers = (*work, self._answer(Order(EXAM, 0, 0)))
         return _ALIGNED + max(one.header + one.tensors for one in (self.order, self.letter, *answers))
 
-    def open_answer(self, order: Order, content: bytes) -> tuple[Answer, Message]:
+    def open_answer(self, order: Order, content: bytes) -> tuple[SiteAnswer, Message]:
         """What a site answered to an order.
 
         Raises:
             Garbled: it is larger than an answer can be, or counts more than there is.
         """
-        said, message = answer(content, self._answer(order))
+        said, message = read_answer(content, self._answer(order))
         if len(said.remarks) > self._remarks(order):
-            raise Garbled(f"it makes {len(said.remarks):,} remarks, and {self._remarks(order)} are possible")
+            raise MalformedMessage(f"it makes {len(said.remarks):,} remarks, and {self._remarks(order)} are possible")
         if max(said.up or 0, said.down or 0) > self._traffic:
-            raise Garbled("it counts more bytes than the messages of a round have")
+            raise MalformedMessage("it counts more bytes than the messages of a round have")
         return said, message
 
     def _answer(self, order: Order) -> Limit:
         """Of an answer: scores, or a message, losses and remarks."""
         if order.kind == EXAM:
-            return limit({}, self._words() + _SCORES)
+            return limit_message({}, self._words() + _SCORES)
         phase = (self._algorithm.start if order.round < 0 else self._algorithm.phases)[order.phase]
-        return limit({} if self._by_hand else phase.leaves(self._state), self._words(self._remarks(order), phase.terms))
+        return limit_message(
+            {} if self._by_hand else phase.leaves(self._state), self._words(self._remarks(order), phase.terms)
+        )
 
     def _remarks(self, order: Order) -> int:
         """How many an answer makes at most: one on each sender, of each phase before."""
@@ -82,7 +86,7 @@ class Sizes:
         return _FIXED + sum(_ESCAPED * len(name) + _NUMBER for name in names) + sentences
 
 
-def limit(declared: Spec, words: int) -> Limit:
+def limit_message(declared: Spec, words: int) -> Limit:
     """Of a message that holds what is declared, and so many bytes of words in its header."""
     size = spec_bytes(declared)
     entry = {"dtype": "F8_E8M0", "data_offsets": [size, size]}  # the longest name of a dtype

@@ -14,9 +14,9 @@ from typing import Any
 
 from fedmutual.config.schema import Table
 from fedmutual.engines.sites.consent import LONGEST, check_agreed, read_record
-from fedmutual.engines.sites.contract import parsed
+from fedmutual.engines.sites.contract import parse_table
 from fedmutual.engines.sites.flare import job
-from fedmutual.engines.sites.flare.found import load
+from fedmutual.engines.sites.flare.found import import_nvflare
 from fedmutual.engines.sites.schema import SitesTable
 from fedmutual.errors import RunError
 
@@ -48,7 +48,7 @@ def check_submission(path: Path, name: str, root: Path, agreed: Collection[Table
     files = _read(path.read_bytes(), {f"{name}/{file}": file for file in expected})
     text = _contract({file: files[f"{job.APP}/{file}"] for file in _CONFIG})
     record = check_agreed(text, agreed, "this server")
-    sites = parsed(SitesTable, record["tables"].get("sites"), "the contract", "sites")
+    sites = parse_table(SitesTable, record["tables"].get("sites"), "the contract", "sites")
     _check_same(job.META, files[job.META], job.meta_file(record["name"], sites.least, sites.names))
     if name != record["name"]:
         raise _refusal("its folder is not called as its federation")
@@ -119,13 +119,13 @@ def _contract(files: Mapping[str, bytes]) -> str:
 
 def _check_same(name: str, content: bytes, expected: dict[str, Any]) -> None:
     """Raise RunError unless a file is byte for byte what `job.write` makes of it."""
-    if content != job.dump(expected):
+    if content != job.format_json(expected):
         raise _refusal(f"{name} is another")
 
 
 def _check_signed(files: Mapping[str, bytes], root: Path) -> None:
     """Raise RunError unless every folder and file is signed by one and the same certificate, a lead's."""
-    verify = load("nvflare.lighter.utils").verify_folder_signature_and_get_signers
+    verify = import_nvflare("nvflare.lighter.utils").verify_folder_signature_and_get_signers
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             path = Path(folder) / name

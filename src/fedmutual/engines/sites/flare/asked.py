@@ -12,7 +12,7 @@ _FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, COMMIT, METRICS, LEDGER, "log
 _MODEL = r"server/round-[0-9]{1,18}\.safetensors"
 
 
-def results(folder: Path, round: int | None) -> dict[str, Path]:
+def list_results(folder: Path, round: int | None) -> dict[str, Path]:
     """What of a federation's folder a lead may have: what sites shared, and the shared model of a round, None before one."""
     names = [name for name in _FILES if (folder / name).is_file()]
     model = [] if round is None else [f"server/{file_name(round)}"]

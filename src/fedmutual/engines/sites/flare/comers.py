@@ -12,7 +12,7 @@ FILE = "comers.json"
 _FIRST, _LONGEST = 60.0, 3600.0  # seconds until a job is begun anew once more for the same connection: doubled each time
 
 
-def due(folder: Path, out: Mapping[str, str], inside: Collection[str], now: float | None = None) -> list[str]:
+def list_due_sites(folder: Path, out: Mapping[str, str], inside: Collection[str], now: float | None = None) -> list[str]:
     """For which of the sites that are out a job is worth beginning anew now; that it was is written down.
 
     out: site -> its connection, as in `members.Sites`. inside: who takes part, which ends what was in vain for it.

@@ -20,12 +20,12 @@ from nvflare.apis.signal import Signal
 
 from fedmutual import plugins
 from fedmutual.engines.loop import Paused
-from fedmutual.engines.sites.contract import accept
+from fedmutual.engines.sites.contract import accept_contract
 from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.engines.sites.engine import TooFew
 from fedmutual.engines.sites.flare import comers, members, workspace
-from fedmutual.engines.sites.flare.console import say
-from fedmutual.engines.sites.flare.progress import FILE, Outcome, Progress, change, read
+from fedmutual.engines.sites.flare.console import print_line
+from fedmutual.engines.sites.flare.progress import FILE, Outcome, Progress, change_progress, read_progress
 from fedmutual.engines.sites.modules import leave_working_folders, modules_of_server
 from fedmutual.errors import UserError
 
@@ -59,14 +59,14 @@ class Rounds(Controller):  # type: ignore[misc]
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """All rounds that are left, or until somebody joins, too few answer, or FLARE ends the job."""
         work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        about = workspace.pointer(work)
+        about = workspace.read_pointer(work)
         state = Path(about["state"])
         leave_working_folders(work)
         plugins.confine(modules_of_server(about["modules"], [Path(file) for file in about["files"]]))
         try:
-            contract = accept(self._contract, about["contracts"], "this server")
+            contract = accept_contract(self._contract, about["contracts"], "this server")
         except UserError as problem:  # the server was upgraded, or agreed to another contract, since the job was submitted
-            say(str(problem))
+            print_line(str(problem))
             _note_refusal(state, fl_ctx.get_job_id(), str(problem))
             return
         folder = state / contract.name
@@ -95,17 +95,17 @@ class Rounds(Controller):  # type: ignore[misc]
 def _note_refusal(state: Path, job: str, why: str) -> None:
     """Let no federation of the state folder be begun again by a job that this server refuses."""
     for file in state.glob(f"*/{FILE}"):
-        if (read(file.parent) or {}).get("job") == job:
-            change(file.parent, outcome=Outcome.FAILED, said=why)
+        if (read_progress(file.parent) or {}).get("job") == job:
+            change_progress(file.parent, outcome=Outcome.FAILED, said=why)
 
 
 def _pause(folder: Path, post: "TaskPost", names: Collection[str]) -> None:
     """After a saved round: begin again if a site of the federation is there and not in the job; stop if somebody said so."""
     post.check()
-    if members.stopped(folder):
+    if members.is_stop_requested(folder):
         raise Paused("stopped by hand")
-    there, heard = post.there(), members.heard(folder.parent)
-    new = comers.due(folder, {i: heard[i] for i in names if i in heard and i not in there}, there)
+    there, heard = post.there(), members.read_alive(folder.parent)
+    new = comers.list_due_sites(folder, {i: heard[i] for i in names if i in heard and i not in there}, there)
     if new:
         raise Paused(f"{', '.join(new)} came, or came back")
 
@@ -119,11 +119,13 @@ class TaskPost:
         self._quorum, self._late = quorum, set[str]()
         inside = {c.name for c in controller._engine.get_clients()}
         self._parent = os.getppid()
-        self.began = {i: seen for i, seen in members.there(folder.parent).items() if i in inside}  # as the job began
+        self.began = {
+            i: seen for i, seen in members.read_connected(folder.parent).items() if i in inside
+        }  # as the job began
 
     def there(self) -> tuple[str, ...]:
         """The sites of this job that are connected as they were when it began: who was started anew is not in it."""
-        now, gone = members.there(self._folder.parent), self._controller.communicator.get_client_disconnect_time
+        now, gone = members.read_connected(self._folder.parent), self._controller.communicator.get_client_disconnect_time
         return tuple(sorted(i for i, seen in self.began.items() if now.get(i) == seen and not gone(i)))
 
     def late(self) -> tuple[str, ...]:

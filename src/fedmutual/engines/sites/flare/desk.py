@@ -12,7 +12,7 @@ from nvflare.fuel.hci.server.constants import ConnProps
 
 import fedmutual
 from fedmutual.engines.sites.flare import members, progress
-from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP, results
+from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP, list_results
 from fedmutual.engines.sites.flare.progress import Outcome
 from fedmutual.engines.sites.schema import WORK_FOLDER
 from fedmutual.records.checkpoint import committed
@@ -32,18 +32,18 @@ class Desk(CommandModule):  # type: ignore[misc]
         return CommandModuleSpec("fedmutual", specs)
 
     def _status(self, conn: Connection, args: list[str]) -> None:
-        found = progress.read(self._state / args[1]) if _named(args) else None
-        stops = found is not None and members.stopped(self._state / args[1])
+        found = progress.read_progress(self._state / args[1]) if _named(args) else None
+        stops = found is not None and members.is_stop_requested(self._state / args[1])
         about = {"stops": stops, "job": self._queued(args[1]) if _named(args) else None, "version": fedmutual.__version__}
         conn.append_dict({"there": self._there(), "progress": found, **about})
 
     def _stop(self, conn: Connection, args: list[str]) -> None:
         folder = self._state / args[1] if _named(args) else None
-        found = progress.read(folder) if folder else None
+        found = progress.read_progress(folder) if folder else None
         if folder is None or found is None:
             conn.append_dict({"progress": None})
             return
-        members.stop(folder)
+        members.request_stop(folder)
         conn.append_dict({"progress": found})
 
     def _again(self, conn: Connection, args: list[str]) -> None:
@@ -55,12 +55,12 @@ class Desk(CommandModule):  # type: ignore[misc]
     def _result(self, conn: Connection, args: list[str]) -> None:
         """A file of what came of it; without a name, which files there are."""
         folder = self._state / args[1] if _named(args) else None
-        found = progress.read(folder) if folder else None
+        found = progress.read_progress(folder) if folder else None
         if folder is None or found is None:
             conn.append_dict({"files": []})
             return
         saved = committed(folder)
-        files = results(folder, saved.round if saved else None)
+        files = list_results(folder, saved.round if saved else None)
         if len(args) > 2:
             path = files.get(args[2])
             body = base64.b64encode(path.read_bytes()).decode() if path else ""

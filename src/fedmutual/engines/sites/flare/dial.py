@@ -5,7 +5,7 @@ import ssl
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from fedmutual.engines.sites.flare.found import load
+from fedmutual.engines.sites.flare.found import import_nvflare
 from fedmutual.engines.sites.flare.kits import Kit
 
 OK, KNOW, WRONG = "ok", "note", "wrong"
@@ -21,7 +21,7 @@ class Finding(NamedTuple):
     passes: bool = False  # what is wrong may pass by itself: a server that is down or busy, a clock before it is set
 
 
-def dial(kit: Kit, patience: float = _PATIENCE) -> Iterator[Finding]:
+def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Finding]:
     """The steps up to the first that fails. patience: seconds for each."""
     host, port = kit.hosts[0], kit.port
     try:
@@ -57,9 +57,9 @@ def dial(kit: Kit, patience: float = _PATIENCE) -> Iterator[Finding]:
         yield _handshake(kit, plain, patience)
 
 
-def in_the_way(kit: Kit) -> tuple[str, bool] | None:
+def find_obstacle(kit: Kit) -> tuple[str, bool] | None:
     """Why the server cannot be reached now, in one sentence, and whether waiting may mend it: trust it does not; or None."""
-    *_, last = dial(kit)
+    *_, last = check_connection(kit)
     return (last.said, last.passes) if last.grade == WRONG else None
 
 
@@ -139,14 +139,14 @@ def _shown(kit: Kit, patience: float) -> Any:
             socket.create_connection((kit.hosts[0], kit.port), patience) as plain,
             context.wrap_socket(plain, server_hostname=kit.hosts[0]) as tls,
         ):
-            return load("cryptography.x509").load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
+            return import_nvflare("cryptography.x509").load_der_x509_certificate(tls.getpeercert(binary_form=True) or b"")
     except (OSError, ValueError):
         return None
 
 
 def _names(certificate: Any) -> list[str]:
     """The hosts that a certificate is for."""
-    x509 = load("cryptography.x509")
+    x509 = import_nvflare("cryptography.x509")
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except (AttributeError, x509.ExtensionNotFound):

@@ -12,17 +12,17 @@ from pathlib import Path
 from fedmutual import plugins
 from fedmutual.engines.sites import contract as contracts
 from fedmutual.engines.sites.contract import Contract
-from fedmutual.engines.sites.flare.dial import KNOW, OK, WRONG, Finding, dial
+from fedmutual.engines.sites.flare.dial import KNOW, OK, WRONG, Finding, check_connection
 from fedmutual.engines.sites.flare.found import check_version
-from fedmutual.engines.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, certificate, check_valid, opened
-from fedmutual.engines.sites.half import built, own
+from fedmutual.engines.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, check_valid, open_kit, read_certificate
+from fedmutual.engines.sites.half import build_site, read_site_file
 from fedmutual.engines.sites.modules import modules_of_server
 from fedmutual.errors import ConfigError, UserError
 
 _TIMES = 16  # a site's state takes so many times its networks: four rounds of them, optimisers too, and what was answered
 
 
-def examine(
+def run_checks(
     folder: Path, config: Path | None = None, contract: Path | None = None, modules: Sequence[str] = ()
 ) -> Iterator[Finding]:
     """All that can be looked at from here, as it is found.
@@ -32,7 +32,7 @@ def examine(
     """
     yield from _versions()
     try:
-        kit = opened(folder)
+        kit = open_kit(folder)
         yield Finding(OK, f"{folder}: a whole kit, of {kit.name!r}, {KINDS[kit.kind]}")
         yield from _keys(kit)
     except UserError as problem:
@@ -41,13 +41,13 @@ def examine(
     agreed: Contract | None = None
     file = (contract or kit.folder / FEDERATION).resolve()
     try:
-        code = own(config).code if config is not None else modules_of_server(modules, [file])
+        code = read_site_file(config).code if config is not None else modules_of_server(modules, [file])
         with plugins.under(code):
-            agreed = contracts.read(file)
+            agreed = contracts.read_contract(file)
         yield Finding(OK, f"federation {agreed.name!r}: {', '.join(agreed.sites.names)}; {agreed.config.algorithm['name']}")
     except UserError as problem:
         yield Finding(WRONG, str(problem))
-    yield from _listening(kit) if kit.kind == "server" else dial(kit)
+    yield from _listening(kit) if kit.kind == "server" else check_connection(kit)
     if config is not None and agreed is not None:
         yield from _site(kit, config, agreed)
 
@@ -69,10 +69,10 @@ def _keys(kit: Kit) -> Iterator[Finding]:
         yield Finding(KNOW, said)
     else:
         yield Finding(OK, f"its certificate is valid until {kit.expires:%Y-%m-%d}, {kit.days} days")
-    key, root = kit.certificate.with_suffix(".key"), certificate(kit.startup / "rootCA.pem")
+    key, root = kit.certificate.with_suffix(".key"), read_certificate(kit.startup / "rootCA.pem")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(kit.certificate, key)
-        certificate(kit.certificate).verify_directly_issued_by(root)
+        read_certificate(kit.certificate).verify_directly_issued_by(root)
     except ssl.SSLError:
         yield Finding(WRONG, f"{key}: is not the key of the certificate beside it; take the kit as it was handed over")
     except Exception:  # of cryptography's types, which are imported nowhere else here
@@ -100,7 +100,7 @@ def _listening(kit: Kit) -> Iterator[Finding]:
         except PermissionError:
             yield Finding(WRONG, f"port {kit.port} is for root alone; choose one above 1023 as server.port")
         except OSError:
-            answer = list(dial(kit))[-1]
+            answer = list(check_connection(kit))[-1]
             if answer.grade == OK:
                 yield Finding(OK, f"port {kit.port}: this kit's server runs already, and answers")
             else:
@@ -112,11 +112,11 @@ def _listening(kit: Kit) -> Iterator[Finding]:
 def _site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Finding]:
     """A site's own file, data and model against the contract, and where its state goes."""
     try:
-        mine = own(config)
+        mine = read_site_file(config)
         if mine.file.site != kit.name:
             raise ConfigError(f"{config}: is of site {mine.file.site!r}, and {kit.folder} is the kit of {kit.name!r}")
         with plugins.under(mine.code):
-            made = built(agreed, mine)
+            made = build_site(agreed, mine)
             nets, rows = made.networks(kit.name), made.rows(kit.name)
     except UserError as problem:
         yield Finding(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))

@@ -29,10 +29,10 @@ from nvflare.private.fed.client.command_agent import CommandAgent
 
 from fedmutual.engines.sites.flare import leftovers, workspace
 from fedmutual.engines.sites.flare.archive import check_deployment, check_submission
-from fedmutual.engines.sites.flare.console import say
+from fedmutual.engines.sites.flare.console import print_line
 from fedmutual.engines.sites.flare.job import APP
 from fedmutual.engines.sites.flare.leftovers import JOB
-from fedmutual.engines.sites.post import plain
+from fedmutual.engines.sites.post import clean_text
 from fedmutual.errors import RunError, UserError
 
 LETTER = "fedmutual.letter"  # the topic of what sites send to each other
@@ -58,7 +58,7 @@ _ORDERS = (  # what a server may order of a site: to begin a job that a lead sig
 _log = logging.getLogger(__name__)
 
 
-def lets_in(me: str, asker: str, channel: str, topic: str) -> bool:
+def is_allowed(me: str, asker: str, channel: str, topic: str) -> bool:
     """Whether a process takes a request. me, asker: as FLARE calls processes: ``north``, ``north.JOB``, ``server``."""
     if asker.split(".")[0] == me.split(".")[0]:
         return True  # a process of the same participant
@@ -114,9 +114,9 @@ def _at_the_door(cell: Any, origin: str, message: Any) -> Any:
         channel, topic = (message.get_header(key, "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC))
     me = cell.my_info.fqcn
     sealed = topic != LETTER or message.get_header(MessageHeaderKey.ENCRYPTED)  # else the server could have written it
-    if sealed and lets_in(me, origin, channel, topic):
+    if sealed and is_allowed(me, origin, channel, topic):
         return None
-    _log.warning(plain(f"{me}: refused a request of {origin!r}: {channel}/{topic}"))
+    _log.warning(clean_text(f"{me}: refused a request of {origin!r}: {channel}/{topic}"))
     return make_reply(ReturnCode.UNAUTHENTICATED, error="not for you to ask")
 
 
@@ -131,7 +131,7 @@ class JobChecks:
         order = request.payload
         job = order.get_header(RequestHeader.JOB_ID)
         if order.topic not in _ORDERS or not (job is None or (isinstance(job, str) and JOB.fullmatch(job))):
-            _log.warning(plain(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}"))
+            _log.warning(clean_text(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}"))
             return new_cell_message({}, error_reply("not for you to ask"))
         if order.topic != TrainingTopic.DEPLOY:
             return None
@@ -141,7 +141,7 @@ class JobChecks:
             check_deployment(order.body, self._root)
             leftovers.remove_folders(self._work, agent.app_ctx.get_all_job_ids())  # of jobs that never were begun
         except UserError as problem:
-            _log.warning(plain(f"refused a job: {problem}"))
+            _log.warning(clean_text(f"refused a job: {problem}"))
             return _no_words(new_cell_message({}, error_reply(f"a job: {problem}")))
         return None
 
@@ -157,13 +157,13 @@ class JobChecks:
             if command == AdminCommandNames.SUBMIT_JOB:
                 if file is None or len(words) != 2:
                     raise RunError("a job is submitted as an archive, and without options")
-                check_submission(Path(file), words[1], self._root, workspace.pointer(self._work)["contracts"])
+                check_submission(Path(file), words[1], self._root, workspace.read_pointer(self._work)["contracts"])
                 return None
             if file is not None:
                 raise RunError("nothing but a job may be sent")
             return None
         except UserError as problem:
-            _log.warning(plain(f"refused {command!r} of {conn.get_prop(ConnProps.USER_NAME)!r}: {problem}"))
+            _log.warning(clean_text(f"refused {command!r} of {conn.get_prop(ConnProps.USER_NAME)!r}: {problem}"))
             conn.append_error(str(problem), meta=make_meta(MetaStatusValue.INVALID_JOB_DEFINITION, str(problem)))
             if file is not None:
                 Path(file).unlink(missing_ok=True)
@@ -174,7 +174,7 @@ def _no_words(reply: Any) -> Any:
     """Why a site could not is for its operator to read: the words may hold data or paths."""
     answer = reply.payload
     if answer.get_header(MsgHeader.RETURN_CODE) == Code.ERROR:
-        say(f"refused, or could not: {plain(str(answer.body))}")
+        print_line(f"refused, or could not: {clean_text(str(answer.body))}")
         answer.body = "refused, or could not; its operator reads why"
     return reply
 
@@ -184,5 +184,5 @@ def _true_sender(agent: Any, request: Any) -> Any:
     origin, said = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
     if _kind(origin).startswith("server") or said.get(ReservedKey.IDENTITY_NAME) == origin.split(".")[0]:
         return None
-    _log.warning(plain(f"refused a letter of {origin!r}, which calls itself {said.get(ReservedKey.IDENTITY_NAME)!r}"))
+    _log.warning(clean_text(f"refused a letter of {origin!r}, which calls itself {said.get(ReservedKey.IDENTITY_NAME)!r}"))
     return make_reply(ReturnCode.UNAUTHENTICATED, error="not by who it says")

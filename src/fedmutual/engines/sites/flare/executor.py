@@ -13,13 +13,13 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedmutual import plugins
-from fedmutual.engines.sites.contract import accept, check_rounds
+from fedmutual.engines.sites.contract import accept_contract, check_rounds
 from fedmutual.engines.sites.flare import workspace
-from fedmutual.engines.sites.flare.console import say, say_seldom
+from fedmutual.engines.sites.flare.console import print_line, print_line_seldom
 from fedmutual.engines.sites.flare.door import LETTER
-from fedmutual.engines.sites.half import Half, own
+from fedmutual.engines.sites.half import SiteRuntime, read_site_file
 from fedmutual.engines.sites.modules import leave_working_folders
-from fedmutual.engines.sites.post import Answer, Garbled, order, packed
+from fedmutual.engines.sites.post import MalformedMessage, SiteAnswer, pack_message, read_order
 from fedmutual.errors import UserError
 from fedmutual.records import folder as folders
 
@@ -36,7 +36,7 @@ class Site(Executor):  # type: ignore[misc]
         """contract: the job's, as JSON text."""
         super().__init__()
         self._contract = contract
-        self._half: Half | None = None
+        self._half: SiteRuntime | None = None
         self._held, self._told = ExitStack(), 0.0
         self._next, self._pause = 0.0, _AGAIN
 
@@ -46,7 +46,7 @@ class Site(Executor):  # type: ignore[misc]
             self._try(fl_ctx)
         elif event_type == EventType.END_RUN:
             self._held.close()
-            say("the job is over; waiting for the next")
+            print_line("the job is over; waiting for the next")
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Carry an order out."""
@@ -58,46 +58,50 @@ class Site(Executor):  # type: ignore[misc]
                 # another process may have had its state, or its disk was full; the others wait for this answer
                 self._try(fl_ctx, patience=0.0)
             if self._half is None:
-                return _reply(packed(Answer(order(content)[0], problem="it does not take part; its operator reads why"), {}))
+                return _reply(
+                    pack_message(
+                        SiteAnswer(read_order(content)[0], problem="it does not take part; its operator reads why"), {}
+                    )
+                )
             answer = self._half.do(content)
             self._send(self._half.letters(content), fl_ctx)
             self._tell(content)
             return _reply(answer)
-        except Garbled as problem:
-            say_seldom("order", f"an order of the server is not carried out: {problem}")
+        except MalformedMessage as problem:
+            print_line_seldom("order", f"an order of the server is not carried out: {problem}")
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         except (UserError, OSError) as problem:  # what leaves could not be written down, so nothing does
-            say(str(problem))
+            print_line(str(problem))
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
 
     def _try(self, fl_ctx: FLContext, patience: float = _PATIENCE) -> None:
         """Begin, or say why not; and then not at once again."""
         try:
             self._begin(fl_ctx, patience)
-            say("takes part")
+            print_line("takes part")
         except UserError as problem:
             self._held.close()
-            say(f"this site does not take part: {problem}")
+            print_line(f"this site does not take part: {problem}")
             self._next, self._pause = time.monotonic() + self._pause, 2 * self._pause
 
     def _tell(self, content: bytes) -> None:
         """Now and then how far it is."""
         if time.monotonic() - self._told > _EVERY:
-            say(f"{order(content)[0].said} done")
+            print_line(f"{read_order(content)[0].said} done")
             self._told = time.monotonic()
 
     def _begin(self, fl_ctx: FLContext, patience: float) -> None:
         """Read the site's own file, and compare the job's contract with what the operator agreed to before it is parsed."""
         work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-        about = workspace.pointer(work)
-        mine = own(Path(about["config"]))
+        about = workspace.read_pointer(work)
+        mine = read_site_file(Path(about["config"]))
         leave_working_folders(work)
         plugins.confine(mine.code)
-        contract = accept(self._contract, about["contracts"])
+        contract = accept_contract(self._contract, about["contracts"])
         check_rounds(contract.config.rounds, about["rounds"], mine.file.limits)
         _alone(self._held, mine.state / contract.name, patience)
         torch.set_num_threads(mine.file.engine.threads)
-        half = Half(contract, mine, say)
+        half = SiteRuntime(contract, mine, print_line)
         if half.peers is not None:
             fl_ctx.get_engine().register_aux_message_handler(topic=LETTER, message_handle_func=self._take)
         self._half = half
@@ -109,8 +113,8 @@ class Site(Executor):  # type: ignore[misc]
             return make_reply(ReturnCode.EXECUTION_EXCEPTION)
         try:
             self._half.peers.receive(sender, request.get(BODY))
-        except Garbled as problem:
-            say_seldom("letter", f"a letter of site {sender!r} is refused: {problem}")
+        except MalformedMessage as problem:
+            print_line_seldom("letter", f"a letter of site {sender!r} is refused: {problem}")
             return make_reply(ReturnCode.BAD_REQUEST_DATA)
         return make_reply(ReturnCode.OK)
 
@@ -123,7 +127,7 @@ class Site(Executor):  # type: ignore[misc]
             replies = fl_ctx.get_engine().send_aux_request(to, LETTER, request, _PATIENCE, fl_ctx, secure=True)
             lost = [i for i in to if i not in replies or replies[i].get_return_code() != ReturnCode.OK]
             if lost:
-                say(f"site {', '.join(lost)} did not take the letter")
+                print_line(f"site {', '.join(lost)} did not take the letter")
 
 
 def _alone(held: ExitStack, folder: Path, patience: float) -> None:

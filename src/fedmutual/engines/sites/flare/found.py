@@ -15,7 +15,7 @@ WANTED = f"pip install 'nvflare>={_FIRST},<{_END}'"
 MISSING = f"real sites need NVIDIA FLARE, fedmutual's extra 'sites': {WANTED}"
 
 
-def load(name: str = "nvflare") -> ModuleType:
+def import_nvflare(name: str = "nvflare") -> ModuleType:
     """A module of FLARE's.
 
     Raises:
@@ -42,7 +42,7 @@ def check_version() -> str:
     return version
 
 
-def quiet() -> None:
+def silence_nvflare() -> None:
     """FLARE's log lines go nowhere in this process: what a lead must know is said in our words."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.getLogger().addHandler(logging.NullHandler())

@@ -11,18 +11,18 @@ META, SERVER, SITE = "meta.json", "config_fed_server.json", "config_fed_client.j
 _OURS = "fedmutual.engines.sites.flare"
 
 
-def write(contract: Contract, folder: Path) -> Path:
+def write_job(contract: Contract, folder: Path) -> Path:
     """The job's folder, made in `folder`."""
     job, text = folder / contract.name, json.dumps(contract.record())
     config = job / APP / "config"
     config.mkdir(parents=True)
     meta = meta_file(contract.name, contract.quorum, contract.sites.names)
     for path, content in ((job / META, meta), (config / SERVER, server_file(text)), (config / SITE, site_file(text))):
-        path.write_bytes(dump(content))
+        path.write_bytes(format_json(content))
     return job
 
 
-def dump(content: dict[str, Any]) -> bytes:
+def format_json(content: dict[str, Any]) -> bytes:
     """A file of the job."""
     return json.dumps(content, indent=1).encode()
 

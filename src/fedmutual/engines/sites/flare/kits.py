@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedmutual.engines.sites.contract import Contract, read
-from fedmutual.engines.sites.flare.found import load
+from fedmutual.engines.sites.contract import Contract, read_contract
+from fedmutual.engines.sites.flare.found import import_nvflare
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.records.files import write_bytes, write_json
 
@@ -74,7 +74,7 @@ def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
         ConfigError: the file is wrong, or FLARE is not installed.
         RunError: the folder cannot be written, or holds another federation's kits.
     """
-    contract = read(file)
+    contract = read_contract(file)
     names = {
         "server": "server",
         **dict.fromkeys(contract.sites.names, "site"),
@@ -90,10 +90,10 @@ def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
             source = made / (contract.server.hosts[0] if kind == "server" else name)
             if name in renew or not (out / name).exists():
                 _hand_over(source, out / name, kind, contract, file)
-    return [opened(out / name) for name in names]
+    return [open_kit(out / name) for name in names]
 
 
-def opened(folder: Path) -> Kit:
+def open_kit(folder: Path) -> Kit:
     """A kit that was made.
 
     Raises:
@@ -112,13 +112,13 @@ def opened(folder: Path) -> Kit:
     if missing:
         raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; take it as it was handed over")
     own = "server.crt" if kind == "server" else "client.crt"
-    expires = certificate(folder / "startup" / own).not_valid_after_utc
+    expires = read_certificate(folder / "startup" / own).not_valid_after_utc
     return Kit(folder.resolve(), name, kind, expires, tuple(about["hosts"]), int(about["port"]))
 
 
-def certificate(path: Path) -> Any:
+def read_certificate(path: Path) -> Any:
     """A certificate in PEM form. Raises RunError where it is none."""
-    x509 = load("cryptography.x509")
+    x509 = import_nvflare("cryptography.x509")
     try:
         return x509.load_pem_x509_certificate(path.read_bytes())
     except (OSError, ValueError):
@@ -127,7 +127,7 @@ def certificate(path: Path) -> Any:
 
 def check_valid(kit: Kit) -> None:
     """Raise RunError, with the mend, where a kit cannot be used now: expired, or not yet valid by this host's clock."""
-    found, now = certificate(kit.certificate), datetime.now(UTC)
+    found, now = read_certificate(kit.certificate), datetime.now(UTC)
     if now > found.not_valid_after_utc:
         raise RunError(
             f"{kit.folder}: the certificate of {kit.name!r} expired on {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; "
@@ -154,7 +154,7 @@ def _check_out(out: Path, name: str) -> None:
 
 def _made(contract: Contract, work: Path, authority: Path, renew: tuple[str, ...]) -> Path:
     """FLARE's provisioning in a folder of its own -> where its kits are. The root key is taken from, or to, `authority`."""
-    provision, provisioner = load("nvflare.lighter.provision"), load("nvflare.lighter.provisioner")
+    provision, provisioner = import_nvflare("nvflare.lighter.provision"), import_nvflare("nvflare.lighter.provisioner")
     state = work / contract.name / "state"
     state.mkdir(parents=True)
     if (authority / "cert.json").is_file():

@@ -13,17 +13,17 @@ Sites = Mapping[str, str]
 """Who is connected: site -> what tells this connection from an earlier one, before the site was started anew."""
 
 
-def note(folder: Path, sites: Sites, silent: Collection[str] = ()) -> None:
+def write_members(folder: Path, sites: Sites, silent: Collection[str] = ()) -> None:
     """Write down who is connected, and whose sign of life is overdue."""
     write_json(folder / THERE, {"format": 1, "sites": dict(sites), "silent": sorted(silent)})
 
 
-def there(folder: Path) -> Sites:
+def read_connected(folder: Path) -> Sites:
     """Who is connected, as far as the server knows: a connection that was cut is one of these for a while."""
     return _read(folder)[0]
 
 
-def heard(folder: Path) -> Sites:
+def read_alive(folder: Path) -> Sites:
     """Who is connected and gave a sign of life just now: whom it is worth to begin a job anew for."""
     sites, silent = _read(folder)
     return {i: seen for i, seen in sites.items() if i not in silent}
@@ -37,12 +37,12 @@ def _read(folder: Path) -> tuple[dict[str, str], list[str]]:
         return {}, []
 
 
-def stop(folder: Path) -> None:
+def request_stop(folder: Path) -> None:
     """Say stop: the rounds end after the one that is under way."""
     write_json(folder / STOP, {"format": 1})
 
 
-def stopped(folder: Path) -> bool:
+def is_stop_requested(folder: Path) -> bool:
     """Whether somebody did."""
     return (folder / STOP).exists()
 

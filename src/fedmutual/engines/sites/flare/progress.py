@@ -33,7 +33,7 @@ class Progress:
     def __init__(self, folder: Path, contract: Contract, job: str) -> None:
         self._folder, self._left = folder, TimeLeft()
         self._spoke = set[str]()  # who did its part of this phase
-        before = read(folder) or {}
+        before = read_progress(folder) or {}
         again = before.get("job") == job  # the server began it anew; else somebody submitted it
         self._now: dict[str, Any] = {
             "format": 1,
@@ -104,14 +104,14 @@ class Progress:
         write_json(self._folder / FILE, self._now)
 
 
-def said(note: dict[str, Any]) -> str:
+def format_notes(note: dict[str, Any]) -> str:
     """ "round 2 to round 7: site 'west' is left out: it is not there"."""
     first, last = note["first"], note["last"]
     begun, now = (f"round {r}" if r > 0 else "the start" for r in (first, last))
     return f"{now if begun == now else f'{begun} to {now}'}: {note['text']}"
 
 
-def read(folder: Path) -> dict[str, Any] | None:
+def read_progress(folder: Path) -> dict[str, Any] | None:
     """What the file says; None where there is none."""
     try:
         found: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -120,8 +120,8 @@ def read(folder: Path) -> dict[str, Any] | None:
         return None
 
 
-def change(folder: Path, **what: Any) -> None:
+def change_progress(folder: Path, **what: Any) -> None:
     """Change some of it, while no job runs."""
-    found = read(folder)
+    found = read_progress(folder)
     if found is not None:
         write_json(folder / FILE, found | what)

@@ -22,7 +22,7 @@ _GRACE = 3.0  # seconds that a job's process has to end by itself, when its pare
 _MAINS = {"server": "nvflare.private.fed.app.server.server_train", "site": "nvflare.private.fed.app.client.client_train"}
 
 
-def serve(kit: Kit, state: Path, told: Mapping[str, Any], ended: Callable[[KeyboardInterrupt], int]) -> int:
+def run_process(kit: Kit, state: Path, told: Mapping[str, Any], ended: Callable[[KeyboardInterrupt], int]) -> int:
     """Run a server's or a site's process -> its exit code. Where FLARE's threads do not end, the process ends here.
 
     told: what our classes in FLARE's processes are to know of this host. ended: is called when it was told to end, says so,
@@ -34,7 +34,7 @@ def serve(kit: Kit, state: Path, told: Mapping[str, Any], ended: Callable[[Keybo
     """
     check_version()
     check_valid(kit)
-    work = workspace.made(kit, state, told)
+    work = workspace.make_workspace(kit, state, told)
     main = importlib.import_module(_MAINS[kit.kind])
     monitor = importlib.import_module("nvflare.fuel.f3.mpm").MainProcessMonitor
     uid = [f"uid={kit.name}"] if kit.kind == "site" else []
@@ -79,7 +79,7 @@ def _end_jobs() -> None:
         _, jobs = psutil.wait_procs(jobs, _GRACE)
 
 
-def of_kind(kit: Kit, kind: str) -> Kit:
+def check_kind(kit: Kit, kind: str) -> Kit:
     """The kit, if it is of a kind. Raises ConfigError."""
     if kit.kind != kind:
         raise ConfigError(f"{kit.folder}: is the kit of {kit.name!r}, a {kit.kind}'s; name a {kind}'s kit")

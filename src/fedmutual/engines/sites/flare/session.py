@@ -16,11 +16,11 @@ from fedmutual.engines.sites.consent import check_release
 from fedmutual.engines.sites.contract import Contract
 from fedmutual.engines.sites.flare import job
 from fedmutual.engines.sites.flare.asked import AGAIN, RESULT, STATUS, STOP, is_result
-from fedmutual.engines.sites.flare.dial import in_the_way
-from fedmutual.engines.sites.flare.found import load, quiet
+from fedmutual.engines.sites.flare.dial import find_obstacle
+from fedmutual.engines.sites.flare.found import import_nvflare, silence_nvflare
 from fedmutual.engines.sites.flare.kits import Kit, check_valid
 from fedmutual.engines.sites.flare.progress import Outcome
-from fedmutual.engines.sites.post import plain
+from fedmutual.engines.sites.post import clean_text
 from fedmutual.errors import RunError
 from fedmutual.records.files import write_bytes
 
@@ -32,7 +32,7 @@ class Lost(RunError):
     """The server cannot be reached, or not any more."""
 
 
-Text = Annotated[str, AfterValidator(plain)]  # for a console
+Text = Annotated[str, AfterValidator(clean_text)]  # for a console
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -93,8 +93,8 @@ class Session:
 
     def __init__(self, kit: Kit, timeout: float = 15.0) -> None:
         """Raises RunError, in one sentence, where the server cannot be reached or does not take the kit."""
-        quiet()
-        api = load("nvflare.fuel.flare_api.flare_api")
+        silence_nvflare()
+        api = import_nvflare("nvflare.fuel.flare_api.flare_api")
         check_valid(kit)
         _reach(kit, timeout)
         self._folder = tempfile.TemporaryDirectory()  # FLARE wants a folder to write into; the kit is only read
@@ -133,11 +133,11 @@ class Session:
         """
         self._ask(AGAIN, contract.name)
         with tempfile.TemporaryDirectory() as folder:
-            made = job.write(contract, Path(folder))
+            made = job.write_job(contract, Path(folder))
             try:
                 return str(self._session.submit_job(str(made)))
             except Exception as problem:  # of many types
-                raise RunError(f"the server refuses the job: {plain(str(problem))}") from None
+                raise RunError(f"the server refuses the job: {clean_text(str(problem))}") from None
 
     def under_way(self, contract: Contract) -> str | None:
         """The job by which a federation was submitted that is not over; None where there is none. Waits for one that stops.
@@ -185,7 +185,7 @@ class Session:
         written, files = [], _checked(_Files, self._ask(RESULT, name))["files"]
         for file in files:
             if not is_result(file):
-                odd = plain(repr(file))
+                odd = clean_text(repr(file))
                 raise RunError(f"the server names a file that is no result of a federation ({odd}); nothing was fetched")
         for file in files:
             try:
@@ -217,8 +217,8 @@ class Session:
         if meta.get("status") == "FINISHED:ABANDONED":
             raise RunError("the server was started anew before the job began; submit it once more")
         if str(meta.get("status", "")).startswith("FINISHED"):
-            why = plain("; ".join(map(str, meta.get("job_deploy_detail") or ())))
-            raise RunError(f"the job did not start ({plain(str(meta['status']))}){': ' if why else ''}{why}")
+            why = clean_text("; ".join(map(str, meta.get("job_deploy_detail") or ())))
+            raise RunError(f"the job did not start ({clean_text(str(meta['status']))}){': ' if why else ''}{why}")
 
     def _ask(self, command: str, *words: str) -> dict[str, Any]:
         reply = self._session.api.server_execute(" ".join((command, *words)))
@@ -228,7 +228,7 @@ class Session:
 def _reach(kit: Kit, timeout: float) -> None:
     """Wait until the server is up, so long. Raises Lost with what is in the way."""
     until = time.monotonic() + timeout
-    while found := in_the_way(kit):
+    while found := find_obstacle(kit):
         said, may_pass = found
         if not may_pass or time.monotonic() > until:
             raise Lost(said)
@@ -244,7 +244,7 @@ def _answer(reply: dict[str, Any]) -> dict[str, Any]:
             found: dict[str, Any] = item["data"]
             return found
     words = "; ".join(str(item.get("data")) for item in items if item.get("type") in ("error", "string"))
-    raise Lost(f"the server did not answer ({plain(str(words or reply.get('details') or reply.get('status')))})")
+    raise Lost(f"the server did not answer ({clean_text(str(words or reply.get('details') or reply.get('status')))})")
 
 
 def _checked(kind: type[T], told: dict[str, Any]) -> dict[str, Any]:
@@ -256,4 +256,6 @@ def _checked(kind: type[T], told: dict[str, Any]) -> dict[str, Any]:
 
 
 def _strange(key: str) -> RunError:
-    return RunError(f"the server says what no server of fedmutual would ({plain(key)}); ask its operator what runs there")
+    return RunError(
+        f"the server says what no server of fedmutual would ({clean_text(key)}); ask its operator what runs there"
+    )

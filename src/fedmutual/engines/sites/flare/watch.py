@@ -15,7 +15,7 @@ from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.storage import DATA, WORKSPACE
 
 from fedmutual.engines.sites.flare import leftovers, members, progress, workspace
-from fedmutual.engines.sites.flare.console import say
+from fedmutual.engines.sites.flare.console import print_line
 from fedmutual.engines.sites.flare.desk import Desk
 from fedmutual.engines.sites.flare.progress import Outcome
 
@@ -46,7 +46,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         """Begin and end with the server."""
         if event_type == EventType.SYSTEM_START:
             work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
-            self._state = Path(workspace.pointer(work)["state"])
+            self._state = Path(workspace.read_pointer(work)["state"])
             threading.Thread(target=self._run, args=(fl_ctx.get_engine(),), daemon=True, name="watch").start()
         elif event_type in (EventType.JOB_COMPLETED, EventType.JOB_ABORTED):
             self._untidy.set()
@@ -59,8 +59,8 @@ class Watch(FLComponent):  # type: ignore[misc]
         while not self._over.wait(_TICK):
             try:
                 there, heard = _connected(engine), _heard(engine)
-                if (members.there(self._state), members.heard(self._state)) != (there, heard):
-                    members.note(self._state, there, there.keys() - heard.keys())
+                if (members.read_connected(self._state), members.read_alive(self._state)) != (there, heard):
+                    members.write_members(self._state, there, there.keys() - heard.keys())
                 self._tell(there)
                 for file in self._state.glob(f"*/{progress.FILE}"):
                     self._look(engine, file.parent, heard)
@@ -95,11 +95,11 @@ class Watch(FLComponent):  # type: ignore[misc]
         for site in sorted(set(there) | set(self._there)):
             if there.get(site) != self._there.get(site):
                 again = " again" if site in self._there else ""
-                say(f"site {site!r} is {f'there{again}' if site in there else 'gone'}")
+                print_line(f"site {site!r} is {f'there{again}' if site in there else 'gone'}")
         self._there = there
 
     def _look(self, engine: Any, folder: Path, heard: members.Sites) -> None:
-        found = progress.read(folder)
+        found = progress.read_progress(folder)
         if found is None or found["outcome"] in _FINAL:
             self._due.pop(folder.name, None)
             return
@@ -119,8 +119,8 @@ class Watch(FLComponent):  # type: ignore[misc]
         """The server's state came from another host, or FLARE's part of it is lost: there is no job to begin anew."""
         if time.monotonic() > self._gone.setdefault(folder.name, time.monotonic()) + _HALF_WRITTEN:
             said = "this server has no job of it, only what was saved; submit it once more"
-            say(f"{folder.name}: {said}")
-            progress.change(folder, outcome=Outcome.STOPPED, said=said)
+            print_line(f"{folder.name}: {said}")
+            progress.change_progress(folder, outcome=Outcome.STOPPED, said=said)
             self._untidy.set()
 
     def _tidy(self, engine: Any) -> None:
@@ -128,7 +128,7 @@ class Watch(FLComponent):  # type: ignore[misc]
 
         FLARE's record of a job stays: a lead asks it how the job ended.
         """
-        states = [progress.read(file.parent) or {} for file in self._state.glob(f"*/{progress.FILE}")]
+        states = [progress.read_progress(file.parent) or {} for file in self._state.glob(f"*/{progress.FILE}")]
         wanted = {state["job"] for state in states if state["outcome"] not in _FINAL}
         wanted |= {*engine.run_processes, *engine.job_runner.running_jobs}
         with engine.new_context() as fl_ctx:
@@ -147,15 +147,15 @@ class Watch(FLComponent):  # type: ignore[misc]
         self, manager: Any, job: Any, folder: Path, found: dict[str, Any], heard: members.Sites, fl_ctx: FLContext
     ) -> None:
         """Begin a job again, when it is time."""
-        if members.stopped(folder):
-            progress.change(folder, outcome=Outcome.STOPPED, said="stopped by hand")
+        if members.is_stop_requested(folder):
+            progress.change_progress(folder, outcome=Outcome.STOPPED, said="stopped by hand")
             self._untidy.set()
             return
         tries = 0 if found["outcome"] == Outcome.AGAIN else found["tries"]
         limits = found["limits"]
         if tries >= limits["retries"] and found["outcome"] != Outcome.SHORT:
-            say(f"{folder.name}: begun {tries} times in vain, given up")
-            progress.change(folder, outcome=Outcome.FAILED, said=f"begun {tries} times in vain: {found['said']}")
+            print_line(f"{folder.name}: begun {tries} times in vain, given up")
+            progress.change_progress(folder, outcome=Outcome.FAILED, said=f"begun {tries} times in vain: {found['said']}")
             self._untidy.set()
             return
         pause = 0.0 if found["outcome"] == Outcome.AGAIN else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
@@ -165,12 +165,12 @@ class Watch(FLComponent):  # type: ignore[misc]
         if time.monotonic() < due or (missing and not late) or len(set(found["sites"]) & set(heard)) < limits["quorum"]:
             return
         self._due.pop(folder.name, None)
-        say(f"{folder.name}: {found['outcome']} ({found['said']}), begun again after round {found['round']}")
+        print_line(f"{folder.name}: {found['outcome']} ({found['said']}), begun again after round {found['round']}")
         meta = manager.clone(job.job_id, {k: v for k, v in job.meta.items() if k not in _OF_ONE_JOB}, fl_ctx)
         for old in found["old"]:  # not the last one, which FLARE may still be writing
             manager.delete(old, fl_ctx)
         new = {"job": meta[JobMetaKey.JOB_ID.value], "old": [job.job_id]}
-        progress.change(folder, **new, outcome=Outcome.RUNNING, tries=tries + 1)
+        progress.change_progress(folder, **new, outcome=Outcome.RUNNING, tries=tries + 1)
 
 
 def _queued(engine: Any, name: str) -> str | None:

@@ -24,7 +24,7 @@ LOST = 20  # seconds without a byte until a site takes a request for lost, and a
 _IMPL = "nvflare.app_common"
 
 
-def made(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
+def make_workspace(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
     """FLARE's workspace of a server's or a site's kit.
 
     told: what its processes read from `pointer`; LONGEST of it: bytes of the longest message of the federations of this kit.
@@ -51,7 +51,7 @@ def made(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
     return work
 
 
-def pointer(work: Path) -> dict[str, Any]:
+def read_pointer(work: Path) -> dict[str, Any]:
     """What was told."""
     found: dict[str, Any] = json.loads((work / "local" / POINTER).read_text(encoding="utf-8"))
     return found
