@@ -54,11 +54,11 @@ def one(clients: int) -> dict[str, int]:
     import torch
     from ours import noisy, train
 
-    from fedmutual.building import build
     from fedmutual.engines import allocator
     from fedmutual.engines.inprocess import InProcess
-    from fedmutual.records.events import Event, RoundDone
-    from fedmutual.runs import EngineHandle
+    from fedmutual.events import Event, RoundDone
+    from fedmutual.federation.build import build
+    from fedmutual.studies.run import EngineHandle
 
     peaks = []
 

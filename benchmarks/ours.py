@@ -18,15 +18,15 @@ import torch
 from bare import BATCH, CLASSES, SGD, SHAPES
 from turns import Stage
 
-from fedmutual.building import build
 from fedmutual.config import Config, parse_config
 from fedmutual.core import Message
 from fedmutual.engines import allocator
 from fedmutual.engines.loop import RoundPlan, federate
-from fedmutual.experiment import Experiment
-from fedmutual.records.events import Event, Observer, RoundDone, Started
-from fedmutual.records.logs import Ledger
-from fedmutual.runs import EngineHandle
+from fedmutual.events import Event, Observer, RoundDone, Started
+from fedmutual.federation.build import build
+from fedmutual.federation.experiment import Experiment
+from fedmutual.rundir.logs import Ledger
+from fedmutual.studies.run import EngineHandle
 
 FOREVER = 10**9
 

@@ -10,8 +10,8 @@ from ours_peers import ready
 from turns import Contestant, take_turns
 
 from fedmutual.engines.base import evaluate_client
-from fedmutual.records.checkpoint import Checkpoints
-from fedmutual.records.events import RoundDone, Started
+from fedmutual.events import RoundDone, Started
+from fedmutual.rundir.checkpoint import Checkpoints
 
 GOAL = 1.10  # times the bare loop's time, at most
 ROUNDS = 20  # a turn: a round is short

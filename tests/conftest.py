@@ -33,7 +33,7 @@ def forked_workers():
 
     if sys.platform == "linux":
         processes.CONTEXT = multiprocessing.get_context("forkserver")
-        processes.CONTEXT.set_forkserver_preload(["torch._dynamo", "scipy.stats", "fedmutual.experiment"])
+        processes.CONTEXT.set_forkserver_preload(["torch._dynamo", "scipy.stats", "fedmutual.federation.experiment"])
 
 
 SMALL = """

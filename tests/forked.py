@@ -27,8 +27,8 @@ COSTLY = (
     "torch._dynamo",
     "sklearn.datasets",
     "fedmutual.cli",
-    "fedmutual.runs",
-    "fedmutual.predicting",
+    "fedmutual.studies.run",
+    "fedmutual.studies.predict",
     "fedmutual.report.adaptation",
 )
 

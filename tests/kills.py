@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import fedmutual
 import forked
-from fedmutual.records.checkpoint import COMMIT
+from fedmutual.rundir.checkpoint import COMMIT
 
 CONFIG = """
 name = "killed"

@@ -1,6 +1,6 @@
 """Results of runs, made up."""
 
-from fedmutual.reproduce.kept import ClientResult, CloseUp, Cloud, Made, Result
+from fedmutual.reproduce.result import ClientResult, CloseUp, Cloud, Made, Result
 
 MADE = Made(
     command="fedmutual reproduce table9",

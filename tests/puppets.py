@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.post import EXAM, SiteAnswer, pack_message, read_order
-from fedmutual.records.events import Noted
-from fedmutual.records.text import told
+from fedmutual.events import Noted
+from fedmutual.rundir.text import told
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.protocol import EXAM, SiteAnswer, pack_message, read_order
 from wards import COMMON, Desk, contract
 
 SITES = ("north", "south", "west")

@@ -16,8 +16,8 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.utils import new_cell_message
 from nvflare.private.admin_defs import Message
 
-from fedmutual.engines.sites.flare import run
-from fedmutual.engines.sites.flare.kits import open_kit
+from fedmutual.sites.flare import run
+from fedmutual.sites.flare.kits import open_kit
 
 VICTIM = "north"
 CELLS: list[Cell] = []

@@ -10,12 +10,12 @@ from pathlib import Path
 from nvflare.private.fed.server import job_runner
 from nvflare.private.fed.utils import app_authz
 
-from fedmutual.engines.sites.flare import door, run
-from fedmutual.engines.sites.flare.kits import open_kit
+from fedmutual.sites.flare import access_control, run
+from fedmutual.sites.flare.kits import open_kit
 
 if __name__ == "__main__":
     kit, state, told = sys.argv[1:4]
-    door.check_submission = lambda *_: None
+    access_control.check_submission = lambda *_: None
     job_runner.require_signed_jobs = lambda *_: False
     app_authz.AppAuthzService.validate_app = staticmethod(lambda *_: ("", {}))
     app_authz.AppAuthzService.authorize_app_info = staticmethod(lambda *_, **__: (True, ""))

@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from fedmutual.records.transfer import transfer
+from fedmutual.rundir.transfer import transfer
 
 Own = Callable[[int, int, str], float]  # (seed, round, client) -> accuracy on the client's own validation data
 Shared = Callable[[int, int], float | None]  # (seed, round) -> accuracy of the shared model on the test set

@@ -8,8 +8,8 @@ from pathlib import Path
 from nvflare.fuel.utils.zip_utils import zip_directory_to_bytes
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
-from fedmutual.engines.sites.contract import Contract
-from fedmutual.engines.sites.flare import job
+from fedmutual.sites.contract import Contract
+from fedmutual.sites.flare import job
 
 Change = Callable[[Path], object]
 

@@ -2,14 +2,15 @@
 
 import pytest
 
-from fedmutual import building, run
+from fedmutual import run
 from fedmutual.config import parse_config
-from fedmutual.idle import describe_unused_engine_keys
+from fedmutual.config.unused import describe_unused_engine_keys
+from fedmutual.federation import build
 
 
 def noted(**tables):
     config = {"rounds": 2, "data": {"name": "digits"}, "partition": {"clients": 2}, "model": {"shared": "mlp"}, **tables}
-    return [n for n in building.build(parse_config(config)).plan({}).notes if "no effect" in n]
+    return [n for n in build.build(parse_config(config)).plan({}).notes if "no effect" in n]
 
 
 OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 0.1}}}

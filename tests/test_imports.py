@@ -121,7 +121,7 @@ def test_an_extra_has_one_place_of_its_own(extra: str) -> None:
         (of_extras, "records/tensorboard.py", "from torch.utils.tensorboard import SummaryWriter"),
         (of_extras, "engines/cluster.py", "class A:\n    import ray"),
         (of_extras, "engines/sites/flare/kits.py", "import nvflare"),
-        (of_carried, "engines/sites/flare/run.py", "from fedmutual.engines.sites.flare.watch import Watch"),
+        (of_carried, "engines/sites/flare/run.py", "from fedmutual.sites.flare.watch import Watch"),
     ],
 )
 def test_a_breach_is_seen(rule, file: str, source: str) -> None:

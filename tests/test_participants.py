@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import fedmutual
-from fedmutual.building import build
 from fedmutual.config import dump_config, load_config
-from fedmutual.records.files import read_json
-from fedmutual.records.logs import read_lines
+from fedmutual.federation.build import build
+from fedmutual.rundir.files import read_json
+from fedmutual.rundir.logs import read_lines
 from objectives import NUMBERS, write
 
 

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 import fedmutual
-from fedmutual import building, models
+from fedmutual import models
 from fedmutual.errors import ConfigError
+from fedmutual.federation import build
 
 SHAPE = (1, 8, 8)
 
@@ -54,12 +55,12 @@ def test_clients_begin_with_them_and_the_shared_network_too(small: Path, weights
     (weights / "own.pth").write_bytes((weights / "mlp.pth").read_bytes())
     own = {"1": {"model": {"pretrained": "weights/own.pth"}}}
     config = fedmutual.load_config(small, **{"model.personal": ["cnn1", "mlp", "cnn1"], "model.shared": "cnn1"}, clients=own)
-    made = building.build(config)
+    made = build.build(config)
     cnn, mlp = state("cnn1", 1), state("mlp", 2)
     assert not torch.equal(made.nets.shared.features.conv1.weight, cnn["features.conv1.weight"])
     nets = made.client("1").nets
     assert torch.equal(nets["personal"].state_dict()["features.fc1.weight"], mlp["features.fc1.weight"])
-    made = building.build(fedmutual.load_config(small, **{"model.shared": "cnn1", "model.pretrained": "weights"}))
+    made = build.build(fedmutual.load_config(small, **{"model.shared": "cnn1", "model.pretrained": "weights"}))
     for net in (made.nets.shared, *made.client("2").nets.values()):
         assert torch.equal(net.features.conv1.weight, cnn["features.conv1.weight"])
     heads = [net.state_dict()["classifier.fc2.weight"] for net in made.client("2").nets.values()]
@@ -134,7 +135,7 @@ def test_settings_that_do_not_go_together(small: Path, settings, clients, why: s
 def test_a_file_of_a_clients_own_that_is_not_there(small: Path) -> None:
     config = fedmutual.load_config(small, clients={"1": {"model": {"pretrained": "~/none.pth"}}})
     with pytest.raises(ConfigError) as problem:
-        building.build(config)
+        build.build(config)
     assert str(problem.value).startswith(
         f"key 'clients.1.model.pretrained': there is no file or folder {Path('~/none.pth').expanduser()}; "
     )

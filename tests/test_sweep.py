@@ -12,8 +12,8 @@ import fedmutual
 import objectives
 from fedmutual.core import Diverged
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.records.events import Evaluated, Finished, Replied
-from fedmutual.sweeps import plan_sweep, sweep
+from fedmutual.events import Evaluated, Finished, Replied
+from fedmutual.studies.sweep import plan_sweep, sweep
 
 RATES = [1e-6, 0.1]
 

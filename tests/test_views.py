@@ -5,10 +5,10 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from fedmutual.building import build
-from fedmutual.compare import list_variants
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
+from fedmutual.federation.build import build
+from fedmutual.studies.compare import list_variants
 
 SPLITS = {
     "fractions of all": {"private": 0.5, "public": 0.2, "validation": 0.1, "test": 0.15},

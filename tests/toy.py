@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from fedmutual.algorithms import FML, Independent
 from fedmutual.algorithms.peers import proxied
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
-from fedmutual.engines.cluster import Cluster
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.loop import RoundPlan, federate
 from fedmutual.engines.processes import Processes
+from fedmutual.engines.ray import Cluster
 from fedmutual.engines.stacked import Stacked
 from fedmutual.errors import ConfigError
-from fedmutual.records.events import Event
+from fedmutual.events import Event
 
 
 class Ready:

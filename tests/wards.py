@@ -14,12 +14,12 @@ from sklearn.datasets import load_digits
 
 from fedmutual import data
 from fedmutual.config import parse_config
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites import giving
-from fedmutual.engines.sites.half import SiteRuntime, build_site, read_site_file
-from fedmutual.engines.sites.post import MalformedMessage
 from fedmutual.errors import UserError
-from fedmutual.experiment import Experiment
+from fedmutual.federation.experiment import Experiment
+from fedmutual.sites import contract as contracts
+from fedmutual.sites import seedset_export
+from fedmutual.sites.protocol import MalformedMessage
+from fedmutual.sites.site_runtime import SiteRuntime, build_site, read_site_file
 
 CLASSES = [str(k) for k in range(10)]
 COMMON = {
@@ -88,7 +88,7 @@ def seeded(folder: Path, common=SEEDED, **given) -> tuple[Path, dict]:
     sites = with_data(folder)
     path = contract(folder, common, sites, public="public", **given)
     for i in sites:
-        giving.export_seedset(path, site(folder, i, sites[i]), folder / "public")
+        seedset_export.export_seedset(path, site(folder, i, sites[i]), folder / "public")
     return path, sites
 
 

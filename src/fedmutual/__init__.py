@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RunError, UserError
-    from fedmutual.predicting import Prediction, predict
-    from fedmutual.runs import run
-    from fedmutual.sweeps import Sweep, sweep
-    from fedmutual.trained import Run
+    from fedmutual.rundir.run import Run
+    from fedmutual.studies.predict import Prediction, predict
+    from fedmutual.studies.run import run
+    from fedmutual.studies.sweep import Sweep, sweep
 
 __all__ = [
     "Config",

@@ -13,7 +13,7 @@ from fedmutual.algorithms.fedh2l import Local, Mutual
 from fedmutual.algorithms.peers import agreed, members, partners
 from fedmutual.boundary import release
 from fedmutual.core import At, Disagreed
-from fedmutual.records.events import Noted, PhaseDone
+from fedmutual.events import Noted, PhaseDone
 from peers import LR, node, nodes, noise, run, seeds
 from toy import Rows, federation, mlp, weights
 

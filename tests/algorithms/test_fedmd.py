@@ -11,8 +11,8 @@ from fedmutual.algorithms import FedMD
 from fedmutual.algorithms.fedmd import Announce, Revisit, Transfer
 from fedmutual.algorithms.peers import agreed
 from fedmutual.core import At
+from fedmutual.events import Noted
 from fedmutual.losses import Regression
-from fedmutual.records.events import Noted
 from fedmutual.stepping import own
 from peers import LR, node, nodes, run, seeds
 from toy import Rows, federation

@@ -5,9 +5,9 @@ import re
 import numpy as np
 import pytest
 
-from fedmutual.building import build
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
+from fedmutual.federation.build import build
 
 NETS = """
 from torch import nn

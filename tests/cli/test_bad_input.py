@@ -7,7 +7,7 @@ import signal as signals
 
 import pytest
 
-from fedmutual.records.files import read_tensors, write_tensors
+from fedmutual.rundir.files import read_tensors, write_tensors
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_a_file_with_a_byte_order_mark_is_read(small, cli):
 
 
 def test_an_extra_that_is_not_there_is_said_before_the_folder_is_made(small, cli, monkeypatch):
-    monkeypatch.setattr("fedmutual.records.tensorboard.find_spec", lambda name: None)
+    monkeypatch.setattr("fedmutual.rundir.tensorboard.find_spec", lambda name: None)
     code, _, err = cli("run", small, "--set", "records.tensorboard=true")
     assert (code, "key 'records.tensorboard' needs TensorBoard" in err) == (2, True), err
     assert not (small.parent / "runs").exists()
@@ -316,7 +316,7 @@ def test_the_command_that_goes_on_is_what_a_shell_takes(small, cli, monkeypatch)
     def interrupted(*args, **named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("fedmutual.compare.compare", interrupted)
+    monkeypatch.setattr("fedmutual.studies.compare.compare", interrupted)
     given = ("--methods", "fml, fedavg", "--seeds", "2", "--set", "name=it's", "--set", 'data.root="a b"', "--out", "$c d")
     code, _, err = cli("compare", small, *given)
     assert code == 130

@@ -14,8 +14,9 @@ from torchvision.datasets.folder import default_loader
 from torchvision.transforms.functional import to_tensor
 
 import fedmutual
-from fedmutual import data, predicting
+from fedmutual import data
 from fedmutual.models import build
+from fedmutual.studies import predict
 from own_data import everything, folder, image
 
 RUN = """
@@ -50,9 +51,9 @@ def digits(small, cli):
 
 def test_an_image_of_the_training_folder_becomes_the_training_tensor(pictures, monkeypatch):
     seen = []
-    answering = predicting.choose_model(pictures.folder)
+    answering = predict.choose_model(pictures.folder)
     net = type("Spy", (torch.nn.Module,), {"forward": lambda self, x: (seen.append(x), answering.net(x))[1]})()
-    monkeypatch.setattr(predicting, "choose_model", lambda *_, **__: answering._replace(net=net))
+    monkeypatch.setattr(predict, "choose_model", lambda *_, **__: answering._replace(net=net))
     rows = data.load(pictures.config).clients["1"].private
     x, _ = everything(rows)
     files = [rows.where(k) for k in range(len(rows))]

@@ -6,9 +6,9 @@ import pytest
 from rich.console import Console
 
 from fedmutual.cli.progress import LINES, AllRuns, ProgressDisplay
-from fedmutual.records import text
-from fedmutual.records.events import Evaluated, Failed, Finished, Noted, Replied, Score, Started
-from fedmutual.records.text import holdout_line, worst_line
+from fedmutual.events import Evaluated, Failed, Finished, Noted, Replied, Score, Started
+from fedmutual.rundir import text
+from fedmutual.rundir.text import holdout_line, worst_line
 
 NODES = ("0", "40")
 ROWS = {"test": (0.9, 0.8), "test.own": (0.95, 0.97), "test.others": (0.85, 0.7), "validation": (0.5, 0.5)}

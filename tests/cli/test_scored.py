@@ -6,9 +6,9 @@ from statistics import fmean
 
 import pytest
 
-from fedmutual.records import best
-from fedmutual.records.files import read_json
-from fedmutual.records.logs import read_lines
+from fedmutual.rundir import best
+from fedmutual.rundir.files import read_json
+from fedmutual.rundir.logs import read_lines
 
 
 @pytest.mark.parametrize("method", ["fml", "fedavg", "centralised"])

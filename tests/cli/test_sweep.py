@@ -86,7 +86,7 @@ def test_missing_hold_out_rows_are_said_first(small, cli):
 
 
 def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
-    from fedmutual.sweeps import work
+    from fedmutual.studies.sweep import work
 
     trained = []
     real = work.run

@@ -4,10 +4,10 @@ import pytest
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS
-from fedmutual.building import build
 from fedmutual.config import dump_config, load_config, parse_config, with_algorithm
 from fedmutual.config.schema import ModelConfig
 from fedmutual.errors import ConfigError
+from fedmutual.federation.build import build
 
 PLAIN = ModelConfig()
 

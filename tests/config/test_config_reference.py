@@ -7,8 +7,8 @@ import pytest
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import list_keys
 from fedmutual.config.reference import describe_algorithms, list_reference_keys, render_page
-from fedmutual.engines.sites import reference as of_sites
-from fedmutual.engines.sites.schema import SiteFile
+from fedmutual.sites import reference as of_sites
+from fedmutual.sites.schema import SiteFile
 
 KEYS = {key.name: key for key in list_reference_keys()}
 

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedmutual import building, data
+from fedmutual import data
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, DataError
-from fedmutual.experiment import Experiment
+from fedmutual.federation import build
+from fedmutual.federation.experiment import Experiment
 from own_data import config
 
 NAMES = ["age", "pulse", "heat"]
@@ -32,7 +33,7 @@ def of(tmp_path: Path) -> Callable[..., Experiment]:
         files = {"a": table(tmp_path / "a.csv", NAMES, 0), "b": table(tmp_path / "b.csv", columns, 1)}
         clients = {i: {"data": {"name": "csv", "root": file}} for i, file in files.items()}
         given = {"rounds": 1, "model": {"shared": "mlp"}, "clients": clients, "data": {"classes": ["well", "ill"]}}
-        return building.build(parse_config(given | more))
+        return build.build(parse_config(given | more))
 
     return made
 

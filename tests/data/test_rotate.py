@@ -9,10 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fedmutual import data, runs
+from fedmutual import data
 from fedmutual.config import Config, parse_config
 from fedmutual.data import sources
 from fedmutual.data.rotate import rotate_images
+from fedmutual.studies import run
 from own_data import config, everything, folder, npz, refused
 
 MNIST = Path(os.environ.get("FEDMUTUAL_DATA", "none")) / "MNIST"
@@ -126,7 +127,7 @@ def test_a_partition_of_domains_is_given_back(tmp_path: Path) -> None:
 
 
 def same(**tables: Any) -> str:
-    return runs._same_data(Config.model_validate(config(partition=DOMAINS, **tables)))
+    return run._same_data(Config.model_validate(config(partition=DOMAINS, **tables)))
 
 
 def test_which_runs_may_share_what_was_read() -> None:

@@ -10,13 +10,14 @@ import torch
 
 import fedmutual
 from fedmutual.algorithms import FML
-from fedmutual.engines import cluster, places
-from fedmutual.engines.cluster import Cluster
-from fedmutual.engines.places import ResourceRequest
-from fedmutual.engines.spread import WorkerLost
-from fedmutual.engines.wire import Unportable
+from fedmutual.engines import ray as ray_engine
+from fedmutual.engines import ray_placement
+from fedmutual.engines.assignment import WorkerLost
+from fedmutual.engines.ray import Cluster
+from fedmutual.engines.ray_placement import ResourceRequest
+from fedmutual.engines.rpc import Unportable
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.records.events import Failed, Replied, Started
+from fedmutual.events import Failed, Replied, Started
 from kills import same
 from nodes import CPUS, two_nodes
 from toy import Ready, client, killed, odd, pid, refused
@@ -71,7 +72,7 @@ def test_what_cannot_be_handed_over_is_said():
 
 
 def test_what_there_is_no_room_for_is_said(nodes, monkeypatch):
-    monkeypatch.setattr(places, "PATIENCE", 0.5)
+    monkeypatch.setattr(ray_placement, "PATIENCE", 0.5)
     sentence = (
         rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had no room for them: it has "
         rf"{2 * CPUS} CPU and 0 GPU, of which \d+ CPU and 0 GPU free; set engine.workers, engine.threads or engine.gpus"
@@ -93,7 +94,7 @@ def test_in_a_ray_of_the_callers_nothing_is_kept_and_as_many_workers_live_as_it_
             assert engine.workers == 2
             assert set(dict(engine.each(settings, ALL)).values()) == {(torch.float64, CPUS)}
         assert ray.is_initialized()
-        assert places._kept == []
+        assert ray_placement._kept == []
     finally:
         torch.set_default_dtype(torch.float32)
         ray.shutdown()
@@ -111,7 +112,7 @@ class Big:
     ("threads", "gpus", "workers"), [(1, 0.0, 11), (2, 0.0, 5), (1, 0.25, 4), (4, 0.25, 2), (2, None, 4), (9, 0.0, 1)]
 )
 def test_the_nodes_hold_as_many_workers_as_have_room(threads, gpus, workers):
-    assert places._capacity(Big, ResourceRequest(None, threads, None, gpus)) == workers
+    assert ray_placement._capacity(Big, ResourceRequest(None, threads, None, gpus)) == workers
 
 
 @pytest.mark.parametrize(
@@ -122,14 +123,14 @@ def test_equal_shares_of_gpus_leave_room_for_all(workers, gpus, share):
         def cluster_resources():
             return {"GPU": float(gpus)}
 
-    assert places._share(Ray, None, workers) == {"GPU": share}
-    assert places._share(Ray, 0.2, workers) == {"GPU": 0.2}
-    assert places._share(Ray, 0.0, workers) == {}
+    assert ray_placement._share(Ray, None, workers) == {"GPU": share}
+    assert ray_placement._share(Ray, 0.2, workers) == {"GPU": 0.2}
+    assert ray_placement._share(Ray, 0.0, workers) == {}
 
 
 def test_without_ray_the_mend_is_said(small, monkeypatch, cli):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr(places, "_kept", [])
+    monkeypatch.setattr(ray_placement, "_kept", [])
     code, _, err = cli("run", small, "--set", "engine.name=cluster")
     assert (code, err.count("\n")) == (2, 1)
     assert "engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': pip install 'ray>=2.59'" in err
@@ -149,8 +150,10 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
     import ray
 
     filled, events, deaths = [], [], []
-    fill = places.Reservation.fill
-    monkeypatch.setattr(places.Reservation, "fill", lambda place, clients: (fill(place, clients), filled.append(place)))
+    fill = ray_placement.Reservation.fill
+    monkeypatch.setattr(
+        ray_placement.Reservation, "fill", lambda place, clients: (fill(place, clients), filled.append(place))
+    )
     ray.shutdown()  # so that a place is filled
     head, second = nodes.list_all_nodes()
 
@@ -176,7 +179,7 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
 
 
 def test_a_run_folder_that_a_worker_does_not_see_is_said(small, nodes, monkeypatch):
-    monkeypatch.setattr(cluster.Path, "touch", lambda path: None)  # the driver's file is then on no node
+    monkeypatch.setattr(ray_engine.Path, "touch", lambda path: None)  # the driver's file is then on no node
     with pytest.raises(RunError, match=r"part: worker process \d+ on node [\d.:a-f]+ does not see this folder, and clients"):
         fedmutual.run(on_cluster(small, nodes.address), "part")
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedmutual.engines import joining
+from fedmutual.engines import ray_init
 from fedmutual.errors import ConfigError
 
 START = """
@@ -72,7 +72,7 @@ def test_a_ray_that_asks_for_no_token_is_refused(version, monkeypatch):
     old = SimpleNamespace(__version__=version, _private=SimpleNamespace(ray_constants=constants))
     monkeypatch.setitem(sys.modules, "ray", old)
     with pytest.raises(ConfigError, match=rf"Ray {version} anybody .* can run code; pip install 'ray>=2.59', which asks"):
-        joining.import_ray()
+        ray_init.import_ray()
 
 
 @pytest.mark.parametrize("version", ["2.59.0", "2.60.0", "3.0.0.dev0"])
@@ -80,7 +80,7 @@ def test_a_ray_that_asks_for_one_is_taken(version, monkeypatch):
     constants = SimpleNamespace(RAY_ENABLE_UV_RUN_RUNTIME_ENV=False)
     new = SimpleNamespace(__version__=version, _private=SimpleNamespace(ray_constants=constants))
     monkeypatch.setitem(sys.modules, "ray", new)
-    assert joining.import_ray() is new
+    assert ray_init.import_ray() is new
 
 
 def test_a_token_of_the_users_is_left_as_it_is(monkeypatch):
@@ -93,11 +93,11 @@ def test_a_token_of_the_users_is_left_as_it_is(monkeypatch):
 
     ray = SimpleNamespace(init=init, _private=SimpleNamespace(ray_constants=constants))
     monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
-    joining.start_local_cluster(ray, 1)
+    ray_init.start_local_cluster(ray, 1)
     monkeypatch.delenv("RAY_AUTH_TOKEN")
-    joining.start_local_cluster(ray, 1)
+    ray_init.start_local_cluster(ray, 1)
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "token.txt")
-    joining.start_local_cluster(ray, 1)
+    ray_init.start_local_cluster(ray, 1)
     (mine, fresh, path) = seen
     assert (mine, path) == (("mine", False, False), (None, False, False))
     assert len(fresh[0]) == 64

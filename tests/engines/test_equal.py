@@ -26,7 +26,7 @@ from fedmutual.algorithms import (
     ProxyFL,
 )
 from fedmutual.core import Algorithm, Schedule
-from fedmutual.records.events import Noted, PhaseDone
+from fedmutual.events import Noted, PhaseDone
 from peers import nodes, run
 from toy import ENGINES, EXACT, Exchange, Spare, client, difference, federation, first_state, mlp, weights
 

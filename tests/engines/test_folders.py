@@ -8,7 +8,7 @@ import torch
 
 import fedmutual
 import forked
-from fedmutual.records.checkpoint import COMMIT, sweep
+from fedmutual.rundir.checkpoint import COMMIT, sweep
 
 WARM = """
 from dataclasses import dataclass, replace
@@ -92,7 +92,7 @@ def test_an_extension_of_a_damaged_state_leaves_the_finished_run_as_it_was(small
 
 def test_a_second_process_is_turned_away(small, cli):
     folder = small.parent / "runs/small"
-    imports = "from fedmutual.records.folder import held\nfrom pathlib import Path\nimport time\n"
+    imports = "from fedmutual.rundir.folder import held\nfrom pathlib import Path\nimport time\n"
     hold = f"{imports}with held(Path({str(folder)!r})):\n"
     code = hold + " print('held', flush=True); time.sleep(60)"
     out, err = small.parent / "out.txt", small.parent / "err.txt"

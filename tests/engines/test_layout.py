@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedmutual.algorithms import Independent
-from fedmutual.records.checkpoint import load_client, save_client
+from fedmutual.rundir.checkpoint import load_client, save_client
 from fedmutual.stepping import laid_as, work
 from toy import Rows, at, client, difference, weights
 

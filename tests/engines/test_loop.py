@@ -10,8 +10,8 @@ from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.core import Algorithm, Diverged
 from fedmutual.engines.base import score
 from fedmutual.engines.loop import draw_participants
+from fedmutual.events import Failed, Finished, PhaseDone, RoundDone, Started
 from fedmutual.losses import Classification
-from fedmutual.records.events import Failed, Finished, PhaseDone, RoundDone, Started
 from toy import ENGINES, Absent, Count, Rows, Spare, at, client, difference, federation, mlp, server, weights
 
 E = {"local_epochs": 1, "batch_size": 8}

@@ -8,8 +8,8 @@ import torch
 import fedmutual
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import parse_config
-from fedmutual.records.events import Replied
-from fedmutual.records.files import read_tensors
+from fedmutual.events import Replied
+from fedmutual.rundir.files import read_tensors
 from toy import difference
 
 NORMED = """

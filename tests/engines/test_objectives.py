@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import fedmutual
-from fedmutual.building import build
 from fedmutual.core import At
 from fedmutual.engines.base import participate
+from fedmutual.federation.build import build
 from fedmutual.stepping import work
 from kills import same, trial, whole_run
 from objectives import CODE, CONFIG, NUMBERS, write

@@ -11,16 +11,16 @@ import torch
 
 import fedmutual
 import forked
-from fedmutual import runs
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
 from fedmutual.engines import processes
-from fedmutual.engines.choice import Workload, choose_engine
+from fedmutual.engines.assignment import WorkerLost, assign_clients
 from fedmutual.engines.processes import Processes
-from fedmutual.engines.spread import WorkerLost, assign_clients
-from fedmutual.engines.wire import Unportable
+from fedmutual.engines.rpc import Unportable
+from fedmutual.engines.select import Workload, choose_engine
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.records.events import Failed, Replied, Started
+from fedmutual.events import Failed, Replied, Started
+from fedmutual.studies import run
 from toy import Ready, client, echo, killed, odd, pid, refused
 
 E = {"local_epochs": 1, "batch_size": 8}
@@ -145,7 +145,7 @@ def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, 
 
 def test_a_worker_that_dies_before_the_first_round_is_replaced(small, monkeypatch):
     """One that was used before, say, and was dying when it was taken."""
-    describe, killed = runs._describe, []
+    describe, killed = run._describe, []
 
     def described(*about):
         if not killed:
@@ -154,7 +154,7 @@ def test_a_worker_that_dies_before_the_first_round_is_replaced(small, monkeypatc
             killed[0].join()
         describe(*about)
 
-    monkeypatch.setattr(runs, "_describe", described)
+    monkeypatch.setattr(run, "_describe", described)
     config = fedmutual.load_config(small, rounds=1, **{"engine.name": "processes", "engine.workers": 2})
     assert fedmutual.run(config, "one").summary["rounds"] == 1
 

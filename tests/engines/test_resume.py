@@ -2,7 +2,7 @@
 
 import fedmutual
 from fedmutual.config import parse_config
-from fedmutual.records.events import Noted
+from fedmutual.events import Noted
 from kills import same, trial
 
 

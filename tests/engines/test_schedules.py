@@ -6,7 +6,7 @@ import pytest
 
 import fedmutual
 from fedmutual.algorithms import FML
-from fedmutual.records.events import Replied
+from fedmutual.events import Replied
 
 ROUNDS = 4
 SHAPES = {  # from 0.9 to 0.3

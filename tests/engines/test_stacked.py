@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import fedmutual
-from fedmutual import building
-from fedmutual.compare import compare
 from fedmutual.core import Diverged
 from fedmutual.data.rows import ResidentBatches
 from fedmutual.errors import DataError
-from fedmutual.records.events import Finished, Replied
-from fedmutual.records.files import read_tensors
+from fedmutual.events import Finished, Replied
+from fedmutual.federation import build
+from fedmutual.rundir.files import read_tensors
+from fedmutual.studies.compare import compare
 from toy import difference
 
 
@@ -40,7 +40,7 @@ def test_a_run_is_that_of_one_process_but_for_rounding(small):
 
 
 def test_batches_are_gathered_for_all_clients_at_once(small):
-    made = building.build(loaded(small))
+    made = build.build(loaded(small))
     batches = []
     for id in made.clients:
         client = made.client(id)
@@ -210,10 +210,10 @@ def test_on_a_gpu_what_is_slower_together_is_stepped_one_after_the_other(small, 
 
 
 def test_paces_are_of_steps_on_copies(small):
-    from fedmutual.building import build
     from fedmutual.core import At
     from fedmutual.engines.group import PhaseInput
-    from fedmutual.engines.trial import time_steps
+    from fedmutual.engines.probe import time_steps
+    from fedmutual.federation.build import build
     from fedmutual.stepping import own
 
     def parts(**changes):

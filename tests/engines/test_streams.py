@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from fedmutual.algorithms import FML
+from fedmutual.engines.cuda_streams import InterleavedSteps
 from fedmutual.engines.group import PhaseInput
-from fedmutual.engines.streams import InterleavedSteps
 from fedmutual.stepping import own, work
 from toy import Count, Rows, at, client, difference, mlp, server
 

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from torch import Tensor, hub, nn
 
 from fedmutual import models
-from fedmutual.downloads import PATIENCE
 from fedmutual.errors import ConfigError
 from fedmutual.models import imagenet
+from fedmutual.network_timeout import PATIENCE
 
 KEY = "model.pretrained"
 COLOURS = (3, 96, 96)

@@ -33,9 +33,9 @@ def run_sites(file: Path, sites: Mapping[str, Path], server: Path) -> dict[str, 
 
     file: FEDERATION.toml. sites: the site.toml of each. server: the server's folder of this federation.
     """
-    from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.coordinator import Coordinator
-    from fedmutual.engines.sites.half import SiteRuntime, read_site_file
+    from fedmutual.sites import contract as contracts
+    from fedmutual.sites.coordinator import Coordinator
+    from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
     from wards import Desk
 
     contract = contracts.read_submitted_contract(file)

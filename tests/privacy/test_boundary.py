@@ -9,9 +9,9 @@ import torch
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.boundary import Refused, release
 from fedmutual.engines.base import EvalSpec, evaluate_client
+from fedmutual.events import PhaseDone, Replied
+from fedmutual.federation.boundary_exempt import find_exempt_tensors
 from fedmutual.losses import Classification
-from fedmutual.records.events import PhaseDone, Replied
-from fedmutual.twins import find_exempt_tensors
 from toy import FEATURES, Rows, client, federation, mlp, server, weights
 
 E = {"local_epochs": 1, "batch_size": 8}

@@ -3,7 +3,7 @@
 import pytest
 
 import fedmutual
-from fedmutual.records.logs import read_lines
+from fedmutual.rundir.logs import read_lines
 from fedmutual.scores import LEAST_ROWS, coarse_accuracy
 
 NEVER_TOLD = {"examples", "loss", "recall", "auroc", "majority", "balanced_accuracy"}

@@ -8,11 +8,11 @@ from scipy import stats
 from torch import nn
 
 from fedmutual.algorithms import FedAvg
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.half import SiteRuntime, read_site_file
-from fedmutual.engines.sites.post import WORK, Order, pack_message, read_answer
 from fedmutual.privacy.accountant import Steps, epsilon
 from fedmutual.privacy.secret import simulation_secret
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
 from fedmutual.stepping import work
 from noised import protected
 from toy import CLASSES, FEATURES, Rows, at, client, rows

@@ -5,12 +5,12 @@ from importlib import util
 import pytest
 import torch
 
-from fedmutual import building
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
-from fedmutual.engines.choice import Workload, choose_engine
+from fedmutual.engines.select import Workload, choose_engine
 from fedmutual.errors import ConfigError
-from fedmutual.runs import can_stack
+from fedmutual.federation import build
+from fedmutual.studies.run import can_stack
 from noised import client
 from toy import difference, federation
 
@@ -32,7 +32,7 @@ def config(nets="meme", algorithm=None, **more):
 def refused(*words, **settings):
     """The sentence by which these settings are refused."""
     with pytest.raises(ConfigError) as caught:
-        building.build(config(**settings)).client("0")
+        build.build(config(**settings)).client("0")
     sentence = str(caught.value)
     assert "\n" not in sentence
     for word in words:
@@ -56,7 +56,7 @@ def moving(start, end, shape="linear", **more):
 )
 def test_a_meme_that_is_taught_is_refused(algorithm, round):
     refused("beta = 1 in every round", f"in round {round}", "without noise", "'both'", algorithm=algorithm)
-    building.build(config("both", algorithm))
+    build.build(config("both", algorithm))
 
 
 def test_a_client_whose_own_beta_lets_its_meme_be_taught_is_refused():
@@ -65,13 +65,13 @@ def test_a_client_whose_own_beta_lets_its_meme_be_taught_is_refused():
 
 @pytest.mark.parametrize("algorithm", [{"name": "fml", "beta": 1}, moving(1.0, 1.0), moving(1.0, 0.2, "step", at=1.0)])
 def test_a_meme_that_learns_from_labels_alone_is_taken(algorithm):
-    assert building.build(config("meme", algorithm)).client("0").privacy.nets == {"meme"}
+    assert build.build(config("meme", algorithm)).client("0").privacy.nets == {"meme"}
 
 
 def test_counts_of_examples_are_refused():
     for name in ("fedavg", "fedprox"):
         refused("weighting = 'uniform'", "how many examples", algorithm={"name": name})
-        building.build(config(algorithm={"name": name, "weighting": "uniform"}))
+        build.build(config(algorithm={"name": name, "weighting": "uniform"}))
 
 
 @pytest.mark.parametrize("name", ["fedh2l", "fedmd"])
@@ -81,7 +81,7 @@ def test_methods_whose_posteriors_leave_have_no_meme_to_noise(name):
 
 @pytest.mark.parametrize("name", ["independent", "centralised"])
 def test_what_leaves_nothing_needs_no_noise_and_says_so(name):
-    made = building.build(config(algorithm={"name": name}))
+    made = build.build(config(algorithm={"name": name}))
     assert made.client(made.clients[0]).privacy is None
     assert any("'privacy.nets' has no effect" in note for note in made.plan({}).notes)
 
@@ -90,7 +90,7 @@ def test_batchnorm_is_refused_in_student_and_teacher():
     for model in ({"shared": "resnet18"}, {"shared": "mlp", "personal": "resnet18"}):
         for nets in ("meme", "both"):
             refused("BatchNorm2d", "resnet18-gn", nets=nets, model=model)
-    building.build(config(model={"shared": "resnet18-gn"})).client("0")
+    build.build(config(model={"shared": "resnet18-gn"})).client("0")
 
 
 def test_settings_that_void_epsilon_are_refused():
@@ -120,7 +120,7 @@ def test_an_algorithm_that_nobody_has_looked_at_is_refused(tmp_path, monkeypatch
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     refused("nobody has shown", "mine:Plain", algorithm={"name": "mine:Plain", "weighting": "uniform"})
-    made = building.build(config(algorithm={"name": "mine:Ready", "weighting": "uniform"}))
+    made = build.build(config(algorithm={"name": "mine:Ready", "weighting": "uniform"}))
     assert made.noised == {"meme"}
 
 
@@ -131,12 +131,12 @@ def test_a_missing_extra_is_named(monkeypatch):
 
 
 def test_keys_without_effect_are_said():
-    notes = building.build(config("none", privacy={"clip": 2.0})).plan({}).notes
+    notes = build.build(config("none", privacy={"clip": 2.0})).plan({}).notes
     assert any("'privacy.clip', 'privacy.sigma'" in note for note in notes)
 
 
 def test_what_epsilon_does_not_count_is_said():
-    said = [note for note in building.build(config()).plan({}).notes if "epsilon" in note]
+    said = [note for note in build.build(config()).plan({}).notes if "epsilon" in note]
     assert len(said) == 1
     assert "scores" in said[0]
 

@@ -9,9 +9,9 @@ import torch
 import fedmutual
 from fedmutual.engines import loop
 from fedmutual.errors import RunError
-from fedmutual.records import best
-from fedmutual.records.best import Keep, merit, offer, settle
-from fedmutual.records.events import Score
+from fedmutual.events import Score
+from fedmutual.rundir import best
+from fedmutual.rundir.best import Keep, merit, offer, settle
 
 KEEP = ("--set", "records.keep_best=true")
 

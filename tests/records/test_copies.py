@@ -3,7 +3,7 @@
 import pytest
 
 import fedmutual
-from fedmutual.records.logs import METRICS, read_lines
+from fedmutual.rundir.logs import METRICS, read_lines
 
 
 def own(run, round, model):

@@ -3,9 +3,9 @@
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual.records.events import Finished
-from fedmutual.records.logs import read_lines, rewind
-from fedmutual.records.text import TextLog
+from fedmutual.events import Finished
+from fedmutual.rundir.logs import read_lines, rewind
+from fedmutual.rundir.text import TextLog
 
 WHOLE = b'{"round": 1}\n{"round": 2}\n'
 

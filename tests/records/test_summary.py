@@ -3,7 +3,7 @@
 import pytest
 
 from fedmutual.config import parse_config
-from fedmutual.records.summary import summarise
+from fedmutual.rundir.summary import summarise
 
 
 def line(round, *scores):

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual.report import crossed
+from fedmutual.report import traffic
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.ledger import columns
 from fedmutual.report.lines import Transfer
@@ -82,8 +82,8 @@ def test_a_run_of_ten_thousand_rounds_takes_little_memory_and_few_lines(tmp_path
     assert len(run.ledger.round) == 80_000
     assert kept < 10_000_000  # a record a line took 80 MB
     [comparison] = comparisons([run])
-    assert [c.text for c in crossed.bytes_by_method(comparison).rows[0][2:]] == ["1.4 kB", "4.2 kB", "56.5 MB", "169.4 MB"]
-    by_round = crossed.bytes_by_round(comparison)
+    assert [c.text for c in traffic.bytes_by_method(comparison).rows[0][2:]] == ["1.4 kB", "4.2 kB", "56.5 MB", "169.4 MB"]
+    by_round = traffic.bytes_by_round(comparison)
     assert [[c.text for c in row] for row in by_round.rows] == [["1 to 10000", "5.6 kB", "16.9 kB"]]
     assert list(csv.reader(io.StringIO(by_round.csv)))[1:] == [["1", "10000", "5648", "16944"]]
 
@@ -110,7 +110,7 @@ def methods(tmp_path):
 
 
 def test_the_seed_set_stands_apart_and_local_steps_are_told(methods):
-    table = crossed.bytes_by_method(methods)
+    table = traffic.bytes_by_method(methods)
     assert [c.title for c in table.columns[2:]] == [
         "A client in a round: up",
         "A client in a round: down",
@@ -125,5 +125,5 @@ def test_the_seed_set_stands_apart_and_local_steps_are_told(methods):
     assert found["FedH2L"] == [f"3 tensors, 129 numbers; {once}", "60 B", "90 B", "n/a", "768 B", "1.1 kB", "1.5 kB"]
     assert found["AGG"] == [f"nothing; {once}", "0 B", "0 B", "n/a", "0 B", "0 B", "1.5 kB"]
     assert found["FedAvg"][1:] == ["72 B", "64 B", "14 B", "864 B", "768 B", "0 B"]
-    by_round = crossed.bytes_by_round(methods)
+    by_round = traffic.bytes_by_round(methods)
     assert [[c.text for c in row][:3] for row in by_round.rows] == [["start", "48 B", "48 B"], ["1 to 4", "180 B", "270 B"]]

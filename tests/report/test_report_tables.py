@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedmutual.report import accuracy, crossed, holdings, measures, provenance, tables
+from fedmutual.report import accuracy, holdings, measures, provenance, tables, traffic
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.curves import data_table, pictures, thin
 from fedmutual.report.runs import read_runs
@@ -298,7 +298,7 @@ def test_more_clients_than_classes_run_down_the_page(tmp_path):
 
 def test_bytes(two_seeds):
     # the made ledger: 64 bytes down and up, FedAvg 8 more up; 3 clients, 2 rounds
-    table = crossed.bytes_by_method(two_seeds)
+    table = traffic.bytes_by_method(two_seeds)
     assert [[c.text for c in row] for row in table.rows] == [
         ["FML", "2 tensors, 16 numbers", "64 B", "64 B", "384 B", "384 B"],
         [
@@ -311,15 +311,15 @@ def test_bytes(two_seeds):
         ],
         ["Local-only", "nothing", "0 B", "0 B", "0 B", "0 B"],
     ]
-    by_client = crossed.bytes_by_client(two_seeds)
+    by_client = traffic.bytes_by_client(two_seeds)
     assert [c.text for c in by_client.rows[0]] == ["0", "128 B", "128 B", "144 B", "128 B", "0 B", "0 B"]
-    by_round = crossed.bytes_by_round(two_seeds)
+    by_round = traffic.bytes_by_round(two_seeds)
     assert [c.text for c in by_round.rows[0]] == ["1 to 2", "192 B", "192 B", "216 B", "192 B", "0 B", "0 B"]
     assert [(r["first_round"], r["last_round"], r["FedAvg up"]) for r in records(by_round)] == [("1", "2", "216")]
 
 
 def test_tensors_that_leave(two_seeds):
-    table = crossed.tensors(two_seeds)
+    table = traffic.tensors(two_seeds)
     assert [[c.text for c in row] for row in table.rows] == [
         ["layers.0.weight", "float32", "4 × 3", "leaves", "leaves"],
         ["layers.0.bias", "float32", "4", "leaves", "leaves"],
@@ -328,9 +328,9 @@ def test_tensors_that_leave(two_seeds):
 
 
 def test_pooled_data_are_not_called_a_federation(tmp_path):
-    table = crossed.bytes_by_method(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
+    table = traffic.bytes_by_method(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
     assert table.rows[0][1].text == "everything: all data lie in one place"
-    assert table.notes == (crossed.POOLED_NOTE,)
+    assert table.notes == (traffic.POOLED_NOTE,)
 
 
 def test_curves(two_seeds):

@@ -13,10 +13,10 @@ from fedmutual.core import Phase
 from fedmutual.report.runs import read_run
 from fedmutual.reproduce import Scale, Store, experiments, measures, read_experiment, reproduce
 from fedmutual.reproduce.budget import count_budget
+from fedmutual.reproduce.cell_results import Look, looks
 from fedmutual.reproduce.cells import RESULTS, home
-from fedmutual.reproduce.kept import Traffic
-from fedmutual.reproduce.looks import Look, looks
 from fedmutual.reproduce.plan import arm_config, jobs
+from fedmutual.reproduce.result import Traffic
 from fedmutual.reproduce.spent import find_budget, spent
 from made_results import result
 

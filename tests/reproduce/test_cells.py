@@ -4,9 +4,9 @@ import pytest
 
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce import Scale, Store, experiments, read_experiment
+from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.cells import home
 from fedmutual.reproduce.claims import judge
-from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import jobs
 
 IDS = ["table1", "v1-tables", "curves", "dh", "mh", "oh", "newcomer", "rounds", "v1-local", "catfish", "alphabeta"]

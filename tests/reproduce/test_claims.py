@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.reproduce import Scale, read_experiment
+from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.claims import judge
-from fedmutual.reproduce.kept import Ends, Traffic
-from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.pooling import pool
+from fedmutual.reproduce.prose import asked, verdict
+from fedmutual.reproduce.result import Ends, Traffic
 from fedmutual.reproduce.schema import Claim
 from fedmutual.reproduce.tables import verdicts
-from fedmutual.reproduce.words import asked, verdict
 from made_results import result
 
 LESS, MORE = {"sign": "less"}, {"sign": "more"}

@@ -9,8 +9,8 @@ import fedmutual
 from fedmutual import data
 from fedmutual.config.schema import RecordsConfig
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.reproduce import closeup
-from fedmutual.reproduce.closeup import close_up, features
+from fedmutual.reproduce import node_analysis
+from fedmutual.reproduce.node_analysis import close_up, features
 
 TURNED = """
 name = "turned"
@@ -75,7 +75,7 @@ def test_the_cloud_is_the_plane_of_the_largest_variance(turned):
 
 def test_a_large_cloud_is_thinned_and_its_axes_are_not(turned, monkeypatch):
     whole = close_up(turned, "0").cloud
-    monkeypatch.setattr(closeup, "POINTS", 10)
+    monkeypatch.setattr(node_analysis, "POINTS", 10)
     thin = close_up(turned, "0").cloud
     assert len(thin.points) == 10
     assert set(thin.points) < set(whole.points)
@@ -83,7 +83,7 @@ def test_a_large_cloud_is_thinned_and_its_axes_are_not(turned, monkeypatch):
 
 
 def test_points_are_kept_of_one_seed(turned, monkeypatch):
-    monkeypatch.setattr(closeup, "DRAWN", 1)
+    monkeypatch.setattr(node_analysis, "DRAWN", 1)
     assert close_up(turned, "0").cloud.points == ()
 
 
@@ -92,7 +92,7 @@ def test_separate_classes_have_a_large_silhouette(turned, monkeypatch):
         labels = next(y for _, y, *_ in examples.rows([torch.arange(len(examples))])).numpy()
         return np.eye(10)[labels] + 1e-6 * np.arange(len(labels))[:, None], labels
 
-    monkeypatch.setattr(closeup, "features", apart)
+    monkeypatch.setattr(node_analysis, "features", apart)
     assert close_up(turned, "0").cloud.silhouette > 0.99
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedmutual.reproduce import Scale, Store, experiments, pages, read_experiment
+from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.findings import TEMPLATE, Finding, find_findings, forest, render_findings
 from fedmutual.reproduce.front import marks
-from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import jobs
 from fedmutual.reproduce.printed import count_printed, printed_frame, printed_table
 from made_results import result

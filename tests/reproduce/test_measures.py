@@ -3,7 +3,7 @@
 import pytest
 
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.kept import Ends, Traffic
+from fedmutual.reproduce.result import Ends, Traffic
 from made_results import closeup, result
 
 

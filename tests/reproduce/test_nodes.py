@@ -3,10 +3,10 @@
 import pytest
 
 from fedmutual.reproduce import Scale, Store, pages, read_experiment
-from fedmutual.reproduce.kept import Ends
-from fedmutual.reproduce.looks import looks
+from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.numbers import numbers
 from fedmutual.reproduce.plan import jobs
+from fedmutual.reproduce.result import Ends
 from fedmutual.reproduce.tables import all_tables
 from made_results import closeup, result
 
@@ -116,6 +116,6 @@ def test_a_node_looked_at_closely_has_pictures(nodes, kept):
 
 
 def test_mutual_losses_are_drawn_of_the_first_rounds(nodes, kept, monkeypatch):
-    monkeypatch.setattr("fedmutual.reproduce.closeups.EARLY", 1)
+    monkeypatch.setattr("fedmutual.reproduce.node_figures.EARLY", 1)
     drawn = pages.page(nodes, looks(nodes, kept)).pictures[-1]
     assert [[p.round for p in c.points] for c in drawn.curves] == [[1], [1]]

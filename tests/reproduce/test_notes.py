@@ -5,9 +5,9 @@ import tomllib
 import pytest
 
 from fedmutual.reproduce import Store, experiments
+from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.cells import NOTES, RESULTS, home
 from fedmutual.reproduce.claims import NOT_RUN
-from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.tables import all_tables
 
 REAL = {e.id: e for e in experiments(home())}

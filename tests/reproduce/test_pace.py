@@ -2,7 +2,7 @@
 
 from fedmutual.reproduce import Scale, read_experiment
 from fedmutual.reproduce.cells import home
-from fedmutual.reproduce.pace import Pace
+from fedmutual.reproduce.eta import Pace
 from fedmutual.reproduce.plan import jobs
 
 

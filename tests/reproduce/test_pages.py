@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 from fedmutual.reproduce import Scale, Store, experiments, overview, pages, read_experiment
+from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.cells import RESULTS, home
-from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import jobs
 from made_results import MADE, result
 

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.records.folder import held
 from fedmutual.reproduce import Scale, Store, read_experiment, reproduce
+from fedmutual.rundir.folder import held
 
 INDEX = """
 title = "Table 7: turned digits"

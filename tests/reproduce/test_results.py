@@ -6,12 +6,12 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.reproduce import Scale, Store, measures, read_experiment
+from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.entries import entry
-from fedmutual.reproduce.kept import ClientResult, Ends
-from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.pages import page
 from fedmutual.reproduce.plan import jobs
-from fedmutual.reproduce.words import made, state, verdict
+from fedmutual.reproduce.prose import made, state, verdict
+from fedmutual.reproduce.result import ClientResult, Ends
 from made_results import result
 
 

@@ -6,15 +6,15 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from fedmutual.reproduce import Scale, read_experiment
+from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.claims import judge, judge_readings
-from fedmutual.reproduce.kept import Ends
-from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.measures import MEASURES, step
 from fedmutual.reproduce.pages import Page, adjust
+from fedmutual.reproduce.prose import verdict
+from fedmutual.reproduce.result import Ends
 from fedmutual.reproduce.schema import Claim, Reading
 from fedmutual.reproduce.significance import Tails, holm, several, tails
 from fedmutual.reproduce.tables import claims as claims_table
-from fedmutual.reproduce.words import verdict
 from made_results import result
 
 

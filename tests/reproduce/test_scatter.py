@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fedmutual.reproduce.figures import standalone, summary
-from fedmutual.reproduce.kept import Cloud
+from fedmutual.reproduce.result import Cloud
 from fedmutual.reproduce.scatter import MARKS, Scatter, scatter_table
 
 SVG = "{http://www.w3.org/2000/svg}"

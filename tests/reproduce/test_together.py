@@ -11,8 +11,8 @@ import forked
 from fedmutual.cli import reproduce as command
 from fedmutual.reproduce import Scale, Store, read_experiment, results
 from fedmutual.reproduce import reproduce as call
-from fedmutual.reproduce.places import claim
 from fedmutual.reproduce.plan import jobs
+from fedmutual.reproduce.run_dirs import claim
 
 
 def nothing(label):

@@ -6,8 +6,8 @@ import pytest
 
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce import Scale, experiments, read_experiment
+from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.cells import home
-from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.pages import markdown, page
 from fedmutual.reproduce.plan import jobs
 

@@ -9,13 +9,13 @@ from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.peers import agreed as owned_by
 from fedmutual.core import At
 from fedmutual.engines.base import participate
-from fedmutual.engines.sites.attempts import Attempts
-from fedmutual.engines.sites.conduct import Conduct
-from fedmutual.engines.sites.engine import SitesEngine
-from fedmutual.engines.sites.post import WORK, SiteAnswer, pack_message, read_order
-from fedmutual.engines.sites.screening import Limits
-from fedmutual.engines.sites.sizes import MessageSizes
 from fedmutual.errors import RunError
+from fedmutual.sites.attempts import Attempts
+from fedmutual.sites.conduct import Conduct
+from fedmutual.sites.engine import SitesEngine
+from fedmutual.sites.protocol import WORK, SiteAnswer, pack_message, read_order
+from fedmutual.sites.screening import Limits
+from fedmutual.sites.sizes import MessageSizes
 from puppets import Federation, Puppet
 from wards import SEEDED, Desk, halves, seeded
 

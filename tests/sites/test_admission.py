@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from fedmutual.core import Data, Diverged, Message
-from fedmutual.engines.sites import admission, half
-from fedmutual.engines.sites.diary import ROUNDS_BACK
-from fedmutual.engines.sites.disclosure import describe_disclosure
-from fedmutual.engines.sites.half import SiteRuntime, read_site_file
-from fedmutual.engines.sites.outbox import read_sent_messages
-from fedmutual.engines.sites.post import ATTEMPTS, EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer
-from fedmutual.experiment import Experiment
-from fedmutual.records.logs import METRICS, read_lines
+from fedmutual.federation.experiment import Experiment
+from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.sites import admission, site_runtime
+from fedmutual.sites.disclosure import describe_disclosure
+from fedmutual.sites.journal import ROUNDS_BACK
+from fedmutual.sites.protocol import ATTEMPTS, EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer
+from fedmutual.sites.sent_log import read_sent_messages
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
 from wards import COMMON, SITES, TELLING, contract, halves, same, site
 
 MLP = {"north": SITES["north"]}
@@ -123,14 +123,14 @@ def test_a_phase_is_done_with_one_inbox(tmp_path):
 
 def test_a_phase_that_failed_was_begun_too(tmp_path, monkeypatch):
     """Whether a site fails would be an answer as well."""
-    found, real = north(tmp_path), half.participate
+    found, real = north(tmp_path), site_runtime.participate
 
     def fails(*_):
         raise Diverged("north", 0, 0, "its loss is nan")
 
-    monkeypatch.setattr(half, "participate", fails)
+    monkeypatch.setattr(site_runtime, "participate", fails)
     assert ask(found, WORK, 0, seed=1)[0].problem == "it diverged: its loss or its weights are no longer finite"
-    monkeypatch.setattr(half, "participate", real)
+    monkeypatch.setattr(site_runtime, "participate", real)
     for half_ in (found, restarted(tmp_path)):
         assert ask(half_, WORK, 0, seed=2)[0].problem == admission.ANSWERED
     assert ask(half_, WORK, 0, seed=1)[0].problem is None  # its disk was full, say

@@ -5,14 +5,14 @@ from contextlib import suppress
 import pytest
 
 import fedmutual
-from fedmutual.engines.sites.attempts import Attempts
-from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.diary import Journal
-from fedmutual.engines.sites.outbox import read_sent_messages
-from fedmutual.engines.sites.post import ATTEMPTS, WORK, Order, read_answer
 from fedmutual.errors import RunError
-from fedmutual.records.events import Noted, PhaseDone
-from fedmutual.records.files import write_json
+from fedmutual.events import Noted, PhaseDone
+from fedmutual.rundir.files import write_json
+from fedmutual.sites.attempts import Attempts
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.journal import Journal
+from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, read_answer
+from fedmutual.sites.sent_log import read_sent_messages
 from wards import SEEDED, Desk, halves, same, seeded
 
 FEDMD = SEEDED | {"algorithm": {"name": "fedmd", "public_batch": 8, "transfer_epochs": 1}}

@@ -8,16 +8,16 @@ import torch
 
 import fedmutual
 from fedmutual.config import parse_config
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.diary import Journal
-from fedmutual.engines.sites.half import SiteRuntime, read_site_file
-from fedmutual.engines.sites.post import EXAM, WORK, Order, pack_message, read_answer
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.privacy.budget import Budget, Spent
 from fedmutual.privacy.mechanism import Release
 from fedmutual.privacy.secret import simulation_secret
-from fedmutual.records.text import told
+from fedmutual.rundir.text import told
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.journal import Journal
+from fedmutual.sites.protocol import EXAM, WORK, Order, pack_message, read_answer
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
 from wards import COMMON, SITES, Desk, contract, same, site, together, with_data
 
 PRIVATE = COMMON | {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics": "none"}, "rounds": 2}

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import LONGEST, check_agreed, find_difference, read_record
 from fedmutual.errors import ConfigError
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.consent import LONGEST, check_agreed, find_difference, read_record
 from wards import COMMON, SEEDED, SITES, accepted, contract
 
 

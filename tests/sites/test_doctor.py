@@ -16,12 +16,12 @@ import tomli_w
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
-from fedmutual.engines.sites.flare.dial import check_connection
-from fedmutual.engines.sites.flare.doctor import run_checks
-from fedmutual.engines.sites.flare.found import FLARE, check_version
-from fedmutual.engines.sites.flare.kits import open_kit, provision
 from fedmutual.errors import ConfigError
-from fedmutual.records.folder import held
+from fedmutual.rundir.folder import held
+from fedmutual.sites.flare.connectivity import check_connection
+from fedmutual.sites.flare.doctor import run_checks
+from fedmutual.sites.flare.kits import open_kit, provision
+from fedmutual.sites.flare.nvflare_import import FLARE, check_version
 from wards import contract, site
 
 LEAD, SETTINGS = "lead@example.org", b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"  # what an HTTP/2 server says first

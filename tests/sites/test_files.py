@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.half import SiteRuntime
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.site_runtime import SiteRuntime
 from wards import COMMON, SITES, accepted, contract, own, site
 
 

@@ -23,13 +23,13 @@ from nvflare.fuel.hci.server.constants import ConnProps
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.flare import archive, job, leftovers, workspace
-from fedmutual.engines.sites.flare.door import JobChecks
-from fedmutual.engines.sites.flare.kits import open_kit, provision
-from fedmutual.engines.sites.flare.launcher import isolate
-from fedmutual.engines.sites.flare.sweeper import Sweeper
 from fedmutual.errors import ConfigError, RunError, UserError
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.flare import archive, job, leftovers, workspace
+from fedmutual.sites.flare.access_control import JobChecks
+from fedmutual.sites.flare.kits import open_kit, provision
+from fedmutual.sites.flare.launcher import isolate
+from fedmutual.sites.flare.sweeper import Sweeper
 from loopback import LEAD
 from signing import deployment, repacked, submission
 from wards import contract

@@ -16,11 +16,11 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 
 from nvflare.fuel.hci.client import file_transfer
 
-from fedmutual.engines.sites.contract import read_contract
-from fedmutual.engines.sites.flare import job
-from fedmutual.engines.sites.flare.kits import open_kit
-from fedmutual.engines.sites.flare.leftovers import JOB
-from fedmutual.engines.sites.flare.session import Session
+from fedmutual.sites.contract import read_contract
+from fedmutual.sites.flare import job
+from fedmutual.sites.flare.kits import open_kit
+from fedmutual.sites.flare.leftovers import JOB
+from fedmutual.sites.flare.session import Session
 from loopback import LEAD, Loopback, loopback
 from wards import COMMON, SITES
 

@@ -15,9 +15,9 @@ from nvflare.private.defs import RequestHeader
 from nvflare.private.fed.utils.site_config import project_site_config
 from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
 
-from fedmutual.engines.sites.flare import workspace
-from fedmutual.engines.sites.flare.door import LETTER, JobChecks, _at_the_door, _no_words, _true_sender, is_allowed
-from fedmutual.engines.sites.flare.kits import open_kit, provision
+from fedmutual.sites.flare import workspace
+from fedmutual.sites.flare.access_control import LETTER, JobChecks, _at_the_door, _no_words, _true_sender, is_allowed
+from fedmutual.sites.flare.kits import open_kit, provision
 from wards import contract
 
 JOB = "0a1b2c3d-0000-4000-8000-0123456789ab"

@@ -14,11 +14,11 @@ import pytest
 from nvflare.fuel.flare_api.api_spec import InvalidJobDefinition
 from nvflare.fuel.hci.client import file_transfer
 
-from fedmutual.engines.sites.contract import read_contract
-from fedmutual.engines.sites.flare import job
-from fedmutual.engines.sites.flare.kits import open_kit
-from fedmutual.engines.sites.flare.session import Session
 from fedmutual.errors import RunError
+from fedmutual.sites.contract import read_contract
+from fedmutual.sites.flare import job
+from fedmutual.sites.flare.kits import open_kit
+from fedmutual.sites.flare.session import Session
 from loopback import LEAD, Loopback, loopback
 from wards import COMMON, SITES
 

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.coordinator import find_longest_message
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.coordinator import find_longest_message
 from wards import COMMON, SEEDED, contract
 
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
-from fedmutual.engines.sites.flare import workspace
-from fedmutual.engines.sites.flare.kits import open_kit, provision
+from fedmutual.sites.flare import workspace
+from fedmutual.sites.flare.kits import open_kit, provision
 
 MEME = 4 * (64 * 200 + 200 + 200 * 200 + 200 + 200 * 10 + 10)  # bytes of the shared "mlp" for 8 x 8 pixels, 10 classes
 SEND = """

@@ -11,8 +11,8 @@ pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra 
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 
-from fedmutual.engines.sites.flare import members
-from fedmutual.engines.sites.flare.controller import BODY, TASK, TaskPost
+from fedmutual.sites.flare import presence
+from fedmutual.sites.flare.controller import BODY, TASK, TaskPost
 
 SITES = ("north", "south", "west")
 DEADLINE = 0.6
@@ -42,7 +42,7 @@ class Flare:
 
 
 def post(folder, flare, quorum=2):
-    members.write_members(folder, dict.fromkeys(SITES, "1"))
+    presence.write_members(folder, dict.fromkeys(SITES, "1"))
     return TaskPost(flare, None, SimpleNamespace(triggered=False), folder / "wards", quorum)
 
 

@@ -10,13 +10,13 @@ import pytest
 pytest.importorskip("nvflare", reason="NVIDIA FLARE is not installed (the extra fedmutual[sites])")
 
 from fedmutual.engines.loop import Paused
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.flare import comers, members, progress, workspace
-from fedmutual.engines.sites.flare.asked import list_results
-from fedmutual.engines.sites.flare.controller import _pause
-from fedmutual.engines.sites.flare.session import Lost, Session, _answer
-from fedmutual.engines.sites.flare.watch import Watch, _connected, _heard
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.flare import presence, progress, rejoin_backoff, workspace
+from fedmutual.sites.flare.admin_protocol import list_results
+from fedmutual.sites.flare.controller import _pause
+from fedmutual.sites.flare.session import Lost, Session, _answer
+from fedmutual.sites.flare.watch import Watch, _connected, _heard
 from wards import contract
 
 
@@ -44,13 +44,13 @@ def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
     """South's connection was cut while the job began: it is not in it, and the server has not noticed."""
     folder = tmp_path / "wards"
     folder.mkdir()
-    members.write_members(tmp_path, {"north": "1", "south": "1"}, ["south"])
+    presence.write_members(tmp_path, {"north": "1", "south": "1"}, ["south"])
     _pause(folder, job("north"), NAMES)
-    members.write_members(tmp_path, {"north": "1", "south": "1"})
+    presence.write_members(tmp_path, {"north": "1", "south": "1"})
     with pytest.raises(Paused, match="south came, or came back"):
         _pause(folder, job("north"), NAMES)
     _pause(folder, job("north"), NAMES)  # it was in vain: not at once again
-    members.write_members(tmp_path, {"north": "1", "south": "2"})
+    presence.write_members(tmp_path, {"north": "1", "south": "2"})
     with pytest.raises(Paused, match="south came, or came back"):  # it was started anew
         _pause(folder, job("north"), NAMES)
 
@@ -58,20 +58,20 @@ def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
 def test_no_job_is_begun_anew_for_who_is_not_of_the_federation(tmp_path):
     """East was taken out of the names, and its process still runs."""
     (tmp_path / "wards").mkdir()
-    members.write_members(tmp_path, {"north": "1", "east": "1"})
+    presence.write_members(tmp_path, {"north": "1", "east": "1"})
     _pause(tmp_path / "wards", job("north"), NAMES)
 
 
 def test_in_vain_for_one_waits_longer_each_time(tmp_path):
     out, begun = {"south": "1"}, []
     for now in range(0, 20_000, 10):
-        begun += [now] * bool(comers.list_due_sites(tmp_path, out, ("north",), now))
+        begun += [now] * bool(rejoin_backoff.list_due_sites(tmp_path, out, ("north",), now))
     assert begun[:6] == [0, 60, 180, 420, 900, 1860]
     assert begun[6:8] == [3780, 7380]  # never more than an hour
     assert (
-        comers.list_due_sites(tmp_path, {}, ("north", "south"), 20_000) == []
+        rejoin_backoff.list_due_sites(tmp_path, {}, ("north", "south"), 20_000) == []
     )  # it takes part, and what was in vain is over
-    assert comers.list_due_sites(tmp_path, out, ("north",), 20_001) == ["south"]
+    assert rejoin_backoff.list_due_sites(tmp_path, out, ("north",), 20_001) == ["south"]
 
 
 def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
@@ -82,7 +82,7 @@ def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
 
 
 def test_nobody_is_there_before_the_server_looked(tmp_path):
-    assert members.read_connected(tmp_path) == members.read_alive(tmp_path) == {}
+    assert presence.read_connected(tmp_path) == presence.read_alive(tmp_path) == {}
 
 
 def test_a_lead_reads_why_the_server_does_not_do_it():

@@ -15,11 +15,13 @@ from safetensors.torch import load, save
 
 from fedmutual.algorithms import FedH2L
 from fedmutual.algorithms.peers import agreed as owned_by
-from fedmutual.engines.sites import engine
-from fedmutual.engines.sites.coordinator import Coordinator, build_server_experiment, make_first_state
-from fedmutual.engines.sites.engine import TooFew
-from fedmutual.engines.sites.mailbox import Mailbox
-from fedmutual.engines.sites.post import (
+from fedmutual.errors import UserError
+from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.sites import engine
+from fedmutual.sites.coordinator import Coordinator, build_server_experiment, make_first_state
+from fedmutual.sites.engine import TooFew
+from fedmutual.sites.mailbox import Mailbox
+from fedmutual.sites.protocol import (
     EXAM,
     LONGEST,
     WORK,
@@ -30,9 +32,7 @@ from fedmutual.engines.sites.post import (
     read_answer,
     read_order,
 )
-from fedmutual.engines.sites.sizes import MessageSizes, limit_message
-from fedmutual.errors import UserError
-from fedmutual.records.logs import METRICS, read_lines
+from fedmutual.sites.sizes import MessageSizes, limit_message
 from wards import COMMON, SITES, Desk, contract, halves, same
 
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}

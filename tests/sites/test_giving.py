@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites import giving
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.sites import contract as contracts
+from fedmutual.sites import seedset_export
 from wards import CLASSES, SEEDED, UNLABELLED, arrays, contract, in_one_process, seeded, site, with_data
 
 
@@ -62,8 +62,8 @@ def test_data_of_the_sites_own_code_are_found_beside_its_file(tmp_path, cli):
     )
     code = f"import numpy\n\ndef load():\n    return dict(numpy.load({sites['north']['data']['root']!r}))\n"
     mine.with_name("north_rows.py").write_text(code)
-    giving.export_seedset(path, mine, tmp_path / "one")
-    giving.export_seedset(path, site(tmp_path, "north", sites["north"]), tmp_path / "other")
+    seedset_export.export_seedset(path, mine, tmp_path / "one")
+    seedset_export.export_seedset(path, site(tmp_path, "north", sites["north"]), tmp_path / "other")
     one, other = (arrays(tmp_path / place / "north.npz") for place in ("one", "other"))
     assert all(np.array_equal(one[k], other[k]) for k in one | other)
 
@@ -86,7 +86,7 @@ def test_nothing_to_give(why, tmp_path):
     sites = with_data(tmp_path)
     path = contract(tmp_path, SEEDED | common, sites, public="public")
     with pytest.raises(ConfigError) as caught:
-        giving.export_seedset(path, site(tmp_path, "north", sites["north"], **own), tmp_path / "public")
+        seedset_export.export_seedset(path, site(tmp_path, "north", sites["north"], **own), tmp_path / "public")
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "public").exists()
@@ -101,5 +101,5 @@ def test_a_file_is_whole_or_not_there(given, tmp_path, monkeypatch):
 
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(RunError, match=r"north.npz: cannot be written \(No space left on device\)"):
-        giving.export_seedset(folder / "federation.toml", folder / "north" / "site.toml", tmp_path)
+        seedset_export.export_seedset(folder / "federation.toml", folder / "north" / "site.toml", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -6,13 +6,13 @@ import pytest
 
 import fedmutual
 from fedmutual.config import parse_config
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import find_difference
-from fedmutual.engines.sites.coordinator import Coordinator
 from fedmutual.errors import ConfigError
-from fedmutual.records.files import read_tensors
-from fedmutual.records.logs import LEDGER, read_lines
-from fedmutual.records.text import told
+from fedmutual.rundir.files import read_tensors
+from fedmutual.rundir.logs import LEDGER, read_lines
+from fedmutual.rundir.text import told
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.consent import find_difference
+from fedmutual.sites.coordinator import Coordinator
 from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, together
 
 RULES = {

@@ -2,12 +2,12 @@
 
 from statistics import fmean
 
-from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.records.logs import METRICS, read_lines
 from fedmutual.report import verdict
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.provenance import subtitle
 from fedmutual.report.runs import read_runs
+from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.sites.coordinator import Coordinator
 from wards import COMMON, SITES, Desk, contract, halves
 
 PLAIN = {i: {"model": {"personal": "mlp"}, "data": own["data"]} for i, own in SITES.items()}

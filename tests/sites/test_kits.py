@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("nvflare", reason="the extra `sites` is not installed")
 
-from fedmutual.engines.sites.flare import kits, workspace
+from fedmutual.sites.flare import kits, workspace
 from wards import contract
 
 

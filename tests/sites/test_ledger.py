@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from fedmutual.engines.sites import ledger
-from fedmutual.engines.sites.outbox import LEFT
+from fedmutual.sites import ledger
+from fedmutual.sites.sent_log import LEFT
 from wards import site
 
 WEIGHT = {"name": "w", "dtype": "float32", "shape": [2, 3], "bytes": 24, "sha256": "ab" * 32}

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from fedmutual import plugins
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import find_difference
-from fedmutual.engines.sites.post import WORK, Order, pack_message, read_answer
-from fedmutual.engines.sites.schema import LimitsTable
 from fedmutual.errors import ConfigError
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.consent import find_difference
+from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
+from fedmutual.sites.schema import LimitsTable
 from wards import COMMON, SITES, contract, site
 
 SUBMITTED = {
@@ -63,7 +63,7 @@ class Context:
 
 
 def test_one_site_refuses_more_rounds_and_the_other_takes_part(tmp_path, capsys, monkeypatch):
-    executor = pytest.importorskip("fedmutual.engines.sites.flare.executor")
+    executor = pytest.importorskip("fedmutual.sites.flare.executor")
     monkeypatch.setattr(plugins, "_of_process", None)  # a site confines its process
     two = {i: SITES[i] for i in ("north", "south")}
     agreed = contract(tmp_path, COMMON, two).rename(tmp_path / "agreed.toml")

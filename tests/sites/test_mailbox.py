@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from fedmutual.engines.sites.mailbox import Mailbox
-from fedmutual.engines.sites.post import EXAM, WORK, Limit, MalformedMessage, Order, SiteAnswer, pack_message
+from fedmutual.sites.mailbox import Mailbox
+from fedmutual.sites.protocol import EXAM, WORK, Limit, MalformedMessage, Order, SiteAnswer, pack_message
 from wards import halves, seeded
 
 DECLARED = {"x": (torch.float32, (2,))}

@@ -11,13 +11,16 @@ import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.core import Message
 from fedmutual.engines.base import participate
-from fedmutual.engines.sites import admission, diary, outbox
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import find_difference
-from fedmutual.engines.sites.coordinator import Coordinator, build_server_experiment, make_first_state
-from fedmutual.engines.sites.engine import TooFew
-from fedmutual.engines.sites.half import SiteRuntime
-from fedmutual.engines.sites.post import (
+from fedmutual.errors import RunError, UserError
+from fedmutual.events import Noted
+from fedmutual.rundir.logs import LEDGER, METRICS, read_lines
+from fedmutual.rundir.text import told
+from fedmutual.sites import admission, journal, sent_log
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.consent import find_difference
+from fedmutual.sites.coordinator import Coordinator, build_server_experiment, make_first_state
+from fedmutual.sites.engine import TooFew
+from fedmutual.sites.protocol import (
     EXAM,
     MalformedMessage,
     Order,
@@ -27,10 +30,7 @@ from fedmutual.engines.sites.post import (
     read_answer,
     read_order,
 )
-from fedmutual.errors import RunError, UserError
-from fedmutual.records.events import Noted
-from fedmutual.records.logs import LEDGER, METRICS, read_lines
-from fedmutual.records.text import told
+from fedmutual.sites.site_runtime import SiteRuntime
 from wards import COMMON, SITES, TELLING, Desk, contract, halves, own, same, site, together
 
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
@@ -161,7 +161,7 @@ def test_a_second_answer_is_ignored(tmp_path):
 def test_a_full_disk_costs_the_site_its_round_and_nothing_else(tmp_path, monkeypatch):
     """What was not saved is undone: the site goes on from the round before."""
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=MLPS), MLPS)
-    real, full = diary.write_tensors, [False]
+    real, full = journal.write_tensors, [False]
 
     def write(path, *rest):
         if full[0] and "west" in str(path):
@@ -172,7 +172,7 @@ def test_a_full_disk_costs_the_site_its_round_and_nothing_else(tmp_path, monkeyp
         if type(event).__name__ == "RoundDone":
             full[0] = event.round == 1
 
-    monkeypatch.setattr(diary, "write_tensors", write)
+    monkeypatch.setattr(journal, "write_tensors", write)
     notes, rounds = run(tmp_path, Desk(sites), agreed, watch)
     assert rounds == [1, 3]
     assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
@@ -202,7 +202,7 @@ def test_a_network_of_its_own_that_raises_costs_the_site_its_round_and_nothing_e
         notes, rounds = run(tmp_path / what, desk(sites), agreed)
         assert rounds == [1, 3]
         kept[what] = fedmutual.Run(sites["west"].folder).personal_model("west").state_dict()
-        monkeypatch.setattr("fedmutual.engines.sites.half.participate", fails)
+        monkeypatch.setattr("fedmutual.sites.site_runtime.participate", fails)
     assert notes == ["note in round 2: site 'west' is left out: it could not do its part; its operator reads why"]
     assert said == ["round 2: MemoryError: unable to allocate 3 GiB"]
     assert same(kept["raised"], kept["away"])
@@ -215,7 +215,7 @@ def test_what_cannot_be_written_down_does_not_leave(tmp_path, monkeypatch):
     def full(*_, **__):
         raise RunError("ledger: cannot be written (No space left on device)")
 
-    monkeypatch.setattr(outbox, "append", full)
+    monkeypatch.setattr(sent_log, "append", full)
     with pytest.raises(RunError, match="No space left"):
         north.do(pack_message(Order("work", 0, 0), north.experiment.server()))
 
@@ -227,7 +227,7 @@ def test_asked_again_answers_as_before_and_trains_nothing_twice(tmp_path):
     first = north.do(asked)
     again = SiteRuntime(agreed, own(site(tmp_path, "north", MLPS["north"])))  # started anew
     assert again.do(asked) == north.do(asked) == first
-    assert len(outbox.read_sent_messages(north.folder)) == 3  # every answer that left is written down, the repeated ones too
+    assert len(sent_log.read_sent_messages(north.folder)) == 3  # every answer that left, the repeated ones too
 
 
 def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
@@ -285,7 +285,7 @@ def test_seven_of_ten_classes_and_a_network_of_its_own(tmp_path):
     mine["west"] = {**seven, "data": {**seven["data"], "labels": labels}}
     found = {i: SiteRuntime(agreed, own(site(tmp_path, i, mine[i]))) for i in mine}
     run(tmp_path, Desk(found), agreed)
-    names = {t["name"] for line in outbox.read_sent_messages(found["west"].folder) for t in line["tensors"]}
+    names = {t["name"] for line in sent_log.read_sent_messages(found["west"].folder) for t in line["tensors"]}
     assert names == {"features.fc1.weight", "features.fc1.bias", "features.fc2.weight", "features.fc2.bias"}
     server = (tmp_path / "server" / "config.toml").read_text() + json.dumps(fedmutual.Run(tmp_path / "server").summary)
     assert "0.02" not in server  # west's learning rate
@@ -296,7 +296,7 @@ def test_a_site_that_tells_nothing(tmp_path):
     silent = {**MLPS, "west": {**MLPS["west"], "share": {"metrics": "none"}}}
     agreed, sites = halves(tmp_path, contract(tmp_path, sites=silent), silent)
     run(tmp_path, Desk(sites), agreed)
-    assert all(not line["told"] for line in outbox.read_sent_messages(sites["west"].folder))
+    assert all(not line["told"] for line in sent_log.read_sent_messages(sites["west"].folder))
     told = {s["client"] for line in read_lines(tmp_path / "server" / "metrics.jsonl") for s in line["scores"]}
     assert told == {"north", "south"}
     kept = read_lines(sites["west"].folder / "metrics.jsonl")

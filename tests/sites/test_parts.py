@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.half import build_site, read_site_file
 from fedmutual.errors import DataError, UserError
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.site_runtime import build_site, read_site_file
 from wards import CLASSES, arrays, refused, rewritten
 
 

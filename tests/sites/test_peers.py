@@ -8,23 +8,14 @@ import torch
 
 import fedmutual
 from fedmutual.config import parse_config
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.half import SiteRuntime, read_site_file
-from fedmutual.engines.sites.outbox import read_sent_messages
-from fedmutual.engines.sites.post import (
-    EXAM,
-    WORK,
-    MalformedMessage,
-    Order,
-    SiteAnswer,
-    pack_message,
-    read_answer,
-    read_order,
-)
-from fedmutual.records import text
-from fedmutual.records.events import Noted, PhaseDone
-from fedmutual.records.logs import LEDGER, read_lines
+from fedmutual.events import Noted, PhaseDone
+from fedmutual.rundir import text
+from fedmutual.rundir.logs import LEDGER, read_lines
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.protocol import EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer, read_order
+from fedmutual.sites.sent_log import read_sent_messages
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
 from wards import SEEDED, TELLING, Desk, halves, same, seeded, together
 
 B, C, OTHERS, ROUNDS = 8, 10, 2, SEEDED["rounds"]

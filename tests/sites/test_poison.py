@@ -5,10 +5,10 @@ import torch
 
 import fedmutual
 from fedmutual.engines.base import score
-from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.post import WORK, pack_message, read_answer, read_order
+from fedmutual.events import Noted
 from fedmutual.losses import Classification
-from fedmutual.records.events import Noted
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.protocol import WORK, pack_message, read_answer, read_order
 from wards import COMMON, SITES, Desk, contract, halves
 
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}

@@ -1,8 +1,8 @@
 """What the server's file says of notes: each once, with its rounds, the last ones."""
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.flare.progress import Progress, format_notes, read_progress
-from fedmutual.records.events import Noted
+from fedmutual.events import Noted
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.flare.progress import Progress, format_notes, read_progress
 from wards import contract
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import find_difference
 from fedmutual.errors import ConfigError
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.consent import find_difference
 from wards import SEEDED, UNLABELLED, accepted, changed, in_one_process, seeded
 
 

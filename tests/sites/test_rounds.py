@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.consent import find_difference
-from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.half import SiteRuntime
 from fedmutual.errors import RunError
-from fedmutual.records.logs import METRICS, read_lines
+from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.consent import find_difference
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.site_runtime import SiteRuntime
 from wards import COMMON, SITES, Desk, contract, halves, own
 
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}

@@ -5,13 +5,13 @@ import math
 import pytest
 import torch
 
-from fedmutual.engines.sites.conduct import Conduct
-from fedmutual.engines.sites.coordinator import build_server_experiment, make_first_state
-from fedmutual.engines.sites.post import SiteAnswer
-from fedmutual.engines.sites.screening import Limits, find_outliers, screen, update_norm
 from fedmutual.errors import RunError
-from fedmutual.records.checkpoint import committed, file_name, read_state
-from fedmutual.records.logs import METRICS, read_lines
+from fedmutual.rundir.checkpoint import committed, file_name, read_state
+from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.sites.conduct import Conduct
+from fedmutual.sites.coordinator import build_server_experiment, make_first_state
+from fedmutual.sites.protocol import SiteAnswer
+from fedmutual.sites.screening import Limits, find_outliers, screen, update_norm
 from puppets import Federation, element, moved
 from wards import COMMON
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 
 import fedmutual
-from fedmutual.engines.sites import contract as contracts
-from fedmutual.engines.sites.attempts import Attempts
-from fedmutual.engines.sites.conduct import Conduct
-from fedmutual.engines.sites.coordinator import Coordinator
-from fedmutual.engines.sites.half import SiteRuntime, read_site_file
-from fedmutual.engines.sites.post import ATTEMPTS, WORK, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.errors import RunError
-from fedmutual.records.checkpoint import committed, file_name, read_state
-from fedmutual.records.logs import LEDGER, METRICS, read_lines
+from fedmutual.rundir.checkpoint import committed, file_name, read_state
+from fedmutual.rundir.logs import LEDGER, METRICS, read_lines
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.attempts import Attempts
+from fedmutual.sites.conduct import Conduct
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, SiteAnswer, pack_message, read_answer
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
 from puppets import DIVERGED, Federation, healthy, moved
 from wards import COMMON, SITES, Desk, contract, halves, same, site
 

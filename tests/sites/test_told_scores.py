@@ -2,11 +2,11 @@
 
 import pytest
 
-from fedmutual.engines.sites.post import EXAM, ReleasedScore, SiteAnswer, pack_message, read_order
-from fedmutual.records.events import Known
-from fedmutual.records.logs import METRICS, read_lines
+from fedmutual.events import Known
 from fedmutual.report.html import write_report
 from fedmutual.report.lines import Score
+from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.sites.protocol import EXAM, ReleasedScore, SiteAnswer, pack_message, read_order
 from puppets import SITES, Federation, Puppet
 
 HONEST = (ReleasedScore("personal", None, "validation", {"accuracy": 0.9, "examples": 100}),)

@@ -7,7 +7,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedmutual.predicting import Prediction
+from fedmutual.studies.predict import Prediction
 
 _NEXT = 3  # further classes in the table
 

@@ -130,8 +130,8 @@ def sweep(
     """
     from fedmutual.cli.sweep import make_sweep_table, print_conclusion
     from fedmutual.config.grid import read_grid
-    from fedmutual.records.text import holdout_line
-    from fedmutual.sweeps import carry_out, plan_sweep
+    from fedmutual.rundir.text import holdout_line
+    from fedmutual.studies.sweep import carry_out, plan_sweep
 
     made = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
     folder = out_folder or Path("runs") / f"{made.name}-sweep"
@@ -277,18 +277,18 @@ def adapt(
 
     Beside it the newcomer trains from scratch, and fine-tunes. Runs go to OUT/WAY/EXAMPLES/SEED, a page to OUT/report.html.
     """
-    from fedmutual import adapting, newcomer
     from fedmutual.config import parse_override
+    from fedmutual.studies import adapt, newcomer
 
     overrides = dict(parse_override(text) for text in set or ()) | ({} if rounds is None else {"rounds": rounds})
     words = ["--data", str(data), "--examples", examples, "--seeds", str(seeds)]
     words += [word for key, value in (("--fedavg", fedavg), ("--rounds", rounds)) if value for word in (key, str(value))]
     folder, sizes = (
         out_folder or Path("runs") / f"{newcomer.name_newcomer(data, overrides)}-adapt",
-        adapting.parse_sizes(examples),
+        adapt.parse_sizes(examples),
     )
     with show_progress(format_resume_command("adapt", set, folder, str(run), *words)) as watch:
-        adapting.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
+        adapt.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
     conclude.print_adaptation(folder, folder / "report.html")
 
 
@@ -342,7 +342,7 @@ def list_(
     from fedmutual.config import reference
 
     if what == "keys":
-        from fedmutual.engines.sites import reference as of_sites
+        from fedmutual.sites import reference as of_sites
 
         print_text(f"{reference.render_page()}\n\n{of_sites.render_sites_page()}", soft_wrap=True)
         return
@@ -403,6 +403,6 @@ def _compare(
     watch: "ProgressDisplay",
     own: dict[str, Any] | None = None,
 ) -> list[Path]:
-    from fedmutual.compare import compare as compare_all
+    from fedmutual.studies.compare import compare as compare_all
 
     return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own)]

@@ -25,14 +25,15 @@ def show(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
 @app.command()
 def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     """Say in plain sentences what is wrong, or worth knowing, about the data; and whether the networks go with them."""
-    from fedmutual import building, data
+    from fedmutual import data
+    from fedmutual.federation import build
 
     config = read_config(file, set or [])
     read = data.prepare(config)
     findings = data.find_problems(config, read)
     for finding in findings:
         print_text(finding)
-    made = building.build(config, device="cpu", prepared=read)
+    made = build.build(config, device="cpu", prepared=read)
     for client in made.clients:
         made.networks(client)  # a network is made, and checked, when it is needed
     if not findings:
@@ -49,9 +50,9 @@ def give(
 
     It holds the rows that `split.public` sets apart in the site's own data, and no others. Trains nothing, sends nothing.
     """
-    from fedmutual.engines.sites import giving
-    from fedmutual.engines.sites.modules import leave_working_folders
+    from fedmutual.sites import seedset_export
+    from fedmutual.sites.modules import leave_working_folders
 
     leave_working_folders()
-    for line in giving.describe_export(giving.export_seedset(file, site, folder), folder):
+    for line in seedset_export.describe_export(seedset_export.export_seedset(file, site, folder), folder):
         print_text(line, soft_wrap=True)

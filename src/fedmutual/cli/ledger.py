@@ -6,7 +6,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from fedmutual.engines.sites import ledger
+from fedmutual.sites import ledger
 
 
 def make_ledger_table(rows: Iterable[ledger.Row]) -> Table:

@@ -34,8 +34,8 @@ def privacy(
 
     Example: `fedmutual privacy mnist.toml --epsilon 4 --set privacy.nets=both`
     """
-    from fedmutual import building
     from fedmutual.config import parse_override
+    from fedmutual.federation import build
     from fedmutual.privacy import planning
 
     given: dict[str, Any] = dict(parse_override(text) for text in set or ())
@@ -44,14 +44,14 @@ def privacy(
         _of_site(file, site, epsilon, given)
         return
     config = planning.read_config(file, given, epsilon is not None)
-    costs = planning.plan(building.build(config, device="cpu"))
+    costs = planning.plan(build.build(config, device="cpu"))
     _show(config, costs, epsilon)
     _check(config, {client: cost.epsilon(config) for client, cost in costs.items()} if epsilon is None else {})
 
 
 def _of_site(file: Path, site: Path, epsilon: float | None, given: dict[str, Any]) -> None:
     """The part of one real site, and its budget."""
-    from fedmutual.engines.sites import guarantee
+    from fedmutual.sites import guarantee
 
     plan = guarantee.plan_site(file, site, given)
     _show(plan.config, plan.costs, epsilon)

@@ -8,8 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedmutual.records.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Score, Started
-from fedmutual.records.text import TimeLeft, duration, scores_line, told
+from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Score, Started
+from fedmutual.rundir.text import TimeLeft, duration, scores_line, told
 
 LINES = 100  # of a run, at most, where there is no terminal; log.txt has a line for every evaluation
 _TIMES = 2  # that the same note is said

@@ -9,9 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedmutual.errors import ConfigError
-from fedmutual.records.events import Observer
-from fedmutual.records.files import write_bytes
-from fedmutual.records.folder import held
+from fedmutual.events import Observer
 from fedmutual.report import cells as report
 from fedmutual.report.text import count
 from fedmutual.reproduce import (
@@ -23,16 +21,18 @@ from fedmutual.reproduce import (
     overview,
     pages,
     printed,
+    prose,
     read_experiment,
     repeats,
     reproduce,
-    words,
 )
+from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.front import write_front
-from fedmutual.reproduce.looks import looks
 from fedmutual.reproduce.plan import check, tells
 from fedmutual.reproduce.results import PATIENCE
+from fedmutual.rundir.files import write_bytes
+from fedmutual.rundir.folder import held
 
 Watch = Callable[[str], Observer]
 
@@ -128,7 +128,7 @@ def _conclude(experiment: Experiment, store: Store, scale: Scale, seeds: Sequenc
     decimals = experiment.index.decimals
     for judged in told.judged:
         reading = f" ({judged.reading})" if judged.reading else ""
-        say(f"{judged.claim.text}{reading} {words.verdict(judged, decimals)}")
+        say(f"{judged.claim.text}{reading} {prose.verdict(judged, decimals)}")
     for path in pages.write(told, out):
         say(str(path))
 

@@ -18,8 +18,8 @@ _PATIENCE = 600.0  # seconds that a server may be away
 
 if TYPE_CHECKING:
     from fedmutual.core import Spec
-    from fedmutual.engines.sites.contract import Contract
-    from fedmutual.engines.sites.flare.kits import Kit as Kit_
+    from fedmutual.sites.contract import Contract
+    from fedmutual.sites.flare.kits import Kit as Kit_
 
 File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's file.", show_default=False)]
 Kit = Annotated[
@@ -46,7 +46,7 @@ def provision(
     Hand each kit to its owner, by a way that nobody else can read. OUT/authority stays with you, off line: with it anybody's
     kit can be made. Run again after adding sites: kits that are there stay as they are.
     """
-    from fedmutual.engines.sites.flare import kits
+    from fedmutual.sites.flare import kits
 
     made = kits.provision(file, out_folder, tuple(renew or ()))
     table = Table("kit", "for", "valid until")
@@ -74,11 +74,11 @@ def server(
     than those it agreed to is refused.
     """
     from fedmutual import plugins
-    from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.coordinator import find_longest_message
-    from fedmutual.engines.sites.flare import kits, run, workspace
-    from fedmutual.engines.sites.modules import leave_working_folders, modules_of_server
-    from fedmutual.records.folder import held
+    from fedmutual.rundir.folder import held
+    from fedmutual.sites import contract as contracts
+    from fedmutual.sites.coordinator import find_longest_message
+    from fedmutual.sites.flare import kits, run, workspace
+    from fedmutual.sites.modules import leave_working_folders, modules_of_server
 
     leave_working_folders(state)
     found = run.check_kind(kits.open_kit(kit), "server")
@@ -111,13 +111,13 @@ def site(
     Says first all that may leave. A job that is of another contract than the one you agreed to is refused.
     """
     from fedmutual import plugins
-    from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.coordinator import find_longest_message
-    from fedmutual.engines.sites.disclosure import describe_disclosure
-    from fedmutual.engines.sites.flare import kits, run, workspace
-    from fedmutual.engines.sites.half import SiteRuntime, read_site_file
-    from fedmutual.engines.sites.modules import leave_working_folders
-    from fedmutual.records.folder import held
+    from fedmutual.rundir.folder import held
+    from fedmutual.sites import contract as contracts
+    from fedmutual.sites.coordinator import find_longest_message
+    from fedmutual.sites.disclosure import describe_disclosure
+    from fedmutual.sites.flare import kits, run, workspace
+    from fedmutual.sites.modules import leave_working_folders
+    from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
 
     found, mine = run.check_kind(kits.open_kit(kit), "site"), read_site_file(config)
     leave_working_folders(mine.state)
@@ -147,10 +147,10 @@ def submit(
 
     It waits for the sites first; once rounds are shown Ctrl-C ends the showing only. Run it again to look on.
     """
-    from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.flare.kits import open_kit
-    from fedmutual.engines.sites.flare.run import check_kind
-    from fedmutual.engines.sites.flare.session import Session
+    from fedmutual.sites import contract as contracts
+    from fedmutual.sites.flare.kits import open_kit
+    from fedmutual.sites.flare.run import check_kind
+    from fedmutual.sites.flare.session import Session
 
     contract = contracts.read_submitted_contract(file)
     folder = out_folder or Path("runs") / contract.name
@@ -176,10 +176,10 @@ def submit(
 
 def status(file: File, kit: Kit) -> None:
     """How far a federation is, and which sites are there."""
-    from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.flare import progress
-    from fedmutual.engines.sites.flare.kits import open_kit
-    from fedmutual.engines.sites.flare.session import Session
+    from fedmutual.sites import contract as contracts
+    from fedmutual.sites.flare import progress
+    from fedmutual.sites.flare.kits import open_kit
+    from fedmutual.sites.flare.session import Session
 
     contract = contracts.read_contract(file)
     with Session(open_kit(kit)) as session:
@@ -194,9 +194,9 @@ def status(file: File, kit: Kit) -> None:
 
 def stop_federation(file: File, kit: Kit) -> None:
     """Let a federation end after the round that is under way. `fedmutual submit` lets it go on."""
-    from fedmutual.engines.sites import contract as contracts
-    from fedmutual.engines.sites.flare.kits import open_kit
-    from fedmutual.engines.sites.flare.session import Session
+    from fedmutual.sites import contract as contracts
+    from fedmutual.sites.flare.kits import open_kit
+    from fedmutual.sites.flare.session import Session
 
     name = contracts.read_contract(file).name
     with Session(open_kit(kit)) as session:
@@ -218,7 +218,7 @@ def ledger(
     Rounds in which the same left are summed up in one line.
     """
     from fedmutual.cli import ledger as tables
-    from fedmutual.engines.sites import ledger
+    from fedmutual.sites import ledger
 
     folder = ledger.find_ledger(path)
     lines = ledger.read_ledger(folder)
@@ -242,8 +242,8 @@ def doctor(
 
     Changes nothing. Exit code 0: nothing is wrong; 2: something is, and how to mend it is said.
     """
-    from fedmutual.engines.sites.flare.doctor import run_checks
-    from fedmutual.engines.sites.modules import leave_working_folders
+    from fedmutual.sites.flare.doctor import run_checks
+    from fedmutual.sites.modules import leave_working_folders
 
     leave_working_folders()
     grades = []
@@ -256,7 +256,7 @@ def doctor(
 
 def _modules(names: list[str] | None) -> list[str]:
     """The modules of --trust-module. Stops where one is no module's name."""
-    from fedmutual.engines.sites.schema import check_modules
+    from fedmutual.sites.schema import check_modules
 
     try:
         return [*check_modules(tuple(names or ()))]
@@ -271,7 +271,7 @@ def _soon(kit: "Kit_") -> str:
 
 def _dial(kit: "Kit_") -> None:
     """Stop where server and kit do not trust each other, which waiting does not mend; else say what is in the way."""
-    from fedmutual.engines.sites.flare.dial import find_obstacle
+    from fedmutual.sites.flare.connectivity import find_obstacle
 
     said, may_pass = find_obstacle(kit) or ("", True)
     if not may_pass:
@@ -281,7 +281,7 @@ def _dial(kit: "Kit_") -> None:
 
 
 def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
-    from fedmutual.engines.sites.flare import run
+    from fedmutual.sites.flare import run
 
     def ended(interrupt: KeyboardInterrupt) -> int:
         how, code = (
@@ -333,7 +333,7 @@ def _wait_for_all(contract: "Contract", there: Callable[[], Iterable[str]]) -> N
 
 def _looked_on(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
     """How far it is, over as many sessions as that takes: the server may be started anew meanwhile."""
-    from fedmutual.engines.sites.flare.session import OVER, Lost, Session
+    from fedmutual.sites.flare.session import OVER, Lost, Session
 
     until = time.monotonic() + _PATIENCE
     while True:
@@ -353,7 +353,7 @@ def _looked_on(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
 
 def _follow(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Say what is new, line by line -> how it ended."""
-    from fedmutual.engines.sites.flare import progress
+    from fedmutual.sites.flare import progress
 
     said, noted, last = "", set[str](), dict[str, Any]()
     for state in found:

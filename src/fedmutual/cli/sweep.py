@@ -14,7 +14,7 @@ from fedmutual.report.choice import Tried
 from fedmutual.report.comparison import MODELS
 from fedmutual.report.statistics import Gains
 from fedmutual.report.text import percent, points
-from fedmutual.sweeps import RESULT, Sweep
+from fedmutual.studies.sweep import RESULT, Sweep
 
 
 def make_sweep_table(found: Sweep) -> Table:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 if TYPE_CHECKING:
     from fedmutual.cli.progress import ProgressDisplay
-    from fedmutual.records.events import Score
+    from fedmutual.events import Score
 
 out, err = Console(), Console(stderr=True)
 
@@ -63,7 +63,7 @@ def show_progress(
     from fedmutual.boundary import Refused
     from fedmutual.cli.progress import ProgressDisplay
     from fedmutual.core import Disagreed, Diverged
-    from fedmutual.records.text import worst_line
+    from fedmutual.rundir.text import worst_line
 
     watch = ProgressDisplay(err, line, runs=runs) if line else ProgressDisplay(err, end=worst_line, runs=runs)
     try:

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedmutual.config import DataConfig
 from fedmutual.data.examples import ArrayExamples, Part, Published, Source, convert_array
-from fedmutual.downloads import limit_waiting, shorten_error
 from fedmutual.errors import DataError
+from fedmutual.network_timeout import limit_waiting, shorten_error
 
 VARIABLE = "FEDMUTUAL_DATA"
 CACHE = Path("~/.cache/fedmutual")

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from fedmutual.boundary import release, release_metrics
 from fedmutual.core import At, Client, Data, Message, Phase, Spec, Task
-from fedmutual.denormals import flush_denormals
-from fedmutual.engines.blame import make_user_error
+from fedmutual.engines.denormals import flush_denormals
+from fedmutual.engines.user_errors import make_user_error
+from fedmutual.events import Score
 from fedmutual.losses import Classification
-from fedmutual.records import best
-from fedmutual.records.best import Keep
-from fedmutual.records.events import Score
-from fedmutual.records.logs import METRICS, append
+from fedmutual.rundir import best
+from fedmutual.rundir.best import Keep
+from fedmutual.rundir.logs import METRICS, append
 from fedmutual.scores import Scores, coarse_accuracy
 from fedmutual.stepping import work
 

@@ -8,9 +8,8 @@ import torch
 
 from fedmutual.core import Algorithm, At, Bench, Message, Phase, Unusable
 from fedmutual.engines.base import COPY, Engine, EvalSpec, evaluate_client, participate
-from fedmutual.engines.blame import check_state, make_user_error
-from fedmutual.records.best import Keep
-from fedmutual.records.events import (
+from fedmutual.engines.user_errors import check_state, make_user_error
+from fedmutual.events import (
     Evaluated,
     Event,
     Failed,
@@ -23,6 +22,7 @@ from fedmutual.records.events import (
     Score,
     Started,
 )
+from fedmutual.rundir.best import Keep
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch.multiprocessing
 
 from fedmutual.core import Client
 from fedmutual.engines import allocator
-from fedmutual.engines.spread import WorkerLost, assign_clients
-from fedmutual.engines.wire import (
+from fedmutual.engines.assignment import WorkerLost, assign_clients
+from fedmutual.engines.rpc import (
     HostRequest,
     JobRequest,
     Make,

@@ -12,11 +12,11 @@ from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import At, Client, Message, Phase, Spec
 from fedmutual.engines.base import Reply, participate, release_reply
+from fedmutual.engines.cuda_streams import Done, InterleavedSteps, find_device
 from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identify_loss
 from fedmutual.engines.inprocess import InProcess
+from fedmutual.engines.probe import check_stackable, time_steps
 from fedmutual.engines.stack import group_alike
-from fedmutual.engines.streams import Done, InterleavedSteps, find_device
-from fedmutual.engines.trial import check_stackable, time_steps
 from fedmutual.stepping import own, rate
 
 R = TypeVar("R")

@@ -8,7 +8,7 @@ from urllib.error import HTTPError, URLError
 from torch import hub
 
 from fedmutual.core import Message
-from fedmutual.downloads import limit_waiting, shorten_error
+from fedmutual.network_timeout import limit_waiting, shorten_error
 
 PREFERRED = "IMAGENET1K_V1"  # used in papers before 2022; torchvision's later weights come from longer training
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedmutual.core import Message
-from fedmutual.downloads import shorten_error
 from fedmutual.errors import ConfigError
 from fedmutual.models import published
 from fedmutual.models.imagenet import WeightsUnavailable, fetch_weights
+from fedmutual.network_timeout import shorten_error
 
 IMAGENET = "imagenet"
 ENDINGS = (".safetensors", ".pth", ".pt")

@@ -13,9 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedmutual.errors import RunError
 from fedmutual.privacy.accountant import Steps, epsilon
 from fedmutual.privacy.mechanism import Release
-from fedmutual.records.files import sync_folder, write_bytes
-from fedmutual.records.folder import held
-from fedmutual.records.logs import append
+from fedmutual.rundir.files import sync_folder, write_bytes
+from fedmutual.rundir.folder import held
+from fedmutual.rundir.logs import append
 
 _PATIENCE = 60.0  # seconds that another federation of this site may take to write its line
 

@@ -17,7 +17,7 @@ from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase, Schedul
 from fedmutual.privacy.clipping import Job, clipped_sum
 from fedmutual.privacy.sampling import PrivateRows, Units, closed
 from fedmutual.privacy.secret import Stream, derive_key
-from fedmutual.records.checkpoint import client_state
+from fedmutual.rundir.checkpoint import client_state
 from fedmutual.stepping import gradients, seed_torch, trainable
 
 

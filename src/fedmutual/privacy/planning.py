@@ -14,7 +14,7 @@ from fedmutual.core import At, Batch, Client, Phase
 from fedmutual.engines.base import Engine
 from fedmutual.engines.loop import draw_participants
 from fedmutual.errors import ConfigError
-from fedmutual.experiment import Experiment
+from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy import rules
 from fedmutual.privacy.accountant import Steps, epsilon, sigma_for
 from fedmutual.privacy.mechanism import Mechanism

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedmutual.errors import RunError
-from fedmutual.report import accuracy, crossed, domains, holdings, measures, others, provenance, tables
+from fedmutual.report import accuracy, domains, holdings, measures, other_tasks, provenance, tables, traffic
 from fedmutual.report.cells import Table
 from fedmutual.report.comparison import Comparison, comparisons, differences
 from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seeded
@@ -152,7 +152,7 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
         else "no client has a pair to compare",
         clients=tables.clients(comparison),
         beyond=tables.beyond_accuracy(comparison),
-        others=others.other_tasks(comparison),
+        others=other_tasks.other_tasks(comparison),
         recall=tables.recall(comparison),
         curves=[
             Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.decimals))
@@ -160,8 +160,8 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
         ],
         costs=_costs(comparison, id, styles),
         holdings=holdings.who_has_what(comparison),
-        bytes=[f(comparison) for f in (crossed.bytes_by_method, crossed.bytes_by_client, crossed.bytes_by_round)],
-        tensors=crossed.tensors(comparison),
+        bytes=[f(comparison) for f in (traffic.bytes_by_method, traffic.bytes_by_client, traffic.bytes_by_round)],
+        tensors=traffic.tensors(comparison),
         runs=provenance.run_list(comparison),
         notes=provenance.notes(comparison),
         config=provenance.configuration(comparison),

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from fedmutual.report import classes, joining, measures, others
+from fedmutual.report import classes, joining, measures, other_tasks
 from fedmutual.report.comparison import POOLED, Comparison, Method, Use, comparisons
 from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Estimate, Gains, Missing, Pair, pair_clients, pair_global
@@ -33,7 +33,7 @@ def judge(comparison: Comparison) -> Verdict:
         return joining.judge(comparison)
     sentences = [s for m in comparison.methods for s in (*_method(comparison, m), *_models(comparison, m))]
     sentences += [s for m in comparison.methods if m.algorithm == "fml" for s in _rivals(comparison, m)]
-    sentences += others.sentences(comparison)
+    sentences += other_tasks.sentences(comparison)
     sentences += _beside(comparison)
     return Verdict(lead(comparison, _ways(comparison), FEDERATING), (*sentences, *comparison.remarks))
 

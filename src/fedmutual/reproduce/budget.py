@@ -12,7 +12,7 @@ from fedmutual.algorithms.local import LocalEpochs
 from fedmutual.config import Config, make_algorithm
 from fedmutual.core import Algorithm, Phase
 from fedmutual.report.comparison import POOLED
-from fedmutual.reproduce.kept import Budget
+from fedmutual.reproduce.result import Budget
 
 PARTS = ("private", "own public", "public")
 

@@ -8,10 +8,10 @@ from fractions import Fraction
 from statistics import fmean
 
 from fedmutual.report.statistics import ENOUGH, Estimate, estimate
-from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.operands import Side, Values, grain, of_cell, of_clients, sides
 from fedmutual.reproduce.pooling import pool
 from fedmutual.reproduce.schema import Claim
-from fedmutual.reproduce.sides import Side, Values, grain, of_cell, of_clients, sides
 from fedmutual.reproduce.significance import Tails, several, tails
 
 SUPPORTED, CONTRADICTED, INCONCLUSIVE = "supported", "contradicted", "inconclusive"

@@ -8,12 +8,12 @@ from typing import Any
 
 import fedmutual
 from fedmutual import numerics
-from fedmutual.records.transfer import MEASURES
 from fedmutual.report.lines import Evaluation
 from fedmutual.report.runs import Run, read_run
 from fedmutual.reproduce.budget import count_budget
-from fedmutual.reproduce.kept import Budget, ClientResult, CloseUp, Ends, Made, Result, Traffic
 from fedmutual.reproduce.plan import Job
+from fedmutual.reproduce.result import Budget, ClientResult, CloseUp, Ends, Made, Result, Traffic
+from fedmutual.rundir.transfer import MEASURES
 
 DIGITS = 5  # of an accuracy
 

@@ -6,9 +6,9 @@ from statistics import fmean
 from fedmutual.report.curves import Curve, Point
 from fedmutual.report.runs import NAMES
 from fedmutual.report.svg import SLOTS
+from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.entries import name
-from fedmutual.reproduce.kept import Result
-from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.result import Result
 
 
 def curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:

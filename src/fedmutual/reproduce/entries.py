@@ -7,8 +7,8 @@ from fedmutual.report.runs import NAMES
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce import measures
+from fedmutual.reproduce.cell_results import Look, lacks
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
-from fedmutual.reproduce.looks import Look, lacks
 from fedmutual.reproduce.schema import Arm
 
 

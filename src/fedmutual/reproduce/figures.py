@@ -13,12 +13,12 @@ from fedmutual.report.plots import draw_curves
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import fixed, percent
 from fedmutual.reproduce import measures
+from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.cells import Experiment
-from fedmutual.reproduce.closeups import closeups
 from fedmutual.reproduce.curves import curves
 from fedmutual.reproduce.forest import Forest, draw_forest
-from fedmutual.reproduce.kept import Result
-from fedmutual.reproduce.looks import Look
+from fedmutual.reproduce.node_figures import closeups
+from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.scatter import Scatter, draw_scatter, scatter_table
 
 Drawn = Picture | Scatter

@@ -8,8 +8,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedmutual.records.files import write_bytes
-from fedmutual.reproduce import words
+from fedmutual.reproduce import prose
 from fedmutual.reproduce.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judged
 from fedmutual.reproduce.entries import capital, unit
 from fedmutual.reproduce.figures import standalone
@@ -17,6 +16,7 @@ from fedmutual.reproduce.forest import Forest, Row
 from fedmutual.reproduce.pages import FIGURES, MADE, Page
 from fedmutual.reproduce.printed import ALL
 from fedmutual.reproduce.significance import stands
+from fedmutual.rundir.files import write_bytes
 
 NAME, TEMPLATE = "findings.md", "findings.md.j2"
 FIGURE = "findings.svg"
@@ -51,7 +51,7 @@ class Finding:
         """ "As the paper trains: supported: +1.2 points ...; at equal gradient steps: not run": each reading."""
         told = []
         for judged in self.readings:
-            verdict = words.verdict(judged, self.page.experiment.index.decimals)
+            verdict = prose.verdict(judged, self.page.experiment.index.decimals)
             if judged.verdict in DECIDED and not stands(judged.holm[1]):
                 verdict += ", though not after Holm's adjustment"
             told.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)

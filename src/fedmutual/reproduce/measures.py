@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedmutual.reproduce.kept import Result
+from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.schema import End
 
 MOST_EXAMPLES = 40_000  # of a test set whose step 5 decimals can tell

@@ -10,7 +10,7 @@ from torch import nn
 from fedmutual import data
 from fedmutual.core import At, Data
 from fedmutual.engines.base import ROWS, forward_in_parts
-from fedmutual.trained import Run
+from fedmutual.rundir.run import Run
 
 DRAWS = 5
 

@@ -6,9 +6,9 @@ from typing import Any
 from fedmutual.report.cells import csv_text
 from fedmutual.report.statistics import Estimate
 from fedmutual.reproduce import measures
+from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import NOT_RUN
-from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.schema import AVERAGE, End
 
 ENDS: tuple[End, ...] = ("last", "best")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from fedmutual.report.cells import Cell, Column, Table
 from fedmutual.report.text import count
-from fedmutual.reproduce import tables, words
+from fedmutual.reproduce import prose, tables
 from fedmutual.reproduce.claims import CONTRADICTED, DIVERGED, INCONCLUSIVE, NOT_RUN, SUPPORTED, TOO_SHORT
 from fedmutual.reproduce.entries import capital
 from fedmutual.reproduce.pages import MADE, Page, md_table
@@ -17,12 +17,12 @@ ORDER = (SUPPORTED, CONTRADICTED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN)
 
 def overview(told: Sequence[Page]) -> str:
     """The page as Markdown: how many verdicts came out in which way and stand after Holm, then each claim with its own."""
-    parts = [MADE, "# Every claim and its verdict", _sentence(told), md_table(counted(told), False), words.P_VALUES]
+    parts = [MADE, "# Every claim and its verdict", _sentence(told), md_table(counted(told), False), prose.P_VALUES]
     for page in told:
         if page.claims:
             index = page.experiment.index
             verdicts = tables.claims(page.claims, index.decimals)
-            parts += [f"## [{index.title}]({page.experiment.id}.md)", words.state(page.looks), md_table(verdicts, False)]
+            parts += [f"## [{index.title}]({page.experiment.id}.md)", prose.state(page.looks), md_table(verdicts, False)]
     return "\n\n".join(parts) + "\n"
 
 

@@ -11,20 +11,20 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
-from fedmutual.records.files import write_bytes
 from fedmutual.report.cells import Cell, Table
 from fedmutual.report.html import mark_prose
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import listed
-from fedmutual.reproduce import tables, words
+from fedmutual.reproduce import prose, tables
+from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import Judged, judge_readings
 from fedmutual.reproduce.entries import capital, unit
 from fedmutual.reproduce.figures import Drawn, draw, numbers_of, pictures, standalone, summary
-from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.numbers import numbers
 from fedmutual.reproduce.significance import holm
 from fedmutual.reproduce.spent import spent, spent_frame
+from fedmutual.rundir.files import write_bytes
 
 FIGURES = "figures"
 MADE = "<!-- Made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited. -->"
@@ -58,7 +58,7 @@ class Page:
     @property
     def differences(self) -> list[str]:
         """How this differs from what the paper did: what was chosen, what was shortened, what networks began with."""
-        return [*self.experiment.differences, *words.shortened(self.looks), *words.begun(self.looks)]
+        return [*self.experiment.differences, *prose.shortened(self.looks), *prose.begun(self.looks)]
 
     def figure(self, picture: Drawn) -> str:
         """The name of a picture's file."""
@@ -116,12 +116,12 @@ def markdown(told: Page, folder: Path | None = None) -> str:
         MADE,
         f"# {index.title}",
         f"{index.about} ({index.paper})",
-        f"    {words.command(told.experiment)}",
-        words.state(told.looks),
+        f"    {prose.command(told.experiment)}",
+        prose.state(told.looks),
         "## What is claimed, and the verdict",
     ]
     if told.claims:
-        parts += [md_table(tables.claims(told.claims, decimals), caption=False), words.P_VALUES]
+        parts += [md_table(tables.claims(told.claims, decimals), caption=False), prose.P_VALUES]
     else:
         parts.append("The paper claims nothing here that numbers could settle.")
     if index.supports:
@@ -136,7 +136,7 @@ def markdown(told: Page, folder: Path | None = None) -> str:
     parts += [md_table(t) for t in told.tables]
     parts.append("Ours: mean ± half of the 95 % interval (Student's t) over seeds.")
     if told.spent:
-        parts += ["## What each arm spent", md_table(told.spent), words.BUDGETS]
+        parts += ["## What each arm spent", md_table(told.spent), prose.BUDGETS]
     if told.pictures:
         parts.append("## Figures")
         parts += [f"![{summary(p)}]({told.figure(p)})\n\n*{p.title}*" for p in told.pictures]
@@ -148,8 +148,8 @@ def markdown(told: Page, folder: Path | None = None) -> str:
     if code := told.experiment.code:
         parts += ["## What the authors' public code does otherwise", _numbered(code)]
     parts.append("## Hardware and time")
-    parts.append("\n".join(f"- {line}" for line in words.made(told.looks)) or "Nothing was run yet.")
-    if commands := words.commands(told.looks):
+    parts.append("\n".join(f"- {line}" for line in prose.made(told.looks)) or "Nothing was run yet.")
+    if commands := prose.commands(told.looks):
         parts += ["Made by:", "\n".join(f"    {c}" for c in commands)]
     return "\n\n".join(parts) + "\n"
 
@@ -166,8 +166,8 @@ def _links(told: Page, folder: Path) -> list[str]:
 
 def _asked(readings: Sequence[Judged]) -> str:
     """What of which arms is compared, and when that supports the claim: of the first reading, then what others change."""
-    others = (f" {capital(j.reading)}: {words.operands(j)}." for j in readings[1:])
-    return f"{words.asked(readings[0])}.{''.join(others)}"
+    others = (f" {capital(j.reading)}: {prose.operands(j)}." for j in readings[1:])
+    return f"{prose.asked(readings[0])}.{''.join(others)}"
 
 
 def _of_run(judged: Judged, decimals: int) -> Table:
@@ -216,20 +216,20 @@ def html(told: Page) -> str:
     return environment.get_template("experiment.html.j2").render(
         id=told.experiment.id,
         index=told.experiment.index,
-        command=words.command(told.experiment),
-        state=words.state(told.looks).replace("**", ""),
+        command=prose.command(told.experiment),
+        state=prose.state(told.looks).replace("**", ""),
         claims=claims,
         verdicts=tables.claims(told.claims, decimals),
         spent=told.spent,
-        budgets=words.BUDGETS,
+        budgets=prose.BUDGETS,
         tunings=told.tunings,
-        p_values=words.P_VALUES,
+        p_values=prose.P_VALUES,
         tables=told.tables,
         figures=figures,
         differences=told.differences,
         code=told.experiment.code,
-        made=list(words.made(told.looks)),
-        commands=words.commands(told.looks),
+        made=list(prose.made(told.looks)),
+        commands=prose.commands(told.looks),
         styles=styles,
         version=version("fedmutual"),
     )
@@ -247,8 +247,8 @@ def as_json(told: Page) -> str:
         "numbers": list(numbers(told.experiment, told.looks)),
         "spent": json.loads(spent_frame(told.looks).to_json(orient="records")),
         "claims": [_claim(readings) for readings in told.claims],
-        "made": list(words.made(told.looks)),
-        "commands": words.commands(told.looks),
+        "made": list(prose.made(told.looks)),
+        "commands": prose.commands(told.looks),
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 

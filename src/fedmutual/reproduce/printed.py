@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import NOT_RUN
-from fedmutual.reproduce.looks import Look
 
 FULL, SHORTENED = "full", "shortened"
 STATES = (FULL, SHORTENED, NOT_RUN)  # the fullest first

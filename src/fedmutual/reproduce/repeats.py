@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.text import percent
-from fedmutual.reproduce.kept import Result
+from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.results import Store
 
 KEYS = ["cell", "arm", "machine"]

@@ -11,25 +11,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedmutual import data, numerics, runs
+from fedmutual import data, numerics
 from fedmutual.config import Config
 from fedmutual.core import Diverged
 from fedmutual.errors import Busy, DataError
-from fedmutual.records.events import Observer
-from fedmutual.records.folder import SUMMARY
+from fedmutual.events import Observer
 from fedmutual.report.text import count
-from fedmutual.reproduce import closeup
+from fedmutual.reproduce import node_analysis
+from fedmutual.reproduce.cell_results import lacks
 from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.collect import collect, failure
-from fedmutual.reproduce.kept import Result
-from fedmutual.reproduce.looks import lacks
+from fedmutual.reproduce.eta import Pace
 from fedmutual.reproduce.noise import under_noise
-from fedmutual.reproduce.pace import Pace
-from fedmutual.reproduce.parts import placed
-from fedmutual.reproduce.places import as_begun, claim, folder, foreign, lengthen, otherwise
 from fedmutual.reproduce.plan import Job, Scale, jobs
+from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.results import Store
-from fedmutual.trained import Run
+from fedmutual.reproduce.run_dirs import as_begun, claim, folder, foreign, lengthen, otherwise
+from fedmutual.reproduce.subset import placed
+from fedmutual.rundir.folder import SUMMARY
+from fedmutual.rundir.run import Run
+from fedmutual.studies import run
 
 Say = Callable[[str], None]
 
@@ -68,7 +69,7 @@ def reproduce(
     told, pace = Told(), Pace([j for jobs_ in planned for j in jobs_ if _unknown(store, j)])
     asked = {j.fingerprint for jobs_ in planned for j in jobs_}
     for cell, job in {job.cell.id: (job.cell, job) for job in pace.left if job.cell.about.node}.values():
-        closeup.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
+        node_analysis.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
     told.known = len(asked) - len(pace.left)
     say(f"{count(len(pace.left), 'run')} to train, {told.known} known")
     if pace.left:
@@ -111,7 +112,7 @@ def _unknown(store: Store, job: Job) -> bool:
 
 def _batches(stage: Sequence[Job]) -> Iterable[list[Job]]:
     """All at once where a stack of them fills the device better, else one after the other."""
-    if len(stage) > 1 and all(runs.can_stack(job.config) for job in stage):
+    if len(stage) > 1 and all(run.can_stack(job.config) for job in stage):
         return [list(stage)]
     return [[job] for job in stage]
 
@@ -209,7 +210,7 @@ class Work:
         begun = time.monotonic()
         if len(batch) > 1:
             with suppress(Diverged):  # which one, and why, comes out below: the others are finished by now
-                runs.run_together(configs, folders, True, observers)
+                run.run_together(configs, folders, True, observers)
         for job, config, place, observing in zip(batch, configs, folders, observers, strict=True):
             result = self._result(job, config, place, observing, len(batch))
             if _unknown(self.store, job):
@@ -220,11 +221,11 @@ class Work:
     def _result(self, job: Job, config: Config, place: Path, observing: Sequence[Observer], together: int) -> Result:
         """Train one to its end -> what is kept of it."""
         try:
-            run = runs.run(config, place, True, observing)
+            finished = run.run(config, place, True, observing)
         except Diverged as problem:
             return failure(job, place, together, str(problem))
         about = job.cell.about
-        noise = under_noise(run, about.noise) if about.noise and _shares(run) else {}
+        noise = under_noise(finished, about.noise) if about.noise and _shares(finished) else {}
         if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
             return failure(job, place, together, f"the loss under weight noise {unbounded[0]} is not finite")
-        return collect(job, place, together, noise, closeup.close_up(run, about.node) if about.node else None)
+        return collect(job, place, together, noise, node_analysis.close_up(finished, about.node) if about.node else None)

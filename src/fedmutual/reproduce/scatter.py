@@ -12,7 +12,7 @@ from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.plots import TEXT
 from fedmutual.report.svg import Styles, colour, inline
 from fedmutual.report.text import fixed, percent
-from fedmutual.reproduce.kept import Cloud
+from fedmutual.reproduce.result import Cloud
 
 SIDE, LEGEND, EDGE = 300, 110, 8  # pixels
 LINE = TEXT + 4

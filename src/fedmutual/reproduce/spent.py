@@ -7,10 +7,10 @@ import pandas as pd
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.reproduce.budget import count_budget
+from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.entries import name
-from fedmutual.reproduce.kept import Budget, Result
-from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.plan import arm_config
+from fedmutual.reproduce.result import Budget, Result
 
 KEYS = ("setting", "method", "rounds")
 NUMBERS = ("steps", "examples", "up", "down", "public")

@@ -6,14 +6,14 @@ from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.statistics import estimate
 from fedmutual.report.text import listed
 from fedmutual.reproduce import measures
+from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.cells import Experiment
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
 from fedmutual.reproduce.entries import amount, capital, entry, lost, mixed, name, unit
-from fedmutual.reproduce.looks import Look
 from fedmutual.reproduce.numbers import as_csv
+from fedmutual.reproduce.prose import p_value, verdict
 from fedmutual.reproduce.schema import AVERAGE, End, plain
 from fedmutual.reproduce.tuning import Tuning
-from fedmutual.reproduce.words import p_value, verdict
 
 LAST: End = "last"
 BEST: End = "best"

@@ -1,0 +1,59 @@
+"""From a configuration to an experiment: data read, everything that is named made once, and checked."""
+
+from collections.abc import Mapping
+
+import torch
+
+from fedmutual import data
+from fedmutual.config import Config, make_algorithm
+from fedmutual.core import Message
+from fedmutual.data.federation import Gather
+from fedmutual.errors import ConfigError
+from fedmutual.federation.experiment import Experiment
+from fedmutual.federation.networks import Networks, Pretrained
+from fedmutual.federation.validate import check_clients, check_experiment
+from fedmutual.rundir.checkpoint import shared_state
+
+
+def build(
+    config: Config,
+    device: str | None = None,
+    prepared: Mapping[str, data.Prepared] | None = None,
+    begun: Message | None = None,
+    pretrained: Pretrained | None = None,
+    gathered: Gather | None = None,
+) -> Experiment:
+    """Read the data, unless they are prepared, and check that everything the configuration names can be made.
+
+    begun: what a run that goes on began with, where that was another run's model; else it is read from `model.weights`.
+    pretrained: likewise what its networks began with; what is not in it is read from where `model.pretrained` says.
+    gathered: as `data.load` takes it.
+
+    Raises:
+        UserError: in one sentence, what cannot.
+    """
+    federation = data.load(config, prepared, gathered)
+    if begun is None and config.model.weights is not None:
+        begun = shared_state(config.model.weights)
+    algorithm, place = make_algorithm(config), pick_device(device or config.engine.device)
+    check_clients(config, federation)
+    nets = Networks(config, federation, algorithm.scores, place, begun).begin_with(pretrained or {})
+    experiment = Experiment(config, federation, algorithm, nets)
+    check_experiment(experiment)
+    return experiment
+
+
+def pick_device(name: str) -> torch.device:
+    """The device by its name; "auto" takes a CUDA GPU, else Apple's, else the CPU."""
+    if name == "auto":
+        found = [
+            n for n, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if there
+        ]
+        return torch.device(found[0] if found else "cpu")
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device).cpu()
+    except (RuntimeError, AssertionError, NotImplementedError) as problem:
+        why = next(iter(str(problem).splitlines()), type(problem).__name__)
+        raise ConfigError(f"key 'engine.device': {name!r} cannot be used here ({why}); try 'auto' or 'cpu'") from None
+    return device

@@ -1,0 +1,285 @@
+"""What a run needs: its clients with their data, nets and optimisers, the server's first state, what is scored."""
+
+import copy
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fedmutual import data, tasks
+from fedmutual.algorithms.peers import agreed, proxied
+from fedmutual.config import Config, read_client_settings, unused
+from fedmutual.core import Algorithm, Bench, Client, Data, Message, Seeds, Task
+from fedmutual.engines.base import EvalSpec, score
+from fedmutual.engines.loop import Judge, RoundPlan
+from fedmutual.engines.select import Workload
+from fedmutual.errors import ConfigError
+from fedmutual.events import Score
+from fedmutual.federation import evaluation_sets
+from fedmutual.federation.boundary_exempt import find_exempt_tensors
+from fedmutual.federation.networks import Networks
+from fedmutual.privacy import rules
+from fedmutual.privacy.mechanism import Mechanism
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A configuration with its data and its networks."""
+
+    config: Config
+    data: data.Federation
+    algorithm: Algorithm
+    nets: Networks
+
+    @property
+    def device(self) -> torch.device:
+        """Where clients are trained."""
+        return self.nets.device
+
+    @property
+    def pooled(self) -> bool:
+        """Whether all data lie in one place: `centralised`."""
+        return self.nets.pooled
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """Who trains."""
+        return self.nets.clients
+
+    @property
+    def seeds(self) -> Seeds | None:
+        """What is agreed of the public seed set, where the algorithm has one that the clients know."""
+        public, use = self.data.public, self.algorithm.public
+        if public is None or use is None or use.server:
+            return None
+        return Seeds(public.owners, public.summary(use.labelled))
+
+    @cached_property
+    def noised(self) -> frozenset[str]:
+        """The networks that are trained with noise (`privacy.nets`)."""
+        return rules.noised_nets(self.config, self.algorithm, self.server(), self.pooled)
+
+    def server(self, members: Sequence[str] | None = None) -> Message:
+        """The server's first state: the shared tensors; of the public seed set, or of proxies, what all know; what the
+        algorithm begins with; else nothing.
+
+        members: all participants, where these clients are not all, as at a real site.
+
+        Raises:
+            ConfigError: what the algorithm begins with cannot be made.
+        """
+        outputs, scores = self.data.space.outputs, self.algorithm.scores
+        if self.seeds is not None:
+            return agreed(self.seeds.owners, outputs)
+        if "proxy" in scores:
+            return proxied(members or self.clients, outputs, self.nets.state())
+        if self.algorithm.begins is not None:
+            try:
+                return self.algorithm.begins(self.nets.shared, outputs)
+            except ValueError as problem:
+                raise ConfigError(f"key 'algorithm.name': {self.config.algorithm['name']!r}: {problem}") from None
+        return self.nets.state() if "global" in scores and not self.pooled else {}
+
+    def bench(self) -> Bench | None:
+        """What the server trains the shared model with, where the algorithm has it do so."""
+        public, use = self.data.public, self.algorithm.public
+        if public is None or use is None or not use.server:
+            return None
+        return Bench(self.nets.placed(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
+
+    def task(self, client: str) -> Task:
+        """What a client learns."""
+        return tasks.make_task(self.nets.space(client).task)
+
+    def networks(self, id: str) -> dict[str, nn.Module]:
+        """A client's networks by name, as they are before round 1. No optimiser is built, which imports `torch._dynamo`.
+
+        Raises:
+            ConfigError: a network cannot be trained: none of its parameters is trainable, or the client's batches hold one
+                example and the network needs more; or noise cannot be added to the training of these networks and rows.
+        """
+        nets, own, private = self.nets.of(id), self.config.own(id), self.rows(id)["private"]
+        if min(own.training.batch_size or self.config.training.batch_size, len(private), self._exchanged()) == 1:
+            self._check_alone(id, nets)
+        for name, net in nets.items():
+            if not self.nets.frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
+                raise ConfigError(f"the {name} network of client {id!r} has no trainable parameter; unfreeze some of it")
+        if self.noised:
+            rules.check_nets(id, nets)
+            rules.make_units(self.config, id, private)  # which raises where groups are to be protected and rows have none
+        return nets
+
+    def client(self, id: str) -> Client:
+        """One participant, as it is before round 1. Raises ConfigError as `networks` does."""
+        self._set_tf32()
+        nets, own, rows = self.networks(id), self.config.own(id), self.rows(id)
+        privacy: Mechanism | None = None
+        if self.noised:
+            privacy = rules.make_mechanism(self.config, id, self.noised, rows["private"])
+            rows["private"] = privacy.rows
+        shared = self.nets.crossing if "meme" in nets else ()
+        rate = own.optimizer.lr if own.optimizer.lr is not None else self.config.optimizer.lr
+        return Client(
+            id=id,
+            nets=nets,
+            optimizers={n: self._optimizer(net, id) for n, net in nets.items() if not self.nets.frozen(n, id)},
+            data=rows,
+            rate=rate,
+            shared=shared,
+            proxy="proxy" in self.algorithm.scores,
+            twins=find_exempt_tensors(nets, shared, self.nets.space(id).shape),
+            own=read_client_settings(self.config, id) | {"task": self.task(id)},
+            precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
+            seeds=self.seeds,
+            metrics=self.config.disclosure(id),
+            privacy=privacy,
+        )
+
+    def _set_tf32(self) -> None:
+        """For the whole process: of the clients, and of the shared model's scores, which may be another."""
+        if self.device.type == "cuda":
+            tf32 = self.config.engine.precision == "tf32"
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+
+    def work(self) -> dict[str, Workload]:
+        """What each client has to do, by the arithmetic of its networks."""
+        forward, found = self.nets.costs(), {}
+        for id in self.clients:
+            steps, examples = self._load(id)
+            a_row = 3 * forward[id]  # backwards twice a forward
+            found[id] = Workload(steps * self.config.rounds, examples * self.config.rounds * a_row)
+        return found
+
+    def _load(self, id: str) -> tuple[float, float]:
+        """Steps of a client in a round, and the examples in them."""
+        rows, own, common = len(self.rows(id)["private"]), self.config.own(id).training, self.config.training
+        first = self.algorithm.phases[0]
+        batch, steps = own.batch_size or common.batch_size, own.local_steps or getattr(first, "local_steps", None)
+        if steps is None:
+            epochs = own.local_epochs or common.local_epochs
+            return epochs * -(-rows // batch), epochs * rows
+        use = self.algorithm.public
+        exchanged = (use.batch or 0) * self._others if use else 0
+        return steps + (exchanged > 0), steps * min(batch, rows) + exchanged
+
+    def plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> RoundPlan:
+        """What the loop needs to know; `notes` come after those of the settings and the data."""
+        config = self.config
+        return RoundPlan(
+            algorithm=self.algorithm,
+            seed=config.seed,
+            rounds=config.rounds,
+            clients=self.clients,
+            notes=(
+                *self.algorithm.remarks,
+                *unused.describe_unused_keys(config, self.algorithm.scores, self.pooled),
+                *self.data.notes,
+                *evaluation_sets.describe_evaluation_rows(self.data, config.records.best_by),
+                *self.nets.notes,
+                *(w.said for w in self.nets.pretrained.values()),
+                *rules.notes(self.noised),
+                *notes,
+            ),
+            participation=config.engine.participation,
+            evaluate_every=config.records.evaluate_every,
+            exams={i: tuple(self.exams(i)) for i in self.clients},
+            seeds=self._given(),
+            homes=homes,
+            bench=self.bench(),
+        )
+
+    def judge(self) -> Judge | None:
+        """Scores the complete shared model on the test set."""
+        learned = {space.task for space in self.data.spaces.values()}
+        if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
+            return None
+        self._set_tf32()
+        net, test = self.nets.placed(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
+        task = tasks.make_task(learned.pop())
+
+        def judged(server: Message) -> Score:
+            net.load_state_dict({k: server[k] for k in self.nets.crossing})  # beside what an algorithm may remember there
+            return Score("global", None, "test", score(net, test, task))
+
+        return judged
+
+    def rows(self, id: str) -> dict[str, Data]:
+        """The rows that a client trains on and is scored on, by the names that `Client.data` has them by."""
+        found = (
+            evaluation_sets.pool_rows(self.data)
+            if self.pooled
+            else evaluation_sets.list_client_rows(self.data, id, self.algorithm)
+        )
+        return {name: rows.to(self.device) for name, rows in found.items()}
+
+    def leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
+        """All that may leave a client: phase -> name -> dtype, shape."""
+        return list_leaves(self.algorithm, self.server())
+
+    def exams(self, id: str) -> Iterable[EvalSpec]:
+        """What is scored at a client."""
+        known = self.rows(id)
+        if self.pooled:
+            found = evaluation_sets.list_pooled_evaluations(known)
+        else:
+            found = evaluation_sets.list_evaluations(
+                known, self.algorithm, self.nets.complete, self.config.records.copies, id
+            )
+        return (exam for exam in found if exam.data == "holdout" or not self._holdout_only)
+
+    @property
+    def _holdout_only(self) -> bool:
+        return self.config.records.evaluate_on == "holdout"
+
+    def _exchanged(self) -> float:
+        """The fewest public examples that a step of an exchange takes; infinity where there is none."""
+        use = self.algorithm.public
+        if use is None or use.batch is None:
+            return math.inf
+        return use.batch * (max(self._others, 1) if use.own and not use.pairs else 1)
+
+    @property
+    def _others(self) -> int:
+        """How many a client exchanges with: all that give to the public seed set, wherever they are."""
+        return len(self.clients if self.data.public is None else self.data.public.owners) - 1
+
+    def _given(self) -> dict[str, int]:
+        """Bytes of the public data that each client gives to all, where the algorithm has such."""
+        public, use = self.data.public, self.algorithm.public
+        return {} if public is None or use is None else public.bytes(use.labelled)
+
+    def _check_alone(self, id: str, nets: Mapping[str, nn.Module]) -> None:
+        """Raise ConfigError where a net cannot be trained on one example at a time, as BatchNorm over features cannot."""
+        for name, net in nets.items():
+            try:
+                copy.deepcopy(net).train()(torch.zeros(1, *self.nets.space(id).shape, device=self.device))
+            except ValueError as problem:
+                raise ConfigError(
+                    f"client {id!r} trains on one example at a time, which its {name} network cannot ({problem}); raise "
+                    "training.batch_size, or give it more examples"
+                ) from None
+
+    def _optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
+        given, own = self.config.optimizer, self.config.own(client)
+        params = [p for p in net.parameters() if p.requires_grad]
+        fused = self.device.type in ("cpu", "cuda")  # one call for all parameters
+        decay = own.optimizer.weight_decay if own.optimizer.weight_decay is not None else given.weight_decay
+        if given.name == "sgd":
+            momentum = own.optimizer.momentum if own.optimizer.momentum is not None else given.momentum
+            return torch.optim.SGD(params, lr=0.0, momentum=momentum, weight_decay=decay, fused=fused)
+        kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[given.name]
+        return kind(params, lr=0.0, weight_decay=decay, amsgrad=given.amsgrad, fused=fused)
+
+
+def list_leaves(algorithm: Algorithm, server: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:
+    """The same from the server's first state."""
+    return {
+        type(phase).__name__.lower(): {
+            name: (str(dtype).removeprefix("torch."), list(shape)) for name, (dtype, shape) in phase.leaves(server).items()
+        }
+        for phase in (*algorithm.start, *algorithm.phases)
+    }

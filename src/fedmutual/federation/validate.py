@@ -1,0 +1,229 @@
+"""What of a configuration does not go together with its data: told before anything is trained or written."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from fedmutual.config import Config
+from fedmutual.core import Public, find_head
+from fedmutual.data.examples import listed
+from fedmutual.data.federation import Federation, Space
+from fedmutual.errors import ConfigError
+from fedmutual.federation.experiment import Experiment
+from fedmutual.models.splice import find_shape_difference
+from fedmutual.privacy import rules
+from fedmutual.rundir import tensorboard
+from fedmutual.scores import is_told
+
+LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
+
+
+def check_clients(config: Config, data: Federation) -> None:
+    """Raise ConfigError where keys name a client that is not there, or networks for others than there are."""
+    clients = data.clients
+    unknown = [i for i in config.clients if i not in clients]
+    if unknown:
+        raise ConfigError(f"key 'clients.{unknown[0]}': there is no such client; there are {', '.join(clients)}")
+    personal = config.model.personal or ()
+    if len(personal) not in (0, 1, len(clients)):
+        raise ConfigError(
+            f"key 'model.personal' names {len(personal)} networks for {len(clients)} clients; "
+            "name one for all, or one for each"
+        )
+
+
+def check_experiment(experiment: Experiment) -> None:
+    """Raise ConfigError, in one sentence, where an extra is missing, or networks, shared model and public data misfit."""
+    if experiment.config.records.tensorboard:
+        tensorboard.check_installed()
+    _check_holdout(experiment)
+    _check_public(experiment)
+    _check_weights(experiment)
+    _check_shared(experiment)
+    _check_alike(experiment)
+    _check_features(experiment)
+    _check_classes(experiment)
+    _check_privacy(experiment)
+
+
+def _check_privacy(experiment: Experiment) -> None:
+    """What would void epsilon is refused."""
+    if experiment.noised:
+        config, algorithm = experiment.config, experiment.algorithm
+        rules.check_algorithm(config, algorithm, experiment.noised, experiment.server(), experiment.clients)
+
+
+def _check_holdout(experiment: Experiment) -> None:
+    """What rests on hold-out rows has them, and the shared model's scores on them where it is to be kept by these."""
+    records, of = experiment.config.records, experiment.data.clients
+    without = [i for i, shares in of.items() if shares.holdout is None]
+    asked = next((k for k in ("best_by", "evaluate_on") if getattr(records, k) == "holdout"), None)
+    if asked and without:
+        raise ConfigError(
+            f"{experiment.config.partition.file}: holds out no rows of client {without[0]!r} (records.{asked} = 'holdout'); "
+            "take the file of a run that had split.holdout = 0.1, or divide the data by another partition.kind"
+        )
+    shared = experiment.nets.complete and not experiment.pooled
+    tells = any(is_told(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in of.items())
+    if records.keep_best and records.evaluate_on == "holdout" and shared and not tells:
+        raise ConfigError(
+            "records.keep_best: no client tells its hold-out scores, and nothing else is scored, so the server cannot know "
+            "the shared model's best round; set share.metrics = 'all', or take records.keep_best out"
+        )
+
+
+def _check_public(experiment: Experiment) -> None:
+    """An algorithm that speaks of public data needs enough of them at everybody."""
+    config, public, use = experiment.config, experiment.data.public, experiment.algorithm.public
+    if use is None:
+        return
+    if public is None:
+        raise ConfigError(
+            f"algorithm {config.algorithm['name']!r} needs public data that all have agreed on; set split.public, the "
+            "fraction of each client's data that it gives to all"
+        )
+    check_enough(use, {i: len(own) for i, own in public.owners.items()})
+    if config.engine.participation < 1 and use.pairs:
+        raise ConfigError(
+            "engine.participation below 1 and algorithm.peers = 'pairs' both say who takes part in a round; set one of them"
+        )
+
+
+def check_enough(use: Public, rows: Mapping[str, int]) -> None:
+    """Raise ConfigError unless a message can speak of as many public examples as it is to. rows: of each client."""
+    who, there = "there are", sum(rows.values())
+    if use.own:
+        least = min(rows, key=lambda i: rows[i])
+        who, there = f"client {least!r} has", rows[least]
+    if (use.batch or 0) > there:
+        raise ConfigError(
+            f"{who} {there} public examples, and algorithm.public_batch is {use.batch}; raise split.public, or lower it"
+        )
+
+
+def _check_weights(experiment: Experiment) -> None:
+    config = experiment.config
+    if config.model.weights is not None and not experiment.nets.shares:
+        raise ConfigError(
+            f"key 'model.weights' has no effect: algorithm {config.algorithm['name']!r} shares no model, and personal "
+            "networks start from their own weights; set model.start = 'server', or take it out"
+        )
+
+
+def _check_shared(experiment: Experiment) -> None:
+    """What is shared has one shape at all clients."""
+    config, spaces = experiment.config, experiment.data.spaces
+    if not experiment.nets.forks or experiment.pooled:
+        return
+    first = experiment.data.space
+    one = next(iter(spaces))
+    for client, space in spaces.items():
+        columns = space.compare_columns(first)
+        if columns is not None and _takes_input(experiment):
+            raise ConfigError(
+                f"client {client!r} has {columns}, and client {one!r} {listed(first.columns or (), 3)}; what is shared "
+                "takes the input, by position: give all files the same columns in one order, or share a part that comes "
+                f"later ({LATER})"
+            )
+        if space.is_compatible(first):
+            continue
+        if config.model.part is None and not (space.numbers or first.numbers) and space.classes != first.classes:
+            raise ConfigError(
+                f"client {client!r} has {len(space.classes)} classes ({listed(space.classes, 3)}) and client {one!r} "
+                f"{len(first.classes)} ({listed(first.classes, 3)}), and the shared network is a whole one with an output a "
+                "class; name all classes in data.classes, by which labels are matched, or share a part of it ('model.part')"
+            )
+        odd = find_shape_difference(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
+        if odd is not None:
+            cause, mend = _unlike(experiment, space)
+            raise ConfigError(
+                f"what is shared differs in shape between clients {one!r} and {client!r}, {cause}: "
+                f"{odd!r} of network {config.model.shared!r}; {mend}"
+            )
+
+
+def _check_alike(experiment: Experiment) -> None:
+    """Clients' own networks are of the shared architecture, and the shared model is whole, where the algorithm needs it."""
+    algorithm, name, shared = experiment.algorithm, experiment.config.algorithm["name"], experiment.config.model.shared
+    other = next((i for i in experiment.clients if experiment.nets.personal(i) != shared), None)
+    if algorithm.alike and other is not None:
+        raise ConfigError(
+            f"algorithm {name!r} needs every client's own network to be the shared one, {shared!r}, and client {other!r} "
+            f"has {experiment.nets.personal(other)!r}; take 'model.personal' out, or choose an algorithm for networks that "
+            "differ (fml, fedproto)"
+        )
+    if algorithm.public is not None and algorithm.public.server and not experiment.nets.complete:
+        raise ConfigError(
+            f"algorithm {name!r} trains the shared model at the server, which needs all of it; take 'model.part' and "
+            "'model.batchnorm' out"
+        )
+
+
+def _check_features(experiment: Experiment) -> None:
+    """Networks end in a linear layer where the algorithm looks at what that layer takes."""
+    wanted, tried = experiment.algorithm.features, set[tuple[str, str, tuple[int, ...], int]]()
+    for client in experiment.clients if wanted else ():
+        space, named = experiment.nets.space(client), experiment.nets.named(client)
+        unlike = {(net, named[net][0], space.shape, space.outputs) for net in wanted} - tried
+        made = experiment.nets.of(client) if unlike else {}
+        for net, *_ in sorted(unlike):
+            if count_features(made[net], space.shape, experiment.device) is None:
+                network, key = named[net]
+                raise ConfigError(
+                    f"key {key!r}: network {network!r} does not end in a linear layer, whose input algorithm "
+                    f"{experiment.config.algorithm['name']!r} looks at; choose another network"
+                )
+        tried |= unlike
+
+
+def count_features(net: nn.Module, shape: tuple[int, ...], device: torch.device | None = None) -> int | None:
+    """How many numbers a network's last layer takes of an example; None where its output is not that of a linear layer."""
+    head, calls = find_head(net), list[tuple[torch.Tensor, torch.Tensor]]()
+    if head is None:
+        return None
+    with torch.no_grad(), head.register_forward_hook(lambda _, taken, given: calls.append((taken[0], given))):
+        output = net.eval()(torch.zeros(2, *shape, device=device))
+    if len(calls) != 1 or calls[0][1] is not output or calls[0][0].dim() != 2:
+        return None
+    return calls[0][0].shape[1]
+
+
+def _check_classes(experiment: Experiment) -> None:
+    """Clients have the same classes where the server's first state has something of each class."""
+    if experiment.algorithm.begins is None:
+        return
+    experiment.server()  # which may say that a setting is missing
+    first, one = experiment.data.space, next(iter(experiment.data.spaces))
+    for client, space in experiment.data.spaces.items():
+        if space.numbers or space.classes != first.classes:
+            raise ConfigError(
+                f"algorithm {experiment.config.algorithm['name']!r} holds clients' classes against each other, and client "
+                f"{client!r} has {'numbers' if space.numbers else listed(space.classes, 3)}, client {one!r} "
+                f"{listed(first.classes, 3)}; name all classes in data.classes, by which labels are matched"
+            )
+
+
+def _unlike(experiment: Experiment, space: Space) -> tuple[str, str]:
+    """Why what is shared has another shape there than at the first client, and the mend."""
+    first, nets = experiment.data.space, experiment.nets
+    if find_shape_difference(nets.shared, nets.whole(replace(space, shape=first.shape)), nets.crossing) is not None:
+        outputs = f"whose networks have {first.outputs} and {space.outputs} outputs"
+        return outputs, "share a part ('model.part') without the layer that gives the outputs"
+    shapes = f"whose examples have the shapes {list(first.shape)} and {list(space.shape)}"
+    if 1 in (len(space.shape), len(first.shape)):
+        return shapes, f"share another part ({LATER})"
+    mends = ["give all images the same number of channels"] if space.shape[0] != first.shape[0] else []
+    mends += ["resize images ('data.size')"] if space.shape[1:] != first.shape[1:] else []
+    return shapes, f"share another part ('model.part'), or {' and '.join(mends)}"
+
+
+def _takes_input(experiment: Experiment) -> bool:
+    """Whether what is shared takes a table's columns: all does, and so does a part that one more would change."""
+    space = experiment.data.space
+    wider, nets = replace(space, shape=(space.shape[0] + 1,)), experiment.nets
+    return (
+        experiment.config.model.part is None
+        or find_shape_difference(nets.shared, nets.whole(wider), nets.crossing) is not None
+    )

@@ -1,0 +1,52 @@
+"""The pictures of one node: its features under each method, its accuracy, and its losses over the rounds."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from fedmutual.report.curves import Curve, Picture
+from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.curves import curves
+from fedmutual.reproduce.entries import name
+from fedmutual.reproduce.result import Result
+from fedmutual.reproduce.scatter import Scatter
+
+LOCAL = ("local", "personal")  # what methods call the loss of the step on the node's own batch
+MUTUAL = ("kl", "ce")
+EARLY = 1000  # rounds over which the mutual losses are drawn, as the paper's figure has it
+
+
+def closeups(look: Look) -> Iterator[Picture | Scatter]:
+    """The pictures of the node that a cell names, of those runs that were looked at closely."""
+    node, tag, stem = look.cell.about.node, f" ({look.words})" if look.words else "", look.cell.name.replace("/", "-")
+    for arm, found in look.results.items():
+        for seed, closeup in [(s, r.closeup) for s, r in found.items() if r.closeup and r.closeup.cloud.points]:
+            title = (
+                f"{look.cell.title}: features of node {node}'s model, {name(arm, look.cell.shown[arm])}, seed {seed}{tag}"
+            )
+            yield Scatter(f"{stem}-features-{arm}", title, closeup.cloud)
+    title = f"{look.cell.title}: node {node}'s model on all nodes' validation data, %{tag}"
+    yield Picture(f"{stem}-validation", title, True, curves(look, _validation))
+    title = f"{look.cell.title}: node {node}, loss of the local step{tag}"
+    yield Picture(
+        f"{stem}-local-loss", title, False, tuple(c for term in LOCAL for c in curves(look, partial(_loss, term=term)))
+    )
+    title = f"{look.cell.title}: node {node}, losses of the mutual step, the first {EARLY:,} rounds{tag}"
+    yield Picture(
+        f"{stem}-mutual-loss", title, False, tuple(c for k, term in enumerate(MUTUAL) for c in _early(look, term, k))
+    )
+
+
+def _validation(result: Result) -> tuple[float, ...]:
+    return result.closeup.validation if result.closeup else ()
+
+
+def _loss(result: Result, term: str) -> tuple[float, ...]:
+    return result.closeup.losses.get(term, ()) if result.closeup else ()
+
+
+def _early(look: Look, term: str, style: int) -> Iterator[Curve]:
+    for c in curves(look, partial(_loss, term=term)):
+        points = tuple(p for p in c.points if p.round <= EARLY)
+        runs = tuple((seed, {r: v for r, v in values.items() if r <= EARLY}) for seed, values in c.runs)
+        if points:
+            yield Curve(f"{c.label}, {term.upper()}", c.slot, style, points, c.seeds, runs)

@@ -1,0 +1,171 @@
+"""What was found in plain sentences: a verdict a claim, how much was run, on what, in what time."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from fedmutual.report.statistics import Estimate
+from fedmutual.report.text import count, fixed, listed, percent
+from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judged
+from fedmutual.reproduce.entries import lost, mixed, unit
+from fedmutual.reproduce.result import Result
+from fedmutual.rundir.text import duration
+
+P_VALUES = (
+    "p is two-sided, of Student's t over seeds; of a claim of every cell or of most cells it is that so many cells agree. "
+    "Holm's adjustment makes it larger, for all verdicts of a page, or of all pages, are looked at together. A verdict is "
+    "by its own interval; one whose adjusted p is above 0.05 may be chance."
+)
+BUDGETS = (
+    "Gradient steps are those of a client's own model, or of its copy of the shared one; FML takes each step with both of "
+    "its networks. An example counts as often as a step sees it."
+)
+NAMED = 4  # so many cells left out of a mean are counted, fewer are named
+_WHERE = {"mean": "", "every": "in every {} ", "most": "in more than half of all {}s "}
+_SIGNS = {"more": "above 0", "less": "below 0"}
+
+
+def verdict(judged: Judged, decimals: int) -> str:
+    """ "supported, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
+    fallen, short = lost(judged.diverged), ", shortened" if judged.shortened and judged.verdict != TOO_SHORT else ""
+    if judged.verdict == TOO_SHORT and len(ran := {line.scale.removeprefix("shortened: ") for line in judged.run}) == 1:
+        short = f" ({ran.pop()})"
+    if judged.verdict in (NOT_RUN, DIVERGED):
+        return f"{judged.verdict}{short}: {fallen}" if fallen else judged.verdict
+    fallen = "".join(f"; {said}" for said in (mixed(judged.numerics), fallen) if said)
+    if judged.overall is None:
+        return f"{judged.verdict}: no seed of what was run has the numbers{fallen}"
+    return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_over(judged)}{fallen}"
+
+
+def difference(judged: Judged, e: Estimate, decimals: int) -> str:
+    """ "+1.20 points (95 % interval +0.40 to +2.00, 3 seeds)"."""
+    kind = unit(judged)
+
+    def told(value: float) -> str:
+        if kind == "times":
+            return f"{value:,.1f}"
+        text = percent(value, decimals) if kind == "points" else fixed(value, {"rounds": 1, "bytes": 0}.get(kind, 3))
+        return f"+{text}" if value > 0 and text.strip("0.") else text
+
+    words = {"loss": "of loss", "score": "of score"}.get(kind, kind)
+    if e.half is None:
+        return f"{told(e.mean)} {words} (one seed, so no interval)"
+    return f"{told(e.mean)} {words} (95 % interval {told(e.low)} to {told(e.high)}, {e.n} seeds)"
+
+
+def _over(judged: Judged) -> str:
+    if len(judged.lines) == 1:
+        return ""
+    pooled, noun = judged.pooled, judged.claim.per
+    of = f"{pooled} of {len(judged.lines)} {noun}s"
+    if noun == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
+        of = count(pooled, noun)
+    if len(judged.run) == 1:
+        return f", in {judged.run[0].title} alone, {of}"
+    counted = Counter(line.verdict for line in judged.run)
+    both = judged.claim.whose == "mean" and set(DECIDED) <= counted.keys()
+    against = ", which contradict each other" if both else ""
+    for apart, why in ((judged.unpaired, "for lack of common seeds"), (judged.other_lengths, "of another length")):
+        if apart:
+            of += f", without {listed(apart) if len(apart) < NAMED else f'{len(apart)} others'}, {why}"
+    return f", mean over {of}: {listed([f'{n} {word}' for word, n in counted.most_common()])}{against}"
+
+
+def p_value(p: float | None) -> str:
+    """ "0.012", "< 0.001"; "" for none."""
+    return "" if p is None else "< 0.001" if p < 0.001 else fixed(p, 3)
+
+
+def operands(judged: Judged) -> str:
+    """What of two arms is compared: "fml less fedavg", "fedavg over fedh2l"."""
+    claim, (than, elsewhere) = judged.claim, judged.claim.other
+    if claim.times is not None:
+        return f"{claim.arm} over {than}"
+    held = f"{claim.arm} less {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
+    held += f", less the same in {claim.less}" if claim.less else ""
+    best = [arm for arm, at in ((claim.arm, claim.at), (than, claim.than_at)) if at == "best"]
+    return held + (f", of {listed(best)} the best round" if best else "")
+
+
+def asked(judged: Judged) -> str:
+    """What of two arms is compared, and when that supports the claim."""
+    claim = judged.claim
+    where = _WHERE[claim.whose].format(claim.per)
+    by_mean = claim.whose == "mean" and len(judged.lines) > 1
+    against = "outside that" if claim.sign == "same" else "on the other side"
+    other = f", with that of a {claim.per} at least and none {against}" if by_mean else ""
+    whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
+    if claim.times is not None:
+        way = "above" if claim.sign == "more" else "below"
+        side = f"{where}the ratio's interval lies {way} {claim.times:,.0f}"
+    elif claim.sign == "same":
+        margin = percent(claim.margin, 1) if unit(judged) == "points" else f"{claim.margin:g}"
+        side = f"{whose} interval lies within ± {margin} {unit(judged)}"
+    else:
+        side = f"{whose} interval lies {_SIGNS[claim.sign]}"
+    return f"{operands(judged)}; supported if {side}{other}"
+
+
+def state(looks: Sequence[Look]) -> str:
+    """How much was run."""
+    run = [look for look in looks if look.run]
+    if not run:
+        return "Not run yet."
+    seeds = sorted({len(look.seeds) for look in run})
+    noun = "seed" if seeds == [1] else "seeds"
+    part = sum(not all(look.results.values()) for look in run)
+    partly = f", in {part} of them not every arm" if part else ""
+    told = f"{len(run)} of {count(len(looks), 'cell')} run{partly}, with {listed([str(n) for n in seeds], 'or')} {noun}."
+    short = [look for look in run if look.words]
+    return told + (f" **Shortened** in {len(short)} of them." if short else "")
+
+
+def shortened(looks: Sequence[Look]) -> Iterator[str]:
+    """A difference from the paper for each way in which cells are shortened."""
+    ways: dict[str, list[str]] = {}
+    for look in looks:
+        if look.words:
+            ways.setdefault(look.words.removeprefix("shortened: "), []).append(look.cell.name)
+    for way, names in ways.items():
+        yield f"Shortened, {way}: {listed(names) if len(names) < 7 else f'{len(names)} cells'}."
+
+
+def begun(looks: Sequence[Look]) -> Iterator[str]:
+    """A difference, or none, for what the networks of each run began with, where that was asked for."""
+    for said in dict.fromkeys(r.made.weights for r in results(looks) if r.made.weights):
+        yield f"Networks began with: {'; '.join(said)}."
+
+
+def made(looks: Sequence[Look]) -> Iterator[str]:
+    """Hardware, versions and time, a line for each that results were made with."""
+    groups: dict[tuple[str, ...], list[Result]] = {}
+    for result in results(looks):
+        m = result.made
+        machine = f"{m.device}, {count(m.cpus, 'core')}, {m.platform}"
+        versions = f"Python {m.python}, torch {m.torch}, torchvision {m.torchvision}, fedmutual {result.version}"
+        alone = "" if m.together == 1 else f", {m.together} runs at once (the seconds of each are those of all)"
+        groups.setdefault((machine, versions, f"engine {m.engine}, {count(m.threads, 'thread')}{alone}"), []).append(result)
+    for key, found in groups.items():
+        timed = [r for r in found if r.seconds]
+        pace = f"; {duration(sum(r.seconds for r in timed))} in all" if timed and timed[0].made.together == 1 else ""
+        pace += f", {median(r.seconds / r.rounds for r in timed):.1f} s a round in the median" if timed else ""
+        yield f"{'; '.join(key)}: {count(len(found), 'run')}{pace}."
+
+
+def commands(looks: Sequence[Look]) -> list[str]:
+    """The commands that made the results."""
+    return list(dict.fromkeys(r.made.command for r in results(looks)))
+
+
+def results(looks: Sequence[Look]) -> list[Result]:
+    """All results that are shown, a run that several cells look at once."""
+    shown = {r.fingerprint: r for look in looks for found in look.results.values() for r in found.values()}
+    return list(shown.values())
+
+
+def command(experiment: Experiment) -> str:
+    """The command that runs an experiment whole."""
+    return f"fedmutual reproduce {experiment.id}"

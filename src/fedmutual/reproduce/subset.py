@@ -1,0 +1,61 @@
+"""Where only some clients of a partition take part: a partition file of those, a newcomer's rows are nobody's else."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from fedmutual import data
+from fedmutual.config import Config, dump_config, parse_config
+from fedmutual.core import At
+from fedmutual.data import record
+from fedmutual.data.division import Division, divide
+from fedmutual.data.draws import make_numpy_generator, sample
+from fedmutual.data.kinds import PRIVATE
+from fedmutual.errors import ConfigError
+from fedmutual.reproduce.plan import Job
+from fedmutual.reproduce.run_dirs import folder
+from fedmutual.rundir.files import write_json
+
+
+def placed(job: Job, out: Path) -> Config:
+    """The configuration of a job as it is run here: with the run it starts from, and its part of the data, by their paths.
+
+    Raises:
+        UserError: the partition has no such client, or a client too few examples.
+    """
+    tables: dict[str, Any] = tomllib.loads(dump_config(job.config))
+    changed = {"model.weights": str(folder(out, job.needs))} if job.needs is not None else {}
+    if job.about.clients is not None or job.about.examples is not None:
+        tables["partition"] = {"kind": "file", "file": str(_written(job, out))}
+    elif not changed:
+        return job.config
+    return parse_config(tables, f"{job.cell.path}, arm {job.arm!r}", changed)
+
+
+def _written(job: Job, out: Path) -> Path:
+    """The partition file of a job's clients."""
+    path = out / "partitions" / f"{job.fingerprint}.json"
+    read = data.prepare(job.config)[""]
+    whole = divide(job.config, read.table)
+    clients = job.about.clients or tuple(whole.clients)
+    unknown = [i for i in clients if i not in whole.clients]
+    if unknown:
+        raise ConfigError(
+            f"{job.cell.path}, arm {job.arm!r}: there is no client {unknown[0]!r} in its partition; there are "
+            f"{', '.join(whole.clients)}"
+        )
+    shares = {i: dict(whole.clients[i]) for i in clients}
+    wanted, capped = job.about.examples, job.config.partition.examples is not None
+    for i in clients:
+        rows = shares[i][PRIVATE]
+        if wanted is None or (wanted >= len(rows) and capped):
+            continue
+        if wanted > len(rows):
+            raise ConfigError(
+                f"{job.cell.path}, arm {job.arm!r}: client {i!r} has {len(rows)} training examples, not {wanted}; lower "
+                "'examples'"
+            )
+        rng = make_numpy_generator(At(job.seed, -1, job.config.rounds).rng("newcomer", i))
+        shares[i][PRIVATE] = sample(rows, read.table.labels[rows], wanted, rng, keep=True)
+    write_json(path, record.make_record(job.config, read.table, Division(whole.test, shares), read.digest))
+    return path

@@ -1,0 +1,206 @@
+"""The state of a run on disk: the server's half and each client's, every side its own files; one small file commits them.
+
+A generation is written beside the last, `server/round-7.safetensors` and `clients/<id>/round-7.safetensors`; then
+`checkpoint.json` is replaced, which makes it the run's state in one step; then the older one is removed. A kill at any
+moment leaves one whole generation that `checkpoint.json` names.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+
+from fedmutual.algorithms.peers import members
+from fedmutual.core import Client, Message
+from fedmutual.errors import RunError
+from fedmutual.events import Event, RoundDone, Started
+from fedmutual.rundir import best
+from fedmutual.rundir.files import read_json, read_tensors, write_json, write_tensors
+from fedmutual.rundir.logs import settle
+from fedmutual.rundir.pretrained import FOLDER as PRETRAINED
+from fedmutual.stepping import laid_as
+
+COMMIT = "checkpoint.json"
+
+
+class Checkpoints:
+    """Observer: saves every `every` rounds, and after the last."""
+
+    def __init__(
+        self,
+        folder: Path,
+        every: int,
+        run: str,
+        seconds: float = 0.0,
+        keep: best.Keep | None = None,
+        generations: int = 1,
+    ) -> None:
+        """generations: how many saved states are kept, the last one too."""
+        self._folder, self._every, self._run, self._keep, self._generations = folder, every, run, keep, generations
+        self._clients: tuple[str, ...] = ()
+        self._spent, self._since = seconds, time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Time spent on the run, stops left out."""
+        return self._spent + time.monotonic() - self._since
+
+    def __call__(self, event: Event) -> None:
+        """Save when it is time."""
+        if isinstance(event, Started):
+            self._clients = event.clients
+        elif isinstance(event, RoundDone) and (event.round % self._every == 0 or event.round == event.rounds):
+            self._save(event)
+
+    def _save(self, event: RoundDone) -> None:
+        name, about = file_name(event.round), {"format": "1", "run": self._run, "round": str(event.round)}
+        write_tensors(self._folder / "server" / name, event.server, about)
+        places = {i: (self._folder / "clients" / i / name, about) for i in self._clients}
+        for _ in event.visit(save_client, places):
+            pass
+        settle(self._folder)
+        write_json(
+            self._folder / COMMIT,
+            {
+                "format": 1,
+                "run": self._run,
+                "round": event.round,
+                "seconds": round(self.seconds, 3),
+            },
+        )
+        sweep(self._folder, event.round, self._generations)
+        if self._keep is not None:
+            best.settle(self._folder, event.round, event.rounds, self._keep.every)
+
+
+def sweep(folder: Path, round: int | None, generations: int = 1) -> None:
+    """Remove what is not of the saved round: older generations, those that a kill left uncommitted, and part files.
+
+    generations: how many are kept, up to the saved round.
+    """
+    kept = set() if round is None else {file_name(r) for r in range(round - generations + 1, round + 1)}
+    for half in (folder, folder / "server", folder / PRETRAINED, *(folder / "clients").glob("*")):
+        for file in (*half.glob("round-*.safetensors"), *half.glob(".*.part")):
+            if file.name not in kept:
+                file.unlink(missing_ok=True)
+
+
+def file_name(round: int) -> str:
+    """The name of a generation's files."""
+    return f"round-{round}.safetensors"
+
+
+def save_client(client: Client, path: Path, about: Mapping[str, str]) -> None:
+    """Write all that a client carries into the next round: personal net, the meme's home part, optimisers, memory."""
+    write_tensors(path, client_state(client), about)
+
+
+def load_client(client: Client, path: Path, run: str, round: int) -> None:
+    """Give a freshly made client the state of its file.
+
+    Raises:
+        RunError: the file is missing, damaged, another run's, or of another round or network.
+    """
+    state = read_state(path, run, round)
+    beside = ("optimizer.", "memory.", "privacy.")  # the networks' tensors
+    wanted = {k: v for k, v in client_state(client).items() if not k.startswith(beside)}
+    kept = {k: v for k, v in state.items() if not k.startswith(beside)}
+    shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, kept)]
+    if shapes[0] != shapes[1]:
+        raise RunError(f"{path}: holds another network than client {client.id!r} has by the configuration")
+    with torch.no_grad():
+        for name, net in client.nets.items():
+            net.load_state_dict(net.state_dict() | _under(state, f"{name}."))
+    for name, optimizer in client.optimizers.items():
+        slots: dict[int, dict[str, Tensor]] = {}
+        for key, value in _under(state, f"optimizer.{name}.").items():
+            slot, _, what = key.partition(".")
+            slots.setdefault(int(slot), {})[what] = value
+        optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
+        for p, values in optimizer.state.items():
+            values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
+    place = next((p.device for net in client.nets.values() for p in net.parameters()), None)
+    client.memory = {k: v.to(place) for k, v in _under(state, "memory.").items()}
+    if client.privacy is not None and "privacy.steps" in state:
+        client.privacy.steps = int(state["privacy.steps"])
+
+
+def read_state(path: Path, run: str, round: int, first: Message | None = None) -> Message:
+    """The tensors of a checkpoint file of this run and round.
+
+    first: what such a state begins with, all of which it keeps, in that order: a file has an order of its own, and peers'
+        rows lie in the order of the state.
+
+    Raises:
+        RunError: the file is missing, damaged, another run's or another round's, or of a version that kept something else.
+    """
+    tensors, about = read_tensors(path)
+    if about.get("run") != run or about.get("round") != str(round):
+        raise RunError(f"{path}: belongs to another run, configuration or round; give --out a folder of its own")
+    lost = [k for k, v in (first or {}).items() if k not in tensors or tensors[k].shape != v.shape]
+    if lost:
+        raise RunError(
+            f"{path}: was written by another version of fedmutual: it lacks {lost[0]!r}; start a new run by --out"
+        )
+    return {k: tensors[k] for k in first or {}} | tensors
+
+
+def shared_state(folder: Path) -> Message:
+    """What a run shares, after its last saved round.
+
+    Raises:
+        RunError: the folder is no run's, nothing was saved yet, or nothing is shared.
+    """
+    saved = committed(folder)
+    if saved is None:
+        raise RunError(f"{folder}: there is no run with a saved round in this folder")
+    state = read_state(folder / "server" / file_name(saved.round), saved.run, saved.round)
+    if not state or members(state):  # a relay's state is who has which public rows
+        raise RunError(f"{folder}: its algorithm shares no model; name the folder of a run of fml or fedavg")
+    return state
+
+
+class Saved(BaseModel):
+    """What checkpoint.json says."""
+
+    model_config = ConfigDict(strict=True)
+
+    run: str
+    round: int
+    seconds: float
+
+
+def committed(folder: Path) -> Saved | None:
+    """What checkpoint.json says, or None where nothing was saved yet.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    if not (folder / COMMIT).exists():
+        return None
+    try:
+        return Saved.model_validate(read_json(folder / COMMIT))
+    except ValidationError as problem:
+        where = problem.errors()[0]
+        raise RunError(f"{folder / COMMIT}: is damaged: {where['loc'][0]}: {where['msg']}") from None
+
+
+def client_state(client: Client) -> Message:
+    """All that a client carries from round to round, by name."""
+    state: Message = {}
+    for name, net in client.nets.items():
+        crosses = client.shared if name == "meme" and not client.proxy else ()
+        state |= {f"{name}.{k}": v for k, v in net.state_dict().items() if k not in crosses}
+    for name, optimizer in client.optimizers.items():
+        for slot, values in optimizer.state_dict()["state"].items() if name != "meme" else ():
+            state |= {f"optimizer.{name}.{slot}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
+    if client.privacy is not None:
+        state["privacy.steps"] = torch.tensor(client.privacy.steps)
+    return state | {f"memory.{k}": v for k, v in client.memory.items()}
+
+
+def _under(state: Message, prefix: str) -> Message:
+    return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

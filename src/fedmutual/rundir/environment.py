@@ -1,0 +1,47 @@
+"""What a run's networks are, in the form that its folder has it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmutual.config import describe_method
+from fedmutual.data.federation import Space
+from fedmutual.federation.experiment import Experiment
+
+
+def describe_networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    """The networks, as environment.json holds them. sizes: of each client's, in parameters."""
+    personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
+    return {
+        "algorithm": method(experiment),
+        "pooled": experiment.pooled,
+        "models": {
+            "input": list(experiment.data.space.shape),
+            "classes": len(experiment.data.space.classes),
+            "shared": describe_shared_network(experiment),
+            "personal": {
+                i: {"name": experiment.nets.personal(i), "parameters": n, "weights": experiment.nets.first_weights(i)}
+                for i, n in personal.items()
+            },
+        },
+        "clients": {i: describe_space(experiment.data.spaces[i]) for i in experiment.data.clients},
+    }
+
+
+def method(experiment: Experiment) -> dict[str, Any]:
+    """How the method introduces itself: `config.describe_method`, and whether it has a shared model (`shares`)."""
+    return describe_method(experiment.config) | {"shares": "global" in experiment.algorithm.scores}
+
+
+def describe_shared_network(experiment: Experiment) -> dict[str, Any] | None:
+    """The shared network; None where no method uses it."""
+    nets = experiment.nets
+    if not nets.shares:
+        return None
+    count = sum(p.numel() for p in nets.shared.parameters())
+    return {"name": experiment.config.model.shared, "parameters": count, "weights": nets.first_weights()}
+
+
+def describe_space(space: Space) -> dict[str, Any]:
+    """What a client's networks take and give."""
+    about = {"input": list(space.shape), "outputs": space.outputs, "classes": list(space.classes), "scaling": space.scaling}
+    return about | {"task": space.task} | ({} if space.columns is None else {"columns": list(space.columns)})

@@ -1,0 +1,159 @@
+"""A run as its folder has it: its configuration, its summary, and its models to use."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedmutual import models, plugins
+from fedmutual.config import Config, read_dumped
+from fedmutual.core import At
+from fedmutual.errors import RunError
+from fedmutual.federation.networks import POOLED
+from fedmutual.models.splice import build_meme
+from fedmutual.recorded_code import RecordedCode
+from fedmutual.rundir import best as bests
+from fedmutual.rundir import folder as folders
+from fedmutual.rundir.about import about
+from fedmutual.rundir.checkpoint import Saved, committed, file_name, read_state, shared_state
+from fedmutual.rundir.files import read_json
+
+
+class Run:
+    """A run's folder, read: finished, or stopped on its way.
+
+    Code that the folder names is imported where a model needs it, and only the user's own in the working folder that the
+    run recorded; any with `trust_code`.
+    """
+
+    def __init__(self, folder: str | Path, trust_code: bool = False) -> None:
+        """trust_code: import whatever code the folder names. It can do all that the user can: look at it first.
+
+        Raises:
+            ConfigError: its config.toml is missing or damaged.
+        """
+        self.folder = Path(folder)
+        self.config = read_dumped(self.folder / folders.CONFIG)
+        self._code: plugins.Rule = RecordedCode(self.folder, trust_code)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done and summed up."""
+        return (self.folder / folders.SUMMARY).is_file()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """summary.json."""
+        return read_json(self.folder / folders.SUMMARY)
+
+    @property
+    def round(self) -> int:
+        """The last saved round.
+
+        Raises:
+            RunError: nothing was saved.
+        """
+        return self._saved().round
+
+    def best_round(self, client: str | None = None) -> int:
+        """The best round up to the last saved one, of which weights are kept: a client's own, or the shared model's.
+
+        Raises:
+            RunError: nothing was saved, or no best was kept.
+        """
+        pooled = about(self.folder).pooled
+        half = f"clients/{POOLED if pooled else client}" if pooled or client is not None else "server"
+        return bests.chosen(self.folder / half, self._saved().round)[0]
+
+    @property
+    def complete(self) -> bool:
+        """Whether what the server saved is a whole model."""
+        return self._state("server").keys() >= self._shared_net().state_dict().keys()
+
+    def global_model(self, best: bool = False) -> nn.Module:
+        """The shared model after the last saved round, or the best that was kept up to it, in eval mode.
+
+        Raises:
+            RunError: nothing was saved, no complete global model exists, or no best was kept.
+        """
+        known = about(self.folder)
+        if known.pooled:
+            return self._net(self.config.model.shared, self._client_state(POOLED, best=best))
+        state = self._state("server")
+        if not self.complete:
+            names = ", ".join(known.clients)
+            part = state.keys() & self._shared_net().state_dict().keys()
+            why = "a part of it stays with each client" if part else "nothing is shared"
+            raise RunError(
+                f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
+                f"(`fedmutual predict --client ID`), of {names}"
+            )
+        found = self._state("server", best)
+        return self._net(self.config.model.shared, {k: found[k] for k in self._shared_net().state_dict()})
+
+    def personal_model(self, client: str, best: bool = False) -> nn.Module:
+        """A client's own model after the last saved round, or the best that was kept up to it, in eval mode.
+
+        Raises:
+            RunError: nothing was saved, there is no such client or model, or no best was kept.
+        """
+        names = about(self.folder).models.personal
+        if client not in names:
+            known = ", ".join(names) or "none: its algorithm trains no personal models"
+            raise RunError(f"{self.folder}: there is no personal model of client {client!r}; there are {known}")
+        return self._net(names[client].name, self._client_state(client, best=best), client)
+
+    def meme(self, client: str) -> nn.Module:
+        """A client's fork of the shared model after the last saved round, with its own adaptor where there is one; in eval
+        mode.
+
+        Raises:
+            RunError: nothing was saved, or there is no such client or fork.
+        """
+        if client not in (there := about(self.folder).clients):
+            raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(there)}")
+        with plugins.under(self._code):
+            net = build_meme(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
+        own = self._client_state(client, "meme.")  # of a proxy all of it
+        net.load_state_dict(own if net.state_dict().keys() <= own.keys() else shared_state(self.folder) | own)
+        return net.eval()
+
+    def _sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
+        """What networks take and give: a client's, or everyone's."""
+        clients = about(self.folder).clients
+        whose = clients[client] if client else next(iter(clients.values()))
+        return whose.input, whose.outputs
+
+    def _shared_net(self) -> nn.Module:
+        with plugins.under(self._code):
+            return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
+
+    def _saved(self) -> Saved:
+        saved = committed(self.folder)
+        if saved is None:
+            raise RunError(f"{self.folder}: nothing was saved yet, so there is no model")
+        return saved
+
+    def _state(self, half: str, best: bool = False) -> dict[str, torch.Tensor]:
+        saved, place = self._saved(), self.folder / half
+        if best:
+            return bests.load(place, saved.round, saved.run)
+        return read_state(place / file_name(saved.round), saved.run, saved.round)
+
+    def _client_state(self, client: str, prefix: str = "personal.", best: bool = False) -> dict[str, torch.Tensor]:
+        state = self._state(f"clients/{client}", best)
+        return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+    def _net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:
+        with plugins.under(self._code):
+            net = models.build(name, *self._sizes(client), At(0, -1, 1).rng("any"))
+        net.load_state_dict(state)
+        return net.eval()
+
+
+def open_trained_run(folder: Path, config: Config) -> Run:
+    """The run that a configuration of the user's own has just trained; the code that it names is the user's choice."""
+    run = Run(folder)
+    run._code = RecordedCode(folder, granted=config.model_dump())
+    return run

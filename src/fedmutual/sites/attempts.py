@@ -1,0 +1,102 @@
+"""What the server asked in the round under way, on its disk, so that after a restart it asks the same again; its attempts.
+
+A site answers a phase once (`admission`). A server that was killed in a round begins it again, and other sites may answer
+then than before: the phases after that would begin with other tensors, which sites that answered them already would
+decline. For such a phase the attempt is raised, which sites follow `ATTEMPTS` times in the life of a federation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedmutual.core import Message
+from fedmutual.errors import RunError
+from fedmutual.rundir.files import read_json, write_json
+from fedmutual.sites.protocol import ATTEMPTS, Order, digest_order
+
+FILE = "attempts.json"
+Orders = Mapping[str, tuple[Order, Message]]
+"""Site -> its order, all of one phase."""
+
+
+class _Phase(BaseModel):
+    """What was asked in a phase."""
+
+    model_config = ConfigDict(strict=True)
+
+    senders: list[str] | None
+    digests: dict[str, str]  # site -> digest of its order
+
+
+class _Record(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(strict=True)
+
+    attempt: Annotated[int, Field(ge=0)] = 0
+    round: int | None = None
+    phases: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], _Phase] = {}
+
+
+class Attempts:
+    """The server's count, and the digests of its orders of the round under way."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
+        self._path = folder / FILE
+        try:
+            about = _Record.model_validate(read_json(self._path) if self._path.exists() else {})
+        except ValidationError as problem:
+            where = problem.errors()[0]
+            raise RunError(f"{self._path}: is damaged: {'.'.join(map(str, where['loc']))}: {where['msg']}") from None
+        self.number, self._round = about.attempt, about.round
+        self._phases: dict[str, dict[str, Any]] = {number: phase.model_dump() for number, phase in about.phases.items()}
+
+    def raise_number(self) -> None:
+        """Begin a new attempt: of a round that sites answered already, with other tensors.
+
+        Raises:
+            RunError: the attempts are used up, or it cannot be written.
+        """
+        if self.number >= ATTEMPTS:
+            raise RunError(
+                f"{self._path}: the federation went back {ATTEMPTS} times, and sites follow no further; give it another "
+                "name, to begin it anew"
+            )
+        self.number += 1
+        self._round, self._phases = None, {}
+        self._write()
+
+    def settle_senders(self, round: int, phase: int, spoke: tuple[str, ...]) -> tuple[str, ...]:
+        """Whose messages count in a phase: those who were named when it was asked first, else those who spoke now."""
+        known = self._phases.get(str(phase), {}) if round == self._round else {}
+        return tuple(known["senders"]) if known.get("senders") is not None else spoke
+
+    def stamp(self, orders: Orders) -> dict[str, tuple[Order, Message]]:
+        """The orders of a phase, as they are to be sent: with the attempt, and written down.
+
+        Raises:
+            RunError: they cannot be written down.
+        """
+        first = next((order for order, _ in orders.values()), None)
+        if first is not None and first.phase > 0:  # the first phase begins with what is saved: always the same
+            self._note(first, {site: digest_order(*order) for site, order in orders.items()})
+        return {site: (replace(order, attempt=self.number), inbox) for site, (order, inbox) in orders.items()}
+
+    def _note(self, order: Order, digests: Mapping[str, str]) -> None:
+        if order.round != self._round:
+            self._round, self._phases = order.round, {}
+        asked = self._phases.get(str(order.phase), {"digests": {}})["digests"]
+        if any(asked.get(site, digest) != digest for site, digest in digests.items()):
+            self.number = min(self.number + 1, ATTEMPTS)  # beyond that, sites that answered before decline
+            self._phases = {phase: about for phase, about in self._phases.items() if int(phase) < order.phase}
+            asked = {}
+        senders = None if order.senders is None else list(order.senders)
+        self._phases[str(order.phase)] = {"senders": senders, "digests": {**asked, **digests}}
+        self._write()
+
+    def _write(self) -> None:
+        write_json(self._path, {"format": 1, "attempt": self.number, "round": self._round, "phases": self._phases})

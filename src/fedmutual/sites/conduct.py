@@ -1,0 +1,99 @@
+"""What the server remembers of its sites' conduct, on its disk: who is left out for good, and what replies are held to."""
+
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from fedmutual.errors import RunError
+from fedmutual.rundir.files import read_json, write_json
+from fedmutual.sites.screening import find_outliers
+
+FILE = "conduct.json"
+ROUNDS = 3  # whose norms are kept: those that can be undone
+
+
+class _Record(BaseModel):
+    """The file."""
+
+    model_config = ConfigDict(strict=True)
+
+    left_out: dict[str, str] = {}  # site -> why, for the rest of the federation
+    examples: dict[str, int] = {}  # site -> the n_k that it stated first
+    norms: dict[str, dict[str, float]] = {}  # round, from 0 -> site -> norm of its update
+    setbacks: int = 0
+
+
+class Conduct:
+    """The record of one federation."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
+        self._path = folder / FILE
+        self._record = _Record()
+        if self._path.exists():
+            try:
+                self._record = _Record.model_validate(read_json(self._path))
+            except ValidationError as problem:
+                where = problem.errors()[0]
+                raise RunError(f"{self._path}: is damaged: {'.'.join(map(str, where['loc']))}: {where['msg']}") from None
+
+    @property
+    def left_out(self) -> Mapping[str, str]:
+        """Site -> why it is asked no more."""
+        return self._record.left_out
+
+    @property
+    def examples(self) -> Mapping[str, int]:
+        """Site -> the number of examples that it stated first."""
+        return self._record.examples
+
+    @property
+    def setbacks(self) -> int:
+        """How many rounds of the federation came to nothing, although enough sites answered."""
+        return self._record.setbacks
+
+    def leave_out(self, sites: Mapping[str, str]) -> None:
+        """Ask these sites no more. sites: site -> why. Raises RunError where it cannot be written down."""
+        self._record.left_out |= sites
+        self._write()
+
+    def check_quorum(self, sites: Collection[str], quorum: int) -> None:
+        """Raise RunError where too few of these sites are left: the federation would be begun again for ever."""
+        out = sorted(self.left_out.keys() & set(sites))
+        if len(sites) - len(out) < quorum:
+            raise RunError(
+                f"{self._path.parent}: {quorum} sites are wanted, and of {len(sites)} these are left out for good: "
+                f"{', '.join(out)}; log.txt says why; begin a federation of another name without them"
+            )
+
+    def note(self, round: int, norms: Mapping[str, float], examples: Mapping[str, int]) -> None:
+        """Write down what replies that are used were like: the norms of their updates, and what they state of examples.
+
+        Raises:
+            RunError: it cannot be written.
+        """
+        noted = {**self._record.norms, str(round): dict(norms)}
+        last = sorted(map(int, noted))[-ROUNDS:]
+        self._record.norms = {str(r): noted[str(r)] for r in last}
+        self._record.examples = {**examples, **self._record.examples}
+        self._write()
+
+    def find_suspects(self, rounds: Collection[int], limit: float) -> dict[str, int]:
+        """Site -> a round among these, from 0, in which its update stood out. limit: `Limits.update`.
+
+        An update stands out above the square root of the limit: halfway, in orders of magnitude, from the others' to what is
+        refused at once. Here two replies are enough to compare: that all sites diverged tells that the larger one was wrong.
+        """
+        norms = {r: self._record.norms.get(str(r), {}) for r in rounds}
+        return {i: r for r, of in norms.items() for i in find_outliers(of, math.sqrt(limit), least=2)}
+
+    def count_setback(self, undone: Collection[int] = ()) -> None:
+        """Write down that a round came to nothing. undone: earlier rounds that are done again."""
+        self._record.setbacks += 1
+        self._record.norms = {r: of for r, of in self._record.norms.items() if int(r) not in undone}
+        self._write()
+
+    def _write(self) -> None:
+        write_json(self._path, {"format": 1, **self._record.model_dump()})

@@ -1,0 +1,207 @@
+"""The server's half: the rounds, the shared model, what the sites tell; all of it on its disk after each round. No data."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmutual import tasks
+from fedmutual.algorithms.peers import agreed
+from fedmutual.core import Message
+from fedmutual.data import Federation
+from fedmutual.data.federation import Space
+from fedmutual.data.scaling import BYTE, Scaling
+from fedmutual.engines.loop import RoundPlan, federate
+from fedmutual.errors import RunError, UserError
+from fedmutual.events import Event, Failed, Noted, Observer, RoundDone
+from fedmutual.federation.experiment import Experiment, list_leaves
+from fedmutual.federation.networks import Networks
+from fedmutual.rundir import folder as folders
+from fedmutual.rundir.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
+from fedmutual.rundir.environment import describe_shared_network, describe_space, method
+from fedmutual.rundir.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
+from fedmutual.rundir.summary import write_summary
+from fedmutual.rundir.text import TextLog
+from fedmutual.sites.attempts import Attempts
+from fedmutual.sites.conduct import Conduct
+from fedmutual.sites.contract import Contract, identify
+from fedmutual.sites.engine import Setback, SitesEngine, TooFew
+from fedmutual.sites.peers import is_peer_to_peer
+from fedmutual.sites.protocol import Post
+from fedmutual.sites.setbacks import GENERATIONS, check_setbacks, go_back
+from fedmutual.sites.sizes import MessageSizes
+
+
+def build_server_experiment(contract: Contract) -> Experiment:
+    """The experiment as the server has it: networks and settings, and nobody's data."""
+    config = contract.config
+    outputs = tasks.make_task(config.training.task).outputs
+    classes = tuple(config.data.classes or ("y",))
+    image = len(contract.sites.input) == 3  # as an image file has it; a site's own source may count otherwise
+    divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
+    space = Space(
+        shape=tuple(contract.sites.input),
+        classes=classes,
+        outputs=outputs or len(classes),
+        task=config.training.task,
+        scaling=Scaling(divisor, tuple(config.data.mean or ()), tuple(config.data.std or ()), size).record(),
+    )
+    nobody = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
+    nets = Networks(config, nobody, contract.algorithm.scores, torch.device("cpu"))
+    return Experiment(config, nobody, contract.algorithm, nets)
+
+
+def make_first_state(contract: Contract, experiment: Experiment) -> Message:
+    """What the server begins with."""
+    if contract.public is None:
+        return experiment.server(contract.sites.names)
+    return agreed(list_row_owners(contract), experiment.data.space.outputs)
+
+
+def find_longest_message(contract: Contract) -> int:
+    """Bytes of the longest message that the server and the sites of a federation send each other."""
+    experiment, names = build_server_experiment(contract), contract.sites.names
+    if contract.algorithm.public is None:
+        state = experiment.server()
+    else:  # how many rows each gives, a contract that was not submitted does not say: no size depends on it
+        state = agreed(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
+    return MessageSizes(contract.algorithm, state, names, is_peer_to_peer(contract.algorithm)).longest
+
+
+def list_row_owners(contract: Contract) -> dict[str, range]:
+    """Whose rows lie where in the public seed set."""
+    found, start = {}, 0
+    for site, rows in (contract.public or {"rows": {}})["rows"].items():
+        found[site] = range(start, start := start + rows)
+    return found
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    """A federation at the server."""
+
+    contract: Contract
+    folder: Path  # of this federation; in the form of a run's, so that `report` reads it
+
+    def run(self, post: Post, observers: Sequence[Observer] = (), pause: Callable[[], None] = lambda: None) -> None:
+        """The rounds that are left, to the end.
+
+        pause: called after every saved round; what it raises stops the rounds there.
+
+        Raises:
+            TooFew: sites were missing; what was saved is kept, and the same call goes on.
+            RunError: the folder holds another federation, or one that cannot go on to so many rounds, or cannot be written;
+                or the federation came to nothing several times, or too few sites are left.
+        """
+        contract, experiment = self.contract, build_server_experiment(self.contract)
+        name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
+        with folders.held(self.folder):
+            first = make_first_state(contract, experiment)
+            server, saved = self._restored(first, name)
+            self._describe(experiment)
+            logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
+            conduct, attempts = Conduct(self.folder), Attempts(self.folder)
+            hand, deadline = is_peer_to_peer(contract.algorithm), contract.sites.deadline
+            sizes = MessageSizes(contract.algorithm, first, contract.sites.names, hand)
+            engine = SitesEngine(post, contract.quorum, deadline, hand, sizes, attempts, conduct, contract.limits)
+            while True:
+                self._check(conduct, saved, logs)
+                checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0, generations=GENERATIONS)
+                rounds = saved.round if saved else None
+                try:
+                    federate(self._plan(), engine, server, rounds, [*logs, checkpoints, _Pause(pause)], None)
+                    break
+                except Setback as problem:
+                    done = go_back(self.folder, problem.diverged, conduct, attempts, contract.limits)
+                    _note(logs, problem.round + 1, [*engine.remarks(), str(problem), *done])
+                except (TooFew, UserError):
+                    _note(logs, (saved.round if saved else 0) + 1, engine.remarks())
+                    raise
+                server, saved = self._restored(first, name)
+            self._sum_up(checkpoints.seconds)
+
+    def _check(self, conduct: Conduct, saved: Saved | None, logs: Sequence[Observer]) -> None:
+        """Raise RunError, written down, where nothing is to be begun: too few sites are left, or it failed too often."""
+        try:
+            check_setbacks(conduct, self.folder)
+            conduct.check_quorum(self.contract.sites.names, self.contract.quorum)
+        except RunError as problem:
+            for log in logs:
+                log(Failed((saved.round if saved else 0) + 1, problem))
+            raise
+
+    def _plan(self) -> RoundPlan:
+        config = self.contract.config
+        return RoundPlan(
+            algorithm=self.contract.algorithm,
+            seed=config.seed,
+            rounds=config.rounds,
+            clients=self.contract.sites.names,
+            notes=self.contract.algorithm.remarks,
+            participation=1.0,
+            evaluate_every=config.records.evaluate_every,
+            exams=dict.fromkeys(self.contract.sites.names, ()),  # each site knows its own
+            seeds=(self.contract.public or {}).get("bytes", {}),
+            homes={},
+        )
+
+    def _restored(self, first: Message, name: str) -> tuple[Message, Saved | None]:
+        """The state and what was saved, with logs as of the last saved round."""
+        saved = committed(self.folder)
+        if saved is not None and saved.run != name:
+            raise RunError(f"{self.folder}: holds another federation of this name; give the new one another name")
+        config, last = self.contract.config, saved.round if saved else None
+        if last is not None:
+            folders.check_schedules(self.folder, config)
+        if last is not None and config.rounds < last:
+            raise RunError(
+                f"{self.folder}: round {last} is done, and the contract has {config.rounds}; set 'rounds' to {last} or more"
+            )
+        sweep(self.folder, last, GENERATIONS)
+        due = config.records.evaluate_every
+        rewind(self.folder / METRICS, lambda round: stays_scored(round, last, due, config.rounds))
+        rewind(self.folder / LEDGER, lambda round: last is not None and round <= last)
+        if saved is None:
+            return first, None
+        return read_state(self.folder / "server" / file_name(saved.round), name, saved.round, first), saved
+
+    def _describe(self, experiment: Experiment) -> None:
+        """The files that say what this is."""
+        about: dict[str, Any] = folders.environment(1, torch.device("cpu"))
+        space = experiment.data.space
+        models = {
+            "input": list(space.shape),
+            "classes": len(space.classes),
+            "shared": describe_shared_network(experiment),
+            "personal": {},
+        }
+        about |= {"engine": {"name": "sites"}, "algorithm": method(experiment), "pooled": False, "models": models}
+        about |= {"clients": dict.fromkeys(self.contract.sites.names, describe_space(space))}
+        record = {"format": 1, "kind": "sites", "source": "sites", "fingerprint": self.contract.digest}
+        folders.write_about(
+            self.folder, self.contract.config, about, {**record, "classes": list(space.classes), "clients": {}}
+        )
+
+    def _sum_up(self, seconds: float) -> None:
+        what = list_leaves(self.contract.algorithm, make_first_state(self.contract, build_server_experiment(self.contract)))
+        write_summary(self.folder, self.contract.config, seconds=round(seconds, 3), leaves=what)
+
+
+def _note(logs: Sequence[Observer], round: int, remarks: Sequence[str]) -> None:
+    """Tell what came up in a round that came to nothing."""
+    for remark in remarks:
+        for log in logs:
+            log(Noted(round, remark))
+
+
+class _Pause:
+    """Observer: asks after every saved round whether to stop there."""
+
+    def __init__(self, pause: Callable[[], None]) -> None:
+        self._pause = pause
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, RoundDone) and event.round < event.rounds:
+            self._pause()

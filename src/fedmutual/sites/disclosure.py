@@ -1,0 +1,19 @@
+"""What of its losses and scores a site tells, in a sentence for its operator."""
+
+from fedmutual.federation.experiment import Experiment
+from fedmutual.scores import LEAST_ROWS, is_told
+
+
+def describe_disclosure(experiment: Experiment, site: str) -> str:
+    """What `share.metrics` means at a site, by its rows and its task."""
+    metrics = experiment.config.disclosure(site)
+    if metrics == "all":
+        return "All its losses and scores are told: from these, whoever runs the server can compute validation examples."
+    if metrics == "none" or "accuracy" not in experiment.task(site).tells:
+        return "Its losses and scores are not told."
+    rows = experiment.rows(site)
+    kinds = dict.fromkeys(exam.rows for exam in experiment.exams(site))
+    told = [kind for kind in kinds if is_told(metrics, len(rows[kind]))]
+    if not told:
+        return f"Its losses and scores are not told: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows."
+    return f"Accuracies to 1 %, of its {' and '.join(told)} rows, are told once a round; other scores and losses are not."

@@ -1,0 +1,114 @@
+"""Differential privacy at a real site: its own secret in the place of the simulation's, and its own budget."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedmutual.config import Config
+from fedmutual.core import Client
+from fedmutual.errors import ConfigError
+from fedmutual.federation.experiment import Experiment
+from fedmutual.privacy import planning
+from fedmutual.privacy.accountant import Steps
+from fedmutual.privacy.budget import Budget, list_ledgers
+from fedmutual.privacy.mechanism import Mechanism
+from fedmutual.privacy.secret import read_site_secret
+from fedmutual.sites.schema import SiteFile
+
+FOLDER, SECRET = ".privacy", "secret"  # in the site's state folder, beside those of the federations
+
+
+def check_site(config: Config, file: SiteFile, source: Path) -> None:
+    """Raise ConfigError where the contract and a site's own file do not make a guarantee together.
+
+    config: the whole configuration of the site.
+    """
+    privacy, budget = config.privacy, file.privacy.epsilon
+    if privacy.nets == "none":
+        if budget is not None:
+            raise ConfigError(
+                f"{source}: privacy.epsilon = {budget:g} is a budget, and the federation agreed on privacy.nets = 'none', "
+                "so nothing that leaves is counted; ask for another agreement, or take the key out"
+            )
+        return
+    if budget is None:
+        raise ConfigError(
+            f"{source}: the key 'privacy.epsilon' is missing: the federation noises what leaves (privacy.nets = "
+            f"{privacy.nets!r}), and this is the most that the site may spend; `fedmutual privacy` tells what rounds cost"
+        )
+    if (told := config.disclosure(file.site)) != "none":
+        raise ConfigError(
+            f"{source}: share.metrics = {told!r} tells scores of this site's rows, which epsilon does not count; set "
+            "share.metrics = 'none', and they stay in the site's own folder"
+        )
+
+
+def open_budget(experiment: Experiment, site: str, federation: str, state: Path) -> Budget:
+    """The budget of a site for its data, whatever federations spend of it. Raises RunError as `Budget`."""
+    privacy, digest = experiment.config.privacy, experiment.data.digests[site]
+    assert privacy.epsilon is not None  # it is checked
+    path = state / FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
+    return Budget(path, federation, privacy.unit, privacy.epsilon, privacy.delta)
+
+
+class SitePlan(NamedTuple):
+    """What a contract's rounds will cost one site."""
+
+    config: Config
+    costs: dict[str, planning.Cost]
+    budget: float | None
+    spent: float  # epsilon, on the site's data, before these rounds
+    total: float  # and after them
+
+
+def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
+    """What the rounds of FEDERATION.toml will cost the site of a site.toml, and what it spent before. Trains nothing.
+
+    Raises:
+        UserError: as `half.built`; overrides are given, and a contract is as it is.
+    """
+    from fedmutual.sites import contract as contracts
+    from fedmutual.sites.site_runtime import build_site, read_site_file
+
+    if overrides:
+        raise ConfigError(
+            f"{next(iter(overrides))!r} cannot be set for a federation of real sites; change FEDERATION.toml or site.toml"
+        )
+    mine = read_site_file(site)
+    made = build_site(contracts.read_submitted_contract(path), mine)
+    costs, privacy = planning.plan(made), made.config.privacy
+    if privacy.epsilon is None:
+        return SitePlan(made.config, costs, None, 0.0, 0.0)
+    (cost,) = costs.values()
+    budget = open_budget(made, mine.file.site, made.config.name, mine.state)
+    planned = Steps(cost.sigma, cost.rate, cost.steps)
+    return SitePlan(made.config, costs, privacy.epsilon, budget.spent, budget.with_steps(planned))
+
+
+def protect(client: Client, budget: Budget | None, state: Path) -> Client:
+    """The client, whose noise comes from the site's secret, and whose steps are paid for from its budget."""
+    if budget is not None:
+        assert isinstance(client.privacy, Mechanism)
+        client.privacy.secret, client.privacy.spend = read_site_secret(state / FOLDER / SECRET), budget.spend
+    return client
+
+
+def record(experiment: Experiment, site: str, budget: Budget | None) -> Mapping[str, Any]:
+    """What the site's summary.json holds of it; nothing where nothing was noised."""
+    if budget is None:
+        return {}
+    own = budget.of_federation()
+    return {"privacy": {**planning.about(experiment.config, {site: own}), "spent": budget.spent}}
+
+
+def remark_others(experiment: Experiment, site: str, state: Path, say: Callable[[str], None]) -> None:
+    """Say where other data of this site have been spent on: rows that are in both are counted in each ledger alone."""
+    own = hashlib.sha256(experiment.data.digests[site].encode()).hexdigest()[:32]
+    others = [path.name for path in list_ledgers(state / FOLDER) if path.stem != own]
+    if others and experiment.noised:
+        say(
+            f"privacy: this site has spent on other data too ({json.dumps(others)[1:-1]}); rows that are in both cost what "
+            "both ledgers say together"
+        )

@@ -1,0 +1,148 @@
+"""What left a site, for its operator to read: its own ledger, summed up so that long federations stay readable."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from fedmutual.errors import RunError
+from fedmutual.sites.protocol import EXAM
+from fedmutual.sites.sent_log import LEFT, read_sent_messages
+from fedmutual.sites.site_runtime import read_site_file
+
+Line = Mapping[str, Any]
+"""One message that left, as `outbox` wrote it down."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Messages that say the same: in their numbers, shapes and words, not in their values."""
+
+    phase: int
+    what: str  # WORK or EXAM
+    to: str
+    tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]  # name, dtype, shape, bytes
+    told: tuple[str, ...]  # kinds of values beside them
+    problem: str  # said instead of a message; else empty
+    attempt: int = 0  # above 0 once the server went back
+
+    @property
+    def bytes(self) -> int:
+        """Of the tensors."""
+        return sum(size for *_, size in self.tensors)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Equal messages of rounds that follow each other."""
+
+    first: int  # round, counted from 1; 0 is the start
+    last: int
+    kind: Kind
+    messages: int
+    bytes: int  # of all of them, words and headers too
+
+
+def find_ledger(path: Path) -> Path:
+    """The folder that holds a ledger: itself named, or by a site's file, or by the state folder above it.
+
+    Raises:
+        RunError: there is none, or more than one.
+        ConfigError: the site's file is wrong.
+    """
+    folder = path if path.is_dir() else read_site_file(path).state
+    if (folder / LEFT).is_file():
+        return folder
+    below = sorted(file.parent for file in folder.glob(f"*/{LEFT}"))
+    if len(below) > 1:
+        raise RunError(f"{folder}: the site took part in {len(below)} federations; name one: {', '.join(map(str, below))}")
+    if not below:
+        raise RunError(f"{folder}: there is no {LEFT}: nothing left this site, or it is not the state folder of a site")
+    return below[0]
+
+
+def read_ledger(folder: Path) -> list[Line]:
+    """All that left, in the order in which it did. Raises RunError where a line is damaged."""
+    lines = read_sent_messages(folder)
+    for number, line in enumerate(lines, 1):
+        try:
+            _kind(line)
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise RunError(
+                f"{folder / LEFT}: line {number} is of another form than `fedmutual site` writes; look for a copy"
+            ) from None
+    return lines
+
+
+def summarise_ledger(lines: Iterable[Line]) -> list[Row]:
+    """Summed up: a row for each kind of message, over rounds in which the same kinds left."""
+    rounds = [(round, _counted(of)) for round, of in groupby(sorted(lines, key=_round), _round)]
+    return [
+        Row(same[0][0], same[-1][0], kind, sum(of[kind][0] for _, of in same), sum(of[kind][1] for _, of in same))
+        for same in _runs(rounds)
+        for kind in same[0][1]
+    ]
+
+
+def count_totals(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
+    """To whom how many messages and bytes went."""
+    found: dict[str, dict[str, int]] = {}
+    for line in lines:
+        to = found.setdefault(line["to"], {"messages": 0, "tensors": 0, "bytes": 0})
+        to["messages"] += 1
+        to["tensors"] += sum(t["bytes"] for t in line["tensors"])
+        to["bytes"] += line["bytes"]
+    return dict(sorted(found.items()))
+
+
+_Round = tuple[int, dict[Kind, tuple[int, int]]]  # its number; kind -> messages, bytes
+
+
+def _counted(lines: Iterable[Line]) -> dict[Kind, tuple[int, int]]:
+    counts: dict[Kind, tuple[int, int]] = {}
+    for line in lines:
+        kind = _kind(line)
+        messages, size = counts.get(kind, (0, 0))
+        counts[kind] = (messages + 1, size + line["bytes"])
+    return counts
+
+
+def _runs(rounds: Sequence[_Round]) -> Iterable[list[_Round]]:
+    """Rounds that follow each other, and in which the same kinds left as often."""
+    run: list[_Round] = []
+    for round, kinds in rounds:
+        if run and (round != run[-1][0] + 1 or _often(kinds) != _often(run[-1][1])):
+            yield run
+            run = []
+        run.append((round, kinds))
+    if run:
+        yield run
+
+
+def _often(kinds: Mapping[Kind, tuple[int, int]]) -> list[tuple[Kind, int]]:
+    return [(kind, messages) for kind, (messages, _) in kinds.items()]
+
+
+def _round(line: Line) -> int:
+    return int(line["round"])
+
+
+def _kind(line: Line) -> Kind:
+    tensors = tuple((t["name"], t["dtype"], tuple(map(int, t["shape"])), int(t["bytes"])) for t in line["tensors"])
+    told = dict(line["told"])
+    problem = told.pop("problem", "")
+    int(line["bytes"]), _round(line)
+    words = {"train": "losses", "scores": "scores", "remarks": "remarks"}
+    told_kinds = tuple(words.get(k, k) for k in told)
+    return Kind(line["phase"], line["what"], line["to"], tensors, told_kinds, problem, int(line.get("attempt", 0)))
+
+
+def describe_message(kind: Kind) -> str:
+    """What a message is, in words."""
+    again = f", attempt {kind.attempt}" if kind.attempt else ""
+    if kind.problem:
+        return f"no message: {kind.problem}{again}"
+    if kind.what == EXAM:
+        return f"{'scores' if kind.told else 'scored at home, told nothing'}{again}"
+    return f"phase {kind.phase}{'' if kind.tensors else ', done'}{again}"

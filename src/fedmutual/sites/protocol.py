@@ -1,0 +1,212 @@
+"""Orders to sites and their answers, as bytes: named tensors in safetensors form, a few words in the header, no pickle.
+
+`sizes` says how large each may be; that is looked at before anything is parsed.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Annotated, Any, Literal, NamedTuple, Protocol, TypeVar
+
+import torch
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from fedmutual.boundary import Refused, check_declared
+from fedmutual.core import Message, Spec
+from fedmutual.events import Known, Score
+
+WORK: Literal["work"] = "work"
+EXAM: Literal["exam"] = "exam"
+LONGEST = 500  # characters that another says in one sentence
+_NAMED = 100  # characters of the name of a score or a loss
+_SCORES, _CLASSES = 64, 2**16  # scores that a site tells at once, values of one score; numbers of one value, one a class
+ATTEMPTS = 3  # how often, in the life of a federation, its server may go back and ask with other tensors
+_ABOUT = {f.name for f in fields(Score)} - {"values"}  # beside its values, in a line of metrics.jsonl
+T = TypeVar("T")
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Words = Annotated[str, AfterValidator(lambda text: clean_text(text))]  # for a console and a log
+Name = Annotated[str, Field(max_length=_NAMED), AfterValidator(lambda text: _check_printable(text))]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a site is to do: its half of a phase, or to score its networks after a round."""
+
+    kind: Literal["work", "exam"]
+    round: Annotated[int, Field(ge=-1, lt=2**63)]  # from 0; -1 in the start
+    phase: Count  # its number in the round, or in the start
+    senders: tuple[str, ...] | None = None  # whose messages of the phase before count, where sites send to each other
+    asked: tuple[str, ...] | None = None  # and who does this phase too, so that messages go to no others
+    attempt: Count = 0  # raised by the server, at most to ATTEMPTS, when it goes back: see `admission`
+
+    @property
+    def said(self) -> str:
+        """In words."""
+        return "the start" if self.round < 0 else f"round {self.round + 1}"
+
+
+@dataclass(frozen=True)
+class ReleasedScore(Score):
+    """A score that a site tells, of its own rows: as a log can have it."""
+
+    model: Name
+    client: Name | None
+    data: Name
+    values: Annotated[
+        dict[Name, Finite | Count | Annotated[list[Finite | None], Field(max_length=_CLASSES)] | None],
+        Field(max_length=_SCORES),
+        AfterValidator(lambda values: _check_values(values)),
+    ]
+
+
+@dataclass(frozen=True)
+class SiteAnswer:
+    """What a site says beside the tensors of its message."""
+
+    order: Order
+    train: Mapping[Name, Finite] = field(default_factory=dict)  # mean of each loss term, if it tells
+    scores: Annotated[tuple[ReleasedScore, ...], Field(max_length=_SCORES)] = ()  # of an exam, if it tells
+    up: Count | None = None  # bytes that it sent to other sites, not by the server
+    down: Count | None = None  # and had from them
+    remarks: tuple[Words, ...] = ()  # whose messages it left out, and why
+    problem: Words | None = None  # why there is no message, in words that hold no data and no path
+    accused: tuple[str, ...] = ()  # whose public seed sets are other ones, if that is the problem
+    diverged: bool = False  # whether the problem is that its loss or its weights are no longer finite
+
+
+class Post(Protocol):
+    """Carries them. What it is made of, the loop does not know."""
+
+    def there(self) -> tuple[str, ...]:
+        """The sites that can be asked now."""
+        ...
+
+    def late(self) -> tuple[str, ...]:
+        """Those of them that did not answer in time and have not been heard of since: asked, and not waited for."""
+        ...
+
+    def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
+        """Send each site its order -> (site, answer) as they come; those that have not answered in time are left out."""
+        ...
+
+
+def find_message_fault(message: Message, declared: Spec, sender: str) -> str | None:
+    """Why a message is of no use, in one clause; None if it is."""
+    try:
+        check_declared(message, declared, sender)
+    except Refused as problem:
+        return clean_text(f"its message is refused, for {problem.tensor!r}: {problem.why}")
+    odd = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
+    return None if odd is None else f"its message holds numbers in {odd!r} that are not finite"
+
+
+def clean_text(text: str) -> str:
+    """What another says in words, without what would move a cursor or begin a line, and not for ever."""
+    return "".join(c if c.isprintable() else "?" for c in text[:LONGEST]) + ("..." if len(text) > LONGEST else "")
+
+
+def _check_printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("a name moves no cursor and begins no line")
+    return text
+
+
+def _check_values(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a score, as they are. Raises ValueError where a report could not read them, or whose they are."""
+    if _ABOUT & values.keys():
+        raise ValueError("a value has the name of what says whose score it is")
+    Known.model_validate_json(json.dumps(values))
+    return values
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are no order and no answer."""
+
+
+class Limit(NamedTuple):
+    """How many bytes a message may have, as `sizes` says."""
+
+    header: int
+    tensors: int
+
+
+def pack_message(what: Order | SiteAnswer, tensors: Message) -> bytes:
+    """As bytes."""
+    return save({k: v.contiguous() for k, v in tensors.items()}, metadata={"fedmutual": json.dumps(asdict(what))})
+
+
+def digest_order(order: Order, tensors: Message) -> str:
+    """Digest of what an order asks for, in hex: who else is asked, and in which attempt, changes nothing of what is done."""
+    about = {key: value for key, value in asdict(replace(order, asked=None)).items() if key != "attempt"}
+    content = save({k: v.contiguous() for k, v in tensors.items()}, metadata={"fedmutual": json.dumps(about)})
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_order(content: bytes, limit: Limit | None = None) -> tuple[Order, Message]:
+    """An order and its tensors. limit: of a message that came from elsewhere. Raises Garbled."""
+    return _opened(content, _ORDER, "names no order", limit)
+
+
+def read_answer(content: bytes, limit: Limit | None = None) -> tuple[SiteAnswer, Message]:
+    """An answer and its tensors. limit: of a message that came from elsewhere. Raises Garbled."""
+    return _opened(content, _ANSWER, "says something else than an answer", limit)
+
+
+_ORDER, _ANSWER = TypeAdapter(Order), TypeAdapter(SiteAnswer)
+
+
+def _opened(content: bytes, kind: TypeAdapter[T], otherwise: str, limit: Limit | None) -> tuple[T, Message]:
+    try:
+        words = _read_words(content, limit)
+        return kind.validate_json(words, strict=True), load(content)
+    except ValidationError as problem:
+        found = problem.errors(include_input=False, include_url=False)[0]  # what it says instead may be anything
+        at = clean_text(".".join(map(str, found["loc"]))) or found["type"]
+        raise MalformedMessage(f"its header {otherwise} ({at})") from None
+    except MalformedMessage:
+        raise
+    except (SafetensorError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as problem:
+        raise MalformedMessage(f"it is no message in safetensors form ({type(problem).__name__})") from None
+
+
+def _read_words(content: bytes, limit: Limit | None) -> str:
+    """What a message says in its header, of which the sizes are looked at first.
+
+    Two parsers read the header, this one and safetensors': what they might take differently, a name twice or a key that one
+    of them skips, is refused.
+    """
+    if not isinstance(content, bytes):
+        raise TypeError("no bytes")
+    size, rest = int.from_bytes(content[:8], "little"), len(content) - 8
+    if limit is not None and size > limit.header:
+        raise MalformedMessage(f"its header has {size:,} bytes, and {limit.header:,} are enough")
+    if limit is not None and rest > size + limit.tensors:
+        raise MalformedMessage(f"its tensors have {rest - size:,} bytes, and {limit.tensors:,} are declared")
+    header = json.loads(content[8 : 8 + size], object_pairs_hook=_make_table, parse_constant=_refuse_constant)
+    if not isinstance(header, dict):
+        raise TypeError("no table")
+    tables = [(_KEYS.get(name, _TENSOR), table) for name, table in header.items()]
+    if not all(isinstance(table, dict) and table.keys() == keys for keys, table in tables):
+        raise ValueError("other keys than a message has")
+    words = header["__metadata__"]["fedmutual"]
+    if not isinstance(words, str):
+        raise TypeError("no text")
+    return words
+
+
+_KEYS, _TENSOR = {"__metadata__": {"fedmutual"}}, {"dtype", "shape", "data_offsets"}
+
+
+def _make_table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        raise ValueError("a key twice")
+    return table
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(name)

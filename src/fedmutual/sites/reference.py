@@ -1,0 +1,94 @@
+"""The keys of the two files of real sites in words: part of what `fedmutual list keys` prints."""
+
+from collections.abc import Iterator
+
+from fedmutual.config.reference import Key, list_reference_keys
+from fedmutual.config.schema import (
+    ClientData,
+    ClientModel,
+    ClientOptimizer,
+    ClientTraining,
+    Section,
+    ServerConfig,
+    ShareConfig,
+)
+from fedmutual.sites.schema import (
+    LimitsTable,
+    PublicTable,
+    ServerTable,
+    SiteEngine,
+    SiteFile,
+    SitePrivacy,
+    SiteSplit,
+    SitesTable,
+    StateTable,
+    TrustTable,
+)
+
+_HEAD = """## FEDERATION.toml
+
+What all participants of a [federation of real sites](sites.md) have: the keys above but for `partition`, `engine`,
+`clients`, and of `data` what is of one's own data (`name`, `root`, `test`, `label`, `labels`, `group_by`); where classes are
+learned it must have `data.classes`. `share.metrics` is "accuracy" where the file does not set it. And the table
+`sites`, and of `server` two keys more.
+"""
+_SITE = """
+## site.toml
+
+What a site does its own way; nothing of it crosses. A table named like one above has keys of that one, those which are each
+participant's own to set, and the federation's values where it has not; `data.name` it must have. Paths count from the folder
+of the file.
+"""
+_ALIKE: dict[str, type[Section]] = {
+    "data": ClientData,
+    "split": SiteSplit,
+    "model": ClientModel,
+    "training": ClientTraining,
+    "optimizer": ClientOptimizer,
+    "share": ShareConfig,
+}
+_OWN: dict[str, type[Section]] = {
+    "privacy": SitePrivacy,
+    "engine": SiteEngine,
+    "limits": LimitsTable,
+    "state": StateTable,
+    "public": PublicTable,
+    "trust": TrustTable,
+}
+
+
+def render_sites_page() -> str:
+    """All of them as Markdown."""
+    return "\n".join([_HEAD, *map(_line, list_federation_keys()), _SITE, *map(_line, list_site_keys())])
+
+
+def list_federation_keys() -> Iterator[Key]:
+    """The keys that FEDERATION.toml has beside a configuration's."""
+    above = {f"server.{name}" for name in ServerConfig.model_fields}
+    yield from (key for key in list_reference_keys(ServerTable, "server.") if key.name not in above)
+    yield from list_reference_keys(SitesTable, "sites.")
+
+
+def list_site_keys() -> Iterator[Key]:
+    """The keys of site.toml."""
+    for name, spec in SiteFile.model_fields.items():
+        if name in _ALIKE:
+            listed = ", ".join(_ALIKE[name].model_fields)
+            yield Key(f"{name}.KEY", f"as `{name}.KEY` above", "the federation's", listed)
+        elif name in _OWN:
+            yield from list_reference_keys(_OWN[name], f"{name}.")
+        elif name == "algorithm":
+            own = sorted(
+                {
+                    key.name.rpartition(".")[2]
+                    for key in list_reference_keys()
+                    if key.name.startswith("clients.ID.algorithm.")
+                }
+            )
+            yield Key("algorithm.KEY", "as `algorithm.KEY` above", "the federation's", ", ".join(own))
+        else:
+            yield Key(name, "text", "needed", spec.description or "")
+
+
+def _line(key: Key) -> str:
+    return f"- `{key.name}` ({key.type}; {key.default}): {key.about}"

@@ -1,0 +1,149 @@
+"""The public seed set of real sites: made at each from the files that all gave, and held against what the contract says."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fedmutual.algorithms.agree import difference
+from fedmutual.config.schema import Table
+from fedmutual.core import Message, Public
+from fedmutual.data import PublicSet
+from fedmutual.data.federation import Federation, Prepared, list_public_parts
+from fedmutual.data.public import PublicPart, make_public_set
+from fedmutual.data.rows import ResidentStore, Rows, make_store
+from fedmutual.errors import ConfigError, DataError
+from fedmutual.federation.validate import check_enough
+from fedmutual.sites.schema import SeedsTable
+from fedmutual.sites.seedset_file import SeedsetFile, find_mismatch, make_seedset_path, read_seedset_file
+
+_CHUNK = 1024
+
+
+def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Sequence[str], use: Public) -> Table:
+    """What a contract says of the public seed set. Of labels only where they are given to all.
+
+    Raises:
+        UserError: a site's file is missing, damaged, or does not fit the others'; or the examples are too few.
+    """
+    found = {i: _read(folder, i, use.labelled) for i in sites}
+    for i, one in found.items():
+        _check(make_seedset_path(folder, i), find_mismatch(one, shape, classes, found[sites[0]].scaling))
+    check_enough(use, {i: len(one.x) for i, one in found.items()})
+    parts = {i: _part(one, make_seedset_path(folder, i)) for i, one in found.items()}
+    whole = _gathered(parts, classes)
+    about = SeedsTable(
+        rows={i: len(own) for i, own in whole.owners.items()},
+        counts={i: list(own) for i, own in whole.counts.items()} if use.labelled else None,
+        bytes=whole.bytes(use.labelled),
+        digest=whole.digest if use.labelled else whole.unlabelled,
+        parts={i: _print(_gathered({i: part}, classes).summary(use.labelled)) for i, part in parts.items()},
+    )
+    return about.model_dump()
+
+
+@dataclass(frozen=True)
+class CollectedSeedset:
+    """Makes the set at one site, as `data.load` takes it: its own rows out of its data, the others' out of their files."""
+
+    folder: Path
+    site: str
+    sites: tuple[str, ...]
+    labelled: bool
+    agreed: Table | None  # the contract's record; None: it is not made yet
+
+    def __call__(self, found: Federation, prepared: Mapping[str, Prepared]) -> PublicSet | None:
+        """The set; None where this site gives nothing to it.
+
+        Raises:
+            UserError: a file is missing, damaged, or not what it should be; the set is not the contract's, or misses a class
+                that this site trains on.
+        """
+        own, classes = list_public_parts(found, prepared)[self.site], found.space.classes
+        if own.rows is None:
+            return None
+        parts = {i: self._of(i, own, found.space.shape, classes, prepared[self.site]) for i in self.sites}
+        for i in self.sites if self.agreed is not None else ():
+            self._check_agreed(i, _gathered({i: parts[i]}, classes).summary(self.labelled))
+        for k, name in enumerate(classes):
+            if self.labelled and own.trained[k] and not any(part.counts[k] for part in parts.values()):
+                raise ConfigError(
+                    f"{self.folder}: the public seed set has no example of class {name!r}, which this site trains on; raise "
+                    "'split.public' in the federation's file, and let all give their parts anew"
+                )
+        return _gathered(parts, classes)
+
+    def _of(
+        self, site: str, own: PublicPart, shape: Sequence[int], classes: Sequence[str], prepared: Prepared
+    ) -> PublicPart:
+        """What a site gives."""
+        path, one = make_seedset_path(self.folder, site), _read(self.folder, site, self.labelled)
+        _check(path, find_mismatch(one, shape, classes, prepared.scaled))
+        if site != self.site:
+            return _part(one, path, own.rows)
+        if not _equal(one, own):
+            raise DataError(
+                f"{path}: it is not what this site's split sets apart as public, but of another seed, split or other data; "
+                "give the part anew, to all, by `fedmutual data give`"
+            )
+        return own._replace(trained=[0] * len(classes))  # what the set lacks is said here
+
+    def _check_agreed(self, site: str, mine: Message) -> None:
+        """Raise DataError where a site's part is another one than the contract was made with."""
+        assert self.agreed is not None
+        rows, counts = torch.tensor(self.agreed["rows"][site]), self.agreed["counts"]
+        digest = torch.frombuffer(bytearray.fromhex(self.agreed["parts"][site]), dtype=torch.uint8)
+        theirs = {"rows": rows, "digest": digest} | ({"counts": torch.tensor(counts[site])} if self.labelled else {})
+        odd = difference(mine, theirs)
+        if odd is not None:
+            raise DataError(
+                f"{make_seedset_path(self.folder, site)}: the contract was made with another part of site {site!r}: "
+                f"this one has {odd}; have it give all the same file"
+            )
+
+
+def _read(folder: Path, site: str, labelled: bool) -> SeedsetFile:
+    """A site's part, with labels or without."""
+    found = read_seedset_file(folder, site)
+    if labelled and found.labels is None:
+        raise DataError(
+            f"{make_seedset_path(folder, site)}: it has no labels, which this algorithm gives to all; "
+            f"have site {site!r} give its part anew"
+        )
+    return found if labelled else replace(found, labels=None)
+
+
+def _check(path: Path, odd: str | None) -> None:
+    if odd is not None:
+        raise DataError(f"{path}: {odd}; bring the data of all into one form, and have this part given anew")
+
+
+def _part(given: SeedsetFile, path: Path, like: Rows | None = None) -> PublicPart:
+    """As data sets have it. like: rows that are kept in memory, and augmented, as these are to be; None: none trains."""
+    labels = np.full(len(given.x), -1) if given.labels is None else given.labels
+    resident = like is not None and isinstance(like.store, ResidentStore)
+    store, _ = make_store(given.examples, labels, given.scaling, lambda row: f"row {row} of {path}", resident, 0)
+    rows = Rows(store, np.arange(len(labels))) if like is None else like.over(store)
+    return PublicPart(rows, given.examples, given.counts, given.counts)
+
+
+def _equal(one: SeedsetFile, own: PublicPart) -> bool:
+    """Whether a file holds a site's own rows."""
+    assert own.rows is not None
+    index = own.rows.index
+    if len(one.x) != len(index) or (one.labels is not None and not np.array_equal(one.labels, own.rows.labels)):
+        return False
+    pieces = (slice(k, k + _CHUNK) for k in range(0, len(index), _CHUNK))
+    return all(np.array_equal(one.x[rows], own.examples.take(index[rows].tolist()).numpy()) for rows in pieces)
+
+
+def _gathered(parts: Mapping[str, PublicPart], classes: Sequence[str]) -> PublicSet:
+    whole = make_public_set(parts, tuple(classes))
+    assert whole is not None  # every part has rows
+    return whole
+
+
+def _print(summary: Message) -> str:
+    return bytes(summary["digest"].tolist()).hex()

@@ -1,0 +1,58 @@
+"""A site gives its part of the public seed set: the rows that its own split sets apart as public, and no others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from fedmutual import data, plugins
+from fedmutual.data.draws import format_count
+from fedmutual.data.federation import list_public_parts
+from fedmutual.errors import ConfigError
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.seedset_file import SeedsetFile, make_seedset_path, write_seedset_file
+from fedmutual.sites.site_runtime import SiteSettings, configured, read_site_file
+
+
+def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
+    """Write the part of a site into a folder, as `given.file_of` says. file: FEDERATION.toml. site: its site.toml.
+
+    Raises:
+        UserError: there is nothing to give, or it cannot be read or written.
+    """
+    mine = read_site_file(site)
+    with plugins.under(mine.code):
+        return _give(contracts.read_contract(file), mine, file, folder)
+
+
+def _give(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: Path) -> SeedsetFile:
+    config, use, name = configured(contract, mine), contract.algorithm.public, mine.file.site
+    if use is None:
+        raise ConfigError(f"{file}: algorithm {config.algorithm['name']!r} has no public seed set, so nothing is given")
+    read = data.prepare(config)
+    found = data.load(config, read, gathered=lambda *_: None)
+    part = list_public_parts(found, read)[name]
+    if part.rows is None:
+        raise ConfigError(
+            f"{file}: the key 'split.public' is not set, the fraction of each site's training data that it gives to all"
+        )
+    if found.space.numbers:
+        raise ConfigError(f"{file}: training.task learns numbers, and the public seed set of real sites is of classes")
+    x = part.examples.take(part.rows.index.tolist()).numpy()
+    labels = part.rows.labels.astype(np.int64) if use.labelled else None
+    made = SeedsetFile(name, x, labels, found.space.classes, read[name].scaled)
+    write_seedset_file(folder, made)
+    return made
+
+
+def describe_export(made: SeedsetFile, folder: Path) -> Iterator[str]:
+    """What was given, in sentences for the site's operator."""
+    known = "and their labels" if made.labels is not None else "and not their labels"
+    path = make_seedset_path(folder, made.site)
+    yield f"{path}: {format_count(len(made.x), 'example')} of site {made.site!r}, {made.size:,} bytes"
+    if made.labels is not None:
+        yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(made.classes, made.counts, strict=True))}"
+    yield (
+        "Send this file to all other sites, and to who submits the federation. They then know these examples "
+        f"{known}, and nobody can take that back; no other row of yours is in it."
+    )

@@ -1,0 +1,194 @@
+"""One site's part of the public seed set, as the file that it gives to the others: plain arrays, read without any pickle."""
+
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError
+
+from fedmutual.config.schema import Section
+from fedmutual.data import arrays
+from fedmutual.data.draws import Index, count_classes
+from fedmutual.data.examples import ArrayExamples, listed
+from fedmutual.data.scaling import Scaling, parse_scaling
+from fedmutual.errors import DataError, format_error
+from fedmutual.rundir.files import replacing
+
+_ARRAYS = ("x", "y", "classes", "about")
+_WORDS = 2**24  # bytes of an array of text: names of classes, scaling
+
+
+class _Scaling(Section):
+    divisor: float = Field(gt=0)
+    mean: list[float]
+    std: list[float]
+    size: list[int] | None
+
+
+class _About(Section):
+    format: Literal[1]
+    site: str
+    scaling: _Scaling
+
+
+@dataclass(frozen=True)
+class SeedsetFile:
+    """What one site gives."""
+
+    site: str
+    x: npt.NDArray[Any]  # [n, *shape] as its source has them: uint8, or float32
+    labels: Index | None  # [n] numbers in the order of the classes; None: they stay with the site
+    classes: tuple[str, ...]
+    scaling: Scaling
+
+    @property
+    def examples(self) -> ArrayExamples:
+        """By number, as data sets have them."""
+        return ArrayExamples(self.x)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example, scaled."""
+        return (self.x.shape[1], *(self.scaling.size or self.x.shape[2:]))
+
+    @property
+    def counts(self) -> list[int]:
+        """Examples of each class; none where labels stay with the site."""
+        known = np.empty(0, dtype=np.int64) if self.labels is None else self.labels
+        found: list[int] = count_classes(known, len(self.classes)).tolist()
+        return found
+
+    @property
+    def size(self) -> int:
+        """Bytes of the examples and the labels."""
+        return self.x.nbytes + (0 if self.labels is None else self.labels.nbytes)
+
+
+def make_seedset_path(folder: Path, site: str) -> Path:
+    """Where a site's part lies in a folder of them."""
+    return folder / f"{site}.npz"
+
+
+def write_seedset_file(folder: Path, given: SeedsetFile) -> Path:
+    """Write a part, whole or not at all -> the file. Raises RunError where it cannot be written."""
+    about = {"format": 1, "site": given.site, "scaling": given.scaling.record()}
+    found = {"x": given.x, "classes": np.array(given.classes), "about": np.array(json.dumps(about))}
+    with replacing(make_seedset_path(folder, given.site)) as file:
+        np.savez(file, **found, **({} if given.labels is None else {"y": given.labels}))  # type: ignore[arg-type]
+    return make_seedset_path(folder, given.site)
+
+
+def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
+    """A site's part.
+
+    Raises:
+        DataError: its file is missing, damaged, a pickle, holds something else, or unpacks to more than its own size.
+    """
+    path, mend = make_seedset_path(folder, site), f"have site {site!r} give its part of the public seed set anew"
+    excess = _find_excess(path)
+    if excess is not None:
+        raise DataError(f"{path}: {excess}; {mend}")
+    found = arrays.read_arrays(path, f"have site {site!r} send its part of the public seed set", mend)
+    try:
+        about = _About.model_validate_json(str(found["about"]))
+        whole = SeedsetFile(
+            site, found["x"], found.get("y"), _names(found["classes"]), parse_scaling(about.scaling.model_dump())
+        )
+        why = f"it is of site {about.site!r}" if about.site != site else _odd(whole)
+    except (KeyError, ValidationError):
+        why = _foreign(list(found))
+    if why is not None:
+        raise DataError(f"{path}: {why}; {mend}")
+    return whole
+
+
+def _find_excess(path: Path) -> str | None:
+    """Why reading a part could need more memory than the part's own size, in one clause.
+
+    None: it could not, or the file is no archive, which `arrays.read` says. The sizes that an archive states of its members,
+    and the shapes that arrays state of themselves, are whatever their author wrote: a member that is stored as it is cannot
+    unpack to more, and an array is not allocated before its shape is held against the bytes that are there.
+    """
+    try:
+        with path.open("rb") as file:
+            begins = file.read(len(np.lib.format.MAGIC_PREFIX))
+        if begins == np.lib.format.MAGIC_PREFIX:
+            return "holds a single array"
+        if not begins.startswith(b"PK"):
+            return None
+        with zipfile.ZipFile(path) as archive:
+            members, room = archive.infolist(), path.stat().st_size
+            names = [member.filename.removesuffix(".npy") for member in members]
+            if not set(names) <= set(_ARRAYS):
+                return _foreign(names)
+            if len(set(names)) < len(names):
+                return "it holds an array twice"
+            for member in members:
+                if member.compress_type != zipfile.ZIP_STORED:
+                    return f"its {member.filename!r} is compressed, and `fedmutual data give` does not compress"
+                if max(member.file_size, member.compress_size) > room:
+                    return f"its {member.filename!r} is said to hold {member.file_size:,} bytes, more than the whole file"
+                excess = _find_array_excess(archive, member)
+                if excess is not None:
+                    return excess
+    except FileNotFoundError:
+        return None
+    except Exception as problem:  # a damaged file makes numpy and zipfile fail in many ways
+        return f"no npz file of arrays ({format_error(problem)})"
+    return None
+
+
+def _foreign(names: Sequence[str]) -> str:
+    return f"it is not what `fedmutual data give` wrote, but holds {listed(names) or 'nothing'}"
+
+
+def _find_array_excess(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> str | None:
+    """Why an array would be allocated that its member does not fill, in one clause; None: it would not."""
+    headers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    with archive.open(member) as file:
+        version = np.lib.format.read_magic(file)
+        if version not in headers:
+            return f"its {member.filename!r} is of another form than numpy.savez writes"
+        shape, _, dtype = headers[version](file)
+        size = prod(shape) * dtype.itemsize
+        if not dtype.hasobject and size != member.file_size - file.tell():
+            return f"its {member.filename!r} states {size:,} bytes and has {member.file_size - file.tell():,}"
+    if dtype.kind in "US" and size > _WORDS:
+        return f"its {member.filename!r} holds {size:,} bytes of text, and {_WORDS:,} are enough"
+    return None
+
+
+def _names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
+    return tuple(str(name) for name in classes.reshape(-1).tolist())
+
+
+def _odd(given: SeedsetFile) -> str | None:
+    """What of a part makes no sense, in one clause; None: nothing."""
+    x, y, mean = given.x, given.labels, given.scaling.mean
+    if x.ndim not in (2, 4) or x.dtype not in (np.uint8, np.float32) or not x.size:
+        return f"its examples are {x.dtype} of the shape {list(x.shape)}, and no images or features"
+    if len(mean) not in (0, x.shape[1]) or len(given.scaling.std) != len(mean) or 0 in given.scaling.std:
+        return f"it has {len(mean)} means and {len(given.scaling.std)} deviations for {x.shape[1]} channels or features"
+    if given.scaling.size is not None and (x.ndim != 4 or min(given.scaling.size) < 1):
+        return f"its examples of the shape {list(x.shape[1:])} are to be resized to {list(given.scaling.size)}"
+    if y is not None and (y.shape != (len(x),) or y.dtype != np.int64 or y.min() < 0 or y.max() >= len(given.classes)):
+        return f"its labels are not {len(x)} numbers of {len(given.classes)} classes"
+    return None
+
+
+def find_mismatch(given: SeedsetFile, shape: Sequence[int], classes: Sequence[str], scaling: Scaling) -> str | None:
+    """In what a part is not in a form, in one clause; None: it is. How numbers are stored is for each site to choose."""
+    if given.shape != tuple(shape):
+        return f"its examples have the shape {list(given.shape)}, and {list(shape)} is wanted"
+    if given.classes != tuple(classes):
+        return f"its labels are of the classes {listed(given.classes)}, and {listed(classes)} are wanted, in this order"
+    if (given.scaling.mean, given.scaling.std) != (scaling.mean, scaling.std):
+        found, wanted = ([list(s.mean), list(s.std)] for s in (given.scaling, scaling))
+        return f"its examples are to be scaled by data.mean and data.std {found}, and {wanted} are wanted"
+    return None

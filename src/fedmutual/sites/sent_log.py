@@ -1,0 +1,68 @@
+"""What left a site, in its own ledger: a line a message, with every tensor's shape, bytes and digest."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmutual.boundary import Refused
+from fedmutual.core import Message
+from fedmutual.errors import RunError
+from fedmutual.rundir.logs import append
+from fedmutual.sites.protocol import SiteAnswer
+
+LEFT = "left.jsonl"
+
+
+class SentLog:
+    """The last door: nothing is handed to the network that did not pass it, and it writes down all that does."""
+
+    def __init__(self, folder: Path, site: str) -> None:
+        self._path, self._site = folder / LEFT, site
+
+    def check(self, message: Message) -> None:
+        """Raise Refused unless all that is to leave is finite; names, shapes and origin were held against what is declared
+        by `boundary.release`."""
+        for name, tensor in message.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise Refused(self._site, name, "it holds numbers that are not finite")
+
+    def record(self, answer: SiteAnswer, message: Message, content: bytes, to: str) -> None:
+        """Write down what goes to whom, before it goes."""
+        told = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
+        line = {
+            "round": answer.order.round + 1,
+            "phase": answer.order.phase + 1,
+            "what": answer.order.kind,
+            **({"attempt": answer.order.attempt} if answer.order.attempt else {}),
+            "to": to,
+            "tensors": [
+                {"name": k, "dtype": str(v.dtype).removeprefix("torch."), "shape": list(v.shape), "bytes": v.nbytes}
+                | {"sha256": hashlib.sha256(v.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()}
+                for k, v in sorted(message.items())
+            ],
+            "told": {k: v for k, v in told.items() if v} | ({"problem": answer.problem} if answer.problem else {}),
+            "bytes": len(content),
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+        append(self._path, [json.dumps(line)], sync=True)
+
+
+def read_sent_messages(folder: Path) -> list[Mapping[str, Any]]:
+    """All that left a site, in the order in which it did. A last line that a kill cut short tells of nothing that left.
+
+    Raises:
+        RunError: a line is damaged.
+    """
+    path, lines = folder / LEFT, []
+    for number, text in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            raise RunError(
+                f"{path}: line {number} is damaged, so that it cannot be told what left; look for a copy"
+            ) from None
+    return lines

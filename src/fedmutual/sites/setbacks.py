@@ -1,0 +1,79 @@
+"""The way back: a round that came to nothing, although enough sites answered, is not begun again as it was.
+
+Where most sites diverged, the shared model that they were sent was of no use: the server goes back to an earlier one, and
+the sites whose updates stood out in the rounds between are left out for good. A federation to which that happens `SETBACKS`
+times ends; else it would be begun again for ever.
+"""
+
+from collections.abc import Collection
+from pathlib import Path
+
+from fedmutual.errors import RunError
+from fedmutual.rundir.checkpoint import COMMIT, Saved, committed, file_name
+from fedmutual.rundir.files import write_json
+from fedmutual.sites.attempts import Attempts
+from fedmutual.sites.conduct import Conduct
+from fedmutual.sites.screening import Limits
+
+GENERATIONS = 3  # saved states that the server keeps, the last one too
+SETBACKS = 3  # the last one ends the federation
+
+
+def check_setbacks(conduct: Conduct, folder: Path) -> None:
+    """Raise RunError where the federation came to nothing too often to be begun again."""
+    if conduct.setbacks >= SETBACKS:
+        raise RunError(
+            f"{folder}: {SETBACKS} rounds came to nothing although enough sites answered, as log.txt says; begin a "
+            "federation of another name, with a smaller optimizer.lr if training diverged, or with server.aggregate = "
+            "'median' if a site's messages may be hostile"
+        )
+
+
+def go_back(folder: Path, diverged: bool, conduct: Conduct, attempts: Attempts, limits: Limits) -> list[str]:
+    """Prepare for another attempt -> what was done, in sentences. diverged: whether most sites did.
+
+    The first time the server goes back by one saved round, later to the oldest that it keeps.
+
+    Raises:
+        RunError: the attempts that sites follow are used up; or something cannot be written.
+    """
+    saved = committed(folder)
+    if not diverged or saved is None:
+        conduct.count_setback()
+        attempts.raise_number()
+        return ["the round is begun again"]
+    target = _find_target(folder, saved.round, conduct.setbacks == 0)
+    undone = range(target, saved.round)
+    suspects = conduct.find_suspects(undone, limits.update)
+    out = {i: f"its update stood out in round {round + 1}, after which most sites diverged" for i, round in suspects.items()}
+    conduct.leave_out(out)
+    conduct.count_setback(undone)
+    attempts.raise_number()
+    _commit(folder, saved, target)
+    return [_describe(target, undone), *(f"site {i!r} is left out for good: {why}" for i, why in sorted(out.items()))]
+
+
+def _find_target(folder: Path, last: int, first_time: bool) -> int:
+    """To which number of done rounds to go back; `last` where no earlier state is kept."""
+    earlier = range(max(last - GENERATIONS + 1, 0), last)
+    kept = [r for r in earlier if r == 0 or _state(folder, r).exists()]
+    return (max(kept) if first_time else min(kept)) if kept else last
+
+
+def _commit(folder: Path, saved: Saved, round: int) -> None:
+    """Make an earlier state the federation's. Before round 1 nothing is saved, unless the algorithm has a start."""
+    if _state(folder, round).exists():
+        write_json(folder / COMMIT, {"format": 1, "run": saved.run, "round": round, "seconds": saved.seconds})
+    else:
+        (folder / COMMIT).unlink(missing_ok=True)
+
+
+def _state(folder: Path, round: int) -> Path:
+    return folder / "server" / file_name(round)
+
+
+def _describe(target: int, undone: Collection[int]) -> str:
+    if not undone:
+        return "there is no earlier shared model to go back to, and the round is begun again"
+    model = f"the shared model after round {target}" if target else "the first shared model"
+    return f"the federation goes back to {model}; rounds undone: {len(undone)}"

@@ -1,0 +1,99 @@
+"""How large orders, answers and letters may be: by what the contract declares, so that nobody can send more than that.
+
+What is larger is refused by its length, before anything of it is parsed.
+"""
+
+import json
+from collections.abc import Collection
+from math import prod
+
+from fedmutual.algorithms.peers import PEER
+from fedmutual.core import Algorithm, Message, Spec
+from fedmutual.sites.protocol import EXAM, LONGEST, WORK, Limit, MalformedMessage, Order, SiteAnswer, read_answer
+
+_ESCAPED = 14  # bytes that a character takes at most, in JSON that is a text within JSON
+_FIXED = 2**10  # bytes of an order's or an answer's own keys, brackets and numbers
+_NUMBER = 32  # bytes of one more name's quotes and number
+_ALIGNED = 8  # bytes in multiples of which safetensors fills its header up
+_SCORES = 2**20  # bytes of all scores that a site tells at once: some networks on some rows, with one number a class
+
+
+class MessageSizes:
+    """Of the messages of one federation."""
+
+    def __init__(self, algorithm: Algorithm, state: Message, sites: Collection[str], by_hand: bool) -> None:
+        """state: what all know before the first round. by_hand: sites send their messages to each other."""
+        self._algorithm, self._state, self._sites, self._by_hand = algorithm, state, tuple(sites), by_hand
+        phases = (*algorithm.start, *algorithm.phases)
+        self._traffic = len(self._sites) * sum(spec_bytes(phase.leaves(state)) for phase in phases)  # of one round, at most
+
+    @property
+    def order(self) -> Limit:
+        """Of an order: who it goes to, and an inbox, which is made of the state and of what all sent in phases before."""
+        held = {k: (v.dtype, tuple(v.shape)) for k, v in self._state.items()}
+        for number, phase in enumerate((*self._algorithm.start, *self._algorithm.phases)):
+            leaves = phase.leaves(self._state).items()
+            held |= {f"{number}{PEER}{i}{PEER}{k}": what for k, what in leaves for i in self._sites}
+        return limit_message({} if self._by_hand else held, self._words())
+
+    @property
+    def letter(self) -> Limit:
+        """Of the largest letter."""
+        found = [
+            limit_message(phase.leaves(self._state), _FIXED) for phase in (*self._algorithm.start, *self._algorithm.phases)
+        ]
+        return Limit(max(one.header for one in found), max(one.tensors for one in found))
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest message of all."""
+        rounds = ((-1, self._algorithm.start), (0, self._algorithm.phases))
+        work = [self._answer(Order(WORK, round, n)) for round, phases in rounds for n in range(len(phases))]
+        answers = (*work, self._answer(Order(EXAM, 0, 0)))
+        return _ALIGNED + max(one.header + one.tensors for one in (self.order, self.letter, *answers))
+
+    def open_answer(self, order: Order, content: bytes) -> tuple[SiteAnswer, Message]:
+        """What a site answered to an order.
+
+        Raises:
+            Garbled: it is larger than an answer can be, or counts more than there is.
+        """
+        said, message = read_answer(content, self._answer(order))
+        if len(said.remarks) > self._remarks(order):
+            raise MalformedMessage(f"it makes {len(said.remarks):,} remarks, and {self._remarks(order)} are possible")
+        if max(said.up or 0, said.down or 0) > self._traffic:
+            raise MalformedMessage("it counts more bytes than the messages of a round have")
+        return said, message
+
+    def _answer(self, order: Order) -> Limit:
+        """Of an answer: scores, or a message, losses and remarks."""
+        if order.kind == EXAM:
+            return limit_message({}, self._words() + _SCORES)
+        phase = (self._algorithm.start if order.round < 0 else self._algorithm.phases)[order.phase]
+        return limit_message(
+            {} if self._by_hand else phase.leaves(self._state), self._words(self._remarks(order), phase.terms)
+        )
+
+    def _remarks(self, order: Order) -> int:
+        """How many an answer makes at most: one on each sender, of each phase before."""
+        return order.phase * len(self._sites)
+
+    def _words(self, remarks: int = 0, terms: Collection[str] = ()) -> int:
+        """Bytes of the words in a header: names of who is asked, whose messages count and who is accused; remarks, and a
+        problem; losses."""
+        names = (*self._sites, *self._sites, *self._sites, *terms)
+        sentences = (remarks + 1) * _ESCAPED * (LONGEST + _NUMBER)
+        return _FIXED + sum(_ESCAPED * len(name) + _NUMBER for name in names) + sentences
+
+
+def limit_message(declared: Spec, words: int) -> Limit:
+    """Of a message that holds what is declared, and so many bytes of words in its header."""
+    size = spec_bytes(declared)
+    entry = {"dtype": "F8_E8M0", "data_offsets": [size, size]}  # the longest name of a dtype
+    table = json.dumps({k: {**entry, "shape": list(shape)} for k, (_, shape) in declared.items()})
+    return Limit(len(table) + words + _ALIGNED, size)
+
+
+def spec_bytes(declared: Spec) -> int:
+    """Bytes of what is declared."""
+    return sum(prod(shape) * dtype.itemsize for dtype, shape in declared.values())

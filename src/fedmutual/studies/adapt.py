@@ -1,0 +1,211 @@
+"""A newcomer adapts a run's shared model by mutual learning, beside training from scratch and fine-tuning.
+
+Each way is an ordinary run, of a federation of one. The run that the shared model comes from is read, and no client of it is
+asked for anything.
+"""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmutual import data
+from fedmutual.config import ALONE, Config
+from fedmutual.config.schema import Table
+from fedmutual.data.examples import listed
+from fedmutual.engines.base import score
+from fedmutual.errors import ConfigError, RunError
+from fedmutual.events import Observer
+from fedmutual.federation import build
+from fedmutual.losses import Classification
+from fedmutual.recorded_code import trusting
+from fedmutual.rundir.files import read_json, write_json
+from fedmutual.rundir.folder import CONFIG
+from fedmutual.studies import newcomer
+from fedmutual.studies.compare import Planned, check_folders, train_all
+from fedmutual.studies.newcomer import ARMS, Newcomer, Source
+
+ADAPT = "adapt.json"
+
+
+def adapt(
+    run: str | Path,
+    file: str | Path,
+    out: str | Path,
+    sizes: Sequence[int | None] = (50, 100, None),
+    seeds: int = 3,
+    fedavg: str | Path | None = None,
+    resume: bool = False,
+    overrides: Mapping[str, Any] | None = None,
+    watch: Callable[[str], Observer] | None = None,
+    trust_code: bool = False,
+) -> None:
+    """Adapt a run's shared model to a newcomer's data in every way, with every size and seed.
+
+    file: TOML, the newcomer's half of a configuration. sizes: training examples, None for all. fedavg: a FedAvg run, whose
+    shared model is fine-tuned; unset, `run`'s own is. Runs go to OUT/<way>/<size>/<seed>, what came out to OUT/adapt.json.
+    trust_code: import whatever code the runs' folders name.
+
+    Raises:
+        UserError: in one sentence, what does not fit what, before anything is trained.
+    """
+    with trusting(trust_code):
+        _adapt(run, file, out, sizes, seeds, fedavg, resume, overrides, watch)
+
+
+def _adapt(
+    run: str | Path,
+    file: str | Path,
+    out: str | Path,
+    sizes: Sequence[int | None],
+    seeds: int,
+    fedavg: str | Path | None,
+    resume: bool,
+    overrides: Mapping[str, Any] | None,
+    watch: Callable[[str], Observer] | None,
+) -> None:
+    shared, folder = newcomer.read_source(Path(run)), Path(out)
+    tuned = shared if fedavg is None else _fedavg(Path(fedavg), shared)
+    _check_apart(folder, shared, tuned)
+    who = newcomer.read_newcomer(Path(file), overrides or {}, shared, tuned)
+    first, read = who.config("fml", None), who.prepare()
+    _note_divisor(read, shared, tuned)
+    there = _there(sizes, data.load(first, {"": read}), str(file))
+    numbers = range(first.seed, first.seed + seeds)
+    arms = [(arm, size, seed, who.config(arm, n, seed)) for size, n in there.items() for seed in numbers for arm in ARMS]
+    for *_, config in arms[: len(ARMS)]:
+        build.build(config, prepared={"": read}).client(ALONE)
+    planned: list[Planned] = [
+        (f"{arm}, {size} examples, seed {seed}", config, folder / arm / size / str(seed)) for arm, size, seed, config in arms
+    ]
+    about = {"format": 1, "name": first.name, "from": shared.about(), "fine-tuned": tuned.about()}
+    _check_same(folder, about, resume)
+    check_folders(planned, resume)
+    write_json(folder / ADAPT, about)
+    runs = train_all(planned, resume, watch)
+    results: Table = {arm: {size: {} for size in there} for arm in ARMS}
+    for (arm, size, seed, _), done in zip(arms, runs, strict=True):
+        results[arm][size][str(seed)] = done.summary["personal"]["val_accuracy"]["last"]["mean"]
+    networks = {arm: _network(config) for arm, *_, config in arms[: len(ARMS)]}
+    table = {"rounds": first.rounds, "seeds": [*numbers], "networks": networks, "accuracy": results}
+    write_json(folder / ADAPT, about | table | _as_it_is(who, there, [*numbers], read))
+
+
+def _fedavg(folder: Path, shared: Source) -> Source:
+    found = newcomer.read_source(folder)
+    name, run = found.run.config.algorithm["name"], shared.run.folder
+    if name != "fedavg":
+        raise RunError(
+            f"{folder}: is a run of {name!r}, and --fedavg names one of 'fedavg'; without it that of {run} is tuned"
+        )
+    if shared.whole and found.whole:  # else the newcomer's data are held against what is whole
+        ours, theirs = _inputs(shared), _inputs(found)
+        for key in (k for k in ours if ours[k] != theirs[k]):
+            raise RunError(
+                f"{folder}: its shared model takes {key} {theirs[key]}, and that of {run} {ours[key]}; name a FedAvg run on "
+                "the same inputs and classes"
+            )
+    return found
+
+
+def _inputs(source: Source) -> dict[str, str]:
+    """What a shared model takes, each under the words that say it in a sentence. Augmenting is not of the inputs."""
+    takes = source.takes
+    about: dict[str, str] = {
+        "examples of the shape": str(list(takes.shape)),
+        "data.classes =": listed(takes.classes),
+        "the columns": listed(takes.columns) if takes.columns else "none",
+    }
+    words = {"divisor": "inputs divided by", **{key: f"data.{key} =" for key in ("mean", "std", "size")}}
+    for key, said in words.items():
+        value = takes.scaling.get(key)
+        about[said] = str("none" if value is None else value) if takes.agreed else "each client's own"
+    return about
+
+
+def parse_sizes(text: str) -> tuple[int | None, ...]:
+    """ "50,100,all" -> (50, 100, None).
+
+    Raises:
+        ConfigError: a word of it is none of these, or comes twice.
+    """
+    words = [word.strip() for word in text.split(",")]
+    for n, word in enumerate(words):
+        if word != "all" and not (word.isdecimal() and int(word)):
+            raise ConfigError(f"--examples {text}: {word!r} is no number of examples; write such as 50,100,all")
+        if word in words[:n]:
+            raise ConfigError(f"--examples {text}: {word!r} comes twice; write it once")
+    return tuple(None if word == "all" else int(word) for word in words)
+
+
+def _there(wanted: Sequence[int | None], federation: data.Federation, file: str) -> dict[str, int | None]:
+    """What a size is called -> examples, for those sizes that there are so many examples for."""
+    shares = federation.partition["clients"][ALONE]
+    most = sum(len(part["rows"]) for kind, part in shares.items() if kind != "counts" and part["of"] == "train")
+    over = [n for n in wanted if n is not None and n > most]
+    kept = {"all" if n is None else str(n): n for n in wanted if n not in over}
+    if not kept:
+        raise ConfigError(f"--examples: {file} has {most} training examples; name fewer, or all")
+    if over:
+        warnings.warn(
+            f"there are {most} training examples, so --examples {','.join(map(str, over))} is left out", stacklevel=3
+        )
+    return kept
+
+
+def _note_divisor(read: data.Prepared, *sources: Source) -> None:
+    ours = read.scaled.divisor
+    for source in sources:
+        theirs = source.takes.scaling["divisor"]
+        if ours != theirs:
+            warnings.warn(
+                f"the newcomer's inputs are divided by {ours:g}, and those of {source.run.folder} were by {theirs:g}: do "
+                "both end in the same range?",
+                stacklevel=3,
+            )
+            return
+
+
+def _check_apart(folder: Path, *sources: Source) -> None:
+    """Raise RunError where the folder lies in a run that is only read, or is itself a run's."""
+    for source in sources:
+        read = source.run.folder
+        if read.resolve() in (folder.resolve(), *folder.resolve().parents):
+            raise RunError(f"{folder}: lies in {read}, which is only read; choose another folder with --out")
+    if (folder / CONFIG).exists():
+        raise RunError(f"{folder}: holds a run already, and no adaptation; choose another folder with --out")
+
+
+def _check_same(folder: Path, about: Table, resume: bool) -> None:
+    """Raise RunError where the folder holds an adaptation that is not to be gone on with, or of another shared model."""
+    if not (folder / ADAPT).exists():
+        return
+    if not resume:
+        raise RunError(
+            f"{folder}: holds an adaptation already; add --resume to go on with it, or choose another folder with --out"
+        )
+    before = read_json(folder / ADAPT)
+    for key in ("from", "fine-tuned"):
+        if before.get(key) != about[key]:
+            raise RunError(
+                f"{folder}: was begun with another shared model than that of {about[key]['run']} after round "
+                f"{about[key]['round']}; choose another folder with --out"
+            )
+
+
+def _network(config: Config) -> str:
+    return (config.model.personal or (config.model.shared,))[0]
+
+
+def _as_it_is(who: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[int], read: data.Prepared) -> Table:
+    """The shared model without any adapting, on the newcomer's validation data; and how many examples there are."""
+    net = who.shared.run.global_model() if who.shared.run.complete else None
+    counts: Table = {}
+    found: Table = {size: {} for size in sizes}
+    for size, n in sizes.items():
+        for seed in seeds:
+            shares = data.load(who.config("fml", n, seed), {"": read}).clients[ALONE]
+            counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
+            if net is not None:
+                found[size][str(seed)] = score(net, shares.validation, Classification())["accuracy"]
+    return {"examples": counts, "as it is": found if net is not None else None}

@@ -1,0 +1,93 @@
+"""Does it pay on these data? Several methods over several seeds, each a run of its own, cached by its folder."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmutual.config import Config, check_scored, with_algorithm
+from fedmutual.errors import ConfigError
+from fedmutual.events import Observer
+from fedmutual.rundir.folder import CONFIG, check_free, reopen
+from fedmutual.rundir.run import Run
+from fedmutual.studies.run import can_stack, run, run_together
+
+METHODS = ("fml", "fedavg", "fedprox", "independent")
+Planned = tuple[str, Config, Path]  # what a run is called while it is watched, what it is, where it goes
+
+
+def list_variants(
+    config: Config, methods: Sequence[str], seeds: int, own: Mapping[str, Any] | None = None
+) -> Iterator[tuple[str, int, Config]]:
+    """(method, seed, configuration): the same experiment under each method, from the configured seed upwards.
+
+    own: settings for those methods that have them, beside those of the configuration.
+
+    Raises:
+        ConfigError: there is no method, one comes twice, or one does not fit the configuration.
+    """
+    if not methods:
+        raise ConfigError(f"--methods names no algorithm; name some, separated by commas: {','.join(METHODS)}")
+    twice = [method for n, method in enumerate(methods) if method in methods[:n]]
+    if twice:
+        raise ConfigError(f"--methods names {twice[0]!r} twice; name each algorithm once")
+    check_scored(config, config.name)
+    changed = {method: with_algorithm(config, method, own)[0] for method in methods}
+    _check_paces(changed)
+    for method, variant in changed.items():
+        for seed in range(config.seed, config.seed + seeds):
+            yield method, seed, variant.model_copy(update={"seed": seed})
+
+
+def _check_paces(variants: Mapping[str, Config]) -> None:
+    """Raise ConfigError unless a round is as much training under every method."""
+    steps = {method: config.training.local_steps for method, config in variants.items()}
+    if len(set(steps.values())) > 1:
+        counted, other = (next(m for m, n in steps.items() if (n is None) is none) for none in (False, True))
+        raise ConfigError(
+            f"{counted} counts gradient steps and {other} passes over the data, so that a round would not be as much "
+            "training for both; set training.local_steps, which then holds for all methods"
+        )
+
+
+def compare(
+    config: Config,
+    methods: Sequence[str],
+    seeds: int,
+    out: Path,
+    resume: bool = False,
+    watch: Callable[[str], Observer] | None = None,
+    own: Mapping[str, Any] | None = None,
+) -> list[Run]:
+    """Run every method with every seed into OUT/<method>/<seed>; a finished one is not trained again on resume.
+
+    watch: an observer for the run of this name. own: as `variants` takes it. With the engine "stacked", or "auto" on a GPU,
+    all runs go on at once, their clients in common stacks.
+
+    Raises:
+        UserError: as `run`; what is wrong with a method or a folder, before the first is trained.
+    """
+    planned = [
+        (f"{method}, seed {seed}", variant, out / method / str(seed))
+        for method, seed, variant in list_variants(config, methods, seeds, own)
+    ]
+    check_folders(planned, resume)
+    return train_all(planned, resume, watch)
+
+
+def check_folders(planned: Sequence[Planned], resume: bool) -> None:
+    """Check that every run can be made, or gone on with. Raises RunError before anything is changed."""
+    for _, config, folder in planned:
+        if resume and (folder / CONFIG).exists():
+            reopen(folder, config)
+        else:
+            check_free(folder)
+
+
+def train_all(planned: Sequence[Planned], resume: bool, watch: Callable[[str], Observer] | None = None) -> list[Run]:
+    """Run each into its folder, one after the other; all at once in common stacks where the first of them is for that."""
+    configs, folders = [config for _, config, _ in planned], [folder for *_, folder in planned]
+    observers = [[watch(label)] if watch else [] for label, *_ in planned]
+    if can_stack(configs[0]):
+        return run_together(configs, folders, resume, observers)
+    each = zip(configs, folders, observers, strict=True)
+    return [run(config, folder, resume, watching) for config, folder, watching in each]

@@ -1,0 +1,228 @@
+"""A newcomer's half of a configuration, and what a run settles of it: the shared model, its inputs and its classes."""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedmutual import data
+from fedmutual.config import Config, check_scored, merge_overrides, parse_config, read_tables
+from fedmutual.config.schema import Table
+from fedmutual.data.examples import listed
+from fedmutual.data.labels import UnknownClass
+from fedmutual.errors import ConfigError, DataError, RunError
+from fedmutual.recorded_code import check_tables
+from fedmutual.rundir.checkpoint import file_name, shared_state
+from fedmutual.rundir.folder import CONFIG
+from fedmutual.rundir.interface import Interface, interface
+from fedmutual.rundir.run import Run
+
+ARMS = ("fml", "scratch", "fine-tune")
+NAME = "newcomer"  # where the file names none
+_SHARES = ("shared", "part", "batchnorm")  # the keys of [model] that all participants of a run have in common
+_NOT_HERS = {
+    "partition": "a newcomer is one participant, and --examples says of how many examples",
+    "clients": "a newcomer is one participant, whose settings stand in the other tables",
+    "share": "a newcomer adapts at home, and tells nobody",
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A run whose shared model is taken on, as it is after the last saved round."""
+
+    run: Run
+
+    @cached_property
+    def takes(self) -> Interface:
+        """The inputs and outputs of its shared model."""
+        return interface(self.run.folder)
+
+    @cached_property
+    def model(self) -> Table:
+        """The keys of [model] that say what is shared."""
+        found = self.run.config.model.model_dump(exclude_defaults=True)
+        return {"shared": self.run.config.model.shared} | {k: found[k] for k in (*_SHARES, "adaptor") if k in found}
+
+    @property
+    def whole(self) -> bool:
+        """Whether the layer of the classes is shared too, so that all must have the same ones."""
+        return "part" not in self.model
+
+    def about(self) -> Table:
+        """What tells this model from others, and from itself after further rounds."""
+        digest = hashlib.sha256((self.run.folder / "server" / file_name(self.run.round)).read_bytes()).hexdigest()
+        config = self.run.config
+        return {
+            "run": str(self.run.folder),
+            "algorithm": config.algorithm["name"],
+            "model": config.model.shared,
+            "round": self.run.round,
+            "sha256": digest,
+        }
+
+
+def read_source(folder: Path) -> Source:
+    """A run's shared model.
+
+    Raises:
+        RunError: there is no run, nothing was saved, nothing is shared, or it learns no classes.
+        ConfigError: its shared network is code that may not be imported (see `recorded_code`).
+    """
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"{folder}: is no run's folder, it has no {CONFIG}; name one that `fedmutual run` made")
+    run = Run(folder)
+    shared_state(folder)
+    check_tables({"model": Source(run).model}, folder)  # the newcomer's own runs build these networks
+    if run.config.training.task != "classification":
+        raise RunError(
+            f"{folder}: it learns {run.config.training.task!r}, and newcomers are held against it by accuracy only"
+        )
+    return Source(run)
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """A newcomer's half, joined with what the run settles."""
+
+    file: str  # what messages call it
+    tables: Table
+    shared: Source
+    tuned: Source  # whose shared model is fine-tuned
+
+    def config(self, arm: str, size: int | None, seed: int | None = None) -> Config:
+        """The ordinary configuration of one way (of ARMS) with so many training examples; None: all that there are."""
+        own = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
+        personal, adaptor = ({k: v for k, v in own.items() if k == key} for key in ("personal", "adaptor"))
+        start = {"start": "server"}  # needs a whole model
+        others = "independent"
+        if arm == "fml":
+            model = {**self.shared.model, **own, **({} if personal or not self.shared.whole else start)}
+        elif arm == "scratch":
+            model = {"shared": self.shared.model["shared"], **personal}
+        else:
+            model = {**self.tuned.model, **(start if self.tuned.whole else adaptor)}
+            others = "independent" if self.tuned.whole else "fedavg"  # of one: a part with an adaptor, trained alone
+        weights = {"fml": self.shared, "fine-tune": self.tuned}.get(arm)
+        if weights is not None:
+            model["weights"] = str(weights.run.folder.resolve())
+        return parse_config(
+            {
+                "name": NAME,
+                **self.tables,
+                **({} if seed is None else {"seed": seed}),
+                "partition": {"kind": "iid", "clients": 1, **({} if size is None else {"examples": size})},
+                "algorithm": self.tables.get("algorithm", {}) if arm == "fml" else {"name": others},
+                "model": model,
+            },
+            self.file,
+        )
+
+    def prepare(self) -> data.Prepared:
+        """Read the newcomer's data, and hold them against what the shared models take that are whole.
+
+        Raises:
+            UserError: a class that such a model does not know, examples of another shape, columns or scaling.
+        """
+        try:
+            read = data.prepare(self.config("fml", None))[""]
+        except UnknownClass as problem:
+            if not self.shared.whole:
+                raise  # these are the newcomer's own classes
+            raise DataError(
+                f"{problem.reason} of the shared model in {self.shared.run.folder}; rename it with data.labels, or start "
+                "from "
+                "a run that shares only a part (model.part), where a newcomer has outputs of its own"
+            ) from None
+        for source in (self.shared, self.tuned):
+            if source.whole:
+                self._check_inputs(read, source)
+        return read
+
+    def _check_inputs(self, read: data.Prepared, source: Source) -> None:
+        """Raise ConfigError where the newcomer's inputs and classes are not what a whole shared model takes."""
+        takes, shape, place = source.takes, read.space.shape, f"the shared model of {source.run.folder}"
+        if shape != takes.shape:
+            images = len(shape) == len(takes.shape) == 3 and shape[0] == takes.shape[0]
+            mend = f"set data.size = {list(takes.shape[1:])}" if images else "give it such examples"
+            raise ConfigError(
+                f"{self.file}: the examples have the shape {list(shape)} and {place} takes {list(takes.shape)}; {mend}"
+            )
+        if takes.columns is not None and read.source.columns != takes.columns:
+            raise ConfigError(
+                f"{self.file}: the columns are {listed(read.source.columns or ())}, and {place} takes "
+                f"{listed(takes.columns)}; give it these, in this order"
+            )
+        if read.space.classes != takes.classes:
+            raise ConfigError(
+                f"{self.file}: the classes are {listed(read.space.classes)}, and {place} has the outputs "
+                f"{listed(takes.classes)}; name these in data.classes, in this order"
+            )
+        for key, values in {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}.items():
+            if takes.agreed and values != takes.scaling[key]:
+                settled = "take data.mean and data.std out, and the run's are used"
+                mend = settled if self.shared.whole else "set both to that run's"
+                raise ConfigError(
+                    f"{self.file}: key 'data.{key}' makes {values} of what {place} takes with {takes.scaling[key]}; {mend}"
+                )
+
+
+def name_newcomer(file: Path, overrides: Mapping[str, Any]) -> str:
+    """What the newcomer is called."""
+    return str(merge_overrides(read_tables(file), overrides).get("name", NAME))
+
+
+def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source) -> Newcomer:
+    """A newcomer's half from its TOML file, with overrides by dotted key.
+
+    Raises:
+        ConfigError: a key is wrong, is not the newcomer's to set, or contradicts what the run settles.
+    """
+    tables = merge_overrides(read_tables(file), overrides)
+    for key, why in _NOT_HERS.items():
+        if key in tables:
+            raise ConfigError(f"{file}: key {key!r} has no place here: {why}; take it out")
+    model = found if isinstance(found := tables.get("model"), dict) else {}
+    for key in ("start", "weights", "pretrained"):
+        if key in model:
+            raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
+    joined = merge_overrides({"model": shared.model}, {"model": tables.get("model", {})})
+    parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
+    check_scored(parsed, str(file))
+    given = tables.get("data", {})
+    if "name" not in given:
+        raise ConfigError(f"{file}: the key 'data.name' is missing, which says where the newcomer's examples come from")
+    if tables.get("algorithm", {}).get("name", "fml") != "fml":
+        raise ConfigError(
+            f"{file}: key 'algorithm.name': a newcomer adapts by 'fml', the other ways are run beside it; take it out"
+        )
+    if parsed.training.task != "classification":
+        raise ConfigError(f"{file}: key 'training.task': the ways are held against each other by accuracy; take it out")
+    for key in (k for k in _SHARES if k in model):
+        settled = getattr(shared.run.config.model, key)
+        if getattr(parsed.model, key) != settled:
+            said = ", ".join(settled or ("unset",)) if key == "part" else settled
+            raise ConfigError(
+                f"{file}: key 'model.{key}' is {model[key]!r}, and {shared.run.folder} settles it ({said}); take it out"
+            )
+    return Newcomer(str(file), {**tables, "data": _data(file, given, shared)}, shared, tuned)
+
+
+def _data(file: Path, given: Table, shared: Source) -> Table:
+    """[data] with a whole model's classes, size and scaling where the newcomer names none. A part is for any data."""
+    takes = shared.takes
+    if not shared.whole:
+        return given
+    settled: Table = {"classes": list(takes.classes)}
+    if "classes" in given and tuple(given["classes"]) != takes.classes:
+        raise ConfigError(
+            f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
+            f"outputs {listed(takes.classes)}; take the key out: who has only some of the classes is matched by name"
+        )
+    if takes.agreed and "mean" not in given and "std" not in given:
+        settled |= {"mean": takes.scaling["mean"], "std": takes.scaling["std"]}
+    if takes.scaling.get("size"):
+        settled["size"] = takes.scaling["size"]
+    return {**settled, **given}

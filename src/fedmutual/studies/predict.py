@@ -1,0 +1,213 @@
+"""Answers for new examples: which of a run's models gives them, and how sure it is of each class."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedmutual.config import has_own_data, make_client_config
+from fedmutual.data import arrays, folder, scaling, table
+from fedmutual.data.examples import BadRows, convert_array, listed
+from fedmutual.data.rows import check_finite
+from fedmutual.data.sources import FILES
+from fedmutual.errors import DataError, RunError
+from fedmutual.federation.networks import POOLED
+from fedmutual.rundir.about import about
+from fedmutual.rundir.best import BEST
+from fedmutual.rundir.checkpoint import committed, file_name
+from fedmutual.rundir.folder import CONFIG
+from fedmutual.rundir.interface import Interface, interface
+from fedmutual.rundir.run import Run
+
+_AT_ONCE = 512  # rows of a table in a forward
+Learned = tuple[Sequence[str], Tensor]  # examples: what they are called, unscaled x [B, *shape]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says of one example."""
+
+    example: str  # the image's path; of a table or of arrays "line 3 of rows.csv"
+    model: str  # which one answered: "personal model of client '3' (cnn1), round 20"
+    ranked: tuple[tuple[str, float], ...]  # every class with its probability, the likeliest first
+
+    @property
+    def label(self) -> str:
+        """The likeliest class."""
+        return self.ranked[0][0]
+
+    @property
+    def probability(self) -> float:
+        """That of the likeliest class."""
+        return self.ranked[0][1]
+
+
+class AnsweringModel(NamedTuple):
+    """A model that answers."""
+
+    net: nn.Module  # in eval mode
+    said: str
+    takes: Interface
+    files: bool  # whether its data were image files, which are resized when they are read
+
+
+@torch.no_grad()
+def predict(
+    run_or_model: str | Path,
+    files: Sequence[str | Path],
+    client: str | None = None,
+    best: bool = False,
+    trust_code: bool = False,
+) -> list[Prediction]:
+    """Classify images, the rows of CSV files or the `x` of npz files, scaled as in training -> a prediction an example.
+
+    run_or_model: a run's folder, or a model file in it. client: whose personal model is to answer; unset, the shared model
+    does, as it does for a client that has none. best: as it was after its best round, if the run has `records.keep_best`;
+    unset, after the last saved one. trust_code: import whatever code the run's folder names, as `Run` takes it.
+
+    Raises:
+        UserError: there is no such model, or its code may not be imported; a file cannot be read or is not of the kind that
+            the model learned from.
+    """
+    answering = choose_model(Path(run_or_model), client, best, trust_code)
+    takes, found = answering.takes, list[Prediction]()
+    scaled = scaling.parse_scaling(takes.scaling)
+    for names, raw in _read([Path(f) for f in files], answering):
+        x = scaled(raw)
+        if tuple(x.shape[1:]) != takes.shape:
+            raise BadRows(_misfit(names[0], raw, takes))
+        answers = answering.net(check_finite(x, range(len(names)), names.__getitem__)).double().softmax(1)
+        for name, p in zip(names, answers, strict=True):
+            order = p.argsort(descending=True, stable=True).tolist()
+            found.append(Prediction(name, answering.said, tuple((takes.classes[c], float(p[c])) for c in order)))
+    return found
+
+
+def choose_model(path: Path, client: str | None = None, best: bool = False, trust_code: bool = False) -> AnsweringModel:
+    """The model that answers.
+
+    Raises:
+        RunError: the path is no run and no model of one, or the run has no such model, or keeps none of its best round.
+    """
+    place, client = _place(path, client)
+    best, run = best or path.name == BEST, Run(place, trust_code)
+    known = about(place)
+    if client is not None and client not in known.clients:
+        raise RunError(
+            f"{place}: there is no client {client!r}; there are {', '.join(known.clients)}, and without --client the "
+            "shared model answers"
+        )
+    shared, own = run.config.model.shared, known.models.personal.get(client) if client is not None else None
+    if client is not None and own:
+        said = f"personal model of client {client!r} ({own.name})"
+        when = run.best_round(client) if best else None
+        return _answering(run, run.personal_model(client, best), said, client, when)
+    if client is not None and not known.pooled and not run.complete:
+        if best:
+            raise RunError(
+                f"{place}: of client {client!r}'s fork no best is kept; without --best the last saved one answers"
+            )
+        return _answering(run, run.meme(client), f"client {client!r}'s fork of the shared model ({shared})", client)
+    kind = "model of all data in one place" if known.pooled else "shared model"
+    served = f", for client {client!r}, who has none of its own" if client is not None else ""
+    when = run.best_round() if best else None
+    return _answering(run, run.global_model(best), f"{kind} ({shared})", client, when, served)
+
+
+def _answering(
+    run: Run, net: nn.Module, said: str, client: str | None, best: int | None = None, served: str = ""
+) -> AnsweringModel:
+    """best: the best round, if it is that one's model."""
+    takes = interface(run.folder, client)
+    if takes.task != "classification":
+        who = "its clients learn" if client is None else f"client {client!r} learns"
+        raise RunError(f"{run.folder}: {who} {takes.task!r}, and classes alone can be predicted; load the model in Python")
+    if not takes.agreed:
+        raise RunError(
+            f"{run.folder}: its clients scale their inputs each in its own way, and the shared model does not know in which "
+            "these files came; name a client with --client"
+        )
+    config = (
+        make_client_config(run.config, client or next(iter(run.config.clients))) if has_own_data(run.config) else run.config
+    )
+    when = f"round {run.round}" if best is None else f"its best round, {best}"
+    return AnsweringModel(net, f"{said}, {when}{served}", takes, config.data.name in FILES)
+
+
+def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
+    """-> (the run's folder, whose model is meant)."""
+    if path.suffix != ".safetensors":
+        if not (path / CONFIG).is_file():
+            raise RunError(f"{path}: is neither a run's folder nor a model file in one")
+        return path, client
+    if client is not None:
+        raise RunError(f"{path}: the file says whose model it is; take --client out, or name the run's folder")
+    home = path.absolute().parent
+    folder, owner = (home.parent, None) if home.name == "server" else (home.parent.parent, home.name)
+    if not path.is_file() or not (folder / CONFIG).is_file() or (owner is not None and home.parent.name != "clients"):
+        raise RunError(f"{path}: is no model file in a run's folder, as RUN/server/round-7.safetensors is")
+    saved = committed(folder)
+    if saved is None or path.name not in (file_name(saved.round), BEST):
+        raise RunError(f"{path}: is not the saved round of {folder}; name the run's folder, and its saved model answers")
+    return folder, None if owner == POOLED else owner
+
+
+def _read(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]:
+    for file in files:
+        if file.suffix.lower() not in (".csv", ".npz"):
+            yield [str(file)], _image(file, answering)
+            continue
+        if file.suffix.lower() == ".csv":
+            if answering.takes.columns is None:
+                raise DataError(f"{file}: the model learned from no table of named columns; give it {_wanted(answering)}")
+            rows, called = table.read_features(file, answering.takes.columns)
+            x = torch.from_numpy(rows)
+        else:
+            x, called = (
+                convert_array(arrays.read_array(file, "x"), f"{file}: array 'x'"),
+                partial("row {1} of 'x' in {0}".format, file),
+            )
+        if not len(x):
+            raise DataError(f"{file}: there are no rows in it")
+        for start in range(0, len(x), _AT_ONCE):
+            part = x[start : start + _AT_ONCE]
+            yield [called(start + k) for k in range(len(part))], part
+
+
+def _image(file: Path, answering: AnsweringModel) -> Tensor:
+    """One image [1, C, H, W] of uint8, read as the run's own are."""
+    takes, shape = answering.takes, answering.takes.shape
+    most = takes.scaling["divisor"]
+    if not _pixels(takes) or shape[0] not in (1, 3):
+        raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_wanted(answering)}")
+    x = torch.tensor(folder.decode_image(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
+    if x.max() > most:
+        raise BadRows(
+            f"{file} has pixels up to {int(x.max())}, and those that the model learned from go up to {most:g}; scale it so"
+        )
+    return x
+
+
+def _pixels(takes: Interface) -> bool:
+    """Whether a model learned from images of whole numbers. Others were stored as numbers that no image file holds."""
+    return len(takes.shape) == 3 and takes.scaling["divisor"] != 1
+
+
+def _wanted(answering: AnsweringModel) -> str:
+    """What a model can be asked about."""
+    takes = answering.takes
+    if takes.columns is not None:
+        return f"a CSV file with the columns {listed(takes.columns)}"
+    return "images" if _pixels(takes) else f"an npz file with an array 'x' of shape [n, {', '.join(map(str, takes.shape))}]"
+
+
+def _misfit(where: str, x: Tensor, takes: Interface) -> str:
+    got, wanted = list(x.shape[1:]), list(takes.shape)
+    if len(got) == len(wanted) == 3 and got[0] == wanted[0]:
+        size = f"{got[1]} x {got[2]} pixels and the model takes {wanted[1]} x {wanted[2]}"
+        return f"{where} is {size}; resize it, or train with data.size = [{wanted[1]}, {wanted[2]}], which resizes all"
+    return f"{where} has the shape {got}, and the model takes {wanted}"

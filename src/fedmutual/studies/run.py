@@ -1,0 +1,325 @@
+"""One experiment, from its configuration to its folder."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from contextvars import copy_context
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedmutual import data
+from fedmutual.config import Config, unused
+from fedmutual.core import Message
+from fedmutual.engines.assignment import WorkerLost
+from fedmutual.engines.base import Engine, count_parameters
+from fedmutual.engines.loop import federate
+from fedmutual.engines.multi_run import RunScheduler
+from fedmutual.engines.ray import Cluster
+from fedmutual.engines.select import EngineChoice, choose_engine, open_engine
+from fedmutual.errors import RunError
+from fedmutual.events import Observer
+from fedmutual.federation import build
+from fedmutual.federation.experiment import Experiment
+from fedmutual.privacy import planning
+from fedmutual.recorded_code import trusting
+from fedmutual.rundir import best as bests
+from fedmutual.rundir import folder as folders
+from fedmutual.rundir import pretrained, tensorboard
+from fedmutual.rundir.checkpoint import Checkpoints, Saved, committed, file_name, load_client, read_state, sweep
+from fedmutual.rundir.environment import describe_networks
+from fedmutual.rundir.files import read_json, read_tensors
+from fedmutual.rundir.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
+from fedmutual.rundir.run import Run, open_trained_run
+from fedmutual.rundir.summary import write_summary
+from fedmutual.rundir.text import TextLog
+
+
+def run(
+    config: Config,
+    out: str | Path | None = None,
+    resume: bool = False,
+    observers: Sequence[Observer] = (),
+    trust_code: bool = False,
+) -> Run:
+    """Train an experiment into a folder (`runs/<name>` unless `out` names another) -> the run.
+
+    resume: go on with the run in that folder from its last saved state; a finished one is not trained again, and
+    where there is none yet it starts. trust_code: go on with code that has changed since the run recorded it.
+
+    Raises:
+        UserError: in one sentence, what cannot be done.
+        Diverged: a client's loss or weights stopped being finite; the last saved state is kept.
+    """
+    with trusting(trust_code):
+        return _run(config, Path(out) if out is not None else Path("runs") / config.name, resume, observers)
+
+
+def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observer]) -> Run:
+    recorded = _look(folder, config, resume)
+    if recorded is None:
+        return open_trained_run(folder, config)
+    try:
+        with _alone(config.engine.threads):
+            begun, weights = folders.begun(folder), pretrained.kept(folder)
+            experiment = build.build(config, recorded.get("device"), begun=begun, pretrained=weights)
+            planning.check_budget(experiment)
+            hosted = EngineHandle(experiment, recorded.get("engine", {}).get("name"))
+            with closing(hosted), folders.held(folder):
+                if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
+                    try:
+                        _describe(folder, experiment, hosted.engine, hosted.choice)
+                    except WorkerLost:  # a worker of the run before, which was dying
+                        hosted.again()
+                        _describe(folder, experiment, hosted.engine, hosted.choice)
+                    _train_through(hosted, folder, observers)
+    except WorkerLost as problem:
+        raise RunError(f"{folder}: {problem}; is there memory for all? {MEND}") from None
+    return open_trained_run(folder, config)
+
+
+def run_together(
+    configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
+) -> list[Run]:
+    """Train several experiments at once, as `run` does each, with the clients of all in common stacks.
+
+    Raises:
+        UserError, Diverged: of the first run that failed; the others were trained to their end.
+    """
+    problems = [p for p in attempt_together(configs, outs, resume, observers) if p is not None]
+    if problems:
+        raise problems[0]
+    return [open_trained_run(folder, config) for folder, config in zip(outs, configs, strict=True)]
+
+
+def attempt_together(
+    configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
+) -> list[BaseException | None]:
+    """As `run_together` -> what each run raised, None of those that are finished."""
+    looked = [_look(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
+    left = [n for n, recorded in enumerate(looked) if recorded is not None]
+    with _alone(max((config.engine.threads for config in configs), default=1)):
+        prepared: dict[str, dict[str, data.Prepared]] = {}
+        built = {}
+        for n in left:
+            key = _same_data(configs[n])
+            prepared[key] = prepared.get(key) or data.prepare(configs[n])
+            device, begun = (looked[n] or {}).get("device"), folders.begun(outs[n])
+            built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.kept(outs[n]))
+        compiled = any(configs[n].engine.compile for n in left)
+        lanes = RunScheduler([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
+        choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
+
+        def train(n: int, lane: Engine) -> None:
+            with folders.held(outs[n]):
+                if _look(outs[n], configs[n], resume) is not None:
+                    _describe(outs[n], built[n], lane, choice)
+                    notes = *_picked(choice), *unused.describe_unused_engine_keys(configs[n], choice.name)
+                    _train(built[n], lane, outs[n], observers[n], notes)
+
+        raised = dict(zip(left, lanes.run([_in_this_context(partial(train, n)) for n in left]), strict=True))
+    return [raised.get(n) for n in range(len(configs))]
+
+
+def _in_this_context(work: Callable[[Engine], None]) -> Callable[[Engine], None]:
+    """The work with the caller's context variables, in whichever thread it is done."""
+    context = copy_context()
+    return lambda lane: context.run(work, lane)
+
+
+def _same_data(config: Config) -> str:
+    """Equal for configurations that read the same data."""
+    clients = {i: (own.data, own.training.task) for i, own in config.clients.items()}
+    kind = config.partition.kind if config.partition.kind in data.OF_DOMAINS else ""  # what domains there are to read
+    drawn = config.seed if data.is_drawn_by_seed(config.data) else None
+    return repr((config.data, kind, drawn, config.training.task, clients))
+
+
+def can_stack(config: Config) -> bool:
+    """Whether several runs of such a configuration are to be trained together; each row's gradient is clipped alone."""
+    if config.privacy.nets != "none":
+        return False
+    name, device = config.engine.name, config.engine.device
+    return name == "stacked" or (name == "auto" and build.pick_device(device).type == "cuda")
+
+
+@contextmanager
+def _alone(threads: int) -> Iterator[None]:
+    """With so many threads, and with the caller's random streams and threads as they were afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: EngineChoice) -> None:
+    """Write what the run is, before it is; what is saved of it must be there, for it is another run's config.toml then."""
+    _check_saved(folder, experiment)
+    about = folders.environment(experiment.config.engine.threads, experiment.device)
+    about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
+    sizes = engine.each(count_parameters, dict.fromkeys(experiment.clients, ()))
+    if experiment.nets.begun is not None:
+        folders.write_begun(folder, experiment.nets.begun)
+    folders.write_about(
+        folder, experiment.config, about | describe_networks(experiment, dict(sizes)), experiment.data.partition
+    )
+    pretrained.keep(folder, experiment.nets.pretrained)
+
+
+MEND = "set engine.workers lower, or engine.name = 'inprocess', and go on with --resume"
+PATIENCE = 3  # deaths of workers since a saved round
+
+
+class EngineHandle:
+    """An experiment with the engine that its clients live in, which can be had anew."""
+
+    def __init__(self, experiment: Experiment, before: str | None) -> None:
+        """before: the engine that the run was begun with, if it was."""
+        engine = experiment.config.engine
+        self.experiment, self.work = experiment, experiment.work()
+        self._automatic = engine.name == "auto"
+        name = before if before and self._automatic else engine.name
+        self.choice = choose_engine(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)
+        if name != engine.name:
+            self.choice = self.choice._replace(why="as the run was begun")
+        self.engine = self._open()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was picked, where the user left it open, and what of the configuration it does not look at."""
+        picked = _picked(self.choice) if self._automatic else ()
+        return (*picked, *unused.describe_unused_engine_keys(self.experiment.config, self.choice.name))
+
+    def again(self) -> None:
+        """A new engine, with clients as they are before round 1."""
+        self.engine.close()
+        self.engine = self._open()
+
+    def reach(self, folder: Path) -> None:
+        """Check that the folder is there wherever clients live, for they write their state into it."""
+        if isinstance(self.engine, Cluster):
+            self.engine.reach(folder)
+
+    def close(self) -> None:
+        """Let go of the clients."""
+        self.engine.close()
+
+    def _open(self) -> Engine:
+        config, device = self.experiment.config.engine, self.experiment.device
+        engine, self.choice = open_engine(self.choice, self.experiment.client, self.work, config, device)
+        return engine
+
+
+def _picked(choice: EngineChoice) -> tuple[str, ...]:
+    many = f" with {choice.workers} workers" if choice.workers > 1 else ""
+    return (f"engine {choice.name!r}{many}: {choice.why}",)
+
+
+def _train_through(hosted: EngineHandle, folder: Path, observers: Sequence[Observer]) -> None:
+    """Train to the end; where a worker dies, go on from what is saved."""
+    notes, deaths = hosted.notes, list[int]()
+    while True:
+        try:
+            hosted.reach(folder)
+            return _train(hosted.experiment, hosted.engine, folder, observers, notes)
+        except WorkerLost as lost:
+            saved = committed(folder)
+            deaths.append(saved.round if saved else 0)
+            if deaths.count(deaths[-1]) == PATIENCE:
+                raise RunError(f"{folder}: {lost}, again and again; is there memory for all? {MEND}") from None
+            notes = (f"{lost}; all clients go on from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
+            hosted.again()
+
+
+def _look(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
+    """What environment.json of the run in the folder says, nothing of a new run; None of one that is finished.
+
+    Raises:
+        RunError: the folder is in use, or holds a run of another configuration.
+    """
+    if not (resume and (folder / folders.CONFIG).exists()):
+        folders.check_free(folder)
+        return {}
+    folders.reopen(folder, config)
+    if Run(folder).finished and Run(folder).config.rounds == config.rounds:
+        return None
+    return read_json(folder / folders.ENVIRONMENT)
+
+
+def _train(
+    experiment: Experiment, engine: Engine, folder: Path, observers: Sequence[Observer], notes: tuple[str, ...]
+) -> None:
+    """Start, or go on from what is saved, to the end; then sum up."""
+    config = experiment.config
+    name = folders.identity(config, _fingerprint(experiment))
+    server, saved = _restored(experiment, engine, folder, name)
+    seconds = saved.seconds if saved else 0.0
+    given = config.records
+    keep = bests.Keep(given.best_by, given.evaluate_every, name) if given.keep_best else None
+    checkpoints = Checkpoints(folder, given.checkpoint_every, name, seconds, keep)
+    kept = [bests.Best(folder, keep)] if keep else []
+    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *kept, checkpoints]
+    if given.tensorboard:
+        records.insert(0, tensorboard.Writer(folder))
+    homes = {i: folder / "clients" / i for i in experiment.clients}
+    plan = replace(experiment.plan(homes, notes), keep=keep)
+    federate(plan, engine, server, saved.round if saved else None, records, experiment.judge())
+    partition = experiment.data.partition
+    write_summary(
+        folder,
+        config,
+        seconds=round(checkpoints.seconds, 3),
+        leaves=experiment.leaves(),
+        data={"name": config.data.name, "classes": partition["classes"]},
+        fingerprint=partition["fingerprint"],
+        **planning.record(experiment, engine),
+    )
+
+
+def _check_saved(folder: Path, experiment: Experiment) -> None:
+    """Raise RunError where a file that a resumed run goes on from is missing or damaged. A half-written last line goes."""
+    saved, homes = committed(folder), [folder / "clients" / i for i in experiment.clients]
+    for log in (folder / LEDGER, folder / METRICS, *(home / METRICS for home in homes)):
+        rewind(log, lambda round: True)
+    if experiment.config.records.keep_best:
+        bests.check(folder)
+    if saved is not None:
+        for half in (folder / "server", *homes):
+            read_tensors(half / file_name(saved.round), ())
+
+
+def _fingerprint(experiment: Experiment) -> str:
+    """Of the data, and of another run's model where the server starts with it."""
+    data: str = experiment.data.partition["fingerprint"]
+    if experiment.nets.begun is None:
+        return data
+    tensors = sorted(experiment.nets.begun.items())
+    return data + hashlib.sha256(b"".join(v.cpu().numpy().tobytes() for _, v in tensors)).hexdigest()
+
+
+def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, Saved | None]:
+    """The server's state and what was saved, with clients and logs as of the last saved round."""
+    saved = committed(folder)
+    sweep(folder, saved.round if saved else None)
+    last, due, rounds = saved.round if saved else None, experiment.config.records.evaluate_every, experiment.config.rounds
+    homes = {i: folder / "clients" / i for i in experiment.clients}
+    for log in (folder / METRICS, *(home / METRICS for home in homes.values())):
+        rewind(log, lambda round: stays_scored(round, last, due, rounds))
+    if experiment.config.records.keep_best:
+        bests.settle(folder, last, rounds, due)
+    rewind(folder / LEDGER, lambda round: saved is not None and round <= saved.round)
+    server = experiment.server()
+    if saved is None:
+        return server, None
+    if saved.run != name:
+        raise RunError(f"{folder}: its checkpoint belongs to another run; choose another folder with --out")
+    file = file_name(saved.round)
+    for _ in engine.each(load_client, {i: (home / file, name, saved.round) for i, home in homes.items()}):
+        pass
+    return read_state(folder / "server" / file, name, saved.round, server), saved

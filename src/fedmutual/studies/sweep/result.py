@@ -1,0 +1,90 @@
+"""What a sweep found: the best setting, and what a user should know before trusting it."""
+
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedmutual.config import dump_config, parse_config
+from fedmutual.config.grid import format_value
+from fedmutual.errors import ConfigError
+from fedmutual.report.choice import Tried, edges, harm, pick, tie, uncounted
+from fedmutual.report.statistics import Estimate, Gains
+from fedmutual.studies.sweep.plan import SweepPlan
+
+RESULT = "sweep.json"
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What was tried, and what is best by hold-out data."""
+
+    folder: Path
+    tried: tuple[Tried, ...]
+    best: tuple[Tried, ...]  # one, or several that score the same; none where all diverged
+    warnings: tuple[str, ...]  # one sentence each
+
+    @property
+    def chosen(self) -> Tried | None:
+        """The best setting, of equal ones the first given."""
+        return next(iter(self.best), None)
+
+
+def judge_sweep(plan: SweepPlan, out: Path, tried: Sequence[Tried]) -> Sweep:
+    """Pick the best, and say what speaks against it or against others."""
+    best = pick(tried)
+    said = [uncounted(tried), tie(best), *(_edges(plan, tried, best[0]) if best else ()), *map(harm, tried)]
+    return Sweep(out, tuple(tried), best, tuple(filter(None, said)))
+
+
+def _edges(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried) -> Iterator[str]:
+    config = next(s.config for s in plan.settings if s.label == chosen.label)
+    for key, value, neighbour in edges(tried, chosen):
+        further = value + (value - neighbour) * (1 if isinstance(value, int) else 1e-3)
+        try:
+            parse_config(tomllib.loads(dump_config(config)), overrides={key: further})
+        except ConfigError:  # the end of what is possible, not of what was tried
+            continue
+        end, mend = ("largest", "larger") if value > neighbour else ("smallest", "smaller")
+        yield f"the best {key}, {format_value(value)}, is the {end} that was tried: try {mend} ones too"
+
+
+def make_sweep_record(plan: SweepPlan, found: Sweep) -> dict[str, Any]:
+    """What sweep.json holds."""
+    return {
+        "format": 1,
+        "name": plan.name,
+        "seeds": list(plan.seeds),
+        "by": plan.by,
+        "holdout": plan.settings[0].config.split.holdout,
+        "settings": [_setting(tried, found.folder) for tried in found.tried],
+        "best": [tried.label for tried in found.best],
+        "chosen": _texts(found.chosen) if found.chosen else None,
+        "warnings": list(found.warnings),
+    }
+
+
+def _setting(tried: Tried, out: Path) -> dict[str, Any]:
+    return {
+        "label": tried.label,
+        "set": _texts(tried),
+        "runs": [path.relative_to(out).as_posix() for path in tried.folders.values()],
+        "diverged": {str(seed): how for seed, how in tried.diverged.items()},
+        "model": tried.model,
+        "holdout_accuracy": {
+            "last": _number(tried.last),
+            "best": _number(tried.best),
+            "best_rounds": list(tried.best_rounds),
+        },
+        "over_local_only": _number(tried.gain.estimate) if isinstance(tried.gain, Gains) else None,
+    }
+
+
+def _texts(tried: Tried) -> dict[str, str]:
+    """Key -> value as `--set` takes it."""
+    return {key: format_value(value) for key, value in tried.values.items()}
+
+
+def _number(e: Estimate | None) -> dict[str, Any] | None:
+    return None if e is None else {"mean": e.mean, "half": e.half, "n": e.n, "over": e.unit}

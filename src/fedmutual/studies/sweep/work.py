@@ -1,0 +1,116 @@
+"""A sweep's runs: looked at before the first is trained, trained, judged."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from fedmutual import data
+from fedmutual.config import Config
+from fedmutual.core import Client, Diverged
+from fedmutual.errors import ConfigError, UserError
+from fedmutual.events import Observer
+from fedmutual.federation import build
+from fedmutual.federation.experiment import Experiment
+from fedmutual.report.choice import Tried
+from fedmutual.rundir.files import write_json
+from fedmutual.rundir.folder import SUMMARY
+from fedmutual.scores import is_told
+from fedmutual.studies.compare import check_folders
+from fedmutual.studies.run import attempt_together, can_stack, run
+from fedmutual.studies.sweep.plan import SweepPlan
+from fedmutual.studies.sweep.result import RESULT, Sweep, judge_sweep, make_sweep_record
+
+
+class SweepRun(NamedTuple):
+    """One run."""
+
+    folder: Path
+    name: str
+    config: Config
+
+
+def carry_out(plan: SweepPlan, out: Path, resume: bool = False, watch: Callable[[str], Observer] | None = None) -> Sweep:
+    """Train what is planned, judge it, and write OUT/sweep.json. What is finished is not trained again on resume.
+
+    With the engine "stacked", or "auto" on a GPU, all runs go on at once, their clients in common stacks.
+
+    Raises:
+        UserError: what is wrong with a folder, the data or a network, before the first is trained.
+    """
+    works = [SweepRun(out / s.folder / str(seed), f"{s.label}, seed {seed}", config) for s, seed, config in plan.runs]
+    check_folders([(work.name, work.config, work.folder) for work in works], resume)
+    _rehearse([work for work in works if not (work.folder / SUMMARY).exists()])
+    diverged = _train(works, resume, watch)
+    found = judge_sweep(plan, out, _tried(plan, out, diverged))
+    write_json(out / RESULT, make_sweep_record(plan, found))
+    return found
+
+
+def _rehearse(works: Sequence[SweepRun]) -> None:
+    """Read the data and make the networks of each setting once: what cannot be trained is said now, not hours later."""
+    once = list({work.folder.parent: work for work in reversed(works)}.values())[::-1]
+    prepared = data.prepare(once[0].config) if once else None
+    with torch.random.fork_rng(devices=[]):
+        for work in once:
+            try:
+                made = build.build(work.config, prepared=prepared)
+                _check_scores(made)
+            except UserError as problem:
+                raise type(problem)(f"with {work.name}: {problem}") from None
+
+
+def _check_scores(made: Experiment) -> None:
+    """Raise UserError where a client cannot be made, or there is nothing to choose by."""
+    tells = [id for id in made.clients if _tells(made.client(id))]
+    if not tells:
+        raise ConfigError("no client tells its scores, so there is nothing to choose by; set share.metrics to 'all'")
+    if not any("accuracy" in made.task(id).tells for id in tells):
+        raise ConfigError("the clients' tasks know no accuracy, which is what a sweep chooses by")
+
+
+def _tells(client: Client) -> bool:
+    """Whether a client tells an accuracy on hold-out rows, if its task has one; of pooled data on those of any client."""
+    return any(is_told(client.metrics, len(rows)) for name, rows in client.data.items() if name.startswith("holdout"))
+
+
+def _train(works: Sequence[SweepRun], resume: bool, watch: Callable[[str], Observer] | None) -> dict[Path, str]:
+    """Train all -> folder -> how its run diverged, of those that did."""
+    folders, configs = [work.folder for work in works], [work.config for work in works]
+    observers = [[watch(work.name)] if watch else [] for work in works]
+    problems: list[BaseException | None]
+    if all(map(can_stack, configs)) and all(config.engine == configs[0].engine for config in configs):
+        problems = attempt_together(configs, folders, resume, observers)
+    else:
+        each = zip(configs, folders, observers, strict=True)
+        problems = [_attempt(config, folder, resume, watching) for config, folder, watching in each]
+    for problem in problems:
+        if problem is not None and not isinstance(problem, Diverged):
+            raise problem
+    return {folder: str(problem) for folder, problem in zip(folders, problems, strict=True) if problem is not None}
+
+
+def _attempt(config: Config, folder: Path, resume: bool, observers: Sequence[Observer]) -> Diverged | None:
+    try:
+        run(config, folder, resume, observers)
+    except Diverged as problem:
+        return problem
+    return None
+
+
+def _tried(plan: SweepPlan, out: Path, diverged: Mapping[Path, str]) -> list[Tried]:
+    def folders(name: str) -> dict[int, Path]:
+        return {seed: out / name / str(seed) for seed in plan.seeds}
+
+    return [
+        Tried(
+            values=setting.values,
+            label=setting.label,
+            folders=folders(setting.folder),
+            diverged={s: diverged[path] for s, path in folders(setting.folder).items() if path in diverged},
+            by=plan.by,
+            alone=folders(alone.folder) if alone else None,
+        )
+        for setting, alone in zip(plan.settings, plan.alone, strict=True)
+    ]
