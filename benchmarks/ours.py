@@ -21,10 +21,11 @@ from turns import Stage
 from fedmutual.config import Config, parse_config
 from fedmutual.core import Message
 from fedmutual.engines import allocator
-from fedmutual.engines.loop import RoundPlan, federate
+from fedmutual.engines.loop import federate
 from fedmutual.events import Event, Observer, RoundDone, Started
 from fedmutual.federation.build import build
 from fedmutual.federation.experiment import Experiment
+from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir.logs import Ledger
 from fedmutual.studies.run import EngineHandle
 

@@ -83,11 +83,44 @@ def of_carried(found: Import) -> bool:
 
 
 def _carried(file: str) -> bool:
-    names = ("console", "controller", "desk", "door", "executor", "launcher", "sweeper", "watch")
-    return file in [f"engines/sites/flare/{name}.py" for name in names]
+    names = ("console", "controller", "admin_commands", "access_control", "executor", "launcher", "sweeper", "watch")
+    return file in [f"sites/flare/{name}.py" for name in names]
 
 
-RULES = [of_algorithms, of_core, of_cli, of_report, of_extras, of_carried]
+ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
+    ("errors", "network_timeout", "module_files", "numerics", "denormals"),
+    ("core",),
+    ("files", "scores"),
+    ("events", "losses", "gradients", "aggregation", "batches", "boundary", "plugins"),
+    ("recorded_code", "tasks", "stepping"),
+    ("evaluation", "algorithms"),
+    ("config",),
+    ("models",),
+    ("data",),
+    ("rundir",),
+    ("privacy",),
+    ("federation",),
+    ("engines",),
+    ("report",),
+    ("studies",),
+    ("sites",),
+    ("reproduce",),
+    ("demo",),
+    ("cli",),
+)
+RANKS = {room: rank for rank, rooms in enumerate(ROOMS) for room in rooms}
+
+
+def of_rooms(found: Import) -> bool:
+    """Nothing imports upward, in a function neither. What `fedmutual` exports may be imported from it above the studies."""
+    importing, (first, *rest) = found.file.split("/")[0].removesuffix(".py"), found.name.split(".")
+    if first != "fedmutual" or importing in ("__init__", "__main__") or rest[:1] == [importing]:
+        return True
+    imported = rest[0] if rest and rest[0] in RANKS else "studies"  # a name of the package itself
+    return RANKS[imported] < RANKS[importing]
+
+
+RULES = [of_rooms, of_algorithms, of_core, of_cli, of_report, of_extras, of_carried]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -105,6 +138,10 @@ def test_an_extra_has_one_place_of_its_own(extra: str) -> None:
 @pytest.mark.parametrize(
     ("rule", "file", "source"),
     [
+        (of_rooms, "federation/build.py", "from fedmutual.engines import base"),
+        (of_rooms, "data/rows.py", "def f():\n    from fedmutual.report.text import percent"),
+        (of_rooms, "losses.py", "import fedmutual.aggregation"),
+        (of_rooms, "engines/base.py", "from fedmutual import run"),
         (of_algorithms, "algorithms/fml.py", "from fedmutual.engines import base"),
         (of_algorithms, "algorithms/fml.py", "from fedmutual import core, data"),
         (of_algorithms, "algorithms/fml.py", "import numpy as np"),
@@ -113,15 +150,15 @@ def test_an_extra_has_one_place_of_its_own(extra: str) -> None:
         (of_core, "core.py", "import numpy"),
         (of_core, "core.py", "from fedmutual import stepping"),
         (of_core, "stepping.py", "from fedmutual.engines import base"),
-        (of_cli, "runs.py", "if True:\n    from fedmutual.cli.progress import Watch"),
-        (of_cli, "runs.py", "from fedmutual import cli"),
+        (of_cli, "studies/run.py", "if True:\n    from fedmutual.cli.progress import ProgressDisplay"),
+        (of_cli, "studies/run.py", "from fedmutual import cli"),
         (of_report, "report/html.py", "from fedmutual.engines.loop import federate"),
         (of_report, "report/html.py", "from fedmutual import run"),
         (of_report, "report/html.py", "import torch"),
-        (of_extras, "records/tensorboard.py", "from torch.utils.tensorboard import SummaryWriter"),
-        (of_extras, "engines/cluster.py", "class A:\n    import ray"),
-        (of_extras, "engines/sites/flare/kits.py", "import nvflare"),
-        (of_carried, "engines/sites/flare/run.py", "from fedmutual.sites.flare.watch import Watch"),
+        (of_extras, "rundir/tensorboard.py", "from torch.utils.tensorboard import SummaryWriter"),
+        (of_extras, "engines/ray.py", "class A:\n    import ray"),
+        (of_extras, "sites/flare/kits.py", "import nvflare"),
+        (of_carried, "sites/flare/run.py", "from fedmutual.sites.flare.watch import Watch"),
     ],
 )
 def test_a_breach_is_seen(rule, file: str, source: str) -> None:

@@ -10,7 +10,7 @@ import torch
 import fedmutual
 from fedmutual.config import dump_config, load_config
 from fedmutual.federation.build import build
-from fedmutual.rundir.files import read_json
+from fedmutual.files import read_json
 from fedmutual.rundir.logs import read_lines
 from objectives import NUMBERS, write
 

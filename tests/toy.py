@@ -14,12 +14,13 @@ from fedmutual.algorithms import FML, Independent
 from fedmutual.algorithms.peers import proxied
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
 from fedmutual.engines.inprocess import InProcess
-from fedmutual.engines.loop import RoundPlan, federate
+from fedmutual.engines.loop import federate
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.stacked import Stacked
 from fedmutual.errors import ConfigError
 from fedmutual.events import Event
+from fedmutual.federation.plan import RoundPlan
 
 
 class Ready:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RunError, UserError
-    from fedmutual.rundir.run import Run
     from fedmutual.studies.predict import Prediction, predict
     from fedmutual.studies.run import run
     from fedmutual.studies.sweep import Sweep, sweep
+    from fedmutual.studies.trained_run import Run
 
 __all__ = [
     "Config",

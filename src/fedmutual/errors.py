@@ -36,3 +36,8 @@ class AlgorithmError(UserError):
 def format_error(problem: Exception) -> str:
     """The first line of an error that somebody else's code raised, with its kind."""
     return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or ['no message'])[0]}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, in the plural unless the number is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

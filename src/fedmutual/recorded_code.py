@@ -13,8 +13,8 @@ from typing import Any
 
 from fedmutual import module_files, plugins
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.files import read_json
 from fedmutual.module_files import SHIPPED, top_of
-from fedmutual.rundir.files import read_json
 
 CONFIG, ENVIRONMENT = "config.toml", "environment.json"
 MODULES = "modules"  # the key of environment.json: first part of the module's name -> digest

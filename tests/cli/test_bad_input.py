@@ -7,7 +7,7 @@ import signal as signals
 
 import pytest
 
-from fedmutual.rundir.files import read_tensors, write_tensors
+from fedmutual.files import read_tensors, write_tensors
 
 
 @pytest.mark.parametrize(

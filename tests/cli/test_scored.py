@@ -6,8 +6,8 @@ from statistics import fmean
 
 import pytest
 
+from fedmutual.files import read_json
 from fedmutual.rundir import best
-from fedmutual.rundir.files import read_json
 from fedmutual.rundir.logs import read_lines
 
 

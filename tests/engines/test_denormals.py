@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedmutual.engines.base import score
-from fedmutual.engines.denormals import flush_denormals
+from fedmutual.denormals import flush_denormals
+from fedmutual.evaluation import score
 from fedmutual.losses import Classification
 from toy import CLASSES, rows
 

@@ -17,9 +17,10 @@ from fedmutual.engines import processes
 from fedmutual.engines.assignment import WorkerLost, assign_clients
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.rpc import Unportable
-from fedmutual.engines.select import Workload, choose_engine
+from fedmutual.engines.select import choose_engine
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Failed, Replied, Started
+from fedmutual.federation.workload import Workload
 from fedmutual.studies import run
 from toy import Ready, client, echo, killed, odd, pid, refused
 

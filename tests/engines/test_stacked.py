@@ -14,7 +14,7 @@ from fedmutual.data.rows import ResidentBatches
 from fedmutual.errors import DataError
 from fedmutual.events import Finished, Replied
 from fedmutual.federation import build
-from fedmutual.rundir.files import read_tensors
+from fedmutual.files import read_tensors
 from fedmutual.studies.compare import compare
 from toy import difference
 

@@ -13,8 +13,9 @@ from fedmutual import run
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
 from fedmutual.federation import build
-from fedmutual.privacy import accountant, planning
+from fedmutual.privacy import accountant
 from fedmutual.privacy.accountant import Steps, epsilon, sigma_for
+from fedmutual.studies import privacy_plan
 
 TEN = [
     (1.0, 256 / 12_000, 940, 1e-5),
@@ -121,7 +122,7 @@ ALL = {
 @pytest.mark.parametrize("name", ALL)
 def test_what_is_planned_is_what_is_spent(name, tmp_path):
     config = parse_config(tables(name, **ALL[name]))
-    plan = planning.plan(build.build(config))
+    plan = privacy_plan.plan(build.build(config))
     done = run(config, tmp_path / "run")
     record = json.loads((done.folder / "summary.json").read_text())["privacy"]
     assert record["delta"] == 1e-5
@@ -135,7 +136,7 @@ def test_what_is_planned_is_what_is_spent(name, tmp_path):
 
 def test_rounds_that_a_client_sits_out_cost_nothing(tmp_path):
     config = parse_config(tables(rounds=4, engine={"participation": 0.5}))
-    plan = planning.plan(build.build(config))
+    plan = privacy_plan.plan(build.build(config))
     done = run(config, tmp_path / "run")
     record = json.loads((done.folder / "summary.json").read_text())["privacy"]["clients"]
     assert {i: told["steps"] for i, told in record.items()} == {i: cost.steps for i, cost in plan.items()}
@@ -174,7 +175,7 @@ def test_groups_are_the_unit_where_they_are_asked_for(tmp_path):
     config = parse_config(
         tables(data=data, partition={"clients": 1}, privacy={"unit": "group", "group_rows": 2}, split={"validation": 0.2})
     )
-    (cost,) = planning.plan(build.build(config)).values()
+    (cost,) = privacy_plan.plan(build.build(config)).values()
     assert cost.units == math.ceil(cost.rows / 6)
     assert math.isclose(cost.rate, 16 / (2 * cost.units))
     done = run(config, tmp_path / "run")

@@ -7,9 +7,10 @@ import torch
 
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
-from fedmutual.engines.select import Workload, choose_engine
+from fedmutual.engines.select import choose_engine
 from fedmutual.errors import ConfigError
 from fedmutual.federation import build
+from fedmutual.federation.workload import Workload
 from fedmutual.studies.run import can_stack
 from noised import client
 from toy import difference, federation

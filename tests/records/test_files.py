@@ -10,7 +10,7 @@ from safetensors.torch import save
 
 from fedmutual.config import read_tables
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.rundir.files import read_json, read_tensors, write_bytes, write_tensors
+from fedmutual.files import read_json, read_tensors, write_bytes, write_tensors
 from fedmutual.rundir.logs import read_lines
 
 
@@ -77,7 +77,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
 @pytest.fixture
 def tokens(monkeypatch):
     """The names of part files, foreseen by somebody who shares the folder."""
-    monkeypatch.setattr("fedmutual.rundir.files.token_hex", lambda size: "0" * 2 * size)
+    monkeypatch.setattr("fedmutual.files.token_hex", lambda size: "0" * 2 * size)
     return f"{os.getpid()}-{'0' * 16}.part"
 
 

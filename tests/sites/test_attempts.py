@@ -7,7 +7,7 @@ import pytest
 import fedmutual
 from fedmutual.errors import RunError
 from fedmutual.events import Noted, PhaseDone
-from fedmutual.rundir.files import write_json
+from fedmutual.files import write_json
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.journal import Journal

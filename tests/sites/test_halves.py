@@ -7,7 +7,7 @@ import pytest
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
-from fedmutual.rundir.files import read_tensors
+from fedmutual.files import read_tensors
 from fedmutual.rundir.logs import LEDGER, read_lines
 from fedmutual.rundir.text import told
 from fedmutual.sites import contract as contracts

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import fedmutual
-from fedmutual.engines.base import score
+from fedmutual.evaluation import score
 from fedmutual.events import Noted
 from fedmutual.losses import Classification
 from fedmutual.sites.coordinator import Coordinator

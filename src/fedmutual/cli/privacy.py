@@ -13,7 +13,7 @@ from fedmutual.cli.terminal import Code, exit_with_error, out, print_text
 
 if TYPE_CHECKING:
     from fedmutual.config import Config
-    from fedmutual.privacy.planning import Cost
+    from fedmutual.studies.privacy_plan import Cost
 
 
 def privacy(
@@ -36,15 +36,15 @@ def privacy(
     """
     from fedmutual.config import parse_override
     from fedmutual.federation import build
-    from fedmutual.privacy import planning
+    from fedmutual.studies import privacy_plan
 
     given: dict[str, Any] = dict(parse_override(text) for text in set or ())
     given |= {} if delta is None else {"privacy.delta": delta}
     if site is not None:
         _of_site(file, site, epsilon, given)
         return
-    config = planning.read_config(file, given, epsilon is not None)
-    costs = planning.plan(build.build(config, device="cpu"))
+    config = privacy_plan.read_config(file, given, epsilon is not None)
+    costs = privacy_plan.plan(build.build(config, device="cpu"))
     _show(config, costs, epsilon)
     _check(config, {client: cost.epsilon(config) for client, cost in costs.items()} if epsilon is None else {})
 

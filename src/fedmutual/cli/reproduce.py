@@ -10,6 +10,7 @@ from rich.table import Table
 
 from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
+from fedmutual.files import write_bytes
 from fedmutual.report import cells as report
 from fedmutual.report.text import count
 from fedmutual.reproduce import (
@@ -31,7 +32,6 @@ from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.front import write_front
 from fedmutual.reproduce.plan import check, tells
 from fedmutual.reproduce.results import PATIENCE
-from fedmutual.rundir.files import write_bytes
 from fedmutual.rundir.folder import held
 
 Watch = Callable[[str], Observer]

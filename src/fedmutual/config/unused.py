@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from fedmutual.config import Config, has_aggregation
 from fedmutual.config.privacy import ineffective_keys
 from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig
-from fedmutual.data.draws import format_count
+from fedmutual.errors import format_count
 
 _OWN = ("model", "training", "optimizer")
 _OF_ENGINES = {"workers": ("processes", "cluster"), "address": ("cluster",), "gpus": ("cluster",), "compile": ("stacked",)}

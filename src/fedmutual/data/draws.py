@@ -40,11 +40,6 @@ def count_classes(labels: Index, classes: int) -> Index:
     return np.bincount(labels, minlength=classes).astype(np.int64)
 
 
-def format_count(n: int | np.int64, noun: str) -> str:
-    """Return a number with its noun, in the plural unless the number is 1."""
-    return f"{n} {noun}{'' if n == 1 else 's'}"
-
-
 def apportion(weights: npt.ArrayLike, total: int, caps: Index, rng: np.random.Generator) -> Index:
     """Return whole numbers [C] in proportion to `weights` that sum to `total` (Hamilton's method of largest remainders).
 

@@ -12,14 +12,14 @@ from fedmutual.core import At
 from fedmutual.data import labels, record, rows, scaling, sources
 from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import Division, Table, check_name, divide
-from fedmutual.data.draws import Index, Names, format_count, make_numpy_generator
+from fedmutual.data.draws import Index, Names, make_numpy_generator
 from fedmutual.data.examples import ConcatExamples, Examples, Part, Source, format_tensor, listed
 from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
 from fedmutual.data.labels import Targets
 from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_and_classes, note_split
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
-from fedmutual.errors import ConfigError, DataError
+from fedmutual.errors import ConfigError, DataError, format_count
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 from fedmutual.config import Config, SplitConfig
 from fedmutual.data.division import Table
-from fedmutual.data.draws import format_count
 from fedmutual.data.examples import listed
+from fedmutual.errors import format_count
 
 NOBODY = "no client has training examples of"
 

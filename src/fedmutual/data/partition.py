@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from fedmutual.data.draws import Index, Stream, count_classes, format_count, make_numpy_generator, split_by_class
-from fedmutual.errors import DataError
+from fedmutual.data.draws import Index, Stream, count_classes, make_numpy_generator, split_by_class
+from fedmutual.errors import DataError, format_count
 
 _MAX_DRAWS = 10_000
 

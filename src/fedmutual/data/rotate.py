@@ -11,9 +11,9 @@ from torch import Tensor
 from fedmutual.config import Config
 from fedmutual.core import At
 from fedmutual.data import labels
-from fedmutual.data.draws import Index, format_count, make_numpy_generator, split_by_class
+from fedmutual.data.draws import Index, make_numpy_generator, split_by_class
 from fedmutual.data.examples import Examples, Part, Source
-from fedmutual.errors import ConfigError, DataError
+from fedmutual.errors import ConfigError, DataError, format_count
 
 
 def make_rotated_domains(source: Source, config: Config, angles: Sequence[float], per_class: int | None) -> Source:

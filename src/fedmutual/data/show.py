@@ -8,8 +8,8 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from fedmutual.data.draws import format_count
 from fedmutual.data.federation import Federation
+from fedmutual.errors import format_count
 
 _BARS = " ▁▂▃▄▅▆▇█"
 _SHARES = {"private": "train", "public": "public", "validation": "valid", "holdout": "hold", "test": "test"}

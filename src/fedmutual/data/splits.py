@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from fedmutual.data.draws import Index, Names, apportion, count_classes, format_count, sample, split_by_class
-from fedmutual.errors import DataError
+from fedmutual.data.draws import Index, Names, apportion, count_classes, sample, split_by_class
+from fedmutual.errors import DataError, format_count
 
 REST = "private"
 LEFT = "what is left over"  # unused rows, where fractions sum to less than 1; may be empty

@@ -16,8 +16,8 @@ from torch.func import vmap
 
 from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec
 from fedmutual.data.rows import ResidentBatches
+from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import Reply, release_reply
-from fedmutual.engines.denormals import flush_denormals
 from fedmutual.engines.forward import CompiledLoss, Forward, compute_gradients, compute_stacked_loss
 from fedmutual.engines.stack import Stack, StackRows
 from fedmutual.stepping import means, rate, ready, remembered

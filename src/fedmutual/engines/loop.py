@@ -1,14 +1,14 @@
 """The rounds of a federation, the same over every engine: who takes part, what is sent, what comes back, what is told."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
-from fedmutual.core import Algorithm, At, Bench, Message, Phase, Unusable
-from fedmutual.engines.base import COPY, Engine, EvalSpec, evaluate_client, participate
+from fedmutual.core import At, Bench, Message, Phase, Unusable
+from fedmutual.engines.base import Engine, evaluate_client, participate
 from fedmutual.engines.user_errors import check_state, make_user_error
+from fedmutual.evaluation import COPY
 from fedmutual.events import (
     Evaluated,
     Event,
@@ -19,36 +19,13 @@ from fedmutual.events import (
     PhaseDone,
     Replied,
     RoundDone,
-    Score,
     Started,
 )
-from fedmutual.rundir.best import Keep
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """What a run does, told to no one but the loop."""
-
-    algorithm: Algorithm
-    seed: int
-    rounds: int
-    clients: tuple[str, ...]
-    notes: tuple[str, ...]
-    participation: float  # the fraction of clients that a round asks
-    evaluate_every: int
-    exams: Mapping[str, tuple[EvalSpec, ...]]  # what is scored where clients live
-    seeds: Mapping[str, int]  # bytes of the public data that each gave to all before, where the algorithm has such
-    homes: Mapping[str, Path]  # where a client keeps the scores that it does not share, and its best weights
-    bench: Bench | None = None  # what the server trains with, where it does
-    keep: Keep | None = None  # by what the best weights are chosen, where they are kept
+from fedmutual.federation.plan import Judge, RoundPlan
 
 
 class Paused(Exception):
     """Raised by an observer of `RoundDone`: the rounds end here for now; what was saved goes on later."""
-
-
-Judge = Callable[[Message], Score]
-"""Scores the complete shared model on the federation's test set: where there is none, nobody judges."""
 
 
 def federate(

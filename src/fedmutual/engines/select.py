@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
 
 from fedmutual.config.schema import EngineConfig
 from fedmutual.engines.base import Engine
@@ -14,21 +13,9 @@ from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.rpc import Make, Unportable
 from fedmutual.engines.stacked import Stacked
+from fedmutual.federation.workload import Workload
 
 LONG = 60.0  # seconds of training in one process from which worker processes, whose start takes some, are worth it
-_STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step takes, floating-point operations a second
-
-
-class Workload(NamedTuple):
-    """What a client does in a run."""
-
-    steps: float
-    flops: float
-
-    @property
-    def seconds(self) -> float:
-        """About how long it takes a core; only ever compared."""
-        return self.steps * _STEP + self.flops / _RATE
 
 
 class EngineChoice(NamedTuple):
@@ -90,15 +77,3 @@ def open_engine(
             choice = EngineChoice("inprocess", 1, str(problem))
     clients = map(make, work)
     return (Stacked(clients, config.compile) if choice.name == "stacked" else InProcess(clients)), choice
-
-
-def count_flops(net: nn.Module, shape: tuple[int, ...]) -> float:
-    """Floating-point operations of a forward of one example; 0 where they cannot be counted."""
-    from torch.utils.flop_counter import FlopCounterMode  # it takes Triton along, and workers do not count
-
-    try:
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net.eval()(torch.zeros(2, *shape))
-    except Exception:  # a user's network; it is an estimate only
-        return 0.0
-    return float(counter.get_total_flops()) / 2

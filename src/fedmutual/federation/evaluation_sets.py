@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from fedmutual.core import Algorithm
 from fedmutual.data.federation import Federation, Shares
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
-from fedmutual.engines.base import COPY, EvalSpec
+from fedmutual.evaluation import COPY, EvalSpec
 
 View = Rows | ChainedRows
 KINDS = ("validation", "holdout")  # a client's own rows that are no training rows

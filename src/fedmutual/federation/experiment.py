@@ -14,14 +14,14 @@ from fedmutual import data, tasks
 from fedmutual.algorithms.peers import agreed, proxied
 from fedmutual.config import Config, read_client_settings, unused
 from fedmutual.core import Algorithm, Bench, Client, Data, Message, Seeds, Task
-from fedmutual.engines.base import EvalSpec, score
-from fedmutual.engines.loop import Judge, RoundPlan
-from fedmutual.engines.select import Workload
 from fedmutual.errors import ConfigError
+from fedmutual.evaluation import EvalSpec, score
 from fedmutual.events import Score
 from fedmutual.federation import evaluation_sets
 from fedmutual.federation.boundary_exempt import find_exempt_tensors
 from fedmutual.federation.networks import Networks
+from fedmutual.federation.plan import Judge, RoundPlan
+from fedmutual.federation.workload import Workload
 from fedmutual.privacy import rules
 from fedmutual.privacy.mechanism import Mechanism
 

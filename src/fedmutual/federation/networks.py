@@ -14,8 +14,8 @@ from fedmutual import data, models
 from fedmutual.config import Config
 from fedmutual.core import At, Message
 from fedmutual.data.federation import Space
-from fedmutual.engines.select import count_flops
 from fedmutual.errors import ConfigError
+from fedmutual.federation.workload import count_flops
 from fedmutual.models import Weights
 from fedmutual.models.splice import build_meme, list_shared_tensors
 

@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.errors import RunError
+from fedmutual.files import sync_folder, write_bytes
 from fedmutual.privacy.accountant import Steps, epsilon
 from fedmutual.privacy.mechanism import Release
-from fedmutual.rundir.files import sync_folder, write_bytes
 from fedmutual.rundir.folder import held
 from fedmutual.rundir.logs import append
 

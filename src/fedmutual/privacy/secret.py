@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from torch import Tensor
 
 from fedmutual.errors import RunError
-from fedmutual.rundir.files import sync_folder
+from fedmutual.files import sync_folder
 
 SIZE = 32  # bytes of a secret
 _SALT = b"fedmutual differential privacy 1"

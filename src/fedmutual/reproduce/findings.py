@@ -8,6 +8,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from fedmutual.files import write_bytes
 from fedmutual.reproduce import prose
 from fedmutual.reproduce.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judged
 from fedmutual.reproduce.entries import capital, unit
@@ -16,7 +17,6 @@ from fedmutual.reproduce.forest import Forest, Row
 from fedmutual.reproduce.pages import FIGURES, MADE, Page
 from fedmutual.reproduce.printed import ALL
 from fedmutual.reproduce.significance import stands
-from fedmutual.rundir.files import write_bytes
 
 NAME, TEMPLATE = "findings.md", "findings.md.j2"
 FIGURE = "findings.svg"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedmutual.rundir.files import write_bytes
+from fedmutual.files import write_bytes
 
 FRONT = "README.md"
 

@@ -9,8 +9,8 @@ from torch import nn
 
 from fedmutual import data
 from fedmutual.core import At, Data
-from fedmutual.engines.base import ROWS, forward_in_parts
-from fedmutual.rundir.run import Run
+from fedmutual.evaluation import ROWS, forward_in_parts
+from fedmutual.studies.trained_run import Run
 
 DRAWS = 5
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from fedmutual.files import write_bytes
 from fedmutual.report.cells import Cell, Table
 from fedmutual.report.html import mark_prose
 from fedmutual.report.svg import Styles
@@ -24,7 +25,6 @@ from fedmutual.reproduce.figures import Drawn, draw, numbers_of, pictures, stand
 from fedmutual.reproduce.numbers import numbers
 from fedmutual.reproduce.significance import holm
 from fedmutual.reproduce.spent import spent, spent_frame
-from fedmutual.rundir.files import write_bytes
 
 FIGURES = "figures"
 MADE = "<!-- Made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited. -->"

@@ -8,9 +8,9 @@ from tempfile import TemporaryFile
 from pydantic import ValidationError
 
 from fedmutual.errors import RunError
+from fedmutual.files import read_json, write_bytes
 from fedmutual.reproduce.plan import Job, Scale
 from fedmutual.reproduce.result import Result
-from fedmutual.rundir.files import read_json, write_bytes
 from fedmutual.rundir.folder import held
 
 PATIENCE = 60.0  # seconds until another process that writes results is given up

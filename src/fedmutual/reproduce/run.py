@@ -29,8 +29,8 @@ from fedmutual.reproduce.results import Store
 from fedmutual.reproduce.run_dirs import as_begun, claim, folder, foreign, lengthen, otherwise
 from fedmutual.reproduce.subset import placed
 from fedmutual.rundir.folder import SUMMARY
-from fedmutual.rundir.run import Run
 from fedmutual.studies import run
+from fedmutual.studies.trained_run import Run
 
 Say = Callable[[str], None]
 

@@ -10,9 +10,9 @@ from fedmutual import numerics
 from fedmutual.config import Config, read_dumped
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.build import pick_device
+from fedmutual.files import read_json
 from fedmutual.reproduce.plan import Job, tells
 from fedmutual.rundir.checkpoint import committed, file_name
-from fedmutual.rundir.files import read_json
 from fedmutual.rundir.folder import CONFIG, ENVIRONMENT, LOCK, SUMMARY, held, reopen
 
 CLAIMS = "claims"  # below OUT; a folder a run, with the lock that who trains it holds

@@ -12,9 +12,9 @@ from fedmutual.data.division import Division, divide
 from fedmutual.data.draws import make_numpy_generator, sample
 from fedmutual.data.kinds import PRIVATE
 from fedmutual.errors import ConfigError
+from fedmutual.files import write_json
 from fedmutual.reproduce.plan import Job
 from fedmutual.reproduce.run_dirs import folder
-from fedmutual.rundir.files import write_json
 
 
 def placed(job: Job, out: Path) -> Config:

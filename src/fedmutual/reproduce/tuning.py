@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedmutual.config import read_tables
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.rundir.files import read_json
+from fedmutual.files import read_json
 
 FOLDER = "sweeps"  # of the experiments: what `fedmutual sweep` wrote as sweep.json, under the names that arms give
 RATE = "optimizer.lr"

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.errors import RunError
-from fedmutual.rundir.files import read_json
+from fedmutual.files import read_json
 from fedmutual.rundir.folder import ENVIRONMENT
 
 

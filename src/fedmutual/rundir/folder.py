@@ -16,10 +16,10 @@ from filelock import FileLock, Timeout
 from fedmutual.config import Config, dump_config, read_client_settings, read_dumped
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
+from fedmutual.files import read_json, read_tensors, write_bytes, write_json, write_tensors
 from fedmutual.recorded_code import CONFIG as CONFIG
 from fedmutual.recorded_code import ENVIRONMENT as ENVIRONMENT
 from fedmutual.recorded_code import MODULES, check_unchanged, digests
-from fedmutual.rundir.files import read_json, read_tensors, write_bytes, write_json, write_tensors
 
 PARTITION, SUMMARY = "partition.json", "summary.json"
 LOG, LOCK = "log.txt", ".lock"

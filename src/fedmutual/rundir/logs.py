@@ -8,7 +8,7 @@ from typing import Any
 
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, PhaseDone
-from fedmutual.rundir.files import write_bytes
+from fedmutual.files import write_bytes
 
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
 

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedmutual.files import read_tensors, write_tensors
 from fedmutual.models import Weights
-from fedmutual.rundir.files import read_tensors, write_tensors
 from fedmutual.rundir.folder import CONFIG
 
 FOLDER, OWN = "pretrained", "pretrained.safetensors"

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.config import Config
-from fedmutual.rundir.files import write_json
+from fedmutual.files import write_json
 from fedmutual.rundir.folder import SUMMARY
 from fedmutual.rundir.logs import LEDGER, METRICS, read_lines
 from fedmutual.rundir.transfer import per_client, projected, transfer

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.core import Message
 from fedmutual.errors import RunError
-from fedmutual.rundir.files import read_json, write_json
+from fedmutual.files import read_json, write_json
 from fedmutual.sites.protocol import ATTEMPTS, Order, digest_order
 
 FILE = "attempts.json"

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedmutual.errors import RunError
-from fedmutual.rundir.files import read_json, write_json
+from fedmutual.files import read_json, write_json
 from fedmutual.sites.screening import find_outliers
 
 FILE = "conduct.json"

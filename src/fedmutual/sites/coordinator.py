@@ -13,14 +13,15 @@ from fedmutual.core import Message
 from fedmutual.data import Federation
 from fedmutual.data.federation import Space
 from fedmutual.data.scaling import BYTE, Scaling
-from fedmutual.engines.loop import RoundPlan, federate
+from fedmutual.engines.loop import federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, RoundDone
+from fedmutual.federation.description import describe_shared_network, describe_space, method
 from fedmutual.federation.experiment import Experiment, list_leaves
 from fedmutual.federation.networks import Networks
+from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
-from fedmutual.rundir.environment import describe_shared_network, describe_space, method
 from fedmutual.rundir.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog

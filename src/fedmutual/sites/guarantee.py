@@ -10,12 +10,12 @@ from fedmutual.config import Config
 from fedmutual.core import Client
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
-from fedmutual.privacy import planning
 from fedmutual.privacy.accountant import Steps
 from fedmutual.privacy.budget import Budget, list_ledgers
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.secret import read_site_secret
 from fedmutual.sites.schema import SiteFile
+from fedmutual.studies import privacy_plan
 
 FOLDER, SECRET = ".privacy", "secret"  # in the site's state folder, beside those of the federations
 
@@ -57,7 +57,7 @@ class SitePlan(NamedTuple):
     """What a contract's rounds will cost one site."""
 
     config: Config
-    costs: dict[str, planning.Cost]
+    costs: dict[str, privacy_plan.Cost]
     budget: float | None
     spent: float  # epsilon, on the site's data, before these rounds
     total: float  # and after them
@@ -78,7 +78,7 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
         )
     mine = read_site_file(site)
     made = build_site(contracts.read_submitted_contract(path), mine)
-    costs, privacy = planning.plan(made), made.config.privacy
+    costs, privacy = privacy_plan.plan(made), made.config.privacy
     if privacy.epsilon is None:
         return SitePlan(made.config, costs, None, 0.0, 0.0)
     (cost,) = costs.values()
@@ -100,7 +100,7 @@ def record(experiment: Experiment, site: str, budget: Budget | None) -> Mapping[
     if budget is None:
         return {}
     own = budget.of_federation()
-    return {"privacy": {**planning.about(experiment.config, {site: own}), "spent": budget.spent}}
+    return {"privacy": {**privacy_plan.about(experiment.config, {site: own}), "spent": budget.spent}}
 
 
 def remark_others(experiment: Experiment, site: str, state: Path, say: Callable[[str], None]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from fedmutual.algorithms.peers import Peering, forwarded
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
 from fedmutual.engines.loop import count_bytes
-from fedmutual.rundir.files import read_tensors, write_tensors
+from fedmutual.files import read_tensors, write_tensors
 from fedmutual.sites.mailbox import Mailbox, Place
 from fedmutual.sites.protocol import Order, SiteAnswer, clean_text, pack_message
 from fedmutual.sites.sizes import MessageSizes

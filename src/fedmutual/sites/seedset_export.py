@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from fedmutual import data, plugins
-from fedmutual.data.draws import format_count
 from fedmutual.data.federation import list_public_parts
-from fedmutual.errors import ConfigError
+from fedmutual.errors import ConfigError, format_count
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.seedset_file import SeedsetFile, make_seedset_path, write_seedset_file
 from fedmutual.sites.site_runtime import SiteSettings, configured, read_site_file

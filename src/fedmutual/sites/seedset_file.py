@@ -18,7 +18,7 @@ from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import ArrayExamples, listed
 from fedmutual.data.scaling import Scaling, parse_scaling
 from fedmutual.errors import DataError, format_error
-from fedmutual.rundir.files import replacing
+from fedmutual.files import replacing
 
 _ARRAYS = ("x", "y", "classes", "about")
 _WORDS = 2**24  # bytes of an array of text: names of classes, scaling

@@ -9,8 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedmutual.errors import RunError
+from fedmutual.files import write_json
 from fedmutual.rundir.checkpoint import COMMIT, Saved, committed, file_name
-from fedmutual.rundir.files import write_json
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.screening import Limits

@@ -12,14 +12,14 @@ from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
 from fedmutual.data.examples import listed
 from fedmutual.data.federation import describe_column_difference
-from fedmutual.engines.base import COPY, compute_scores, participate, select_metrics
+from fedmutual.engines.base import participate
 from fedmutual.errors import ConfigError, RunError, UserError, format_error
+from fedmutual.evaluation import COPY, compute_scores, select_metrics
 from fedmutual.events import Evaluated
-from fedmutual.federation import build
+from fedmutual.federation import build, description
 from fedmutual.federation.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
 from fedmutual.privacy.budget import Budget, Spent
-from fedmutual.rundir import environment
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.logs import METRICS, Metrics, read_lines, rewind, stays_scored
 from fedmutual.rundir.summary import write_summary
@@ -356,7 +356,7 @@ def _prepare(folder: Path, made: Experiment, site: str) -> None:
     about = folders.environment(made.config.engine.threads, made.device)
     about |= {"engine": {"name": "sites"}, "scaling": made.data.space.scaling}
     sizes = {name: sum(p.numel() for p in net.parameters()) for name, net in made.client(site).nets.items()}
-    folders.write_about(folder, made.config, about | environment.describe_networks(made, {site: sizes}), made.data.partition)
+    folders.write_about(folder, made.config, about | description.describe_networks(made, {site: sizes}), made.data.partition)
     every, rounds = made.config.records.evaluate_every, made.config.rounds
     rewind(folder / LEFT, lambda round: True)  # drops a line that a kill, or a full disk, cut short
     rewind(folder / METRICS, lambda round: stays_scored(round, round, every, rounds))

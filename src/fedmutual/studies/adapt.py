@@ -13,13 +13,13 @@ from fedmutual import data
 from fedmutual.config import ALONE, Config
 from fedmutual.config.schema import Table
 from fedmutual.data.examples import listed
-from fedmutual.engines.base import score
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.evaluation import score
 from fedmutual.events import Observer
 from fedmutual.federation import build
+from fedmutual.files import read_json, write_json
 from fedmutual.losses import Classification
 from fedmutual.recorded_code import trusting
-from fedmutual.rundir.files import read_json, write_json
 from fedmutual.rundir.folder import CONFIG
 from fedmutual.studies import newcomer
 from fedmutual.studies.compare import Planned, check_folders, train_all

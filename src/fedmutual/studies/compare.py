@@ -8,8 +8,8 @@ from fedmutual.config import Config, check_scored, with_algorithm
 from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
 from fedmutual.rundir.folder import CONFIG, check_free, reopen
-from fedmutual.rundir.run import Run
 from fedmutual.studies.run import can_stack, run, run_together
+from fedmutual.studies.trained_run import Run
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
 Planned = tuple[str, Config, Path]  # what a run is called while it is watched, what it is, where it goes

@@ -17,7 +17,7 @@ from fedmutual.recorded_code import check_tables
 from fedmutual.rundir.checkpoint import file_name, shared_state
 from fedmutual.rundir.folder import CONFIG
 from fedmutual.rundir.interface import Interface, interface
-from fedmutual.rundir.run import Run
+from fedmutual.studies.trained_run import Run
 
 ARMS = ("fml", "scratch", "fine-tune")
 NAME = "newcomer"  # where the file names none

@@ -21,7 +21,7 @@ from fedmutual.rundir.best import BEST
 from fedmutual.rundir.checkpoint import committed, file_name
 from fedmutual.rundir.folder import CONFIG
 from fedmutual.rundir.interface import Interface, interface
-from fedmutual.rundir.run import Run
+from fedmutual.studies.trained_run import Run
 
 _AT_ONCE = 512  # rows of a table in a forward
 Learned = tuple[Sequence[str], Tensor]  # examples: what they are called, unscaled x [B, *shape]

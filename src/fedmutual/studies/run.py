@@ -23,19 +23,19 @@ from fedmutual.engines.select import EngineChoice, choose_engine, open_engine
 from fedmutual.errors import RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
+from fedmutual.federation.description import describe_networks
 from fedmutual.federation.experiment import Experiment
-from fedmutual.privacy import planning
+from fedmutual.files import read_json, read_tensors
 from fedmutual.recorded_code import trusting
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained, tensorboard
 from fedmutual.rundir.checkpoint import Checkpoints, Saved, committed, file_name, load_client, read_state, sweep
-from fedmutual.rundir.environment import describe_networks
-from fedmutual.rundir.files import read_json, read_tensors
 from fedmutual.rundir.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
-from fedmutual.rundir.run import Run, open_trained_run
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
+from fedmutual.studies import privacy_plan
+from fedmutual.studies.trained_run import Run, open_trained_run
 
 
 def run(
@@ -66,7 +66,7 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
         with _alone(config.engine.threads):
             begun, weights = folders.begun(folder), pretrained.kept(folder)
             experiment = build.build(config, recorded.get("device"), begun=begun, pretrained=weights)
-            planning.check_budget(experiment)
+            privacy_plan.check_budget(experiment)
             hosted = EngineHandle(experiment, recorded.get("engine", {}).get("name"))
             with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
@@ -278,7 +278,7 @@ def _train(
         leaves=experiment.leaves(),
         data={"name": config.data.name, "classes": partition["classes"]},
         fingerprint=partition["fingerprint"],
-        **planning.record(experiment, engine),
+        **privacy_plan.record(experiment, engine),
     )
 
 

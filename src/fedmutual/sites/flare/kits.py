@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.rundir.files import write_bytes, write_json
+from fedmutual.files import write_bytes, write_json
 from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.flare.nvflare_import import import_nvflare
 

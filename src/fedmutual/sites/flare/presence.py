@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from fedmutual.rundir.files import write_json
+from fedmutual.files import write_json
 
 THERE, STOP = "there.json", "stop.json"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.events import Evaluated, Event, Noted, PhaseDone, Replied, RoundDone, Started
-from fedmutual.rundir.files import write_json
+from fedmutual.files import write_json
 from fedmutual.rundir.text import TimeLeft, scores_line
 from fedmutual.sites.contract import Contract
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmutual.rundir.files import write_json
+from fedmutual.files import write_json
 
 FILE = "comers.json"
 _FIRST, _LONGEST = 60.0, 3600.0  # seconds until a job is begun anew once more for the same connection: doubled each time

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.errors import RunError
-from fedmutual.rundir.files import write_bytes
+from fedmutual.files import write_bytes
 from fedmutual.sites.consent import check_release
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.flare import job

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmutual.rundir.files import write_json
+from fedmutual.files import write_json
 from fedmutual.sites.flare import leftovers
 from fedmutual.sites.flare.kits import Kit
 from fedmutual.sites.schema import WORK_FOLDER

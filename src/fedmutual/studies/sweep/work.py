@@ -13,8 +13,8 @@ from fedmutual.errors import ConfigError, UserError
 from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
+from fedmutual.files import write_json
 from fedmutual.report.choice import Tried
-from fedmutual.rundir.files import write_json
 from fedmutual.rundir.folder import SUMMARY
 from fedmutual.scores import is_told
 from fedmutual.studies.compare import check_folders

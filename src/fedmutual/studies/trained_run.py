@@ -11,13 +11,13 @@ from fedmutual.config import Config, read_dumped
 from fedmutual.core import At
 from fedmutual.errors import RunError
 from fedmutual.federation.networks import POOLED
+from fedmutual.files import read_json
 from fedmutual.models.splice import build_meme
 from fedmutual.recorded_code import RecordedCode
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.about import about
 from fedmutual.rundir.checkpoint import Saved, committed, file_name, read_state, shared_state
-from fedmutual.rundir.files import read_json
 
 
 class Run:

@@ -1,0 +1,75 @@
+"""The scores of a client's networks: what is scored on which rows, and what of the scores the client tells."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedmutual.boundary import release_metrics
+from fedmutual.core import Client, Data, Message, Task
+from fedmutual.denormals import flush_denormals
+from fedmutual.events import Score
+from fedmutual.losses import Classification
+from fedmutual.scores import Scores, coarse_accuracy
+
+COPY = "copy"  # a client's trained fork of the shared model, before it is averaged
+ROWS = 512  # rows of an evaluation's batch
+_NUMBERS = 2**22  # of inputs that a network sees at once then: its layers hold many times as much
+
+
+class EvalSpec(NamedTuple):
+    """Which of a client's nets is scored on which of its rows, and what that score is called."""
+
+    net: str  # "personal" or "meme"
+    rows: str  # key of Client.data
+    model: str
+    client: str | None
+    data: str
+
+
+def compute_scores(client: Client, exams: tuple[EvalSpec, ...], inbox: Message) -> dict[EvalSpec, Score]:
+    """Exam -> all scores of it: of the client's copy of the shared model first, which then becomes what the server sent."""
+    task = client.own.get("task", Classification())
+
+    def scored(e: EvalSpec) -> Score:
+        return Score(e.model, e.client, e.data, score(client.nets[e.net], client.data[e.rows], task, client.id))
+
+    measured = {e: scored(e) for e in exams if e.model == COPY}
+    if inbox and "meme" in client.nets:
+        meme = client.nets["meme"]
+        meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
+    return measured | {e: scored(e) for e in exams if e.model != COPY}
+
+
+def select_metrics(client: Client, measured: Mapping[EvalSpec, Score]) -> tuple[Score, ...]:
+    """What a client tells of its scores, by `share.metrics`: all; nothing; or coarse accuracies of models after a round.
+
+    A copy of the shared model is no model after a round, for it is averaged before the round ends.
+    """
+    if client.metrics == "all":
+        return tuple(measured.values())
+    if client.metrics == "none":
+        return ()
+    coarse = {e: coarse_accuracy(s.values, len(client.data[e.rows])) for e, s in measured.items() if e.model != COPY}
+    return tuple(replace(measured[e], values=values) for e, values in coarse.items() if values is not None)
+
+
+def forward_in_parts(net: nn.Module, x: Tensor) -> Tensor:
+    """What a net says of x, in parts where examples are large: VGG11's first layer alone has 6.6 GB for 512 of 224 x 224."""
+    return torch.cat([net(part) for part in torch.split(x, max(_NUMBERS // x[0].numel(), 1))])
+
+
+@flush_denormals()
+@torch.no_grad()
+def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
+    """A net's scores over all rows, in eval mode: those that the task declares."""
+    net.eval()
+    outputs: list[Tensor] = []
+    targets: list[Tensor] = []
+    for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), ROWS)):
+        outputs.append(forward_in_parts(net, x))
+        targets.append(y)
+    output = torch.cat(outputs)
+    return release_metrics(task.score(output, torch.cat(targets)), task.tells, whose, width=output.shape[-1])
