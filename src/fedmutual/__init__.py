@@ -34,12 +34,12 @@ __version__ = version("fedmutual")
 _HOMES = {
     "Config": "config",
     "load_config": "config",
-    "Run": "trained",
-    "run": "runs",
-    "Prediction": "predicting",
-    "predict": "predicting",
-    "Sweep": "sweeps",
-    "sweep": "sweeps",
+    "Run": "studies.trained_run",
+    "run": "studies.run",
+    "Prediction": "studies.predict",
+    "predict": "studies.predict",
+    "Sweep": "studies.sweep",
+    "sweep": "studies.sweep",
 }
 
 
