@@ -36,6 +36,16 @@ def forked_workers():
         processes.CONTEXT.set_forkserver_preload(["torch._dynamo", "scipy.stats", "fedmutual.federation.experiment"])
 
 
+@pytest.fixture(autouse=True)
+def forget_modules(tmp_path_factory):
+    """Modules that a test wrote are forgotten after the test, for another test may write one of the same name."""
+    yield
+    folder = str(tmp_path_factory.getbasetemp())
+    for name, module in list(sys.modules.items()):
+        if (vars(module).get("__file__") or "").startswith(folder):
+            del sys.modules[name]
+
+
 SMALL = """
 name = "small"
 rounds = 3

@@ -146,6 +146,7 @@ class Loopback:
         left = [p for name in self.processes for p in self.job(name)]
         for process in self.processes.values():
             _kill_group(process.pid)
+            process.kill()  # it may be in the group of the tests
             process.wait()
         for child in left:
             if child.is_running():

@@ -39,10 +39,10 @@ def half(folder, common=PRIVATE, name="north", budget=BUDGET, say=lambda line: N
     )
 
 
-def work(half, round=0, phase=0, shift=0.0, content=False):
+def work(half, round=0, phase=0, shift=0.0, content=False, attempt=0):
     """An order to a half, with its own first model moved so far -> the answer and its tensors."""
     inbox = {k: v + shift if v.is_floating_point() else v for k, v in half.experiment.server().items()}
-    given = half.do(pack_message(Order(WORK, round, phase), inbox))
+    given = half.do(pack_message(Order(WORK, round, phase, attempt=attempt), inbox))
     return given if content else read_answer(given)
 
 
@@ -88,12 +88,12 @@ def test_every_inbox_costs_once(tmp_path):
     assert len(lines(tmp_path)) == 1
     assert work(one, content=True) == first
     assert len(lines(tmp_path)) == 1
-    work(one, shift=1e-6)
+    work(one, shift=1e-6, attempt=1)  # without a new attempt the site declines
     assert len(lines(tmp_path)) == 2
     assert len({line["label"] for line in lines(tmp_path)}) == 2
-    work(one, round=1)
+    work(one, round=1, attempt=1)
     assert [line["round"] for line in lines(tmp_path)] == [1, 1, 2]
-    one.do(pack_message(Order(EXAM, 1, 0), {}))
+    one.do(pack_message(Order(EXAM, 1, 0, attempt=1), {}))
     assert len(lines(tmp_path)) == 3
     assert all(line["steps"] > 0 and line["federation"] == "wards" for line in lines(tmp_path))
 
@@ -160,7 +160,7 @@ def test_who_has_spent_its_budget_declines_and_the_federation_goes_on(tmp_path):
     assert len(lines(tmp_path, "south")) == 3
     before = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
     size = next(before).stat().st_size
-    said, message = work(sites["north"], round=2)
+    said, message = work(sites["north"], round=2, attempt=1)
     assert said.problem == "its privacy budget is spent"
     assert message == {}
     assert next((tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")).stat().st_size == size
