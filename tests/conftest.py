@@ -18,8 +18,33 @@ settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
 
 
+FARM = ("process", "sites", "docs")  # the tiers that start processes: `uv run pytest` leaves them out, .ci/run runs all
+
+
+def pytest_configure(config):
+    """Without paths and without -m, leave the tiers out that take many processes and minutes."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr:
+        config.option.markexpr = " and ".join(f"not {tier}" for tier in FARM)
+
+
+def find_tier(nodeid):
+    """The tier of a test, by the path of its file and by its name."""
+    path, _, name = nodeid.partition("::")
+    if path.startswith("tests/sites/") or "real_sites" in name:
+        return "sites"
+    if path == "tests/test_docs.py":
+        return "docs"
+    starts_processes = ("cluster", "processes", "kill", "workers")
+    if any(word in part for word in starts_processes for part in (path.rpartition("/")[2], name)):
+        return "process"
+    return "run" if path.split("/")[1] in ("cli", "outside", "reproduce") or "browser" in path else "unit"
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
-    """A Ray cluster takes 15 s to start: what needs one comes first, hence to one worker of xdist; what kills it, then."""
+    """Mark each test with its tier. A Ray cluster takes 15 s to start: what needs one comes first, then what kills it."""
+    for item in items:
+        item.add_marker(find_tier(item.nodeid))
     items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid))
 
 

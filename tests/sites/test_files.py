@@ -4,8 +4,8 @@ import pytest
 
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.site_runtime import SiteRuntime
-from wards import COMMON, SITES, accepted, contract, own, site
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from wards import COMMON, SITES, accepted, contract, site
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_what_asks_for_nothing_else_or_serves_sites_own_networks_is_taken(tables
 
 @pytest.mark.parametrize(("given", "read"), [("weights", "north/weights"), ("imagenet", "imagenet"), ("/w.pth", "/w.pth")])
 def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
-    found = own(site(tmp_path, "north", {**SITES["north"], "model": {"pretrained": given}})).file.model.pretrained
+    found = read_site_file(site(tmp_path, "north", {**SITES["north"], "model": {"pretrained": given}})).file.model.pretrained
     assert found == (str(tmp_path / read) if "north" in read else read)
 
 
@@ -87,7 +87,7 @@ def test_a_federation_file_that_is_wrong_is_one_sentence(tables, said):
 def test_a_site_file_that_is_wrong_is_one_sentence(tmp_path, own_tables, said):
     agreed = contracts.read_contract(contract(tmp_path))
     with pytest.raises((ConfigError, RunError)) as caught:
-        SiteRuntime(agreed, own(site(tmp_path, "north", own_tables)))
+        SiteRuntime(agreed, read_site_file(site(tmp_path, "north", own_tables)))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -30,8 +30,8 @@ from fedmutual.sites.protocol import (
     read_answer,
     read_order,
 )
-from fedmutual.sites.site_runtime import SiteRuntime
-from wards import COMMON, SITES, TELLING, Desk, contract, halves, own, same, site, together
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, site, together
 
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
 
@@ -225,7 +225,7 @@ def test_asked_again_answers_as_before_and_trains_nothing_twice(tmp_path):
     north, server = sites["north"], sites["north"].experiment.server()
     asked = pack_message(Order("work", 0, 0), server)
     first = north.do(asked)
-    again = SiteRuntime(agreed, own(site(tmp_path, "north", MLPS["north"])))  # started anew
+    again = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])))  # started anew
     assert again.do(asked) == north.do(asked) == first
     assert len(sent_log.read_sent_messages(north.folder)) == 3  # every answer that left, the repeated ones too
 
@@ -237,7 +237,7 @@ def test_a_meme_is_scored_as_it_was_trained_after_a_restart_too(tmp_path):
     state = make_first_state(agreed, build_server_experiment(agreed))
     work, exam = pack_message(Order("work", 0, 0), state), pack_message(Order(EXAM, 0, 0), state)
     sites["north"].do(work)
-    anew = SiteRuntime(agreed, own(tmp_path / "north" / "site.toml"))
+    anew = SiteRuntime(agreed, read_site_file(tmp_path / "north" / "site.toml"))
     anew.do(work)  # answered as before
     scores = read_answer(anew.do(exam))[0].scores
     (other,) = halves(tmp_path / "whole", contract(tmp_path, common, MLPS), {"north": MLPS["north"]})[1].values()
@@ -250,7 +250,7 @@ def test_a_server_that_lost_its_state_is_told_so(tmp_path):
     agreed, sites = halves(tmp_path, contract(tmp_path, COMMON | {"rounds": 5}, MLPS), MLPS)
     run(tmp_path, Desk(sites), agreed)
     said = []
-    north = SiteRuntime(agreed, own(site(tmp_path, "north", MLPS["north"])), said.append)
+    north = SiteRuntime(agreed, read_site_file(site(tmp_path, "north", MLPS["north"])), said.append)
     told, message = read_answer(north.do(pack_message(Order("work", 0, 0), north.experiment.server())))
     assert (message, told.problem) == ({}, admission.PAST)
     assert said == [f"round 1: not done, for {admission.PAST}"]
@@ -283,7 +283,7 @@ def test_seven_of_ten_classes_and_a_network_of_its_own(tmp_path):
         halves(tmp_path, path, mine)
     labels = {"7": "6", "8": "6", "9": "6"}
     mine["west"] = {**seven, "data": {**seven["data"], "labels": labels}}
-    found = {i: SiteRuntime(agreed, own(site(tmp_path, i, mine[i]))) for i in mine}
+    found = {i: SiteRuntime(agreed, read_site_file(site(tmp_path, i, mine[i]))) for i in mine}
     run(tmp_path, Desk(found), agreed)
     names = {t["name"] for line in sent_log.read_sent_messages(found["west"].folder) for t in line["tensors"]}
     assert names == {"features.fc1.weight", "features.fc1.bias", "features.fc2.weight", "features.fc2.bias"}
@@ -309,7 +309,7 @@ def test_state_of_another_site_file_is_refused(tmp_path):
     run(tmp_path, Desk(sites), agreed)
     changed = {**MLPS["north"], "optimizer": {"lr": 0.5}}
     with pytest.raises(RunError, match=r"holds the state of this federation with another site\.toml"):
-        SiteRuntime(agreed, own(site(tmp_path, "north", changed)))
+        SiteRuntime(agreed, read_site_file(site(tmp_path, "north", changed)))
 
 
 def test_what_a_site_says_moves_no_cursor_and_begins_no_line(tmp_path):
@@ -364,7 +364,7 @@ def test_a_site_that_starts_again_after_the_end_is_still_at_the_end(tmp_path):
     folder = sites["north"].folder
     summary = (folder / "summary.json").read_bytes()
     (folder / "summary.json").unlink()
-    mine = own(tmp_path / "north" / "site.toml")
+    mine = read_site_file(tmp_path / "north" / "site.toml")
     SiteRuntime(agreed, mine, looks=True)  # a look writes nothing
     assert not (folder / "summary.json").exists()
     whole = (folder / "metrics.jsonl").read_bytes()

@@ -9,8 +9,8 @@ from fedmutual.rundir.logs import METRICS, read_lines
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.site_runtime import SiteRuntime
-from wards import COMMON, SITES, Desk, contract, halves, own
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from wards import COMMON, SITES, Desk, contract, halves
 
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
 MOVING = {"start": 1.0, "end": 0.0}
@@ -40,7 +40,7 @@ def test_rounds_that_would_not_be_those_of_one_run_are_refused(tmp_path, common,
     other = contracts.read_contract(contract(tmp_path, {**common, "rounds": rounds}, sites))
     for i in ("west",) if own_key else sites:
         with pytest.raises(RunError, match=re.escape(said)):
-            SiteRuntime(other, own(tmp_path / i / "site.toml"))
+            SiteRuntime(other, read_site_file(tmp_path / i / "site.toml"))
     if not own_key:
         with pytest.raises(RunError, match=re.escape(said)):
             Coordinator(other, tmp_path / "server").run(Desk({}))
@@ -63,8 +63,8 @@ def test_a_site_starts_again_with_the_rounds_that_its_kit_has(tmp_path, common):
     Coordinator(agreed, tmp_path / "server").run(Desk(them))
     kit = contracts.read_contract(contract(tmp_path, common | {"rounds": 1}, MLPS))
     assert find_difference(kit.record(), agreed.record()) is None
-    SiteRuntime(kit, own(tmp_path / "north" / "site.toml"), looks=True)
-    SiteRuntime(agreed, own(tmp_path / "north" / "site.toml"))
+    SiteRuntime(kit, read_site_file(tmp_path / "north" / "site.toml"), looks=True)
+    SiteRuntime(agreed, read_site_file(tmp_path / "north" / "site.toml"))
 
 
 def test_rounds_that_grow_end_as_if_they_had_been_so_many_from_the_first(tmp_path):
