@@ -153,7 +153,7 @@ def _site(work: Path) -> dict[str, Any]:
             _component("process_launcher", f"{_OURS}.launcher.SiteLauncher"),
             _component("lookout", f"{_OURS}.console.Lookout"),
             _component("sweeper", f"{_OURS}.sweeper.Sweeper", {"work": str(work)}),
-            _component("door", f"{_OURS}.door.Door", {"work": str(work)}),
+            _component("door", f"{_OURS}.access_control.Door", {"work": str(work)}),
         ],
     }
 
@@ -182,7 +182,7 @@ def _server(work: Path) -> dict[str, Any]:
             _component("job_store", storage),
             _component("process_launcher", f"{_OURS}.launcher.ServerLauncher"),
             _component("watch", f"{_OURS}.watch.Watch"),
-            _component("door", f"{_OURS}.door.Door", {"work": str(work)}),
+            _component("door", f"{_OURS}.access_control.Door", {"work": str(work)}),
         ],
     }
 
