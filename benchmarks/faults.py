@@ -59,14 +59,14 @@ import dataclasses
 from pathlib import Path
 
 import torch
-from fedmutual.sites import half, post
+from fedmutual.sites import protocol, site_runtime
 
 HERE = Path(__file__).parent
-honest = half.Half.do
+honest = site_runtime.SiteRuntime.do
 
 
 def lied(content, how):
-    said, message = post.answer(content)
+    said, message = protocol.read_answer(content)
     name = next(iter(message))
     if how == "NaN":
         message[name] = message[name] * torch.nan
@@ -74,18 +74,18 @@ def lied(content, how):
         message[name] = message[name][:-1]
     else:
         said = dataclasses.replace(said, order=dataclasses.replace(said.order, round=said.order.round - 1))
-    return post.packed(said, message)
+    return protocol.pack_message(said, message)
 
 
 def do(self, content):
     answer, lie = honest(self, content), HERE / "lie"
-    if lie.exists() and post.order(content)[0].kind == post.WORK:
+    if lie.exists() and protocol.read_order(content)[0].kind == protocol.WORK:
         answer = lied(answer, lie.read_text())
         lie.rename(HERE / "lied")
     return answer
 
 
-half.Half.do = do
+site_runtime.SiteRuntime.do = do
 
 
 def Own(shape, classes):

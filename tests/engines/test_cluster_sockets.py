@@ -14,10 +14,10 @@ from fedmutual.errors import ConfigError
 
 START = """
 import json, os, psutil
-from fedmutual.engines import joining
+from fedmutual.engines import ray_init
 
-ray = joining.load()
-joining.start(ray, 1)
+ray = ray_init.import_ray()
+ray_init.start_local_cluster(ray, 1)
 token = ray.get(ray.remote(lambda: os.environ.get("RAY_AUTH_TOKEN")).remote())
 here = psutil.Process()
 sockets = {

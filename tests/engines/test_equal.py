@@ -267,8 +267,8 @@ def test_clients_with_learning_rates_of_their_own(monkeypatch):
     from fedmutual.engines import stacked
 
     rehearsed = []
-    real = stacked.rehearse
-    monkeypatch.setattr(stacked, "rehearse", lambda parts: (rehearsed.append(parts), real(parts)))
+    real = stacked.check_stackable
+    monkeypatch.setattr(stacked, "check_stackable", lambda parts: (rehearsed.append(parts), real(parts)))
     algorithm = replace(PHASES["fml"], local_epochs=1).algorithm()
     found = []
     for name in ("inprocess", "stacked"):

@@ -175,7 +175,7 @@ def test_what_goes_wrong_in_a_common_step_is_said_by_every_run(small, monkeypatc
     def fails(parts):
         raise DataError("row 3 cannot be read")
 
-    monkeypatch.setattr(stacked, "rehearse", lambda parts: None)
+    monkeypatch.setattr(stacked, "check_stackable", lambda parts: None)
     monkeypatch.setattr(group, "plan_batches", fails)
     with pytest.raises(DataError, match="row 3 cannot be read"):
         compare(loaded(small), ["fml", "independent"], 2, Path("out"))
@@ -198,8 +198,8 @@ def test_on_a_gpu_what_is_slower_together_is_stepped_one_after_the_other(small, 
     from fedmutual.engines import stacked
 
     trials = []
-    monkeypatch.setattr(stacked, "place", lambda parts: torch.device("cuda"))
-    monkeypatch.setattr(stacked, "paces", lambda parts: (trials.append(parts), (0.001, apart))[1])
+    monkeypatch.setattr(stacked, "find_device", lambda parts: torch.device("cuda"))
+    monkeypatch.setattr(stacked, "time_steps", lambda parts: (trials.append(parts), (0.001, apart))[1])
     run = fedmutual.run(loaded(small, **{"engine.name": "stacked"}), "run").folder
     assert len(trials) == 1, "once, not in every round"
     log = (run / "log.txt").read_text()

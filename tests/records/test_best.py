@@ -201,7 +201,7 @@ def results(folder: str) -> dict[str, bytes]:
 def test_a_stop_after_an_unsaved_best_leaves_no_trace(small, cli, monkeypatch) -> None:
     sparse = (*KEEP, "--set", "rounds=12", "--set", "records.checkpoint_every=5", "--set", "engine.name=inprocess")
     assert cli("run", small, *sparse, "--out", "whole")[0] == 0
-    real = loop.examine
+    real = loop.evaluate_client
 
     def stopped(client, exams, inbox, round, *rest):
         told = real(client, exams, inbox, round, *rest)
@@ -210,7 +210,7 @@ def test_a_stop_after_an_unsaved_best_leaves_no_trace(small, cli, monkeypatch) -
         return told
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "examine", stopped)
+        patch.setattr(loop, "evaluate_client", stopped)
         assert cli("run", small, *sparse, "--out", "part")[0] == 130
     left = {int(round) for half in Path("part").glob("clients/*") for round in rounds(half).values()}
     assert min(left) <= 5 < max(left) <= 9  # or there is nothing to see here
