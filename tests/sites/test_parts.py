@@ -33,7 +33,7 @@ FILES = {  # what becomes of it
     "another site's": (lambda p: shutil.copy(p.with_name("west.npz"), p), f"it is of site 'west'; {ANEW}"),
 }
 CONTENTS = {  # which arrays of it are others
-    "objects": ({"x": np.array([{}])}, f"which would have to be unpickled and are refused; {ANEW}"),
+    "objects": ({"x": np.array([{}])}, f"because unpickling can run code; {ANEW}"),
     "another header": ({"about": np.array("{}")}, "it is not what `fedmutual data give` wrote, but holds 'x', "),
     "no divisor": ({"about": about(divisor=0.0)}, "it is not what `fedmutual data give` wrote"),
     "other images": ({"x": np.zeros((84, 1, 9, 9), np.uint8)}, "its examples have the shape [1, 9, 9], and [1, 8, 8] is"),
