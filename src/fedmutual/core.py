@@ -357,6 +357,10 @@ class Algorithm:
     features: tuple[str, ...] = ()  # the nets whose features are looked at (`Net.features`): they must end in a linear layer
     begins: Callable[[nn.Module, int], Message] | None = None  # the server's first state, where it holds neither a model nor
     # public data: from the shared network and the number of classes, which must then be the same everywhere
+    restore: Callable[[Message, Message], Message] | None = (
+        None  # (what was sent, reply) -> the model that a compressed reply
+    )
+    # stands for, by which real sites compare updates; None: replies are not compressed
     public: Public | None = None  # None: there is no public seed set
     trains_on: tuple[str, ...] = ("private", "own public")  # what is `Client.data["private"]` where rows are set apart as
     # public: also "public", the rows that all have set apart

@@ -20,6 +20,21 @@ def flipped(meme, sent, round):
     return {k: sent[k] - 3 * (v - sent[k]) for k, v in meme.items()}
 
 
+def flipped_short(meme, sent, round):
+    """The step that the site learned, in the other direction."""
+    return {k: 2 * sent[k] - v for k, v in meme.items()}
+
+
+def flipped_far(meme, sent, round):
+    """The step that the site learned, nine times as far in the other direction."""
+    return {k: sent[k] - 9 * (v - sent[k]) for k, v in meme.items()}
+
+
+def flipped_late(meme, sent, round):
+    """The last, in the last round alone."""
+    return flipped_far(meme, sent, round) if round + 1 == ROUNDS else meme
+
+
 def huge(meme, sent, round):
     """Of the last round alone, which no round after it would notice."""
     return {k: torch.full_like(v, 1e30) for k, v in meme.items()} if round + 1 == ROUNDS else meme
@@ -50,10 +65,10 @@ class Hostile(Desk):
             yield i, content
 
 
-def federated(folder, rule, attack=None):
+def federated(folder, rule, attack=None, **table):
     """(accuracies of the shared model and of honest sites' own ones on their test rows, what was noted)."""
     common = COMMON | {"rounds": ROUNDS, "server": {"aggregate": rule}, "share": {"metrics": "all"}}
-    agreed, them = halves(folder, contract(folder, common, MLPS), MLPS)
+    agreed, them = halves(folder, contract(folder, common, MLPS, **table), MLPS)
     notes = []
     Coordinator(agreed, folder / "server").run(
         Hostile(them, attack), [lambda e: notes.append(e) if isinstance(e, Noted) else 0]
@@ -82,15 +97,22 @@ def test_beside_the_median_two_honest_sites_of_three_lose_less_than_two_points(a
     assert losses(federated(tmp_path, "median", attack)[0], honest["median"]) == {}
 
 
-@pytest.mark.parametrize("attack", [huge, replaced])
+@pytest.mark.parametrize("attack", [huge, replaced, flipped, flipped_late, flipped_far])
 def test_beside_the_mean_what_is_far_off_is_named_and_left_out(attack, honest, tmp_path):
     found, notes = federated(tmp_path, "mean", attack)
-    assert ["'west'" in note and "sites.update_limit" in note for note in notes] == [True]
+    reason = "sites.refuse_opposed" if attack in (flipped, flipped_late, flipped_far) else "sites.update_limit"
+    assert notes
+    assert all("'west'" in note and reason in note for note in notes)
     assert losses(found, honest["mean"]) == {}
 
 
-def test_beside_the_mean_a_flipped_update_is_not_noticed(honest, tmp_path):
-    """Its norm is three times the others': docs/security.md says so."""
-    found, notes = federated(tmp_path, "mean", flipped)
+def test_beside_the_mean_a_flipped_update_of_the_usual_length_costs_less_than_two_points(honest, tmp_path):
+    found, notes = federated(tmp_path, "mean", flipped_short)
+    assert notes == []
+    assert losses(found, honest["mean"]) == {}
+
+
+def test_without_the_rule_a_flipped_update_beside_the_mean_is_not_noticed(honest, tmp_path):
+    found, notes = federated(tmp_path, "mean", flipped, refuse_opposed=False)
     assert notes == []
     assert losses(found, honest["mean"]).keys() == {("shared", "north"), ("shared", "south")}

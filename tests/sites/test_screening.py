@@ -1,34 +1,41 @@
 """What of sites' replies the server does not use: by hand, and in a federation of puppets."""
 
 import math
+import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
+from fedmutual.algorithms import FedAvg
+from fedmutual.algorithms.fedkd import FedKD, restored
+from fedmutual.core import Algorithm
 from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import committed, file_name, read_state
 from fedmutual.rundir.logs import METRICS, read_lines
 from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.coordinator import build_server_experiment, make_first_state
 from fedmutual.sites.protocol import SiteAnswer
-from fedmutual.sites.screening import Limits, find_outliers, screen, update_norm
+from fedmutual.sites.screening import Limits, Update, find_opposed, find_outliers, screen
 from puppets import Federation, element, moved
 from wards import COMMON
 
 LIMITS = Limits(update=10.0, examples=None)
+SHARED, FEDKD = FedAvg().algorithm(), FedKD().algorithm()
+MESSAGES = Algorithm("messages", SHARED.phases)  # an algorithm that shares no model
 FEDAVG = COMMON | {"algorithm": {"name": "fedavg"}}
 
 
 def test_the_norm_of_an_update_by_hand():
     sent = {"w": torch.tensor([1.0, 1.0]), "count": torch.tensor(7)}
     reply = {"w": torch.tensor([4.0, 5.0]), "new": torch.tensor([[12.0]]), "count": torch.tensor(10**6)}
-    assert update_norm(reply, sent) == 13.0  # the root of 3 * 3 + 4 * 4 + 12 * 12: whole numbers do not count
+    assert Update(reply, sent).norm() == 13.0  # the root of 3 * 3 + 4 * 4 + 12 * 12: whole numbers do not count
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_largest_numbers_have_a_finite_norm(dtype):
     """The square of 1e300 is none."""
-    norm = update_norm({"w": torch.full((4,), torch.finfo(dtype).max, dtype=dtype)}, {})
+    norm = Update({"w": torch.full((4,), torch.finfo(dtype).max, dtype=dtype)}, {}).norm()
     assert math.isfinite(norm)
     assert norm >= torch.finfo(dtype).max
 
@@ -46,6 +53,50 @@ def test_of_two_replies_nothing_tells_which_one_is_wrong():
     assert find_outliers({"a": 1.0, "b": 1e30}, 10.0, least=2) == ["b"]
 
 
+def opposed_of(**vectors):
+    """Which of these updates in the plane is opposed."""
+    sent = {"w": torch.tensor([1.0, 1.0])}
+    return find_opposed({i: Update({"w": sent["w"] + torch.tensor(v)}, sent) for i, v in vectors.items()})
+
+
+def test_the_opposed_update_by_hand():
+    """The cosine of (1, 1) and (1, 0) is 0.71, of (1, 0) and (0, 1) it is 0."""
+    assert opposed_of(a=[1.0, 0.0], b=[1.0, 1.0], c=[-3.0, 0.0]) == "c"
+    assert opposed_of(a=[1.0, 0.0], b=[1.0, 1.0], c=[-1.2, 0.0]) is None  # the median length of the others is 1.207
+    assert opposed_of(a=[1.0, 0.0], b=[0.0, 1.0], c=[-3.0, -3.0]) is None  # the others do not agree
+    assert opposed_of(a=[1.0, 0.0], b=[1.0, 1.0], c=[0.0, 9.0]) is None  # at a right angle to one of them
+    assert opposed_of(a=[1.0, 0.0], c=[-3.0, 0.0]) is None  # of two, nothing tells which one is wrong
+    assert opposed_of(a=[1.0, 0.0], b=[1.0, 1.0], c=[-3e300, 0.0], d=[-3e300, 0.0]) is None
+
+
+def test_an_update_that_is_no_number_is_refused():
+    """A product of factors may overflow, although each of the factors is finite."""
+    assert Update({"w": torch.tensor([float("nan")])}, {}).norm() == sys.float_info.max
+
+
+@pytest.mark.parametrize("opposed", [True, False])
+def test_the_contract_says_whether_an_opposed_update_is_used(opposed):
+    sent = {"w": torch.zeros(2)}
+    replies = {i: {"w": torch.tensor([n, n])} for i, n in (("north", 1.0), ("south", 1.1), ("west", -3.0))}
+    found = screen(replies, dict.fromkeys(replies, sent), replace(LIMITS, opposed=opposed), {}, SHARED).refused
+    assert found.keys() == ({"west"} if opposed else set())
+
+
+def test_a_compressed_update_is_measured_as_the_model_that_it_stands_for():
+    """FedKD's factors: neither is large, and their product is."""
+    sent = {"w": torch.zeros(8, 8)}
+
+    def reply(size):
+        return {"left.w": torch.full((8, 1), size), "right.w": torch.full((1, 8), size)}
+
+    replies = {"north": reply(1.0), "south": reply(1.0), "west": reply(5.0)}
+    assert restored(sent, replies["west"])["w"].max() == 25.0
+    unrestored = screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, SHARED)  # measures the factors
+    found = screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, FEDKD)
+    assert (unrestored.refused.keys(), found.refused.keys()) == (set(), {"west"})
+    assert found.norms == {"north": 8.0, "south": 8.0}
+
+
 def counted(**counts):
     """Replies that state so many examples, -> what is refused of them, with nothing sent."""
     replies = {i: {"w": torch.ones(2), "n_k": torch.tensor(n)} for i, n in counts.items()}
@@ -55,25 +106,25 @@ def counted(**counts):
 @pytest.mark.parametrize("count", [0, -1, -2000, -(2**63)])
 def test_a_count_below_one_is_refused_however_few_reply(count):
     for others in ({}, {"north": 600, "south": 500}):
-        assert screen(*counted(west=count, **others), LIMITS, {}).refused.keys() == {"west"}
+        assert screen(*counted(west=count, **others), LIMITS, {}, SHARED).refused.keys() == {"west"}
 
 
 @pytest.mark.parametrize("count", [2**62, 2**63 - 1, 5501])
 def test_a_count_far_above_the_others_is_refused(count):
-    assert screen(*counted(west=count, north=600, south=500), LIMITS, {}).refused.keys() == {"west"}
+    assert screen(*counted(west=count, north=600, south=500), LIMITS, {}, SHARED).refused.keys() == {"west"}
 
 
 def test_a_count_is_held_to_the_contracts_limit_where_it_has_one():
     stated = Limits(update=10.0, examples=9000)
-    assert screen(*counted(west=9000, north=60, south=50), stated, {}).refused == {}
-    refused = screen(*counted(west=9001, north=60), stated, {}).refused  # of two replies, too
+    assert screen(*counted(west=9000, north=60, south=50), stated, {}, SHARED).refused == {}
+    refused = screen(*counted(west=9001, north=60), stated, {}, SHARED).refused  # of two replies, too
     assert refused == {"west": "its n_k is not at least 1 and at most 9000 (sites.examples_limit)"}
 
 
 def test_a_count_that_changes_is_refused():
     replies = counted(west=601, north=600, south=500)
-    assert screen(*replies, LIMITS, {"west": 600, "north": 600}).refused.keys() == {"west"}
-    assert screen(*replies, LIMITS, {"west": 601}).refused == {}
+    assert screen(*replies, LIMITS, {"west": 600, "north": 600}, SHARED).refused.keys() == {"west"}
+    assert screen(*replies, LIMITS, {"west": 601}, SHARED).refused == {}
 
 
 @pytest.mark.parametrize("value", [2**63 - 1, -(2**62), 2**31 + 8])
@@ -81,16 +132,25 @@ def test_a_counter_of_batches_that_no_round_can_reach_is_refused(value):
     """Beside a mean the largest counter is everybody's, and the next step would take it beyond 64 bits."""
     sent = {"n": torch.tensor(7)}
     replies = {i: {"n": torch.tensor(n)} for i, n in (("north", 17), ("south", 7_000_000), ("west", value))}
-    assert screen(replies, dict.fromkeys(replies, sent), LIMITS, {}).refused.keys() == {"west"}
+    assert screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, SHARED).refused.keys() == {"west"}
 
 
 def test_what_is_no_update_is_held_to_the_square_of_the_limit():
     """Logits of an MLP after its first epoch were seen to be 12 times as large as those of two CNNs."""
     for times, refused in ((99.0, set()), (101.0, {"west"})):
         replies = {i: {"logits": torch.ones(4) * n} for i, n in (("north", 1.0), ("south", 1.0), ("west", times))}
-        found = screen(replies, {i: {} for i in replies}, LIMITS, {}).refused
+        found = screen(replies, {i: {} for i in replies}, LIMITS, {}, MESSAGES).refused
         assert found.keys() == refused
         assert all("100 times" in why for why in found.values())
+
+
+def test_prototypes_are_no_update_of_what_was_sent():
+    """The site that has no example of the second class answers 0 for it, far from the prototype that it was sent."""
+    sent = {"prototypes": torch.tensor([[1.0], [9.0]])}
+    replies = {i: {"prototypes": torch.tensor([[1.0], [n]])} for i, n in (("north", 9.1), ("south", 9.2), ("west", 0.0))}
+    assert screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, MESSAGES).refused == {}
+    replies["west"] = {"prototypes": torch.tensor([[1e30], [0.0]])}
+    assert screen(replies, dict.fromkeys(replies, sent), LIMITS, {}, MESSAGES).refused.keys() == {"west"}
 
 
 def boosted(times):
@@ -102,6 +162,30 @@ def shared(federation):
     """One element of the shared model after the last saved round."""
     saved = committed(federation.folder)
     return element(read_state(federation.folder / "server" / file_name(saved.round), saved.run, saved.round))
+
+
+def test_a_boosted_update_of_fedkd_is_refused(tmp_path):
+    """By its product: a site of FedKD sends factors."""
+    common = COMMON | {"algorithm": {"name": "fedkd"}}
+    found = Federation(tmp_path, common)
+    algorithm = found.agreed.algorithm
+
+    def factored(size):
+        def does(asked, inbox):
+            declared = algorithm.phases[0].leaves(inbox)
+            return {
+                k: torch.full(shape, size if asked.round else 0.1, dtype=dtype)
+                if dtype.is_floating_point
+                else torch.zeros(shape, dtype=dtype)
+                for k, (dtype, shape) in declared.items()
+            }
+
+        return does
+
+    for site in ("north", "south", "west"):
+        found[site].does = factored(4.0 if site == "west" else 0.1)
+    found.run()
+    assert [note[:16] for note in found.about("west")] == ["note in round 2:", "note in round 3:"]
 
 
 @pytest.mark.parametrize("times", [10.1, 1e30, -11.0])

@@ -50,8 +50,8 @@ class FedKD(Fork):
             raise ValueError("fedkd teaches by posteriors over classes, so training.task cannot be one of numbers")
 
     def algorithm(self) -> Algorithm:
-        """FedKD looks at the features of both networks."""
-        return replace(super().algorithm(), features=("personal", "meme"))
+        """FedKD looks at the features of both networks, and its replies are compressed."""
+        return replace(super().algorithm(), features=("personal", "meme"), restore=restored)
 
     def leaves(self, server: Message) -> Spec:
         """The factors of each matrix's update; any other tensor as it is."""

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -83,8 +84,10 @@ def reopen(folder: Path, config: Config) -> None:
     No code that the folder names is imported.
 
     Raises:
-        RunError: the run in the folder is of another configuration, or the code that it names has changed since.
+        RunError: the run in the folder is of another configuration, the code that it names has changed since, or the
+            folder holds a symbolic link.
     """
+    _check_no_links(folder)
     before = read_dumped(folder / CONFIG)
     changed = sorted(_changes(before.model_dump(), config.model_dump()))
     changed = [key for key in changed if key not in _ANYWHERE]
@@ -165,6 +168,18 @@ def environment(threads: int, device: torch.device) -> dict[str, Any]:
         "device": str(device),
         "command": " ".join(sys.argv),
     }
+
+
+def _check_no_links(folder: Path) -> None:
+    """Refuse a folder that holds symbolic links: a resumed run writes and removes files, and a link in a folder of somebody
+    else's could lead to files outside that folder."""
+    for parent, folders, files in os.walk(folder):
+        link = next((path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink()), None)
+        if link is not None:
+            raise RunError(
+                f"{link}: is a symbolic link, and a resumed run writes only inside its own folder; replace the link by a "
+                "copy of the file or folder that the link leads to"
+            )
 
 
 def _changes(before: Any, after: Any, path: str = "") -> Iterator[str]:

@@ -77,7 +77,7 @@ class Contract:
     @property
     def limits(self) -> Limits:
         """What the server holds replies to."""
-        return Limits(self.sites.update_limit, self.sites.examples_limit)
+        return Limits(self.sites.update_limit, self.sites.examples_limit, self.sites.refuse_opposed)
 
     def at(self, own: SiteFile, source: str) -> Config:
         """The whole configuration of one site: a federation of one client, who brings its own data.

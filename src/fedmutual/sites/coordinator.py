@@ -106,7 +106,8 @@ class Coordinator:
             conduct, attempts = Conduct(self.folder), Attempts(self.folder)
             hand, deadline = is_peer_to_peer(contract.algorithm), contract.sites.deadline
             sizes = MessageSizes(contract.algorithm, first, contract.sites.names, hand)
-            engine = SitesEngine(post, contract.quorum, deadline, hand, sizes, attempts, conduct, contract.limits)
+            quorum, limits = contract.quorum, contract.limits
+            engine = SitesEngine(post, quorum, deadline, hand, sizes, attempts, conduct, limits, contract.algorithm)
             while True:
                 self._check(conduct, saved, logs)
                 checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0, generations=GENERATIONS)

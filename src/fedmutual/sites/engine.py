@@ -8,7 +8,7 @@ from typing import Any, Concatenate, TypeVar, cast
 from fedmutual.algorithms.agree import Compare
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.boundary import Refused, release_metrics
-from fedmutual.core import At, Client, Message, Phase, Spec
+from fedmutual.core import Algorithm, At, Client, Message, Phase, Spec
 from fedmutual.engines.base import Reply, evaluate_client, participate
 from fedmutual.engines.loop import Paused
 from fedmutual.events import Score
@@ -69,13 +69,15 @@ class SitesEngine:
         attempts: Attempts,
         conduct: Conduct,
         limits: Limits,
+        algorithm: Algorithm,
     ) -> None:
         """by_hand: sites send their messages to each other, so that answers hold none. sizes: how large answers may be.
 
-        limits: what replies are held to.
+        limits: what the replies of the algorithm are held to.
         """
         self._post, self._quorum, self._deadline, self._by_hand = post, quorum, deadline, by_hand
-        self._sizes, self._attempts, self._conduct, self._limits = sizes, attempts, conduct, limits
+        self._sizes, self._attempts, self._conduct = sizes, attempts, conduct
+        self._limits, self._algorithm = limits, algorithm
         self._written = Counter[str]()  # characters of each site's own words so far
         self._remarks = list[str]()
         self._spoke: tuple[str, ...] = ()  # who did its part of the phase before
@@ -139,7 +141,8 @@ class SitesEngine:
         messages = {i: reply.message for i, reply in found.replies.items() if reply.message}
         if not messages:
             return
-        refused, norms = screen(messages, {i: given[i][1] for i in messages}, self._limits, self._conduct.examples)
+        sent = {i: given[i][1] for i in messages}
+        refused, norms = screen(messages, sent, self._limits, self._conduct.examples, self._algorithm)
         for i, why in refused.items():
             self._remarks.append(f"site {i!r} is left out: {why}")
             del found.replies[i], messages[i]

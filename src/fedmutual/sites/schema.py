@@ -84,6 +84,11 @@ class SitesTable(Section):
         10.0,
         "a site's update is refused where its norm is more than so many times the median of the others', from 3 sites on",
     )
+    refuse_opposed: bool = key(
+        True,
+        "whether a site's update is refused where the updates of all other sites agree, its own points against all of them, "
+        "and it is longer than their median, from 3 sites on",
+    )
     examples_limit: Count | None = key(
         None,
         "the most training examples (n_k) that a site may state, where they weigh; unset, `sites.update_limit` times the "

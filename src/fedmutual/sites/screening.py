@@ -1,22 +1,26 @@
 """Which replies of a phase the server does not use: each is held against the others' and against the contract's limits.
 
-A mean follows its largest member, so the norm of each update is bounded by the median of the other sites'. An update within
-the bound may still be hostile: only a rule that a minority cannot move (`server.aggregate`) holds against that.
+A mean follows its largest member, so the norm of each update is bounded by the median of the other sites'. A long update
+against the direction in which all others agree is refused, too. An update within both bounds may still be hostile: only a
+rule that a minority cannot move (`server.aggregate`) holds against that.
 """
 
 import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedmutual.algorithms.fedavg import N_K
-from fedmutual.core import Message
+from fedmutual.core import Algorithm, Message
 
 LEAST = 3  # replies that are compared: of two, nothing tells which one is wrong
+COSINE = 0.15  # from here on two updates agree; down to its negative they are opposed. docs/security.md has the measurement
 _COUNTER = 2**31  # more than any round has batches; repeated, a larger step would take a counter beyond 64 bits
 
 
@@ -26,6 +30,7 @@ class Limits:
 
     update: float  # how many times as large as the median of the others' the norm of an update may be
     examples: int | None  # the most examples that a site may say it has; None: `update` times the median of the others'
+    opposed: bool = True  # whether a long update against all others is refused, where these agree
 
 
 class Screened(NamedTuple):
@@ -35,17 +40,34 @@ class Screened(NamedTuple):
     norms: dict[str, float]  # of the updates that are used; empty where messages are no updates of what was sent
 
 
-def update_norm(reply: Message, sent: Message) -> float:
-    """The L2 norm of a reply minus what its site was sent, over floating tensors; a tensor that was not sent counts whole.
+class Update(NamedTuple):
+    """What a site changed in a round: computed tensor by tensor, so that no copy of a whole model is held in float64."""
 
-    It is finite, so that it can be written down.
-    """
-    norms = []
-    for name, tensor in reply.items():
-        if tensor.is_floating_point():
-            change = tensor.double() - sent[name].double() if name in sent else tensor.double()
-            norms.append(torch.linalg.vector_norm(change).item())
-    return min(math.hypot(*norms), sys.float_info.max)
+    reply: Message
+    sent: Message
+
+    def names(self) -> list[str]:
+        """Return the names of the floating tensors."""
+        return [name for name, tensor in self.reply.items() if tensor.is_floating_point()]
+
+    def change(self, name: str) -> Tensor:
+        """Return one tensor of the reply minus what was sent, in float64; a tensor that was not sent as it is."""
+        tensor = self.reply[name].double()
+        return tensor - self.sent[name].double() if name in self.sent else tensor
+
+    def norm(self) -> float:
+        """Return the L2 norm over all tensors; the largest float where it is not finite, so that it can be written down."""
+        norm = math.hypot(*(torch.linalg.vector_norm(self.change(name)).item() for name in self.names()))
+        return norm if math.isfinite(norm) else sys.float_info.max
+
+
+def compute_cosine(update: Update, other: Update) -> float:
+    """Return the cosine of the angle between two updates, 0 where the norm of one is 0 or the product is not finite."""
+    norms = update.norm() * other.norm()
+    if norms == 0 or not math.isfinite(norms):
+        return 0.0
+    shared = [name for name in update.names() if name in other.reply]
+    return sum(torch.sum(update.change(name) * other.change(name)).item() for name in shared) / norms
 
 
 def median_of_others(values: Mapping[str, float], site: str) -> float:
@@ -54,21 +76,51 @@ def median_of_others(values: Mapping[str, float], site: str) -> float:
 
 
 def screen(
-    replies: Mapping[str, Message], sent: Mapping[str, Message], limits: Limits, known: Mapping[str, int]
+    replies: Mapping[str, Message],
+    sent: Mapping[str, Message],
+    limits: Limits,
+    known: Mapping[str, int],
+    algorithm: Algorithm,
 ) -> Screened:
     """Hold the replies of a phase against the limits and each other.
 
+    Where the algorithm shares a model, a reply is an update of the model that was sent. Other replies are compared as they
+    are, such as FedMD's logits and FedProto's prototypes: a site without a class may rightly take those far away.
+
     sent: what each site was sent. known: the number of examples that each site stated first.
     """
+    updates, restore = "global" in algorithm.scores, algorithm.restore
     refused = {i: why for i, reply in replies.items() if (why := _find_fault(i, reply, sent[i], limits, known))}
-    left = {i: reply for i, reply in replies.items() if i not in refused}
-    norms = {i: update_norm(reply, sent[i]) for i, reply in left.items()}
-    counts = {i: float(reply[N_K]) for i, reply in left.items() if N_K in reply and limits.examples is None}
+    usable = {i: reply if restore is None else restore(sent[i], reply) for i, reply in replies.items() if i not in refused}
+    changes = {i: Update(reply, sent[i] if updates else {}) for i, reply in usable.items()}
+    norms = {i: change.norm() for i, change in changes.items()}
+    counts = {i: float(reply[N_K]) for i, reply in usable.items() if N_K in reply and limits.examples is None}
     too_many = f"its n_k is more than {limits.update:g} times the median of the others'; sites.examples_limit can allow it"
     refused |= dict.fromkeys(find_outliers(counts, limits.update), too_many)
-    updates = any(reply.keys() & sent[i].keys() for i, reply in left.items())
     refused |= _find_too_large(norms, limits, updates)
+    opposed = find_opposed({i: c for i, c in changes.items() if i not in refused}) if updates and limits.opposed else None
+    if opposed is not None:
+        refused[opposed] = (
+            "its update points against the updates of all others, which agree, and is longer than their median "
+            "(sites.refuse_opposed)"
+        )
     return Screened(refused, {i: norm for i, norm in norms.items() if updates and i not in refused})
+
+
+def find_opposed(updates: Mapping[str, Update]) -> str | None:
+    """Return the one site whose update is opposed to the updates of all others, while these agree; None: there is none.
+
+    A heterogeneous site is not to be refused: near the optimum of a mean the updates of honest sites sum to 0, so that
+    some are opposed. Therefore all of the others must agree pair by pair, and the update must be longer than their
+    median. Of fewer than `LEAST` updates none is opposed.
+    """
+    norms = {i: update.norm() for i, update in updates.items()}
+    for site in find_outliers(norms, 1.0):
+        others = [update for i, update in updates.items() if i != site]
+        against = all(compute_cosine(updates[site], other) <= -COSINE for other in others)
+        if against and all(compute_cosine(*pair) >= COSINE for pair in combinations(others, 2)):
+            return site
+    return None
 
 
 def _find_too_large(norms: Mapping[str, float], limits: Limits, updates: bool) -> dict[str, str]:
