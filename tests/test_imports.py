@@ -65,9 +65,10 @@ def of_cli(found: Import) -> bool:
 
 
 def of_report(found: Import) -> bool:
-    """It reads run folders: of fedmutual it imports its own parts and the errors only, so there is nothing to train with."""
+    """It reads run folders: of fedmutual it imports its own parts, the errors and the keys, nothing to train with."""
     foreign = found.top == "torch" or found.top.startswith("fedmutual")
-    return not foreign or found.top in ("fedmutual.report", "fedmutual.errors") or not found.file.startswith("report/")
+    lower = ("fedmutual.report", "fedmutual.errors", "fedmutual.config")
+    return not foreign or found.top in lower or not found.file.startswith("report/")
 
 
 def of_extras(found: Import) -> bool:
@@ -88,7 +89,7 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("errors", "network_timeout", "module_files", "numerics", "denormals"),
+    ("errors", "network_timeout", "module_files", "numerics", "denormals", "settings"),
     ("core",),
     ("files", "scores"),
     ("events", "losses", "gradients", "aggregation", "batches", "boundary", "plugins"),

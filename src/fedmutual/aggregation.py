@@ -12,15 +12,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedmutual.core import Message
+from fedmutual.settings import TRIM, Rule
 
-Rule = Literal["mean", "median", "trimmed-mean"]
-TRIM = 0.34  # of 3 replies 1 is cut off at either end, of 6 it is 2, of 10 it is 3
 _PIECE = 2**20  # elements of a tensor that are sorted at once, over all replies
 _ROUNDING = 1e-9  # 0.29 * 100 is below 29
 

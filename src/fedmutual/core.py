@@ -6,14 +6,18 @@ client's half of it, the same lines in every eager engine. Shapes: B batch, C cl
 
 import abc
 import hashlib
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from fedmutual.settings import Disclosure as Disclosure
+from fedmutual.settings import Schedule as Schedule
+from fedmutual.settings import Setting as Setting
+from fedmutual.settings import within as within
 
 T = TypeVar("T")
 
@@ -25,9 +29,6 @@ Spec = Mapping[str, tuple[torch.dtype, tuple[int, ...]]]
 
 Batch = tuple[Tensor, ...]
 """x [B, ...], y [B, ...], then whatever the phase adds."""
-
-Disclosure = Literal["none", "accuracy", "all"]
-"""What of its scores and training losses a participant tells: nothing, coarse accuracies, or all."""
 
 
 class Diverged(RuntimeError):
@@ -64,36 +65,6 @@ class Unusable(Exception):
         self.why = dict(why)
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """A setting that moves over the rounds: `start` in the first, `end` in the last.
-
-    shape: "linear", "cosine" (half a period), or "step" (`start` before the fraction `at` of the rounds, `end` from there).
-    """
-
-    start: float
-    end: float
-    shape: str = "linear"
-    at: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.shape not in ("linear", "cosine", "step"):
-            raise ValueError(f"a schedule's shape is 'linear', 'cosine' or 'step', not {self.shape!r}")
-
-    def __call__(self, round: int, rounds: int) -> float:
-        """The value in `round` (from 0) of `rounds`."""
-        if self.shape == "step":
-            return self.start if round / rounds < self.at else self.end
-        done = min(max(round / max(rounds - 1, 1), 0.0), 1.0)
-        if self.shape == "cosine":
-            done = (1 - math.cos(math.pi * done)) / 2
-        return self.start + (self.end - self.start) * done
-
-
-Setting = float | Schedule
-"""A number, or one that moves over the rounds."""
-
-
 def setting(default: T, about: str) -> T:
     """A dataclass field that users set under [algorithm], with its meaning in one line, for `list keys`."""
     return field(default=default, metadata={"about": about})
@@ -102,14 +73,6 @@ def setting(default: T, about: str) -> T:
 def run_field(default: T) -> T:
     """A dataclass field that is no key under [algorithm]: the run fills it in."""
     return field(default=default, metadata={"filled": True})
-
-
-def within(name: str, setting: Setting, low: float, high: float) -> None:
-    """Raise ValueError, in one sentence, unless the setting stays in [low, high] over all rounds."""
-    for value in (setting.start, setting.end) if isinstance(setting, Schedule) else (setting,):
-        if not low <= value <= high:
-            bound = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
-            raise ValueError(f"{name} must be {bound}, not {value:g}")
 
 
 class Net(NamedTuple):

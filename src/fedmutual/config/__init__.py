@@ -1,27 +1,34 @@
-"""The configuration of an experiment: TOML files, typed settings, and errors that name the key and the mend."""
+"""The configuration of an experiment: TOML files, typed settings, and errors that name the key and the fix.
 
-from fedmutual.config.methods import (
-    describe_method,
-    has_aggregation,
-    list_keys,
-    list_setting_types,
-    make_algorithm,
-    read_client_settings,
-)
-from fedmutual.config.reading import (
-    check_scored,
-    dump_config,
-    load_compared,
-    load_config,
-    merge_overrides,
-    parse_config,
-    parse_override,
-    read_dumped,
-    read_tables,
-    with_algorithm,
-)
-from fedmutual.config.schema import Config, DataConfig, ModelConfig, PartitionConfig, SplitConfig
-from fedmutual.config.sites import ALONE, has_own_data, make_client_config
+The names of `__all__` are imported when first used, so that the keys can be read without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedmutual.config.methods import (
+        describe_method,
+        has_aggregation,
+        list_keys,
+        list_setting_types,
+        make_algorithm,
+        read_client_settings,
+    )
+    from fedmutual.config.reading import (
+        check_scored,
+        dump_config,
+        load_compared,
+        load_config,
+        merge_overrides,
+        parse_config,
+        parse_override,
+        read_dumped,
+        read_tables,
+        with_algorithm,
+    )
+    from fedmutual.config.schema import Config, DataConfig, ModelConfig, PartitionConfig, SplitConfig
+    from fedmutual.config.sites import ALONE, has_own_data, make_client_config
 
 __all__ = [
     "ALONE",
@@ -49,3 +56,36 @@ __all__ = [
     "read_tables",
     "with_algorithm",
 ]
+
+_MODULES = {
+    "describe_method": "methods",
+    "has_aggregation": "methods",
+    "list_keys": "methods",
+    "list_setting_types": "methods",
+    "make_algorithm": "methods",
+    "read_client_settings": "methods",
+    "check_scored": "reading",
+    "dump_config": "reading",
+    "load_compared": "reading",
+    "load_config": "reading",
+    "merge_overrides": "reading",
+    "parse_config": "reading",
+    "parse_override": "reading",
+    "read_dumped": "reading",
+    "read_tables": "reading",
+    "with_algorithm": "reading",
+    "Config": "schema",
+    "DataConfig": "schema",
+    "ModelConfig": "schema",
+    "PartitionConfig": "schema",
+    "SplitConfig": "schema",
+    "ALONE": "sites",
+    "has_own_data": "sites",
+    "make_client_config": "sites",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

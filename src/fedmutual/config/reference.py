@@ -11,16 +11,20 @@ from pydantic_core import PydanticUndefined
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS
 from fedmutual.config.methods import list_setting_types
-from fedmutual.config.schema import ClientData, Config, Section, ShareConfig
+from fedmutual.config.schema import ClientData, Config, KeyEffect, Section, ShareConfig, read_effect
 from fedmutual.config.sentences import join_names
 from fedmutual.core import Schedule, Setting
 
 _HEAD = """# Every key of a configuration
 
-`fedmutual list keys` prints this page. In brackets stand a key's type and its default. A schedule moves a number over the
-rounds: `{ start = 0.9, end = 0.3, shape = "linear" }`, or with the shape `"cosine"`, or `"step"` after the fraction `at` of
-them. `--set data.name=mnist` sets a key for one command; an unknown key is an error, and one that has no
-effect an error or a note, where that is noticed."""
+`fedmutual list keys` prints this page. In brackets stand a key's type, its default, and what the key affects where that is
+not what is learned: only which scores there are (`affects scores`), only where and how the work is done, which may change
+the last digits (`affects machine`), or only what is written (`affects record`). A run may be resumed with another value of a
+`resumable` key, and with more `rounds`; of all other keys with the value that it was started with.
+
+A schedule moves a number over the rounds: `{ start = 0.9, end = 0.3, shape = "linear" }`, or with the shape `"cosine"`, or
+`"step"` after the fraction `at` of them. `--set data.name=mnist` sets a key for one command; an unknown key is an error, and
+one that has no effect an error or a note, where that is noticed."""
 
 _ALGORITHM = "What is minimised, and how replies are combined. The keys beside `name` are each algorithm's own."
 
@@ -32,6 +36,7 @@ class Key(NamedTuple):
     type: str
     default: str
     about: str
+    effect: KeyEffect = KeyEffect()
 
 
 def render_page() -> str:
@@ -43,8 +48,14 @@ def render_page() -> str:
             table = above
             kind = _section(Config.model_fields[table].annotation)
             lines += ["", f"## {table}", "", (kind.__doc__ or "") if kind else _ALGORITHM, ""]
-        lines.append(f"- `{key.name}` ({key.type}; {key.default}): {key.about}")
+        lines.append(render_key(key))
     return "\n".join(lines)
+
+
+def render_key(key: Key) -> str:
+    """Return the line of one key."""
+    affects = "" if key.effect.affects == "result" else f"; affects {key.effect.affects}"
+    return f"- `{key.name}` ({key.type}; {key.default}{affects}{'; resumable' if key.effect.resumable else ''}): {key.about}"
 
 
 def describe_algorithms() -> dict[str, str]:
@@ -68,7 +79,7 @@ def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Itera
         else:
             own = prefix.startswith("clients.") and (spec.default is None or kind is ShareConfig)
             default = "the federation's" if own else _value(spec.default)
-            yield Key(key, _words(types[name]), default, spec.description or "")
+            yield Key(key, _words(types[name]), default, spec.description or "", read_effect(spec))
 
 
 def _settings(table: str) -> Iterator[Key]:

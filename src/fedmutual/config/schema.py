@@ -5,16 +5,17 @@ import math
 import os
 import re
 import unicodedata
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic.fields import FieldInfo
 
-from fedmutual.aggregation import TRIM, Rule
-from fedmutual.core import Disclosure, Schedule, Setting, within
+from fedmutual.settings import TRIM, Disclosure, Rule, Schedule, Setting, within
 
 Table = dict[str, Any]
+_EFFECT = "effect"
 
 
 class Section(BaseModel):
@@ -23,9 +24,53 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
 
-def key(default: Any, about: str) -> Any:
-    """A key: its default, None where it is unset, and what it means, in one line."""
-    return Field(default, description=about)
+Affects = Literal["result", "scores", "machine", "record"]
+"""What another value of a key changes: the numbers that are learned; only which scores there are; only where and how the
+work is done, which may change the last digits; only what is written. Fingerprints, comparisons and docs derive from it."""
+
+
+@dataclass(frozen=True)
+class KeyEffect:
+    """What depends on a key."""
+
+    affects: Affects = "result"
+    resumable: bool = False  # whether a run may be resumed with another value
+    engines: tuple[str, ...] = ()  # the engines that read the key; none: all do
+    unused_on_sites: str = ""  # why real sites do not read the key; "": they do
+    lead_may_change: bool = False  # whether a lead may change the key of a contract without the sites' consent
+
+
+def key(
+    default: Any,
+    about: str,
+    *,
+    affects: Affects = "result",
+    resumable: bool = False,
+    engines: tuple[str, ...] = (),
+    unused_on_sites: str = "",
+    lead_may_change: bool = False,
+) -> Any:
+    """Return the field of a key: its default, None where it is unset, its meaning in one line, and its `KeyEffect`."""
+    effect = KeyEffect(affects, resumable, engines, unused_on_sites, lead_may_change)
+    return Field(default, description=about, json_schema_extra=cast(Any, {_EFFECT: effect}))
+
+
+def read_effect(spec: FieldInfo) -> KeyEffect:
+    """Return what depends on the key of a field; the usual effect where the field does not say it."""
+    extra = spec.json_schema_extra
+    found = extra.get(_EFFECT) if isinstance(extra, dict) else None
+    return found if isinstance(found, KeyEffect) else KeyEffect()
+
+
+def list_effects(table: type[Section], prefix: str = "") -> dict[str, KeyEffect]:
+    """Return what depends on each key, by dotted name, of a table and the tables in it; those of clients are left out."""
+    effects: dict[str, KeyEffect] = {}
+    for name, spec in table.model_fields.items():
+        if isinstance(spec.annotation, type) and issubclass(spec.annotation, Section):
+            effects |= list_effects(spec.annotation, f"{prefix}{name}.")
+        elif prefix or name not in ("clients", "algorithm"):
+            effects[f"{prefix}{name}"] = read_effect(spec)
+    return effects
 
 
 def _path(value: object) -> object:
@@ -125,7 +170,9 @@ class DataConfig(Section):
         "digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, folder, npz, csv; one's own as "
         '"module:factory"',
     )
-    root: PathSetting | None = key(None, "the file or folder, counted from the working folder; of a published set its cache")
+    root: PathSetting | None = key(
+        None, "the file or folder, counted from the working folder; of a published set its cache", affects="machine"
+    )
     test: PathSetting | None = key(None, "a test file or folder of one's own; unset, `split.test` of the rows is held out")
     classes: Names | None = key(None, "the federation's classes, in the order of the outputs; unset, those that are found")
     labels: dict[str, str] = key({}, "own label = the federation's name for it, a table of such")
@@ -141,9 +188,11 @@ class DataConfig(Section):
     )
     std: Spreads | None = key(None, "what they are divided by then, a value a channel or column; goes with `data.mean`")
     augment: Literal["none", "crop-flip"] = key("none", "what is done to training images at random")
-    resident: bool | None = key(None, "keep all rows in memory; unset, if they take less than 4 GiB")
+    resident: bool | None = key(None, "keep all rows in memory; unset, if they take less than 4 GiB", affects="machine")
     workers: Annotated[int, Field(ge=0)] = key(
-        0, "processes that read rows which are not kept in memory; engine processes has none, for its own read them"
+        0,
+        "processes that read rows which are not kept in memory; engine processes has none, for its own read them",
+        affects="machine",
     )
 
 
@@ -190,7 +239,11 @@ class ModelConfig(Section):
     )
     batchnorm: Literal["average", "local"] = key("average", "BatchNorm layers are averaged, or stay with their client")
     start: Literal["own", "server"] = key("own", "personal networks start from their own weights, or from the server's")
-    weights: PathSetting | None = key(None, "the folder of a run whose shared model is what the server starts with")
+    weights: PathSetting | None = key(
+        None,
+        "the folder of a run whose shared model is what the server starts with",
+        unused_on_sites="the server begins with random weights, or goes on with its own",
+    )
     pretrained: Pretrained | None = key(
         None,
         'what networks begin with, their heads aside: "imagenet", a file of weights, or a folder of them; unset, random',
@@ -229,40 +282,80 @@ class EngineConfig(Section):
     """Where the work runs."""
 
     name: Literal["auto", "inprocess", "processes", "stacked", "cluster"] = key(
-        "auto", "who does the work; auto picks, and says what and why"
+        "auto", "who does the work; auto picks, and says what and why", affects="machine", resumable=True
     )
-    device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU")
-    threads: Annotated[int, Field(ge=1, le=4096)] = key(1, "threads of each process; part of what makes a result repeatable")
-    workers: Count | None = key(None, "processes, cluster: how many; unset: one a core, and none without a client")
+    device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU", affects="machine")
+    threads: Annotated[int, Field(ge=1, le=4096)] = key(
+        1, "threads of each process; part of what makes a result repeatable", affects="machine"
+    )
+    workers: Count | None = key(
+        None,
+        "processes, cluster: how many; unset: one a core, and none without a client",
+        affects="machine",
+        resumable=True,
+        engines=("processes", "cluster"),
+    )
     address: Annotated[str, AfterValidator(_cluster)] | None = key(
-        None, 'cluster: of one that runs Ray, "auto" or "HOST:PORT"; unset, a local one is started for the run'
+        None,
+        'cluster: of one that runs Ray, "auto" or "HOST:PORT"; unset, a local one is started for the run',
+        affects="machine",
+        resumable=True,
+        engines=("cluster",),
     )
     gpus: Annotated[float, Field(ge=0, le=1)] = key(
-        0.0, "cluster: a worker's share of a GPU; 0: none on a CPU, and on CUDA equal shares of all that there are"
+        0.0,
+        "cluster: a worker's share of a GPU; 0: none on a CPU, and on CUDA equal shares of all that there are",
+        affects="machine",
+        resumable=True,
+        engines=("cluster",),
     )
     precision: Literal["float32", "tf32", "bf16"] = key(
         "float32", "of matrices and convolutions; tf32: on NVIDIA GPUs, bf16: by autocast. Weights and losses stay float32"
     )
-    compile: bool = key(False, "stacked: through torch.compile, which takes half a minute at first and needs a C++ compiler")
+    compile: bool = key(
+        False,
+        "stacked: through torch.compile, which takes half a minute at first and needs a C++ compiler",
+        affects="machine",
+        engines=("stacked",),
+    )
     participation: Annotated[float, Field(gt=0, le=1)] = key(1.0, "the fraction of clients in a round, at least one")
 
 
 class RecordsConfig(Section):
     """What is written, and how often (in rounds)."""
 
-    evaluate_every: Count = key(1, "rounds from one scoring to the next; the last round is always scored")
+    evaluate_every: Count = key(1, "rounds from one scoring to the next; the last round is always scored", affects="scores")
     evaluate_on: Literal["all", "holdout"] = key(
-        "all", "the rows that are scored: validation, test and hold-out rows, or hold-out rows alone, as `sweep` has it"
+        "all",
+        "the rows that are scored: validation, test and hold-out rows, or hold-out rows alone, as `sweep` has it",
+        affects="scores",
     )
-    checkpoint_every: Count = key(1, "rounds from one saved state to the next; the last is always saved")
+    checkpoint_every: Count = key(
+        1,
+        "rounds from one saved state to the next; the last is always saved",
+        affects="record",
+        unused_on_sites="every round is saved there",
+    )
     best_by: Literal["holdout", "validation", "test"] | None = key(
-        None, "the data that choose the best round; unset, holdout if there is one, else the very data reported on"
+        None,
+        "the data that choose the best round; unset, holdout if there is one, else the very data reported on",
+        affects="scores",
     )
     keep_best: bool = key(
-        False, "keep the weights of each client's best round, and of the shared model's, by what `records.best_by` says"
+        False,
+        "keep the weights of each client's best round, and of the shared model's, by what `records.best_by` says",
+        affects="record",
+        unused_on_sites="best rounds' weights are not kept there",
     )
-    copies: bool = key(False, "score the clients' trained copies of the shared model too, before they are averaged")
-    tensorboard: bool = key(False, "write scores and losses for TensorBoard too (the extra `tensorboard`)")
+    copies: bool = key(
+        False, "score the clients' trained copies of the shared model too, before they are averaged", affects="scores"
+    )
+    tensorboard: bool = key(
+        False,
+        "write scores and losses for TensorBoard too (the extra `tensorboard`)",
+        affects="record",
+        unused_on_sites="it is not written there",
+    )
 
 
 class ShareConfig(Section):
@@ -272,6 +365,7 @@ class ShareConfig(Section):
         "all",
         "what is told of its scores and training losses: all; accuracies alone, to 1 %, of 50 rows or more; or nothing. "
         "Scores that are not told stay in its own folder",
+        affects="scores",
     )
 
 
@@ -291,11 +385,19 @@ class PrivacyConfig(Section):
     )
     group_rows: Count | None = key(None, "unit group: at most so many rows of a group in a batch, drawn by lot; unset, all")
     epsilon: Positive | None = key(
-        None, "the budget of each client: a run that would cost more is refused; between real sites a site's own key"
+        None,
+        "the budget of each client: a run that would cost more is refused; between real sites a site's own key",
+        affects="record",
+        resumable=True,
     )
-    delta: Annotated[float, Field(gt=0, lt=1)] = key(1e-5, "the delta that epsilon is stated at")
+    delta: Annotated[float, Field(gt=0, lt=1)] = key(
+        1e-5, "the delta that epsilon is stated at", affects="record", resumable=True
+    )
     accountant: Literal["rdp", "prv"] = key(
-        "rdp", "how epsilon is computed: by Renyi divergences, or by privacy random variables, which is tighter and slower"
+        "rdp",
+        "how epsilon is computed: by Renyi divergences, or by privacy random variables, which is tighter and slower",
+        affects="record",
+        resumable=True,
     )
 
 
@@ -303,7 +405,8 @@ def optional(kind: type[Section]) -> Any:
     """The same table with no key set: for what a client sets its own way."""
     types = get_type_hints(kind, include_extras=True)
     unset: Table = {
-        name: (types[name] | None, key(None, spec.description or "")) for name, spec in kind.model_fields.items()
+        name: (types[name] | None, key(None, spec.description or "", **vars(read_effect(spec))))
+        for name, spec in kind.model_fields.items()
     }
     return create_model(f"Client{kind.__name__}", __base__=Section, **unset)
 
@@ -354,9 +457,11 @@ class ClientConfig(Section):
 class Config(Section):
     """A whole experiment, as `load_config` returns it and `run` takes it."""
 
-    name: Annotated[str, AfterValidator(_folder)] = key("run", "what the run is called; its folder is runs/NAME")
+    name: Annotated[str, AfterValidator(_folder)] = key(
+        "run", "what the run is called; its folder is runs/NAME", affects="record"
+    )
     seed: Annotated[int, Field(ge=0)] = key(0, "where all random numbers come from")
-    rounds: Count = key(20, "how many times the server and the clients exchange")
+    rounds: Count = key(20, "how many times the server and the clients exchange", lead_may_change=True)
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     split: SplitConfig = SplitConfig()

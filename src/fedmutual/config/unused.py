@@ -4,11 +4,10 @@ from collections.abc import Iterator, Sequence
 
 from fedmutual.config import Config, has_aggregation
 from fedmutual.config.privacy import ineffective_keys
-from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig
+from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig, list_effects
 from fedmutual.errors import format_count
 
 _OWN = ("model", "training", "optimizer")
-_OF_ENGINES = {"workers": ("processes", "cluster"), "address": ("cluster",), "gpus": ("cluster",), "compile": ("stacked",)}
 
 
 def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str]:
@@ -30,8 +29,8 @@ def describe_unused_engine_keys(config: Config, engine: str) -> Iterator[str]:
     plain, given = EngineConfig(), config.engine
     keys = [
         f"engine.{k}"
-        for k, engines in _OF_ENGINES.items()
-        if engine not in engines and getattr(given, k) != getattr(plain, k)
+        for k, effect in list_effects(EngineConfig).items()
+        if effect.engines and engine not in effect.engines and getattr(given, k) != getattr(plain, k)
     ]
     if given.name == "auto" and "engine.workers" in keys:  # it was looked at, to choose the engine
         keys.remove("engine.workers")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fedmutual.config.schema import Config, list_effects
 from fedmutual.errors import RunError
 from fedmutual.report.runs import Run
 
@@ -16,14 +17,7 @@ TUNED = "fine-tune"  # a newcomer's way of `adapt`
 _ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
-_NO_MATTER = (  # keys, or tables, that say what is told of a run, or how a machine works
-    "name",
-    "seed",
-    "records",
-    "share",
-    *(f"engine.{key}" for key in ("name", "device", "threads", "workers", "address", "gpus", "compile")),
-    *(f"data.{key}" for key in ("root", "resident", "workers")),
-)
+_NO_MATTER = {"seed", *(key for key, effect in list_effects(Config).items() if effect.affects != "result")}
 
 Variant = tuple[tuple[str, str], ...]
 

@@ -11,14 +11,12 @@ from typing import Any
 
 from fedmutual.config import Config, list_keys, list_setting_types
 from fedmutual.config.methods import describe_foreign_key
+from fedmutual.config.schema import list_effects
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.schema import Arm
 
-_ANYWHERE = {"name", "engine", "records", "data"}  # tables of which not every key tells in the result
-_DATA_ANYWHERE = {"root", "resident", "workers"}
-_ENGINE_TELLS = {"participation", "precision"}
-_RECORDS_TELL = {"evaluate_every", "evaluate_on", "best_by", "copies"}
+_SILENT = frozenset(key for key, effect in list_effects(Config).items() if effect.affects in ("machine", "record"))
 
 Here = Mapping[str, Any]
 Changed = tuple[tuple[str, Any], ...]
@@ -170,22 +168,21 @@ def fingerprint(config: Config, given: Mapping[str, Any]) -> str:
 
     Defaults are left out, so that a key which a later version adds does not make a run another's.
     """
-    same = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
-    whole = {k: v for k, v in same.items() if k not in _ANYWHERE} | {
-        "data": {k: v for k, v in same.get("data", {}).items() if k not in _DATA_ANYWHERE},
-        "engine": {k: v for k, v in same.get("engine", {}).items() if k in _ENGINE_TELLS},
-        "records": {k: v for k, v in same.get("records", {}).items() if k in _RECORDS_TELL},
-        "given": {k: v for k, v in given.items() if v is not None},
-    }
-    text = json.dumps({k: v for k, v in whole.items() if v != {}}, sort_keys=True)
+    set_keys = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
+    counted = {k: _without_silent(k, v) for k, v in set_keys.items() if k not in _SILENT}
+    counted["given"] = {k: v for k, v in given.items() if v is not None}
+    text = json.dumps({k: v for k, v in counted.items() if v != {}}, sort_keys=True)
     return f"{hashlib.sha256(text.encode()).hexdigest()[:20]}-{config.rounds}"
 
 
+def _without_silent(name: str, value: Any) -> Any:
+    """Return a table without the keys that cannot change a number of the result; any other value as it is."""
+    return {k: v for k, v in value.items() if f"{name}.{k}" not in _SILENT} if isinstance(value, dict) else value
+
+
 def tells(key: str) -> bool:
-    """Whether a dotted key can change a number of the result; where the work is done, and where data lie, cannot."""
-    table, _, last = key.partition(".")
-    kept = {"engine": last in _ENGINE_TELLS, "records": last in _RECORDS_TELL, "data": last not in _DATA_ANYWHERE}
-    return kept.get(table, key != "name") if last else key != "name"
+    """Return whether a dotted key can change a number of the result; where the work is done, and where data lie, cannot."""
+    return key not in _SILENT
 
 
 def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:

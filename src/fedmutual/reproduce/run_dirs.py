@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedmutual import numerics
 from fedmutual.config import Config, read_dumped
+from fedmutual.config.schema import list_effects
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.build import pick_device
 from fedmutual.files import read_json
@@ -18,7 +19,7 @@ from fedmutual.rundir.folder import CONFIG, ENVIRONMENT, LOCK, SUMMARY, held, re
 CLAIMS = "claims"  # below OUT; a folder a run, with the lock that who trains it holds
 BEST = "-best"  # a second folder, with the best weights that the first has not
 RELEASES = {1: ("0.1.0",)}  # numerics version -> releases that named a run's folder by themselves and not by it
-_WORKERS = {"engine.name", "engine.workers", "engine.address", "engine.gpus"}  # a run may go on with others
+_RESUMABLE = frozenset(key for key, effect in list_effects(Config).items() if effect.resumable)
 
 
 def folder(out: Path, job: Job) -> Path:
@@ -82,7 +83,7 @@ def otherwise(asked: Config, begun: Config) -> list[str]:
 
 
 def _silent(table: str, keys: Collection[str]) -> Iterator[str]:
-    return (key for key in keys if not tells(f"{table}.{key}") and f"{table}.{key}" not in _WORKERS)
+    return (key for key in keys if not tells(f"{table}.{key}") and f"{table}.{key}" not in _RESUMABLE)
 
 
 def _keeps(place: Path) -> bool:

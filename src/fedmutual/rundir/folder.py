@@ -15,6 +15,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedmutual.config import Config, dump_config, read_client_settings, read_dumped
+from fedmutual.config.schema import list_effects
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
 from fedmutual.files import read_json, read_tensors, write_bytes, write_json, write_tensors
@@ -25,9 +26,7 @@ from fedmutual.recorded_code import MODULES, check_unchanged, digests
 PARTITION, SUMMARY = "partition.json", "summary.json"
 LOG, LOCK = "log.txt", ".lock"
 BEGUN = "begun.safetensors"
-_ENGINE = ("name", "workers", "address", "gpus")
-_BUDGET = ("epsilon", "delta", "accountant")  # of what training costs, which is no less or more for them
-_ANYWHERE = (*(f"engine.{key}" for key in _ENGINE), *(f"privacy.{key}" for key in _BUDGET))  # may change on resume
+_RESUMABLE = frozenset(key for key, effect in list_effects(Config).items() if effect.resumable)
 
 
 @contextmanager
@@ -90,7 +89,7 @@ def reopen(folder: Path, config: Config) -> None:
     _check_no_links(folder)
     before = read_dumped(folder / CONFIG)
     changed = sorted(_changes(before.model_dump(), config.model_dump()))
-    changed = [key for key in changed if key not in _ANYWHERE]
+    changed = [key for key in changed if key not in _RESUMABLE]
     if changed == ["rounds"] and config.rounds > before.rounds:
         _check_schedules(folder, before, config, "start a new run with --out")
     elif changed == ["rounds"]:
@@ -120,10 +119,10 @@ def identity(config: Config, fingerprint: str) -> str:
 
     Defaults are left out, so that a key which a later version adds does not make a run another's.
     """
-    left_out: Any = {"rounds": True, "engine": set(_ENGINE), "privacy": set(_BUDGET)}
-    same = config.model_dump(mode="json", exclude=left_out, exclude_defaults=True)
-    for table in ("engine", "privacy"):
-        if not same.get(table, True):
+    same = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
+    for key in _RESUMABLE:
+        table, _, name = key.partition(".")
+        if same.get(table, {}).pop(name, None) is not None and not same[table]:
             del same[table]
     return hashlib.sha256(f"{json.dumps(same, sort_keys=True)}\n{fingerprint}".encode()).hexdigest()[:32]
 

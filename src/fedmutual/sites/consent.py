@@ -7,9 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import fedmutual
-from fedmutual.config.schema import Table
+from fedmutual.config.schema import Config, Table, list_effects
 from fedmutual.errors import ConfigError
 from fedmutual.sites.protocol import clean_text
+from fedmutual.sites.schema import ServerTable, SitesTable
 
 FORMAT = 1
 LONGEST = 2**22  # characters of a contract that crosses; one that names 10,000 columns has about 200,000
@@ -22,8 +23,14 @@ _TYPES: dict[str, tuple[type, ...]] = {  # the keys of a contract's record, and 
     "public": (dict, type(None)),
     "tables": (dict,),
 }
-_OPEN = ("rounds", "server.hosts", "server.port", "sites.deadline", "sites.wait", "sites.retries")
-# what a submission may change without the sites' consent, rounds within each site's limit; docs/security.md says why each
+_CHANGEABLE = (
+    tuple(  # by a submission without the sites' consent, rounds within each site's limit; docs/security.md says why
+        tuple(key.split("."))
+        for table, prefix in ((Config, ""), (ServerTable, "server."), (SitesTable, "sites."))
+        for key, effect in list_effects(table, prefix).items()
+        if effect.lead_may_change
+    )
+)
 
 
 def check_agreed(text: Any, agreed: Iterable[Table], who: str) -> Table:
@@ -91,7 +98,7 @@ def check_release(version: str, whose: str) -> None:
 
 def _is_open(path: tuple[str, ...]) -> bool:
     """Whether a submission may change what stands there without consent."""
-    return any(path[: len(key)] == key for key in (tuple(key.split(".")) for key in _OPEN))
+    return any(path[: len(key)] == key for key in _CHANGEABLE)
 
 
 def _leaves(tables: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,7 +13,7 @@ from pydantic import ValidationError
 
 import fedmutual
 from fedmutual.config import Config, has_aggregation, list_keys, make_algorithm, merge_overrides, parse_config, read_tables
-from fedmutual.config.schema import Section, ServerConfig, ShareConfig, Table
+from fedmutual.config.schema import Section, ServerConfig, ShareConfig, Table, list_effects
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.core import Algorithm
 from fedmutual.errors import ConfigError
@@ -27,12 +28,6 @@ _NOT_COMMON = {
     "partition": "every site has data of its own",
     "clients": "what a site does its own way stands in its own site.toml, and the others do not learn it",
     "engine": "where its work runs is for each site to say, in its site.toml",
-}
-_NOT_READ = {
-    ("records", "keep_best"): (False, "best rounds' weights are not kept there"),
-    ("records", "checkpoint_every"): (1, "every round is saved there"),
-    ("records", "tensorboard"): (False, "it is not written there"),
-    ("model", "weights"): (None, "the server begins with random weights, or goes on with its own"),
 }
 _METRICS = "accuracy"  # what a site tells of its scores, unless the federation's file or the site's own says otherwise
 
@@ -152,10 +147,14 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
         if key in rest:
             raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; take it out")
     tabled = {table: keys for table, keys in rest.items() if isinstance(keys, Mapping)}  # what is none is said further down
-    given = {"data": {}, "model": {}, "records": {}, "privacy": {}, **tabled}
-    for (table, key), (idle, why) in _NOT_READ.items():
-        if given[table].get(key, idle) != idle:
-            raise ConfigError(f"{source}: key '{table}.{key}' has no effect between real sites: {why}; take it out")
+    given = {"data": {}, "privacy": {}, **tabled}
+    for key, effect in list_effects(Config).items():
+        table, _, name = key.partition(".")
+        default = attrgetter(key)(Config())
+        if effect.unused_on_sites and given.get(table, {}).get(name, default) != default:
+            raise ConfigError(
+                f"{source}: key {key!r} has no effect between real sites: {effect.unused_on_sites}; take it out"
+            )
     own = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in given["data"]]
     if own:
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fedmutual.config.reference import Key, list_reference_keys
+from fedmutual.config.reference import Key, list_reference_keys, render_key
 from fedmutual.config.schema import (
     ClientData,
     ClientModel,
@@ -59,7 +59,7 @@ _OWN: dict[str, type[Section]] = {
 
 def render_sites_page() -> str:
     """All of them as Markdown."""
-    return "\n".join([_HEAD, *map(_line, list_federation_keys()), _SITE, *map(_line, list_site_keys())])
+    return "\n".join([_HEAD, *map(render_key, list_federation_keys()), _SITE, *map(render_key, list_site_keys())])
 
 
 def list_federation_keys() -> Iterator[Key]:
@@ -88,7 +88,3 @@ def list_site_keys() -> Iterator[Key]:
             yield Key("algorithm.KEY", "as `algorithm.KEY` above", "the federation's", ", ".join(own))
         else:
             yield Key(name, "text", "needed", spec.description or "")
-
-
-def _line(key: Key) -> str:
-    return f"- `{key.name}` ({key.type}; {key.default}): {key.about}"

@@ -60,9 +60,13 @@ class ServerTable(ServerConfig):
     """Where the server is, and how it makes one model of those that sites send."""
 
     hosts: Annotated[Names, Field(min_length=1), AfterValidator(_hosts)] = key(
-        ("localhost",), "names and addresses by which sites may reach the server; the first one is written into their kits"
+        ("localhost",),
+        "names and addresses by which sites may reach the server; the first one is written into their kits",
+        lead_may_change=True,
     )
-    port: Annotated[int, Field(ge=1, le=65535)] = key(8002, "its port; sites open connections to it, and nobody to them")
+    port: Annotated[int, Field(ge=1, le=65535)] = key(
+        8002, "its port; sites open connections to it, and nobody to them", lead_may_change=True
+    )
 
 
 class SitesTable(Section):
@@ -77,9 +81,15 @@ class SitesTable(Section):
         None, "of tables: the names of the F columns in their order, which every site's file is held to"
     )
     quorum: Count | None = key(None, "so many sites must answer for a round to count; unset, more than half of them")
-    deadline: Seconds = key(600.0, "seconds that a site has for its part of a round; who takes longer is left out of it")
-    wait: Seconds = key(60.0, "seconds that the start waits for all sites; then it begins with those that are there")
-    retries: Count = key(5, "how often the server starts anew, with longer and longer pauses, while no round succeeds")
+    deadline: Seconds = key(
+        600.0, "seconds that a site has for its part of a round; who takes longer is left out of it", lead_may_change=True
+    )
+    wait: Seconds = key(
+        60.0, "seconds that the start waits for all sites; then it begins with those that are there", lead_may_change=True
+    )
+    retries: Count = key(
+        5, "how often the server starts anew, with longer and longer pauses, while no round succeeds", lead_may_change=True
+    )
     update_limit: Annotated[float, Field(gt=1)] = key(
         10.0,
         "a site's update is refused where its norm is more than so many times the median of the others', from 3 sites on",

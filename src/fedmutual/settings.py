@@ -1,0 +1,54 @@
+"""The types of settings: a number that may move over the rounds, what a participant discloses, how replies are combined.
+
+Nothing here imports torch, so that the keys of a configuration can be read without it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+Disclosure = Literal["none", "accuracy", "all"]
+"""What of its scores and training losses a participant tells: nothing, coarse accuracies, or all."""
+
+Rule = Literal["mean", "median", "trimmed-mean"]
+"""How replies become one message; the rules are functions of `fedmutual.aggregation`."""
+
+TRIM = 0.34  # of 3 replies 1 is cut off at either end, of 6 it is 2, of 10 it is 3
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A setting that moves over the rounds: `start` in the first, `end` in the last.
+
+    shape: "linear", "cosine" (half a period), or "step" (`start` before the fraction `at` of the rounds, `end` from there).
+    """
+
+    start: float
+    end: float
+    shape: str = "linear"
+    at: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.shape not in ("linear", "cosine", "step"):
+            raise ValueError(f"a schedule's shape is 'linear', 'cosine' or 'step', not {self.shape!r}")
+
+    def __call__(self, round: int, rounds: int) -> float:
+        """The value in `round` (from 0) of `rounds`."""
+        if self.shape == "step":
+            return self.start if round / rounds < self.at else self.end
+        done = min(max(round / max(rounds - 1, 1), 0.0), 1.0)
+        if self.shape == "cosine":
+            done = (1 - math.cos(math.pi * done)) / 2
+        return self.start + (self.end - self.start) * done
+
+
+Setting = float | Schedule
+"""A number, or one that moves over the rounds."""
+
+
+def within(name: str, setting: Setting, low: float, high: float) -> None:
+    """Raise ValueError, in one sentence, unless the setting stays in [low, high] over all rounds."""
+    for value in (setting.start, setting.end) if isinstance(setting, Schedule) else (setting,):
+        if not low <= value <= high:
+            bound = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"
+            raise ValueError(f"{name} must be {bound}, not {value:g}")
