@@ -6,7 +6,7 @@ import re
 import fedmutual
 
 HEADING = re.compile(r"^## (.+)$")
-KEY = re.compile(r"^- `(?P<name>[^`]+)` \((?P<type>.+); (?P<default>.+?)\): (?P<about>.+)$")
+KEY = re.compile(r"^- `(?P<name>[^`]+)` \((?P<type>.+?); (?P<default>[^;]+?)(?P<effect>; .+?)?\): (?P<about>.+)$")
 FILES = ("FEDERATION.toml", "site.toml")  # each has a heading of its own; all others are tables of a configuration
 
 

@@ -58,7 +58,7 @@ def test_weights_that_a_site_names_count_from_its_file(tmp_path, given, read):
         ({"sites": {"names": ["a"], "input": [1], "quorom": 2}}, "unknown key 'sites.quorom'; did you mean 'sites.quorum'?"),
         ({"server": {"port": 70000}}, "key 'server.port'"),
         ({"server": {"hosts": ["a_b"]}}, "a host is a name or an IPv4 address"),
-        ({"sites": {"names": ["a"], "input": [1], "leads": ["me"]}}, "who may submit is called by a mail address"),
+        ({"sites": {"names": ["a"], "input": [1], "leads": ["me"]}}, "email addresses"),
     ],
 )
 def test_a_federation_file_that_is_wrong_is_one_sentence(tables, said):

@@ -30,7 +30,7 @@ class APFL(FedAvg):
 
     title: ClassVar[str] = "APFL"
     mix: Setting = setting(0.5, "the share of a client's own weights in its personal model, 0 to 1; with adaptive the first")
-    adaptive: bool = setting(False, "mix is a number of each client's own that takes a gradient step in every round")
+    adaptive: bool = setting(False, "each client learns its own mix by a gradient step in every round")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("meme", "personal", MIX)
 

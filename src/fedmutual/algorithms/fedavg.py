@@ -25,7 +25,7 @@ class FedAvg(Fork):
     """
 
     weighting: Literal["samples", "uniform"] = setting(
-        "samples", "clients weigh by their number of examples, which each then tells, or all alike"
+        "samples", "clients are weighted by their number of examples, which each then reports, or all equally"
     )
     scores: ClassVar[tuple[str, ...]] = ("global",)
     terms: ClassVar[tuple[str, ...]] = ("meme",)

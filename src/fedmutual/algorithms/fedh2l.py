@@ -48,18 +48,24 @@ class FedH2L:
     batch_size: int = 128  # of a local step
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
     local_data: Literal["private+all-public", "private+own-public", "private"] | None = setting(
-        None, "what a local step learns from; unset: all public data too where their labels are given, else one's own"
+        None,
+        "the data of a local step; unset: private and all public data if their labels are public, else private and own public",
     )
-    labels: bool = setting(True, "public data have labels for all; else these stay with who owns the examples")
-    kl: bool = setting(True, "peers' posteriors teach")
-    confidence: bool = setting(True, "they weigh by the peer's accuracy on the same examples, which it tells")
+    labels: bool = setting(
+        True, "all nodes know the labels of public data; false: labels stay with the owner of the examples"
+    )
+    kl: bool = setting(True, "nodes learn from the posteriors of their peers")
+    confidence: bool = setting(True, "posteriors are weighted by the accuracy that the peer reports on the same examples")
     projection: Literal["qp", "none", "pcgrad"] = setting(
-        "qp", "of peers' gradients that would undo one's own: the paper's, none, or PCGrad in its place"
+        "qp", "how conflicting peer gradients are projected: the paper's method, none, or PCGrad"
     )
     peers: Literal["all", "pairs"] = setting(
-        "all", "everybody listens to everybody, or pairs are drawn in every round and the others go on alone"
+        "all", "all nodes learn from all, or pairs are drawn in every round and the other nodes train alone"
     )
-    pairs: float = setting(0.25, "of pairs: how many a node, rounded up; 0.25 is one pair of four nodes, 0.5 all of them")
+    pairs: float = setting(
+        0.25,
+        "pairs: the number of pairs for each node, rounded up; 0.25 is one pair of four nodes, 0.5 two pairs",
+    )
     optimizers: Literal[1, 2] = setting(1, "one optimiser for local and mutual steps, or one for each")
     eta: Setting | None = setting(None, "the learning rate of mutual steps; unset, the optimiser's")
     task: Task = Classification()

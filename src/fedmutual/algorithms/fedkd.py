@@ -38,7 +38,7 @@ class FedKD(Fork):
 
     title: ClassVar[str] = "FedKD"
     rank: float = setting(
-        0.25, "the share of an update's singular values that crosses, above 0 and up to 1; 1: what is sent is not compressed"
+        0.25, "the share of an update's singular values that is sent, above 0 and up to 1; 1: updates are not compressed"
     )
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme", "distillation", "hidden")

@@ -24,9 +24,13 @@ class FedMD(Independent):
     """Participants learn public data, then their own; then, every round, what all say in the mean of a public batch."""
 
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
-    transfer_epochs: int = setting(5, "passes over the public data, then over one's own, before the first round")
-    digest_steps: int = setting(1, "gradient steps towards what all say in the mean of the round's public batch")
-    consensus: Literal["logits", "posteriors"] = setting("logits", "what is said of public data, averaged and fitted")
+    transfer_epochs: int = setting(
+        5, "passes over the public data, then over the client's private data, before the first round"
+    )
+    digest_steps: int = setting(1, "gradient steps towards the mean of all clients' scores on the round's public batch")
+    consensus: Literal["logits", "posteriors"] = setting(
+        "logits", "the scores on public data that are sent, averaged and fitted"
+    )
     aggregate: Aggregation = Aggregation()  # of what is said
 
     def __post_init__(self) -> None:

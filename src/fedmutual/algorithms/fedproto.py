@@ -47,11 +47,11 @@ class FedProto(Independent):
     proto_lam: Setting = setting(1.0, "lambda, the pull of features towards the prototype of their class, at least 0")
     proto_size: int | None = setting(
         None,
-        "numbers in a prototype; features that are more, or fewer, are averaged into so many; unset, the features of "
+        "the length of a prototype; other features are averaged to this length; unset, the number of features of "
         "model.shared",
     )
     proto_weighting: Literal["samples", "uniform"] = setting(
-        "uniform", "prototypes weigh by their number of examples, which each client then tells, or all alike"
+        "uniform", "prototypes are weighted by their number of examples, which each client then reports, or all equally"
     )
     terms: ClassVar[tuple[str, ...]] = ("personal", "prototype")
 

@@ -23,7 +23,7 @@ class FedRep(FedAvg):
     """
 
     title: ClassVar[str] = "FedRep"
-    head_epochs: int = setting(10, "passes that train the layers that stay home, before those that train the shared ones")
+    head_epochs: int = setting(10, "passes that train the private layers, before the passes that train the shared layers")
 
     def __post_init__(self) -> None:
         within("head_epochs", self.head_epochs, 1, float("inf"))

@@ -30,7 +30,9 @@ class FedTGP(FedProto):
 
     title: ClassVar[str] = "FedTGP"
     margin: float = setting(100.0, "the threshold of the margin between prototypes, at least 0")
-    server_epochs: int = setting(100, "passes over the clients' prototypes, by which the server trains its own in a round")
+    server_epochs: int = setting(
+        100, "passes over the clients' prototypes in which the server trains its prototypes, in each round"
+    )
     server_lr: float = setting(0.01, "the learning rate of the server's prototypes (SGD), above 0")
 
     def __post_init__(self) -> None:

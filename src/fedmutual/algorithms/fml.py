@@ -25,12 +25,12 @@ class FML(Fork):
     """
 
     alpha: Setting = setting(
-        0.5, "the weight of the labels in a personal model's loss, 0 to 1; the rest is what the meme teaches it"
+        0.5, "the weight of the labels in a personal model's loss, 0 to 1; the rest weighs the loss towards the meme"
     )
     beta: Setting = setting(
-        0.5, "the weight of the labels in a meme's loss, 0 to 1; the rest is what the personal model teaches it"
+        0.5, "the weight of the labels in a meme's loss, 0 to 1; the rest weighs the loss towards the personal model"
     )
-    temperature: float = setting(1.0, "what divides the logits of both where they teach each other, 0.001 to 1000")
+    temperature: float = setting(1.0, "the divisor of both networks' logits where they teach each other, 0.001 to 1000")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
     dp_ready: ClassVar[bool] = True

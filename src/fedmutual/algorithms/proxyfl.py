@@ -33,7 +33,7 @@ class ProxyFL(FML):
 
     title: ClassVar[str] = "ProxyFL"
     own_share: float = setting(
-        0.5, "a, the share of its proxy that stays with a peer, from 0 to below 1; 0: the proxy that comes takes its place"
+        0.5, "a, the share of its proxy that a peer keeps, from 0 to below 1; 0: the received proxy replaces it"
     )
     scores: ClassVar[tuple[str, ...]] = ("personal", "proxy")
 

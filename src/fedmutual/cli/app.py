@@ -1,4 +1,4 @@
-"""The commands. Each reads its arguments, calls the library, and says what came out; nothing is computed here."""
+"""The commands. Each command reads its arguments, calls the library and prints the result; nothing is computed here."""
 
 import shlex
 import sys
@@ -36,8 +36,8 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Federated mutual learning: participants that differ in data, in model and in objective teach each other.\n\n"
-    "Start with `fedmutual demo`; then `fedmutual compare FILE.toml` tells whether federating pays on your data, and "
-    "`fedmutual sweep FILE.toml --set KEY=V1,V2` which settings are best.\n\n"
+    "Start with `fedmutual demo`; then `fedmutual compare FILE.toml` shows whether federating pays on your data, and "
+    "`fedmutual sweep FILE.toml --set KEY=V1,V2` shows which settings are best.\n\n"
     "Exit codes: 0 done, 2 bad input, 3 a client diverged or a federation did not finish, 4 a reply was refused at the "
     "privacy boundary or participants hold different public data, 130 stopped by hand, 143 told to stop (SIGTERM).",
 )
@@ -51,11 +51,11 @@ SITES = "Real sites (with the extra fedmutual\\[sites])"
 def run(
     file: File,
     set: Set = None,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; else runs/NAME.")] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The run's folder; the default is runs/NAME.")] = None,
     resume: Resume = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Train one experiment into a folder: scores, bytes, models, all of it resumable.
+    """Train one experiment into a folder of scores, bytes and models. The run can be resumed.
 
     Example: `fedmutual run mnist.toml --set rounds=50 --set algorithm.name=fedavg`
     """
@@ -88,13 +88,13 @@ def compare(
     methods: Methods = "fml,fedavg,fedprox,independent",
     seeds: Seeds = 3,
     set: Set = None,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-compare.")] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-compare.")] = None,
     resume: Resume = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Does it pay on my data? Several methods over several seeds, local-only beside them, and a page that says so.
+    """Does federating pay on my data? Compare methods with local-only training over several seeds, and write a page.
 
-    Runs go to OUT/METHOD/SEED, the page to OUT/report.html. `--set algorithm.KEY=VALUE` goes to the methods that have KEY.
+    Runs: OUT/METHOD/SEED, page: OUT/report.html. `--set algorithm.KEY=VALUE` applies to the methods that have KEY.
     """
     from fedmutual.config import load_compared, parse_override
 
@@ -114,13 +114,15 @@ def sweep(
     seeds: Seeds = 1,
     by: Annotated[
         By | None,
-        typer.Option(help="Whose hold-out score chooses; unset, of the model that a client would use.", show_default=False),
+        typer.Option(
+            help="The model whose hold-out score chooses; unset, the model that a client would use.", show_default=False
+        ),
     ] = None,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-sweep.")] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-sweep.")] = None,
     resume: Resume = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Which setting is best? Every combination of some values, judged on data held out of training, never on test.
+    """Which setting is best? Train every combination of some values; choose on data held out of training, never on test.
 
     Example: `fedmutual sweep mnist.toml --set optimizer.lr=0.003,0.01,0.03 --set rounds=10`
 
@@ -149,11 +151,11 @@ def sweep(
 
 @app.command()
 def demo(
-    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/demo.")] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/demo.")] = None,
     seeds: Seeds = 5,
     resume: Resume = False,
 ) -> None:
-    """Real handwritten digits, in under two minutes: does federated mutual learning pay, for whom, and what crossed?
+    """Does federated mutual learning pay on real handwritten digits, for which clients, and how many bytes does it send?
 
     Two experiments: participants with different digits; participants with different networks and few images each.
     """
@@ -180,7 +182,7 @@ def report(
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="The page to write.")] = Path("report.html"),
 ) -> None:
-    """Make one self-contained page of runs: scores with intervals, curves, who gains, what crossed. Trains nothing."""
+    """Write one self-contained page about runs: scores with intervals, curves, gains and bytes. Trains nothing."""
     from fedmutual.report import find_runs, headline, read_runs, verdict, write_report
 
     named = list({path.resolve(): path for path in runs}.values())
@@ -203,29 +205,33 @@ def reproduce(
     id: Annotated[str | None, typer.Argument(metavar="ID", help="The experiment.", show_default=False)] = None,
     list_them: Annotated[bool, typer.Option("--list", help="List all experiments, and train nothing.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="PATTERN", help="Only cells so called, e.g. `mnist/*`; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only the cells with such names, e.g. `mnist/*`; may be repeated."),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Seeds 0, 1, ...; else 3 of them.")] = None,
-    rounds: Annotated[int | None, typer.Option(min=1, help="At most so many; all that comes of it is marked.")] = None,
-    engine: Annotated[str | None, typer.Option(help="Who does the work, as engine.name.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="The number of seeds 0, 1, ...; the default is 3.")] = None,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="The most rounds of a run; shortened results are marked.")
+    ] = None,
+    engine: Annotated[str | None, typer.Option(help="The engine, as the key engine.name.")] = None,
     set: Set = None,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/reproduce.")] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/reproduce.")] = None,
     results: Annotated[
-        Path | None, typer.Option(help="Where results are kept, and found format_resume_command; else OUT/results.")
+        Path | None, typer.Option(help="The folder of results, read and written; the default is OUT/results.")
     ] = None,
     pages: Annotated[
         Path | None,
         typer.Option(
-            metavar="FOLDER", help="Write the page of ID, or of all, and verdicts.md, from results; train nothing."
+            metavar="FOLDER",
+            help="Write the page of ID, or of all experiments, and verdicts.md from results; train nothing.",
         ),
     ] = None,
     root: Annotated[Path | None, typer.Option("--experiments", help="Another folder of experiments.")] = None,
     trust_code: TrustCode = False,
 ) -> None:
-    """An experiment of the papers: trained over seeds, told beside the paper's numbers, with a verdict on each claim.
+    """Train an experiment of the papers over seeds; show our numbers beside the paper's, with a verdict on each claim.
 
-    What is known is not trained again; what was stopped goes on: give the same command. `--set` changes a key of every run,
-    and what comes of it is marked, unless it only says how this machine works, as engine.threads and data.root do.
+    Known results are not trained again; the same command resumes a stopped one. `--set` changes a key of every run, and
+    the changed results are marked, unless the key affects only the machine, as engine.threads and data.root do.
     Several processes with the same command share the work.
 
     Example: `fedmutual reproduce table1 --only 'mnist/*' --rounds 50`
@@ -262,20 +268,24 @@ def reproduce(
 
 @app.command()
 def adapt(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run whose shared model is adapted; it is only read.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run whose shared model is adapted; the run is not changed.")
+    ],
     data: Annotated[Path, typer.Option("--data", metavar="NEWCOMER.toml", help="The newcomer's data, network, training.")],
-    fedavg: Annotated[Path | None, typer.Option(help="A FedAvg run to fine-tune; else RUN's shared model is.")] = None,
-    examples: Annotated[str, typer.Option(help="Training examples, separated by commas.")] = "50,100,all",
+    fedavg: Annotated[
+        Path | None, typer.Option(help="A FedAvg run to fine-tune; the default is the shared model of RUN.")
+    ] = None,
+    examples: Annotated[str, typer.Option(help="Numbers of training examples, separated by commas.")] = "50,100,all",
     seeds: Seeds = 3,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; else the file's.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds; the default is that of the file.")] = None,
     set: Set = None,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; else runs/NAME-adapt.")] = None,
+    out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-adapt.")] = None,
     resume: Resume = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """A newcomer takes a run's shared model on: does adapting it by mutual learning pay, and with how many examples?
+    """Adapt a trained shared model to a new client: does mutual learning pay, and with how many examples?
 
-    Beside it the newcomer trains from scratch, and fine-tunes. Runs go to OUT/WAY/EXAMPLES/SEED, a page to OUT/report.html.
+    The newcomer also trains from scratch, and fine-tunes. Runs: OUT/WAY/EXAMPLES/SEED, page: OUT/report.html.
     """
     from fedmutual.config import parse_override
     from fedmutual.studies import adapt, newcomer
@@ -298,16 +308,21 @@ def predict(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Images; or CSV or npz files, for runs on such data.")
     ],
-    client: Annotated[str | None, typer.Option(help="Whose personal model answers; else the shared model does.")] = None,
+    client: Annotated[
+        str | None, typer.Option(help="The client whose personal model answers; unset, the shared model answers.")
+    ] = None,
     best: Annotated[
-        bool, typer.Option("--best", help="As it was after its best round (records.keep_best); else after the last.")
+        bool,
+        typer.Option(
+            "--best", help="Use the weights after the best round (records.keep_best); the default is the last round."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON an example, for scripts.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each example, for scripts.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Classify new examples, scaled as in training, and say which model answered.
+    """Classify new examples, scaled as in training, and print which model answered.
 
-    Who has no model of its own is served by the shared one. Example: `fedmutual predict runs/x scan.png --client 3`
+    A client without a personal model is served by the shared model. Example: `fedmutual predict runs/x scan.png --client 3`
     """
     from fedmutual.cli import answers
 
@@ -337,7 +352,7 @@ def list_(
         str | None, typer.Argument(metavar="WHAT", help="algorithms, models, data, experiments or keys", show_default=False)
     ] = None,
 ) -> None:
-    """List what can be named: algorithms, models, data, experiments; or every key, its type, default and meaning."""
+    """List the known algorithms, models, data sets or experiments; or every key with its type, default and meaning."""
     from fedmutual import data, models
     from fedmutual.config import reference
 
@@ -366,14 +381,14 @@ def list_(
 
 @app.callback(invoke_without_command=True)
 def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Options before a command."""
+    """Read the options that stand before a command."""
     if version:
         out.print(fedmutual.__version__, highlight=False)
         raise typer.Exit
 
 
 def main() -> None:
-    """The entry point: what a user did wrong becomes one sentence and an exit code."""
+    """Run a command. A mistake of the user becomes one sentence and an exit code."""
     from fedmutual.engines import allocator
 
     warnings.showwarning = print_warning  # type: ignore[assignment]
@@ -385,7 +400,7 @@ def main() -> None:
 
 
 def _against_alone(method: str, file: Path, settings: list[str]) -> str:
-    """The command that holds a run's method against training alone, with all that was set for the run."""
+    """Return the command that compares a run's method with local-only training, with the settings of the run."""
     sets = [word for text in settings if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]
     return shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},independent", *sets))
 

@@ -31,20 +31,22 @@ TrustModule = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAME",
-        help="A module that the contract may name as module:name, installed or beside the contract's file. May be repeated.",
+        help="A module that the contract may name as module:name; installed, or beside the contract. May be repeated.",
     ),
 ]
 
 
 def provision(
     file: File,
-    out_folder: Annotated[Path, typer.Option("--out", help="Where kits go, one folder each.")] = Path("kits"),
-    renew: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Make this one's kit anew.")] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="The folder of the kits, one folder for each kit.")] = Path(
+        "kits"
+    ),
+    renew: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Renew the kit of this participant.")] = None,
 ) -> None:
     """Make the kits of a federation: certificates for the server, each site and each lead.
 
-    Hand each kit to its owner, by a way that nobody else can read. OUT/authority stays with you, off line: with it anybody's
-    kit can be made. Run again after adding sites: kits that are there stay as they are.
+    Give each kit to its owner over a channel that nobody else can read. Keep OUT/authority yourself, off line: it can make
+    any participant's kit. Run the command again after adding sites: existing kits stay unchanged.
     """
     from fedmutual.sites.flare import kits
 
@@ -59,19 +61,20 @@ def provision(
 
 def server(
     kit: Kit,
-    state: Annotated[Path, typer.Option(metavar="DIR", help="Where the server keeps what it must not lose.")] = Path(
-        "server"
-    ),
+    state: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the server's state.")] = Path("server"),
     contract: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FEDERATION.toml", help="What it agrees to; else the one in the kit. May be repeated."),
+        typer.Option(
+            metavar="FEDERATION.toml",
+            help="The contract that the server agrees to; the default is the one in the kit. May be repeated.",
+        ),
     ] = None,
     trust_module: TrustModule = None,
 ) -> None:
-    """Run the server until it is told to end: it carries messages, averages what is shared, and begins anew what broke.
+    """Run the server until it is stopped: it forwards messages, averages shared models, and restarts failed jobs.
 
-    It has no data. A federation that was under way goes on by itself after a restart. A job that is of another contract
-    than those it agreed to is refused.
+    The server has no data. After a restart it resumes its federations by itself. It refuses a job with any other contract
+    than those that it agreed to.
     """
     from fedmutual import plugins
     from fedmutual.rundir.folder import held
@@ -101,14 +104,17 @@ def server(
 
 def site(
     kit: Kit,
-    config: Annotated[Path, typer.Option(metavar="SITE.toml", help="Your data, your model, your state folder.")],
+    config: Annotated[
+        Path, typer.Option(metavar="SITE.toml", help="The site's file: your data, your model, your state folder.")
+    ],
     contract: Annotated[
-        Path | None, typer.Option(metavar="FEDERATION.toml", help="What you agree to; else the one in the kit.")
+        Path | None,
+        typer.Option(metavar="FEDERATION.toml", help="The contract that you agree to; the default is the one in the kit."),
     ] = None,
 ) -> None:
-    """Take part with your own data and your own model, until told to end. Opens connections, takes none.
+    """Take part with your own data and your own model, until stopped. A site opens connections and accepts none.
 
-    Says first all that may leave. A job that is of another contract than the one you agreed to is refused.
+    The command first lists all tensors that may leave. It refuses a job with any other contract than the one you agreed to.
     """
     from fedmutual import plugins
     from fedmutual.rundir.folder import held
@@ -141,11 +147,13 @@ def site(
 def submit(
     file: File,
     kit: Kit,
-    out_folder: Annotated[Path | None, typer.Option("--out", help="Where the results go; else runs/NAME.")] = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="The folder of the results; the default is runs/NAME.")
+    ] = None,
 ) -> None:
-    """Start a federation, or let one go on that was stopped; show how far it is, and fetch what came of it.
+    """Start a federation, or resume a stopped one; show its progress, and fetch its results.
 
-    It waits for the sites first; once rounds are shown Ctrl-C ends the showing only. Run it again to look on.
+    The command first waits for the sites. Once rounds are shown, Ctrl-C ends only the display; run it again to watch.
     """
     from fedmutual.sites import contract as contracts
     from fedmutual.sites.flare.kits import open_kit
@@ -175,7 +183,7 @@ def submit(
 
 
 def status(file: File, kit: Kit) -> None:
-    """How far a federation is, and which sites are there."""
+    """Show the progress of a federation, and which sites are connected."""
     from fedmutual.sites import contract as contracts
     from fedmutual.sites.flare import progress
     from fedmutual.sites.flare.kits import open_kit
@@ -193,7 +201,7 @@ def status(file: File, kit: Kit) -> None:
 
 
 def stop_federation(file: File, kit: Kit) -> None:
-    """Let a federation end after the round that is under way. `fedmutual submit` lets it go on."""
+    """Stop a federation after the current round. `fedmutual submit` resumes it."""
     from fedmutual.sites import contract as contracts
     from fedmutual.sites.flare.kits import open_kit
     from fedmutual.sites.flare.session import Session
@@ -210,12 +218,12 @@ def ledger(
     path: Annotated[
         Path, typer.Argument(metavar="SITE.toml|FOLDER", help="A site's file, or its state folder.", show_default=False)
     ],
-    full: Annotated[bool, typer.Option("--full", help="Every tensor of every message, with shape and digest.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All lines of the ledger as JSON, for scripts.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show every tensor of every message, with shape and digest.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print all lines of the ledger as JSON, for scripts.")] = False,
 ) -> None:
-    """What left this site: how many bytes of what, to whom, in which round. Written down here, before each message left.
+    """Show which tensors left this site: bytes, receiver and round. The site wrote each line before the message left.
 
-    Rounds in which the same left are summed up in one line.
+    Successive rounds with equal messages are shown in one line.
     """
     from fedmutual.cli import ledger as tables
     from fedmutual.sites import ledger
@@ -232,15 +240,16 @@ def ledger(
 
 def doctor(
     kit: Kit,
-    config: Annotated[Path | None, typer.Option(metavar="SITE.toml", help="Your site's file; checked, too.")] = None,
+    config: Annotated[Path | None, typer.Option(metavar="SITE.toml", help="Your site's file, which is checked too.")] = None,
     contract: Annotated[
-        Path | None, typer.Option(metavar="FEDERATION.toml", help="What you agree to; else the one in the kit.")
+        Path | None,
+        typer.Option(metavar="FEDERATION.toml", help="The contract that you agree to; the default is the one in the kit."),
     ] = None,
     trust_module: TrustModule = None,
 ) -> None:
-    """What is wrong between me and the server: kit, clock, name, port, TLS, versions; with --config my data and model, too.
+    """Check the connection to the server: kit, clock, name, port, TLS, versions; with --config also your data and model.
 
-    Changes nothing. Exit code 0: nothing is wrong; 2: something is, and how to mend it is said.
+    Changes nothing. Exit code 0: no problem; 2: a problem, printed with its fix.
     """
     from fedmutual.sites.flare.doctor import run_checks
     from fedmutual.sites.modules import leave_working_folders
@@ -255,7 +264,7 @@ def doctor(
 
 
 def _modules(names: list[str] | None) -> list[str]:
-    """The modules of --trust-module. Stops where one is no module's name."""
+    """Return the modules of --trust-module. Exits where a name is no name of a module."""
     from fedmutual.sites.schema import check_modules
 
     try:
@@ -265,12 +274,12 @@ def _modules(names: list[str] | None) -> list[str]:
 
 
 def _soon(kit: "Kit_") -> str:
-    """A reminder where a certificate ends soon."""
+    """Return a reminder where a certificate expires soon, else an empty text."""
     return f", in {kit.days} days; {kit.reminder}" if kit.reminder else ""
 
 
 def _dial(kit: "Kit_") -> None:
-    """Stop where server and kit do not trust each other, which waiting does not mend; else say what is in the way."""
+    """Exit where server and kit do not trust each other; else print what prevents the connection."""
     from fedmutual.sites.flare.connectivity import find_obstacle
 
     said, may_pass = find_obstacle(kit) or ("", True)
@@ -303,7 +312,7 @@ def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
 
 
 def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool) -> None:
-    """What may leave a site, for its operator to read."""
+    """Print which tensors may leave a site, for its operator."""
     table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
     for phase, spec in leaves.items():
         for name, (dtype, shape) in spec.items():

@@ -163,82 +163,103 @@ Settings = Annotated[Table, BeforeValidator(_settings)]
 
 
 class DataConfig(Section):
-    """Where the examples come from, and what their labels are called."""
+    """Where the examples come from, and the names of their labels."""
 
     name: str = key(
         "digits",
-        "digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, folder, npz, csv; one's own as "
-        '"module:factory"',
+        'digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, folder, npz, csv; your own as "module:factory"',
     )
     root: PathSetting | None = key(
-        None, "the file or folder, counted from the working folder; of a published set its cache", affects="machine"
+        None, "the file or folder, relative to the working folder; for a published set its cache folder", affects="machine"
     )
-    test: PathSetting | None = key(None, "a test file or folder of one's own; unset, `split.test` of the rows is held out")
-    classes: Names | None = key(None, "the federation's classes, in the order of the outputs; unset, those that are found")
-    labels: dict[str, str] = key({}, "own label = the federation's name for it, a table of such")
+    test: PathSetting | None = key(
+        None, "a separate test file or folder; unset, the fraction `split.test` of the rows is held out"
+    )
+    classes: Names | None = key(
+        None, "the federation's classes, in the order of the outputs; unset, the classes of the data"
+    )
+    labels: dict[str, str] = key({}, "a table of label = class: renames the labels of the data")
     label: str = key("label", "csv: the column of the label")
-    drop: Names | None = key(None, "csv: columns that are no features, an identifier say")
-    group_by: str | None = key(None, "the column of groups (patient, account); none is both trained on and scored on")
-    angles: Angles | None = key(None, "domains of the same images, rotated clockwise by so many degrees each")
-    per_class: Count | None = key(None, "`data.angles`: so many training images a class, drawn at random; unset, all images")
+    drop: Names | None = key(None, "csv: columns that are no features, for example an identifier")
+    group_by: str | None = key(
+        None, "the column of groups (patient, account); no group appears in both training and evaluation"
+    )
+    angles: Angles | None = key(
+        None, "makes one domain for each angle: the same images, rotated clockwise by so many degrees"
+    )
+    per_class: Count | None = key(
+        None, "`data.angles`: the number of training images for each class, drawn at random; unset, all images"
+    )
     size: Sides | None = key(None, "resize images to [height, width], in pixels")
     mean: Floats | None = key(
         None,
-        "taken off inputs (of images: x / 255), a value a channel, or a column in its order; published sets have theirs",
+        "subtracted from inputs (images: x / 255), a value for each channel or column; published sets have known values",
     )
-    std: Spreads | None = key(None, "what they are divided by then, a value a channel or column; goes with `data.mean`")
-    augment: Literal["none", "crop-flip"] = key("none", "what is done to training images at random")
+    std: Spreads | None = key(
+        None, "the divisor of inputs after the subtraction, a value for each channel or column; needs `data.mean`"
+    )
+    augment: Literal["none", "crop-flip"] = key("none", "the random augmentation of training images")
     resident: bool | None = key(None, "keep all rows in memory; unset, if they take less than 4 GiB", affects="machine")
     workers: Annotated[int, Field(ge=0)] = key(
         0,
-        "processes that read rows which are not kept in memory; engine processes has none, for its own read them",
+        "processes that read rows which are not kept in memory; without effect with the engine processes",
         affects="machine",
     )
 
 
 class PartitionConfig(Section):
-    """Who has which training examples."""
+    """Which client has which training examples."""
 
     kind: Literal["iid", "shards", "dirichlet", "domains", "file"] = key("iid", "how the examples are divided")
-    clients: Count = key(5, "how many participants; not of domains and file, which say it themselves")
-    classes_per_client: Count | None = key(None, "shards, needed there: how many classes a client has")
-    alpha: Positive | None = key(None, "dirichlet, needed there: small is uneven, large is even")
-    min_size: Count = key(10, "dirichlet: drawn again until every client has as many examples")
-    examples: Count | None = key(None, "at most as many training examples a client, drawn at random")
-    file: PathSetting | None = key(None, "file, needed there: a partition.json of an earlier run")
+    clients: Count = key(5, "the number of participants; domains and file set it themselves")
+    classes_per_client: Count | None = key(None, "shards, required: the number of classes of a client")
+    alpha: Positive | None = key(None, "dirichlet, required: a small value is uneven, a large one even")
+    min_size: Count = key(10, "dirichlet: the division is drawn again until every client has so many examples")
+    examples: Count | None = key(None, "the most training examples of a client, drawn at random")
+    file: PathSetting | None = key(None, "file, required: the partition.json of an earlier run")
 
 
 class SplitConfig(Section):
-    """What is held out, and of what."""
+    """Which rows are held out."""
 
     preset: Literal["journal", "v1"] = key(
         "journal",
         "a client's validation data: 1/K of the test set in its own class mix, or (v1) a tenth of its training data",
     )
     private: Share | None = key(
-        None, "set, this and public, validation and test are fractions of all rows of a client, 1 in sum at most"
+        None, "if set, private, public, validation and test are fractions of all rows of a client, with a sum of at most 1"
     )
     public: Fraction = key(0.0, "the fraction of each client's training data that it gives to the public seed set")
-    validation: Fraction | None = key(None, "this fraction of a client's training data instead of the preset's choice")
+    validation: Fraction | None = key(
+        None, "the fraction of a client's training data that is validation data; unset, as the preset says"
+    )
     holdout: Fraction = key(0.0, "the fraction of each client's training data to choose a round or a setting by")
-    test: Fraction = key(0.2, "the fraction of all rows, where the data have no test set of their own")
+    test: Fraction = key(0.2, "the fraction of all rows that is the test set, where the data have no test set")
     shared: bool | None = key(
-        None, "one split for all domains made of the same images (`data.angles`); unset, so where they are; false leaks"
+        None,
+        "one split for all domains of the same images (`data.angles`); unset, true for these; false leaks test images",
     )
 
 
 class ModelConfig(Section):
-    """The shared network and the clients' own."""
+    """The shared network and the personal networks."""
 
-    shared: str = key("mlp", 'what crosses: a name of `fedmutual list models`, or one\'s own as "module:factory"')
-    personal: Names | None = key(None, "what never leaves: a name for all, or one a client; unset, the shared architecture")
-    part: Parts | None = key(None, 'the modules of the shared network that cross, "features" say; unset, all of it crosses')
+    shared: str = key("mlp", 'the shared network: a name of `fedmutual list models`, or your own as "module:factory"')
+    personal: Names | None = key(
+        None,
+        "the personal networks, which never leave: one name, or one for each client; unset, the shared architecture",
+    )
+    part: Parts | None = key(None, 'the modules of the network that are shared, for example "features"; unset, all of them')
     adaptor: str = key(
         "linear",
-        'what stays home beside the part: one layer; the shared network\'s other layers ("rest"); or "module:factory"',
+        'the private layers after `model.part`: one layer; the network\'s other layers ("rest"); or "module:factory"',
     )
-    batchnorm: Literal["average", "local"] = key("average", "BatchNorm layers are averaged, or stay with their client")
-    start: Literal["own", "server"] = key("own", "personal networks start from their own weights, or from the server's")
+    batchnorm: Literal["average", "local"] = key(
+        "average", "BatchNorm layers are averaged (average), or stay with their client (local)"
+    )
+    start: Literal["own", "server"] = key(
+        "own", "personal networks start from their own random weights (own), or from the server's weights (server)"
+    )
     weights: PathSetting | None = key(
         None,
         "the folder of a run whose shared model is what the server starts with",
@@ -246,7 +267,7 @@ class ModelConfig(Section):
     )
     pretrained: Pretrained | None = key(
         None,
-        'what networks begin with, their heads aside: "imagenet", a file of weights, or a folder of them; unset, random',
+        'the first weights of networks, except for their heads: "imagenet", a file, or a folder of files; unset, random',
     )
 
 
@@ -254,9 +275,9 @@ class TrainingConfig(Section):
     """The local work of a round."""
 
     local_epochs: Count = key(5, "passes over a client's training data in a round")
-    local_steps: Count | None = key(None, "so many gradient steps in a round, on batches drawn anew, in the place of epochs")
+    local_steps: Count | None = key(None, "gradient steps in a round, on newly drawn batches, instead of epochs")
     batch_size: BatchSize = key(128, "examples in a minibatch")
-    task: str = key("classification", 'what is learned: classification, regression, or one\'s own as "module:Task"')
+    task: str = key("classification", 'the task: classification, regression, or your own as "module:Task"')
 
 
 class OptimizerConfig(Section):
@@ -264,57 +285,58 @@ class OptimizerConfig(Section):
 
     name: Literal["sgd", "adam", "adamw"] = key("sgd", "the optimiser")
     lr: Rate = key(0.01, "the learning rate, at least 0")
-    momentum: Fraction = key(0.9, "sgd: its momentum")
+    momentum: Fraction = key(0.9, "the momentum of sgd")
     weight_decay: Decay = key(5e-4, "the weight decay of torch.optim")
     amsgrad: bool = key(False, "adam, adamw: the AMSGrad variant")
 
 
 class ServerConfig(Section):
-    """How the server makes one model of those that clients send."""
+    """How the server aggregates the clients' models."""
 
     aggregate: Rule = key(
-        "mean", "each number is the mean of the clients', their median, or the mean without the smallest and largest ones"
+        "mean", "the mean, the median, or the mean without the smallest and largest values, coordinate by coordinate"
     )
     trim: Trim = key(TRIM, "trimmed-mean: the fraction of the clients left out at either end, rounded down")
 
 
 class EngineConfig(Section):
-    """Where the work runs."""
+    """Where the computations run."""
 
     name: Literal["auto", "inprocess", "processes", "stacked", "cluster"] = key(
-        "auto", "who does the work; auto picks, and says what and why", affects="machine", resumable=True
+        "auto", "the engine; auto chooses one, and prints which one and why", affects="machine", resumable=True
     )
     device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU", affects="machine")
     threads: Annotated[int, Field(ge=1, le=4096)] = key(
-        1, "threads of each process; part of what makes a result repeatable", affects="machine"
+        1, "threads of each process; results are bit-identical only with equal threads", affects="machine"
     )
     workers: Count | None = key(
         None,
-        "processes, cluster: how many; unset: one a core, and none without a client",
+        "processes, cluster: the number of workers; unset, one for each core, at most one for each client",
         affects="machine",
         resumable=True,
         engines=("processes", "cluster"),
     )
     address: Annotated[str, AfterValidator(_cluster)] | None = key(
         None,
-        'cluster: of one that runs Ray, "auto" or "HOST:PORT"; unset, a local one is started for the run',
+        'cluster: the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local one',
         affects="machine",
         resumable=True,
         engines=("cluster",),
     )
     gpus: Annotated[float, Field(ge=0, le=1)] = key(
         0.0,
-        "cluster: a worker's share of a GPU; 0: none on a CPU, and on CUDA equal shares of all that there are",
+        "cluster: a worker's share of a GPU; 0: no GPU on a CPU, and equal shares of all GPUs on CUDA",
         affects="machine",
         resumable=True,
         engines=("cluster",),
     )
     precision: Literal["float32", "tf32", "bf16"] = key(
-        "float32", "of matrices and convolutions; tf32: on NVIDIA GPUs, bf16: by autocast. Weights and losses stay float32"
+        "float32",
+        "of matrix products and convolutions; tf32: NVIDIA GPUs, bf16: autocast. Weights and losses stay float32",
     )
     compile: bool = key(
         False,
-        "stacked: through torch.compile, which takes half a minute at first and needs a C++ compiler",
+        "stacked: use torch.compile, which needs a C++ compiler and half a minute at the start",
         affects="machine",
         engines=("stacked",),
     )
@@ -324,47 +346,47 @@ class EngineConfig(Section):
 class RecordsConfig(Section):
     """What is written, and how often (in rounds)."""
 
-    evaluate_every: Count = key(1, "rounds from one scoring to the next; the last round is always scored", affects="scores")
+    evaluate_every: Count = key(1, "rounds between evaluations; the last round is always evaluated", affects="scores")
     evaluate_on: Literal["all", "holdout"] = key(
         "all",
-        "the rows that are scored: validation, test and hold-out rows, or hold-out rows alone, as `sweep` has it",
+        "the evaluated rows: validation, test and hold-out rows, or hold-out rows only, as `sweep` sets it",
         affects="scores",
     )
     checkpoint_every: Count = key(
         1,
-        "rounds from one saved state to the next; the last is always saved",
+        "rounds between saved states; the last round is always saved",
         affects="record",
         unused_on_sites="every round is saved there",
     )
     best_by: Literal["holdout", "validation", "test"] | None = key(
         None,
-        "the data that choose the best round; unset, holdout if there is one, else the very data reported on",
+        "the rows that choose the best round; unset, hold-out rows if there are any, else the reported rows",
         affects="scores",
     )
     keep_best: bool = key(
         False,
-        "keep the weights of each client's best round, and of the shared model's, by what `records.best_by` says",
+        "keep the weights of the best round of each client and of the shared model, chosen as `records.best_by` says",
         affects="record",
         unused_on_sites="best rounds' weights are not kept there",
     )
     copies: bool = key(
-        False, "score the clients' trained copies of the shared model too, before they are averaged", affects="scores"
+        False, "also evaluate the clients' trained copies of the shared model before they are averaged", affects="scores"
     )
     tensorboard: bool = key(
         False,
-        "write scores and losses for TensorBoard too (the extra `tensorboard`)",
+        "also write scores and losses for TensorBoard (the extra `tensorboard`)",
         affects="record",
         unused_on_sites="it is not written there",
     )
 
 
 class ShareConfig(Section):
-    """What a client tells beside its messages."""
+    """What a client discloses besides its messages."""
 
     metrics: Disclosure = key(
         "all",
-        "what is told of its scores and training losses: all; accuracies alone, to 1 %, of 50 rows or more; or nothing. "
-        "Scores that are not told stay in its own folder",
+        "which scores and training losses a client discloses: all; only accuracies, rounded to 1 %, of 50 rows or more; or "
+        "none. Other scores stay in the client's folder",
         affects="scores",
     )
 
@@ -381,12 +403,12 @@ class PrivacyConfig(Section):
         None, "the noise multiplier, needed unless nets is none: the noise has the standard deviation sigma x clip"
     )
     unit: Literal["example", "group"] = key(
-        "example", "what is protected: each training example, or each group of `data.group_by` (a patient) with all its rows"
+        "example", "the protected unit: a training example, or a group of `data.group_by` (a patient) with all its rows"
     )
-    group_rows: Count | None = key(None, "unit group: at most so many rows of a group in a batch, drawn by lot; unset, all")
+    group_rows: Count | None = key(None, "unit group: the most rows of a group in a batch, drawn at random; unset, all rows")
     epsilon: Positive | None = key(
         None,
-        "the budget of each client: a run that would cost more is refused; between real sites a site's own key",
+        "the budget of each client: a run that would spend more is refused; real sites set it in their own files",
         affects="record",
         resumable=True,
     )
@@ -412,14 +434,14 @@ def optional(kind: type[Section]) -> Any:
 
 
 class ClientData(optional(DataConfig)):  # type: ignore[misc]
-    """If one client has data of its own, all have: there is no [partition] then, and clients may be called anything."""
+    """If one client has its own data, all clients must; then there is no [partition], and clients may have any names."""
 
 
 class ClientModel(Section):
     """A client's own network."""
 
     personal: str | None = key(None, "its own network")
-    pretrained: Pretrained | None = key(None, "what its own network begins with, as `model.pretrained`")
+    pretrained: Pretrained | None = key(None, "the first weights of its own network, as `model.pretrained`")
     frozen: bool = key(False, "its personal network is not trained (an untrained participant, for experiments)")
 
 
@@ -431,7 +453,7 @@ class ClientTraining(Section):
     batch_size: BatchSize | None = key(None, "examples in its own minibatches")
     task: str | None = key(None, "its own task")
     shuffled: Annotated[float, Field(ge=0, le=1)] = key(
-        0.0, "this fraction of its private labels is shuffled among its examples (a bad participant, for experiments)"
+        0.0, "the fraction of its private labels that is shuffled (a bad participant, for experiments)"
     )
 
 
@@ -444,7 +466,7 @@ class ClientOptimizer(Section):
 
 
 class ClientConfig(Section):
-    """What one participant does its own way: ID is its number, or the name of its domain. Nothing here crosses."""
+    """The settings of one participant: ID is its number, or the name of its domain. These settings are never sent."""
 
     data: ClientData = ClientData()
     algorithm: Settings = {}
@@ -458,10 +480,10 @@ class Config(Section):
     """A whole experiment, as `load_config` returns it and `run` takes it."""
 
     name: Annotated[str, AfterValidator(_folder)] = key(
-        "run", "what the run is called; its folder is runs/NAME", affects="record"
+        "run", "the name of the run; its folder is runs/NAME", affects="record"
     )
-    seed: Annotated[int, Field(ge=0)] = key(0, "where all random numbers come from")
-    rounds: Count = key(20, "how many times the server and the clients exchange", lead_may_change=True)
+    seed: Annotated[int, Field(ge=0)] = key(0, "the seed of all random numbers")
+    rounds: Count = key(20, "the number of exchanges between the server and the clients", lead_may_change=True)
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     split: SplitConfig = SplitConfig()

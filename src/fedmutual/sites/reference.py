@@ -27,17 +27,17 @@ from fedmutual.sites.schema import (
 
 _HEAD = """## FEDERATION.toml
 
-What all participants of a [federation of real sites](sites.md) have: the keys above but for `partition`, `engine`,
-`clients`, and of `data` what is of one's own data (`name`, `root`, `test`, `label`, `labels`, `group_by`); where classes are
-learned it must have `data.classes`. `share.metrics` is "accuracy" where the file does not set it. And the table
-`sites`, and of `server` two keys more.
+The file that all participants of a [federation of real sites](sites.md) have. It takes the keys above, except for
+`partition`, `engine`, `clients` and the keys about a site's own data (`data.name`, `root`, `test`, `label`, `labels`,
+`group_by`). For classification `data.classes` is required. `share.metrics` is "accuracy" unless the file sets it. The file
+also has the table `sites` and two more keys of `server`:
 """
 _SITE = """
 ## site.toml
 
-What a site does its own way; nothing of it crosses. A table named like one above has keys of that one, those which are each
-participant's own to set, and the federation's values where it has not; `data.name` it must have. Paths count from the folder
-of the file.
+The settings of one site, which are never sent. A table with a name from above takes those keys of the table that each
+participant may set; unset keys have the federation's values. `data.name` is required. Paths are relative to the folder of
+the file.
 """
 _ALIKE: dict[str, type[Section]] = {
     "data": ClientData,

@@ -1,4 +1,4 @@
-"""The two files of a federation of real sites: FEDERATION.toml, which all have, and each site's own site.toml."""
+"""The two files of a federation of real sites: FEDERATION.toml, common to all, and the site.toml of each site."""
 
 import re
 from typing import Annotated, Literal
@@ -52,47 +52,51 @@ def _sites(value: tuple[str, ...]) -> tuple[str, ...]:
 def _leads(value: tuple[str, ...]) -> tuple[str, ...]:
     for lead in value:
         if not re.fullmatch(r"[A-Za-z0-9._%+-]+@[A-Za-z0-9.-]+\.[A-Za-z]{2,}", lead):
-            raise ValueError(f"who may submit is called by a mail address, not {lead!r}")
+            raise ValueError(f"sites.leads entries must be email addresses; got {lead!r}")
     return value
 
 
 class ServerTable(ServerConfig):
-    """Where the server is, and how it makes one model of those that sites send."""
+    """The address of the server, and how it aggregates the models of the sites."""
 
     hosts: Annotated[Names, Field(min_length=1), AfterValidator(_hosts)] = key(
         ("localhost",),
-        "names and addresses by which sites may reach the server; the first one is written into their kits",
+        "host names and addresses of the server; the first one is written into the kits of the sites",
         lead_may_change=True,
     )
     port: Annotated[int, Field(ge=1, le=65535)] = key(
-        8002, "its port; sites open connections to it, and nobody to them", lead_may_change=True
+        8002, "the port of the server; sites open connections to it, and accept none", lead_may_change=True
     )
 
 
 class SitesTable(Section):
-    """Who takes part, and how long they are waited for."""
+    """The participants, and how long the server waits for them."""
 
     names: Annotated[Names, Field(min_length=1), AfterValidator(_sites)] = Field(description="the sites")
     leads: Annotated[Names, Field(min_length=1), AfterValidator(_leads)] = key(
-        ("lead@example.org",), "who may submit and stop, by mail address; each gets a kit"
+        ("lead@example.org",), "the email addresses of those who may submit and stop; each of them gets a kit"
     )
     input: Annotated[Sides, Field(min_length=1)] = Field(description="the shape of one example: [C, H, W], or [F]")
-    columns: Names | None = key(
-        None, "of tables: the names of the F columns in their order, which every site's file is held to"
-    )
-    quorum: Count | None = key(None, "so many sites must answer for a round to count; unset, more than half of them")
+    columns: Names | None = key(None, "tables: the names of the F columns in their order; every site's file must have them")
+    quorum: Count | None = key(None, "the sites that must reply for a round to count; unset, more than half of them")
     deadline: Seconds = key(
-        600.0, "seconds that a site has for its part of a round; who takes longer is left out of it", lead_may_change=True
+        600.0,
+        "the seconds that a site has for its part of a round; a slower site is left out of the round",
+        lead_may_change=True,
     )
     wait: Seconds = key(
-        60.0, "seconds that the start waits for all sites; then it begins with those that are there", lead_may_change=True
+        60.0,
+        "the seconds that the start waits for all sites; then the federation begins with the connected sites",
+        lead_may_change=True,
     )
     retries: Count = key(
-        5, "how often the server starts anew, with longer and longer pauses, while no round succeeds", lead_may_change=True
+        5,
+        "how often the server restarts the federation, with exponential backoff, while no round succeeds",
+        lead_may_change=True,
     )
     update_limit: Annotated[float, Field(gt=1)] = key(
         10.0,
-        "a site's update is refused where its norm is more than so many times the median of the others', from 3 sites on",
+        "an update is refused if its norm is more than so many times the median norm of the others, from 3 sites on",
     )
     refuse_opposed: bool = key(
         True,
@@ -101,12 +105,12 @@ class SitesTable(Section):
     )
     examples_limit: Count | None = key(
         None,
-        "the most training examples (n_k) that a site may state, where they weigh; unset, `sites.update_limit` times the "
-        "median of the others'",
+        "the most training examples (n_k) that a site may state as its weight; unset, `sites.update_limit` times the "
+        "median of the other sites' numbers",
     )
     public: PathSetting | None = key(
         None,
-        "the folder of the public seed set, SITE.npz of each, counted from this file; fedh2l, fedmd and aggregate need it",
+        "the folder of the public seed set, SITE.npz of each site, relative to this file; for fedh2l, fedmd, aggregate",
     )
 
     @property
@@ -116,7 +120,7 @@ class SitesTable(Section):
 
 
 class SeedsTable(Section):
-    """What a contract says of the public seed set: of each site, and of the whole."""
+    """What a contract says about the public seed set: about each site's part, and about the whole set."""
 
     rows: dict[str, _Rows]
     counts: dict[str, list[Annotated[int, Field(ge=0)]]] | None  # examples a class; None: labels stay with their owners
@@ -150,17 +154,17 @@ def check_modules(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class TrustTable(Section):
-    """Which code the site runs beside fedmutual's."""
+    """Which code the site runs besides fedmutual's."""
 
     modules: Annotated[Names, AfterValidator(check_modules)] = key(
         (),
         'the modules that "module:name" may name here, in this file or in the federation\'s; each lies beside this file or '
-        "is installed, and can do all that the site's process may",
+        "is installed, and can do everything that the site's process may do",
     )
 
 
 class SitePrivacy(Section):
-    """What a site may spend of its data's privacy, over all federations that use them."""
+    """The privacy budget of a site's data, over all federations that use these data."""
 
     epsilon: Annotated[float, Field(gt=0)] | None = key(
         None, "the site's budget, needed where the federation has privacy.nets; when it is spent the site declines"
@@ -169,15 +173,15 @@ class SitePrivacy(Section):
 
 
 class SiteSplit(optional(SplitConfig)):  # type: ignore[misc]
-    """What a site holds out its own way."""
+    """Which rows a site holds out."""
 
 
 class SiteShare(optional(ShareConfig)):  # type: ignore[misc]
-    """What a site tells beside its messages."""
+    """What a site discloses besides its messages."""
 
 
 class LimitsTable(Section):
-    """What a site does not go beyond, whatever is submitted."""
+    """The limits of a site, whatever a lead submits."""
 
     rounds: Count | None = key(
         None, "the most rounds that this site takes part in; unset, as many as the contract that it agreed to has"
@@ -185,21 +189,21 @@ class LimitsTable(Section):
 
 
 class SiteEngine(Section):
-    """Where a site's work runs."""
+    """Where a site's computations run."""
 
     device: str = key("auto", "cpu, cuda, cuda:1, mps; auto takes a CUDA GPU, else Apple's, else the CPU")
-    threads: Annotated[int, Field(ge=1, le=4096)] = key(1, "threads; part of what makes a result repeatable")
-    precision: Literal["float32", "tf32", "bf16"] = key("float32", "of matrices and convolutions")
+    threads: Annotated[int, Field(ge=1, le=4096)] = key(1, "threads; results are bit-identical only with equal threads")
+    precision: Literal["float32", "tf32", "bf16"] = key("float32", "the precision of matrix products and convolutions")
 
 
 class SiteFile(Section):
-    """What a site does its own way. Nothing of it crosses, and the server learns none of it."""
+    """The settings of one site. They are never sent, and the server does not learn them."""
 
     site: str = Field(description="the site's name, as the federation has it")
     data: ClientData = ClientData()
     split: SiteSplit = SiteSplit()
     model: ClientModel = ClientModel()
-    algorithm: Settings = Field({}, description="its own settings of the algorithm, alpha say")
+    algorithm: Settings = Field({}, description="its own settings of the algorithm, for example alpha")
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
     engine: SiteEngine = SiteEngine()
