@@ -49,7 +49,7 @@ class FedH2L:
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
     local_data: Literal["private+all-public", "private+own-public", "private"] | None = setting(
         None,
-        "the data of a local step; unset: private and all public data if their labels are public, else private and own public",
+        "the data of a local step; unset: all public data too if labels are public, else the node's own public data too",
     )
     labels: bool = setting(
         True, "all nodes know the labels of public data; false: labels stay with the owner of the examples"
