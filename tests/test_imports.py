@@ -54,8 +54,8 @@ def of_algorithms(found: Import) -> bool:
 
 
 def of_core(found: Import) -> bool:
-    """It imports torch and the standard library; how a client steps, the core too."""
-    allowed = {"core.py": {"torch"}, "stepping.py": {"torch", "fedmutual.core"}}.get(found.file)
+    """It imports torch, the types of settings and the standard library; how a client steps, the core too."""
+    allowed = {"core.py": {"torch", "fedmutual.settings"}, "stepping.py": {"torch", "fedmutual.core"}}.get(found.file)
     return allowed is None or found.top in allowed | sys.stdlib_module_names
 
 
