@@ -1,7 +1,6 @@
-"""Clients alike, their networks and optimisers in stacks: one phase of all of them, step by step.
+"""Stacks of the networks and optimisers of clients with the same architecture: one phase of all clients, step by step.
 
-A step is masked, never a row: clients whose batch is of another size step in a sub-stack of their own, and who has no batch
-left stays as it was.
+Clients with a different batch size step in a sub-stack; clients without a batch are unchanged.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

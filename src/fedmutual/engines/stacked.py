@@ -1,8 +1,8 @@
-"""Clients of one architecture stepped together, their networks stacked and the phase's loss under vmap: for GPUs.
+"""Clients with the same architecture are stepped together: networks are stacked, the phase's loss runs under vmap. For GPUs.
 
-A step is masked, never a row: clients whose batch is of another size step in a sub-stack of their own, and who has no batch
-left stays as it was. What vmap refuses, active dropout for one, and what a GPU does faster so, is stepped client after
-client, and said once.
+Clients with a different batch size step in a sub-stack; clients without a batch are unchanged. Clients
+are stepped one after the other where vmap does not support a network (active dropout, for example) or is slower on the
+device; the log says so once.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -59,7 +59,7 @@ def _global(metrics: Lines, best_by: str) -> dict[str, Any] | None:
 
 
 def _others(metrics: Lines, model: str | None) -> dict[str, Any]:
-    """The last scores of clients whose task knows no accuracy, on their own validation data; nothing where all do."""
+    """Return the last scores, on validation data, of clients whose task has no accuracy metric; empty where all have one."""
     last = metrics[-1]["scores"] if metrics else ()
     named = ("model", "client", "data")
     found = {

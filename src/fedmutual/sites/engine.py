@@ -109,7 +109,7 @@ class SitesEngine:
         """The replies that are used: after all have come, for each is held against the others."""
         given = {i: a for i, a in arguments.items() if i not in self._conduct.left_out}
         asked = None
-        if self._by_hand:  # a letter to who hangs would keep its sender waiting
+        if self._by_hand:  # sending to an unresponsive site would block the sender
             asked = tuple(sorted(given.keys() & set(self._post.there()) - set(self._post.late())))
         found = self._collect(given, self._attempts.stamp({i: self._order(a, asked) for i, a in given.items()}))
         self._screen(found, given)
