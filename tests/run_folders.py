@@ -9,6 +9,9 @@ from typing import Any
 
 import tomli_w
 
+from fedmutual.report.comparison import comparisons
+from fedmutual.report.runs import read_runs
+from fedmutual.report.verdicts import judge
 from fedmutual.rundir.transfer import transfer
 
 Own = Callable[[int, int, str], float]  # (seed, round, client) -> accuracy on the client's own validation data
@@ -111,6 +114,13 @@ def write(folder: Path, made: Made) -> Path:
 def write_all(out: Path, methods: Sequence[Made], seeds: Sequence[int]) -> list[Path]:
     """OUT/<method>/<seed> for every method and seed, as `compare` lays them out."""
     return [write(out / m.algorithm / str(s), replace(m, seed=s)) for m in methods for s in seeds]
+
+
+def list_findings(folders: Sequence[Path]) -> list[str]:
+    """The answer and all findings of the one comparison that the folders make."""
+    (comparison,) = comparisons(read_runs(folders))
+    verdict = judge(comparison)
+    return [verdict.lead, *verdict.sentences]
 
 
 def _partition(made: Made) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_data_are_checked_with_their_networks_and_no_optimiser(imported, tmp_pat
 
 def test_a_page_is_made_without_torch(imported, tmp_path):
     write(tmp_path / "run", Made("fml", lambda *_: 0.5))
-    assert imported("report", "run") <= {"matplotlib"}
+    assert imported("report", "run") <= {"matplotlib", "pandas"}
 
 
 def test_a_second_demo_names_the_page_and_a_free_folder(imported, tmp_path):

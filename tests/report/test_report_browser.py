@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from urllib.parse import unquote
 
 import pytest
@@ -85,6 +86,7 @@ def test_the_text_of_pictures_is_in_the_page_s_font_and_legible_on_a_phone(visit
             .map(t => getComputedStyle(t).fontFamily)]"""
     )
     assert len(set(fonts)) == 1
+    page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
     heights = page.evaluate(
         """() => [...document.querySelectorAll('svg')]
             .map(s => 11 * s.getBoundingClientRect().width / s.viewBox.baseVal.width)"""
@@ -115,8 +117,9 @@ def test_pointing_at_a_round_says_its_numbers(visit):
     assert tip.is_hidden()
     page.locator("#c1-curves ~ .pictures svg").first.locator("rect").last.hover()
     assert tip.inner_text().splitlines() == ["Round 5", "FML 66.0", "FedAvg 71.0"]
-    page.locator("#c1-gains ~ .pictures svg").first.locator("rect").first.hover()
-    assert tip.inner_text().splitlines() == ["client 0", "seed 0: +5.00 points", "seed 1: +5.00 points"]
+    page.locator(".answer svg").locator("rect").nth(1).hover()  # below the mean
+    client = "client 0: +5.00 points, 95 % interval +5.00 to +5.00"
+    assert tip.inner_text().splitlines() == [client, "seed 0: +5.00 points", "seed 1: +5.00 points"]
     page.locator("h1").hover()
     assert tip.is_hidden()
     assert said == []
@@ -132,7 +135,7 @@ def test_without_script_titles_stay(browser, address):
 
 def test_the_headline_is_cards_on_a_phone_and_stays_a_table_to_a_reader(visit):
     page, _, _ = visit(viewport={"width": 400, "height": 900})
-    table = page.get_by_role("table", name="Accuracy of every method")
+    table = page.get_by_role("table", name="Last round")
     assert table.get_by_role("row").count() >= 3
     assert table.get_by_role("rowheader", name="FML").is_visible()
     box = table.bounding_box()
@@ -142,6 +145,7 @@ def test_the_headline_is_cards_on_a_phone_and_stays_a_table_to_a_reader(visit):
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_table_that_is_wider_than_a_phone_fades_where_it_goes_on(visit, scheme):
     page, _, _ = visit(color_scheme=scheme, viewport={"width": 400, "height": 900})
+    page.locator("#c1-beyond").click()
     scroll = page.locator(".scroll", has=page.locator("#c1-beyond-table"))
     wide = scroll.evaluate("e => [e.scrollWidth, e.clientWidth]")
     assert wide[0] > wide[1] + 100
@@ -179,12 +183,78 @@ def test_print_is_light_and_whole(visit):
     page.emulate_media(media="print", color_scheme="dark")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 30, 34)"
-    assert not page.locator("nav").is_visible()
     assert not page.locator(".csv").first.is_visible()
     assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
-    assert page.locator("#c1-headline").is_visible()
+    assert page.locator("#c1-headline-brief").is_visible()
     assert page.evaluate("document.documentElement.scrollWidth") == 720  # of about A4's width nothing is cut off
     assert page.pdf(format="A4")[:4] == b"%PDF"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Address of a page as large as the demo's: two comparisons, of three and of four methods, five clients, five seeds."""
+    folder = tmp_path_factory.mktemp("demo")
+    runs = []
+    for name, step, algorithms in (("first", -0.02, ["fml", "fedavg"]), ("second", 0.02, ["fml", "fedavg", "fedprox"])):
+        made = [
+            Made(
+                algorithm,
+                lambda s, r, c, k=k, step=step: 0.8 + step * k + (-1) ** (k + s) * 0.01 * int(c),
+                lambda s, r: 0.9,
+                shared_own=(lambda s, r, c: 0.7 + 0.01 * s) if algorithm == "fml" else None,
+            )
+            for k, algorithm in enumerate([*algorithms, "independent"])
+        ]
+        partition = {"kind": "iid" if name == "first" else "shards", "classes_per_client": 4}
+        same = {"name": name, "rounds": 20, "clients": tuple("01234"), "classes": tuple("0123456789")}
+        made = [replace(m, **same, config={"partition": partition}) for m in made]
+        runs += write_all(folder / name, made, range(5))
+    write_report(runs, folder / "report.html")
+    return (folder / "report.html").as_uri()
+
+
+def open_demo(browser, demo, width, scheme="light"):
+    page = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme).new_page()
+    page.goto(demo)
+    return page
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_demo_s_first_screen_holds_the_whole_picture_and_the_answer(browser, demo, width):
+    page = open_demo(browser, demo, width)
+    picture, answer = (page.locator(selector).first.bounding_box() for selector in (".answer svg", ".lead"))
+    assert picture["y"] + picture["height"] <= 800
+    assert answer["y"] + answer["height"] <= 800
+    assert page.locator("h1").inner_text().replace("\n", " ") == "Does federating help these 5 clients?"
+    assert page.evaluate("document.documentElement.scrollHeight") < 8000
+    page.context.close()
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_the_demo_s_page_has_at_most_700_words_unfolded(browser, demo, width):
+    page = open_demo(browser, demo, width)
+    assert page.locator("details[open]").count() == 0
+    assert len(page.locator("body").inner_text().split()) <= 700
+    assert all(page.locator(".answer").nth(k).locator("li").count() <= 3 for k in range(2))
+    page.context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_gain_and_harm_differ_in_shape_and_in_colour(browser, demo, scheme):
+    page = open_demo(browser, demo, 1280, scheme)
+    shapes = page.evaluate(
+        """() => { const svg = document.querySelector('.answer svg'), shapes = {};
+            for (const use of svg.querySelectorAll('use')) {
+                const stroke = getComputedStyle(use).stroke, mark = svg.querySelector(use.getAttribute('href'));
+                (shapes[stroke] ??= new Set()).add(mark.getAttribute('d')); }
+            return Object.fromEntries(Object.entries(shapes).map(([colour, marks]) => [colour, [...marks]])); }"""
+    )
+    gain, harm = (
+        ("rgb(11, 110, 79)", "rgb(168, 58, 18)") if scheme == "light" else ("rgb(88, 201, 155)", "rgb(240, 149, 106)")
+    )
+    assert {gain, harm} <= set(shapes)
+    assert not set(shapes[gain]) & set(shapes[harm])
+    page.context.close()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -217,7 +287,8 @@ def test_a_page_of_domains_fits_and_its_points_can_be_pointed_at(browser, tmp_pa
     assert page.evaluate("document.documentElement.scrollWidth") == width
     beyond = "[...document.querySelectorAll('svg text')].filter(t => t.getBoundingClientRect().right > innerWidth).length"
     assert page.evaluate(beyond) == 0
-    page.locator("#c1-crossed ~ .pictures svg").locator("rect").last.hover()
+    page.locator("#c1-crossed").click()
+    page.locator(".part:has(#c1-crossed) .pictures svg").locator("rect").last.hover()
     name, sent, reached = page.locator("#tip").inner_text().splitlines()
     assert name.endswith("own-public-7), round 5")
     assert (sent, reached) == ("85.5 kB sent, 7.1 kB of it in rounds", "ACC 50.0 %")  # 78,400 + 5 * 1,412

@@ -9,13 +9,13 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedmutual.report import accuracy, domains, headline, tables, verdict
+from fedmutual.report import accuracy, domains, headline, tables
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.costs import cost_table, courses, draw_costs
 from fedmutual.report.curves import data_table, pictures, slots
 from fedmutual.report.runs import read_runs
 from fedmutual.report.statistics import last_common
-from run_folders import Made, write, write_all
+from run_folders import Made, list_findings, write, write_all
 
 NODES = ("0", "40")
 LAST, FIRST = {"0": 0.8, "40": 0.6}, {"0": 0.9, "40": 0.5}  # ACC after round 2 and after round 1
@@ -173,9 +173,9 @@ def test_why_no_shared_model_stands_in_the_table_of_own_data(folders):
 
 
 def test_two_seeds_cannot_say_whether_joining_pays(folders):
-    said = verdict(folders)
+    said = list_findings(folders)
     assert said[0] == (
-        "Whether joining pays is not certain here: in the mean nodes do better with FedH2L, AGG and FedAvg, "
+        "Whether joining pays is not certain here: on average nodes do better with FedH2L, AGG and FedAvg, "
         "and two seeds cannot exclude chance."
     )
     assert said[2].startswith(
@@ -188,8 +188,8 @@ def test_joining_pays_over_all_domains_and_costs_the_own_one(tmp_path):
 
     BWT: 0.05 and 0.25 below, then 0.02 and 0.04 less.
     """
-    said = verdict(write_all(tmp_path, [FEDH2L, AGG, FEDAVG, ALONE], [0, 1, 2]))
-    assert said[0] == ("Joining pays with FedH2L, AGG and FedAvg: over all domains nodes do better than alone.")
+    said = list_findings(write_all(tmp_path, [FEDH2L, AGG, FEDAVG, ALONE], [0, 1, 2]))
+    assert said[0] == ("Joining pays with FedH2L, AGG and FedAvg: nodes do better over all domains than alone.")
     assert said[1] == (
         "FedH2L: over all domains (ACC) nodes score 72.0 %, 22.0 points above local-only "
         "(95 % interval 17.0 to 27.0, 3 seeds). Of 2 nodes all gain."
@@ -224,7 +224,7 @@ def test_what_joining_costs_a_node_s_own_domain(tmp_path, gain, cost, who):
     """In one seed the interval is over nodes: 0.02 and 0.03 are 0.025 with half 12.7 * 0.005 = 0.064, no certain gain."""
     ours = made("fedh2l", lambda s, r, c: (0.6, 0.9 + gain[c] + 0.0001 * s, 0.5))
     seeds = [0, 1, 2] if gain["0"] > 0 else [0]
-    said = verdict(write_all(tmp_path, [ours, ALONE], seeds))
+    said = list_findings(write_all(tmp_path, [ours, ALONE], seeds))
     assert said[2].startswith(f"FedH2L, on a node's own domain (BWT): {cost}; ")
     assert said[2].endswith(who)
 
@@ -232,7 +232,9 @@ def test_what_joining_costs_a_node_s_own_domain(tmp_path, gain, cost, who):
 def test_many_harmed_nodes_are_not_all_named(tmp_path):
     nodes = tuple("abcdefgh")
     ours = made("fedh2l", lambda s, r, c: (0.4 - 0.01 * nodes.index(c), 0.9, 0.5))
-    said = verdict(write_all(tmp_path, [replace(m, own=lambda s, r, c: 0.5, clients=nodes) for m in (ours, ALONE)], [0]))
+    said = list_findings(
+        write_all(tmp_path, [replace(m, own=lambda s, r, c: 0.5, clients=nodes) for m in (ours, ALONE)], [0])
+    )
     assert said[0] == "In this one seed, joining does not pay: with FedH2L nodes do worse over all domains than alone."
     assert said[1].endswith(
         "Of 8 nodes all are harmed: node h by 17.0 points, node g by 16.0, node f by 15.0, node e by 14.0, node d by 13.0 "
@@ -241,7 +243,7 @@ def test_many_harmed_nodes_are_not_all_named(tmp_path):
 
 
 def test_without_local_only_it_cannot_be_said(tmp_path):
-    said = verdict(write_all(tmp_path, [FEDH2L, AGG], [0, 1]))
+    said = list_findings(write_all(tmp_path, [FEDH2L, AGG], [0, 1]))
     assert said[0] == (
         "These runs cannot say whether joining pays: local-only training (independent) is not among these runs; "
         "`fedmutual compare FILE.toml --methods fedh2l,independent` makes it."
@@ -255,12 +257,13 @@ def test_methods_that_exchange_ever_so_often_are_held_against_each_other_after_a
     plain = [replace(m, own=lambda s, r, c: 0.5) for m in (ours, alone)]
     a, b = read_runs(write_all(tmp_path, plain, [0]))
     assert last_common(a, b) == (4, 20)
-    said = verdict([a, b])
+    said = list_findings([a, b])
     assert "nodes score 40.0 %, 20.0 points above local-only" in said[1]  # 0.4 and 0.2
     [short] = read_runs([write(tmp_path / "short", replace(plain[0], rounds=3))])
     assert last_common(short, b) == (2, 10)
-    assert "FedAvg is held against local-only after round 2, the last after which both had trained as much." in verdict(
-        [short, b]
+    assert (
+        "FedAvg is held against local-only after round 2, the last after which both had trained as much."
+        in list_findings([short, b])
     )
 
 
@@ -328,7 +331,7 @@ def test_labels_tell_variants_apart_by_what_most_have_not(tmp_path):
     labels = [m.label for m in found.methods]
     assert labels == ["FedH2L", "FedH2L (kl = false)", "FedH2L (projection = none)", "FedAvg", "Local-only"]
     assert slots(found.methods) == {"FedH2L": 6, labels[1]: 8, labels[2]: 7, "FedAvg": 2, "Local-only": 4}
-    against = [s.partition(":")[0] for s in verdict(runs) if s.startswith("Against")]
+    against = [s.partition(":")[0] for s in list_findings(runs) if s.startswith("Against")]
     assert against == ["Against FedH2L (kl = false)", "Against FedH2L (projection = none)", "Against FedAvg"]
     two = comparison([tmp_path / "a", tmp_path / "b"])  # of two, neither is what most have
     assert [m.label for m in two.methods] == ["FedH2L (kl = true)", "FedH2L (kl = false)"]

@@ -114,7 +114,7 @@ def test_tables_and_pictures_say_what_they_are(page):
     assert all(text.strip() for _, text in found.all("caption"))
     assert all("scope" in marks for marks, _ in found.all("th"))
     pictures = found.all("svg")
-    assert len(pictures) == 8  # four gains, four curves
+    assert len(pictures) == 5  # the gains, four of curves
     assert all(marks["role"] == "img" and marks["aria-label"] for marks, _ in pictures)
 
 
@@ -136,7 +136,8 @@ def test_the_csv_under_a_picture_holds_its_numbers(page):
     rows = list(csv.DictReader(io.StringIO(unquote(links["c1-global-data.csv"].partition(",")[2]))))
     assert len(rows) == 20
     assert rows[19]["FML, seed 2"] == "0.8700"  # 0.85 - 0.4 / 20 + 0.02 * 2
-    assert len(links) == len(Page(page).all("table"))
+    brief = [marks["id"] for marks, _ in Page(page).all("table") if f"{marks['id']}.csv" not in links]
+    assert brief == ["c1-headline-brief"]  # whose numbers are in the CSV of c1-headline
 
 
 def test_names_are_text_and_never_markup(tmp_path):
@@ -147,7 +148,7 @@ def test_names_are_text_and_never_markup(tmp_path):
     text = (tmp_path / "report.html").read_text()
     assert "<script>alert" not in text
     assert "<b>" not in text
-    assert nasty in [text for _, text in Page(text).all("h1")]
+    assert any(about.startswith(f"{nasty} · ") for _, about in Page(text).all("p"))
 
 
 def test_a_single_run_makes_a_page_that_names_what_is_missing(tmp_path):
@@ -169,7 +170,7 @@ def test_comparisons_of_different_data_are_told_apart(tmp_path):
     b = write_all(tmp_path / "b", methods(name="second", config={"partition": {"kind": "iid", "clients": 3}}), [0])
     write_report([*a, *b], tmp_path / "report.html")
     text = (tmp_path / "report.html").read_text()
-    assert [t for _, t in Page(text).all("h2")] == ["first", "second"]
+    assert [t for _, t in Page(text).all("h2")][:2] == ["first", "second"]
     assert "no number of one is held against another's" in text
     ids = [marks["id"] for _, marks in Page(text).elements if "id" in marks]
     assert len(ids) == len(set(ids))

@@ -1,25 +1,79 @@
-"""Sentences from gains given by hand."""
-
-from types import SimpleNamespace
+"""Answers from gains given by hand."""
 
 import pytest
 
+from fedmutual.report.answer import FEDERATING, JOINING, Decision, Holdings, Way, render
 from fedmutual.report.statistics import Gains, Pair
-from fedmutual.report.wording import FEDERATING, lead
 
 
-def gains(*by_seed):
-    return Gains(tuple(Pair(seed, "a", 1, 0.5 + gain, 0.5, 100) for seed, gain in enumerate(by_seed)))
+def gains(*by_seed, clients=("a",)):
+    return Gains(tuple(Pair(seed, c, 1, 0.5 + gain, 0.5, 100) for seed, gain in enumerate(by_seed) for c in clients))
+
+
+def decision(holdings=None, participants=3, question=FEDERATING, **ways):
+    made = tuple(Way(label, found) for label, found in ways.items())
+    return Decision(question, participants, True, made, (), holdings)
 
 
 @pytest.mark.parametrize(
-    ("by_seed", "said"),
+    ("by_seed", "leaning", "doubt"),
     [
-        ((0.1, 0.2, -0.3), "clients do as well as alone with FML"),  # the sum of these floats is not 0
-        ((0.3, -0.1, 0.0), "clients do better with FML, which may be chance"),
-        ((-0.3, 0.1), "clients do worse with FML, and two seeds cannot exclude chance"),
+        ((0.1, 0.2, -0.3), 0, None),  # the sum of these floats is not 0
+        ((0.3, -0.1, 0.0), 1, "which may be chance"),
+        ((-0.3, 0.1), -1, "and two seeds cannot exclude chance"),
     ],
 )
-def test_what_is_not_certain_has_the_direction_of_its_mean(by_seed, said):
-    told = lead(SimpleNamespace(federated=("fml",)), {"FML": gains(*by_seed)}, FEDERATING)
-    assert told == f"Whether federating pays is not certain here: in the mean {said}."
+def test_what_is_not_certain_has_the_direction_of_its_mean(by_seed, leaning, doubt):
+    made = decision(FML=gains(*by_seed))
+    assert (made.pays, made.costs, made.uncertain, made.leanings) == ([], [], ["FML"], {leaning: ["FML"]})
+    words = {0: "as well as alone with FML", 1: "better with FML", -1: "worse with FML"}[leaning]
+    lead = f"Whether federating pays is not certain here: on average clients do {words}{f', {doubt}' if doubt else ''}."
+    assert render(made, "lead") == lead
+
+
+def test_each_way_is_in_one_of_three_groups():
+    made = decision(FML=gains(0.2, 0.21, 0.2), FedAvg=gains(-0.2, -0.21, -0.2), FedProx=gains(0.1, -0.1, 0.05))
+    assert (made.pays, made.costs, made.uncertain) == (["FML"], ["FedAvg"], ["FedProx"])
+    assert render(made, "lead") == (
+        "Federating pays with FML: clients do better on their own data than alone; with FedAvg they do worse; "
+        "with FedProx no difference is certain."
+    )
+    assert (made.best.label, made.most_harmful.label) == ("FML", "FedAvg")
+
+
+def test_the_way_that_harms_most_is_named_with_its_worst_client():
+    ours = Gains(tuple(Pair(0, c, 1, 0.5 + gain, 0.5, 100) for c, gain in {"a": 0.1, "b": -0.02, "c": -0.05}.items()))
+    made = decision(FML=gains(0.2, clients="abc"), FedAvg=ours)
+    assert made.most_harmful.worst.client == "c"
+    # 10, -2, -5: mean 1, s = 7.9373, half = 4.302653 * s / sqrt(3) = 19.717
+    assert render(made, "harm") == (
+        "FedAvg: +1.0 points (95 % interval −18.7 to +20.7 over the clients); "
+        "2 of 3 clients are harmed, client c the most, by 5.0 points."
+    )
+    assert render(made, "best") == "FML: +20.0 points (equal in all 3 clients); 3 of 3 clients gain."
+
+
+@pytest.mark.parametrize(
+    ("participants", "question", "title"),
+    [
+        (5, FEDERATING, "Does federating help these 5 clients?"),
+        (1, FEDERATING, "Does federating help this client?"),
+        (4, JOINING, "Does joining help these 4 nodes?"),
+    ],
+)
+def test_the_question_names_how_many(participants, question, title):
+    assert render(decision(participants=participants, question=question), "question") == title
+
+
+def test_what_is_left_to_gain_is_said_with_what_a_client_holds():
+    found = gains(0.1, 0.2)  # alone 0.5
+    all_classes = decision(Holdings((36, 40), (10, 10), 10, 10), FML=found)
+    assert all_classes.alone == pytest.approx(0.5)
+    assert render(all_classes, "data") == (
+        "Each client trains on 36 to 40 examples of 10 of 10 classes. Trained alone, it scores 50.0 %: "
+        "50.0 points are left to gain."
+    )
+    some = Holdings((60, 60), (4, 4), 4, 10)
+    assert render(decision(some, FML=found), "data").endswith("and knowing the other 6 classes gains nothing there.")
+    assert "nothing" not in render(decision(some, question=JOINING, FML=found), "data")  # scored on all domains
+    assert render(decision(FML=found), "data") == ""  # sites that do not disclose what they hold

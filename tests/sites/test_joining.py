@@ -2,12 +2,12 @@
 
 from statistics import fmean
 
-from fedmutual.report import verdict
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.provenance import subtitle
 from fedmutual.report.runs import read_runs
 from fedmutual.rundir.logs import METRICS, read_lines
 from fedmutual.sites.coordinator import Coordinator
+from run_folders import list_findings
 from wards import COMMON, SITES, Desk, contract, halves
 
 PLAIN = {i: {"model": {"personal": "mlp"}, "data": own["data"]} for i, own in SITES.items()}
@@ -38,16 +38,16 @@ def test_two_federations_tell_whether_joining_pays(tmp_path, cli):
     assert subtitle(found).startswith(
         "real sites, 10 classes · each with data of its own, which nobody else knows · 3 sites · 3 rounds"
     )
-    said = verdict([joined])
+    said = list_findings([joined])
     mend = "submit the federation once more with the algorithm independent and another name, and report on both results."
     assert said[0].endswith(mend)
     assert "submitting the federation with another seed and another name makes more" in said[-1]
 
-    said = " ".join(verdict([joined, alone]))
+    said = " ".join(list_findings([joined, alone]))
     assert "local-only (95 % interval" in said
     assert "Of 3 clients" in said
 
     at_home = [tmp_path / name / "north" / "state" / name for name in ("wards", "wards-alone")]
-    said = " ".join(verdict(at_home))  # a site finds out for itself
+    said = " ".join(list_findings(at_home))  # a site finds out for itself
     assert "unfinished" not in said
     assert "one client, so no interval" in said

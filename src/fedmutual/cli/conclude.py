@@ -1,4 +1,4 @@
-"""What a command that trained says at its end: the table, the verdict, and the page's path."""
+"""What a command that trained prints at its end: the table, the answer in one sentence, and the page's path."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from fedmutual.cli.terminal import out, print_text
 
 
 def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
-    """The table in the terminal, the verdict, and the page's path."""
+    """Write the page; print the table, the answer and the page's path."""
     from fedmutual.report import headline, read_runs, verdict, write_report
 
     found = [(name, read_runs(folders)) for name, folders in groups]

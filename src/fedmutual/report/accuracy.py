@@ -42,15 +42,15 @@ def headline(comparison: Comparison) -> Table:
         spent = [guarantee.epsilon(u.method)] if private else []
         lines.append([*about, *(v for value in values for v in numbers(value)[:2]), *_gain_numbers(found), *spent])
     columns = (
-        Column("Method", numeric=False),
-        Column("last round", SHARED),
+        Column("Method", numeric=False, brief="Method"),
+        Column("last round", SHARED, brief=SHARED),
         Column(best_shared, SHARED, note=_caution(comparison, chosen_shared, own=False)),
-        Column("mean, last round", OWN),
+        Column("mean, last round", OWN, brief="Own data, mean"),
         Column(f"mean, {best_own}", OWN, note=_caution(comparison, chosen_own, own=True)),
-        Column("worst, last round", OWN),
+        Column("worst, last round", OWN, brief="Own data, worst client"),
         Column(f"worst, {best_own}", OWN, note=_caution(comparison, chosen_own, own=True)),
-        Column("mean, points", GAIN),
-        Column("gain / harmed", GAIN),
+        Column("mean, points", GAIN, brief="Gain, points"),
+        Column("gain/harmed", GAIN, brief="Gain/harmed"),
         *([guarantee.column(comparison)] if private else []),
     )
     names = ("global_last", "global_best", "personal_last", "personal_best", "worst_last", "worst_best", "gain")
@@ -106,7 +106,7 @@ def _gains(found: Gains | Missing, decimals: int) -> tuple[Cell, Cell]:
         return missing(found.why), missing(found.why)
     gained, harmed = len(found.gained), len(found.harmed)
     equal = f", {found.equal} equal" if found.equal else ""
-    return gain(found.estimate, decimals), Cell(f"{gained} / {harmed}", sub=f"of {len(found.pairs)}{equal}")
+    return gain(found.estimate, decimals), Cell(f"{gained}/{harmed}", sub=f"of {len(found.pairs)}{equal}")
 
 
 def _gain_numbers(found: Gains | Missing) -> list[object]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
@@ -191,7 +192,8 @@ def _lead(comparison: Comparison, found: Adaptation) -> Verdict:
         parts.append(_against("the shared model as it came", gain, comparison))
     many = comparison.name.removeprefix(f"{found.name}, ")
     lead = f"Adapting by mutual learning with {many}: {'; '.join(parts)}."
-    return Verdict(lead + _other(comparison, found, size), judge(comparison).sentences)
+    lead += _other(comparison, found, size)
+    return replace(judge(comparison), question="Does adapting help this newcomer?", lead=lead)
 
 
 def _other(comparison: Comparison, found: Adaptation, size: str) -> str:

@@ -34,6 +34,7 @@ class Column:
     group: str = ""
     numeric: bool = True
     note: str = ""  # a footnote
+    brief: str = ""  # its name in the short table; "": it is not in that one
 
     @property
     def title(self) -> str:
@@ -43,7 +44,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; its first column heads the rows. `csv` holds its numbers unrounded, and what it leaves out."""
+    """A table; its first column heads the rows. `csv` holds its numbers unrounded, and what it leaves out; "": no CSV."""
 
     id: str
     caption: str
@@ -51,6 +52,16 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
     csv: str
     cards: bool = False  # on a phone a row becomes a card, so that nothing is scrolled out of sight
+
+    def shorten(self, caption: str) -> "Table":
+        """The table of the columns that have a brief name, without intervals, footnotes and CSV, which this table has."""
+        shown = [k for k, column in enumerate(self.columns) if column.brief]
+        columns = tuple(Column(self.columns[k].brief, numeric=self.columns[k].numeric) for k in shown)
+        rows = tuple(
+            tuple(Cell(row[k].text, sub="" if k else row[k].sub, shade=row[k].shade, tone=row[k].tone) for k in shown)
+            for row in self.rows
+        )
+        return Table(f"{self.id}-brief", caption, columns, rows, "", self.cards)
 
     @property
     def notes(self) -> tuple[str, ...]:

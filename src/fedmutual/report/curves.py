@@ -36,7 +36,7 @@ class Curve:
 
     label: str
     slot: int  # 1 .. SLOTS: its colour and its mark
-    style: int  # 0, 1, 2: solid, dashed, dotted
+    style: int  # its place among the models, or loss terms, of its method; markers of all but the first are hollow
     points: tuple[Point, ...]
     seeds: int
     runs: tuple[tuple[int, dict[int, float]], ...]  # (seed, round -> value), for the CSV
@@ -125,7 +125,7 @@ def _of_clients(comparison: Comparison, taken: Mapping[str, int]) -> list[Pictur
     return [
         Picture("global", "Shared model on the test set: accuracy, %", True, tests),
         Picture("personal", "Client's model on own validation data: mean accuracy, %", True, own(fmean)),
-        Picture("worst", "The same for the worst client, %", True, own(min)),
+        Picture("worst", "Worst client's model on own validation data: accuracy, %", True, own(min)),
     ]
 
 

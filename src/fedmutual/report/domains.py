@@ -117,10 +117,17 @@ def averages(comparison: Comparison) -> Table:
         found += [last(m, ACC, min), *([projected(m)] if projecting else [])]
         rows.append((Cell(m.label, sub=_pace(comparison, m)), *(share(value, decimals) for value in found)))
         lines.append([m.label, len(m.counted), *(v for value in found for v in numbers(value)[:2])])
-    columns = [Column("Method", numeric=False)]
+    columns = [Column("Method", numeric=False, brief="Method")]
     ends = (("last", ""), ("best", _caution(comparison)))
-    columns += [Column(end, f"{m.name}: {m.rows}", note=note) for m in MEASURES for end, note in ends]
-    columns += [Column("last", "Worst node's ACC"), *([Column("projected", "Mutual steps")] if projecting else [])]
+    columns += [
+        Column(end, f"{m.name}: {m.rows}", note=note, brief=f"{m.name}, {m.rows}" if end == "last" else "")
+        for m in MEASURES
+        for end, note in ends
+    ]
+    columns += [
+        Column("last", "Worst node's ACC", brief="Worst node's ACC"),
+        *([Column("projected", "Mutual steps")] if projecting else []),
+    ]
     names = [f"{m.key}_{end}" for m in MEASURES for end in ("last", "best")] + ["acc_worst"]
     names += ["projected"] if projecting else []
     header = ["method", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]

@@ -25,12 +25,16 @@ from fedmutual.report.cells import Table
 from fedmutual.report.comparison import Comparison, comparisons, differences
 from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seeded
 from fedmutual.report.curves import data_table, pictures
-from fedmutual.report.plots import draw_curves, draw_gains
+from fedmutual.report.gain_plot import draw_gains
+from fedmutual.report.plots import draw_curves
 from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
+from fedmutual.report.text import count
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict
+
+_CURVES = 2  # pictures of curves that are not folded
 
 
 @dataclass(frozen=True)
@@ -52,16 +56,18 @@ class Section:
     subtitle: str
     facts: list[tuple[str, str]]
     verdict: Verdict
+    answer: Drawn | None  # the gains over local-only; None where there are none, which the verdict explains
+    summary: Table
+    own_domain: Drawn | None  # the gains of nodes on their own domain
     domains: list[Table]  # none where clients are no domains
     choice: str  # what chose the best rounds of nodes that are domains
     headline: Table
-    gains: list[Drawn]
-    no_gains: str  # why there are none
     clients: Table
     beyond: Table
     others: Table | None
     recall: Table
     curves: list[Drawn]
+    more_curves: list[Drawn]  # folded
     costs: Drawn | None
     holdings: list[Table]
     bytes: list[Table]
@@ -134,30 +140,31 @@ def mark_prose(text: str) -> Markup:
 
 
 def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) -> Section:
-    shown = _shown(comparison)
+    by_domain = domains.tables(comparison) if comparison.domains else []
+    headline = accuracy.headline(comparison)
+    over = count(max(len(m.counted) for m in comparison.methods), "seed")
+    shown = [
+        Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.decimals))
+        for p in pictures(comparison)
+    ]
     return Section(
         id=id,
         comparison=comparison,
         subtitle=provenance.subtitle(comparison),
         facts=provenance.facts(comparison),
         verdict=verdict,
-        domains=domains.tables(comparison) if comparison.domains else [],
+        answer=_draw_gains(comparison, domains.ACC if comparison.domains else None, f"{id}-gain", styles),
+        summary=(by_domain[0] if by_domain else headline).shorten(f"Last round, % (means over {over})"),
+        own_domain=_draw_gains(comparison, domains.BWT, f"{id}-own", styles) if comparison.domains else None,
+        domains=by_domain,
         choice=domains.choice(comparison) if comparison.domains else "",
-        headline=accuracy.headline(comparison),
-        gains=_gains(shown, "node" if comparison.domains else "client", id, styles),
-        no_gains=""
-        if shown
-        else measures.no_local(comparison)
-        if _lacks_local(comparison)
-        else "no client has a pair to compare",
+        headline=headline,
         clients=tables.clients(comparison),
         beyond=tables.beyond_accuracy(comparison),
         others=other_tasks.other_tasks(comparison),
         recall=tables.recall(comparison),
-        curves=[
-            Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.decimals))
-            for p in pictures(comparison)
-        ],
+        curves=shown[:_CURVES],
+        more_curves=shown[_CURVES:],
         costs=_costs(comparison, id, styles),
         holdings=holdings.who_has_what(comparison),
         bytes=[f(comparison) for f in (traffic.bytes_by_method, traffic.bytes_by_client, traffic.bytes_by_round)],
@@ -169,21 +176,17 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
     )
 
 
-def _lacks_local(comparison: Comparison) -> bool:
-    return all(comparison.alone(m) is None for m in comparison.methods)
-
-
-def _shown(comparison: Comparison) -> list[tuple[str, Gains]]:
-    """The gains that are drawn: of each model on own validation data; of nodes that are domains on all and on their own."""
-    if comparison.domains:
-        ways = [
-            (f"{m.label}: {k.name}, {k.rows}", m.uses[0], k.data)
-            for m in comparison.methods
-            for k in (domains.ACC, domains.BWT)
-        ]
+def _draw_gains(comparison: Comparison, measure: domains.Measure | None, id: str, styles: Styles) -> Drawn | None:
+    """The gains of each model on own validation data, or of nodes by a measure; None where there is no gain."""
+    if measure:
+        uses = [(m.label, m.uses[0]) for m in comparison.methods]
+        title, noun = f"Gain over local-only on {measure.rows} ({measure.name})", "node"
     else:
-        ways = [(u.label, u, "validation") for u in comparison.uses]
-    return [(title, g) for title, use, data in ways if isinstance(g := measures.gains(comparison, use, data), Gains)]
+        uses = [(use.label, use) for use in comparison.uses]
+        title, noun = "Gain over local-only on own validation data", "client"
+    data = measure.data if measure else "validation"
+    found = [(label, g) for label, use in uses if isinstance(g := measures.gains(comparison, use, data), Gains)]
+    return Drawn(title, draw_gains(found, id, styles, noun)) if found else None
 
 
 def _costs(comparison: Comparison, id: str, styles: Styles) -> Drawn | None:
@@ -193,15 +196,3 @@ def _costs(comparison: Comparison, id: str, styles: Styles) -> Drawn | None:
         return None
     decimals = comparison.decimals
     return Drawn(TITLE, draw_costs(found, decimals, f"{id}-costs", styles), cost_table(found, decimals), seeded(found))
-
-
-def _gains(found: Sequence[tuple[str, Gains]], noun: str, id: str, styles: Styles) -> list[Drawn]:
-    """The pictures, all over the same range."""
-    ends = [
-        v for _, g in found for v in (*(p.gain for p in g.pairs), max(g.estimate.low, -1.0), min(g.estimate.high, 1.0), 0.0)
-    ]
-    if not found:
-        return []
-    room = 0.06 * (max(ends) - min(ends) or 0.01)
-    limits = min(ends) - room, max(ends) + room
-    return [Drawn(title, draw_gains(title, g, limits, f"{id}-gain{k}", styles, noun)) for k, (title, g) in enumerate(found)]

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from fedmutual.report import classes, measures
+from fedmutual.report.answer import JOINING, conclude, decide
 from fedmutual.report.comparison import POOLED, Comparison, Method
 from fedmutual.report.domains import ACC, BWT, MEASURES, Measure
 from fedmutual.report.statistics import Estimate, Gains, Missing, pair_clients
 from fedmutual.report.text import count, listed, percent
-from fedmutual.report.wording import JOINING, Verdict, away, doubts, lead, score
+from fedmutual.report.wording import Verdict, away, score
 
 _HELD_AGAINST = ("fedh2l", "fml")  # the methods of this package's papers: said beside every other way to join
 _NAMED = 5  # harmed nodes that are named
@@ -26,10 +27,9 @@ def judge(comparison: Comparison) -> Verdict:
     ours = {m.algorithm: m for m in reversed(comparison.methods) if m.algorithm in _HELD_AGAINST}  # of variants the first
     sentences += [s for m in reversed(ours.values()) for s in _rivals(comparison, m)]
     sentences += classes.sentences(comparison, ACC.data)
-    federated = {m: gains[m] for m in comparison.federated}
-    sentences += doubts(comparison, [g.estimate for g in federated.values() if isinstance(g, Gains)])
-    answer = lead(comparison, {m.label: g for m, g in federated.items()}, JOINING)
-    return Verdict(answer, (*sentences, *comparison.remarks))
+    estimates = [g.estimate for m in comparison.federated if isinstance(g := gains[m], Gains)]
+    decision = decide(comparison, {m.label: gains[m] for m in comparison.federated}, JOINING)
+    return conclude(comparison, decision, sentences, estimates)
 
 
 def _method(comparison: Comparison, method: Method, found: Gains | Missing) -> Iterator[str]:

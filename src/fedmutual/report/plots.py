@@ -1,4 +1,4 @@
-"""The pictures: curves over rounds, and each client's gain. Drawn with matplotlib, one nominal pixel a point."""
+"""Curves over rounds, drawn with matplotlib: one nominal pixel a point."""
 
 import itertools
 from collections.abc import Iterable, Sequence
@@ -7,17 +7,15 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from fedmutual.report.cells import spread
 from fedmutual.report.curves import DRAWN, Picture, thin
-from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Hit, Styles, colour, inline
-from fedmutual.report.text import points
 
 WIDTH, HEIGHT = 420, 250  # of a picture of curves; a column of the page is about as wide, a phone a little less
 TEXT = 11
 LONGEST = 24  # characters of a label in a picture
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
-DASHES = ("-", (0, (4, 2)), (0, (1, 1.6)))
+DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (2, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
+MARKED = 5  # markers on a line
 
 
 def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
@@ -28,20 +26,22 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
         WIDTH, HEIGHT + 30 * stepped, left=44 if picture.log else 34, right=right, bottom=38, top=38 if stepped else 8
     )
     scale = 100 if picture.percent else 1
-    for curve in picture.curves:
+    for number, curve in enumerate(picture.curves):
         shown = thin(curve.points, DRAWN)
         x, y = [p.round for p in shown], [scale * p.mean for p in shown]
         tone = colour(f"s{curve.slot}")
         if curve.seeds > 1 and picture.percent:  # losses are drawn without: there are many, and they are no result
             low, high = ([scale * v for v in values] for values in ([p.low for p in shown], [p.high for p in shown]))
             axes.fill_between(x, low, high, color=tone, alpha=0.13, linewidth=0, clip_on=False)
-        marked = sorted({round(k * (len(x) - 1) / 4) for k in range(5)})
+        # curves that lie on each other: the first is the widest, the gaps of the later ones show those below
         style: dict[str, Any] = {
-            "linestyle": DASHES[min(curve.style, 2)],
+            "linestyle": DASHES[number % len(DASHES)],
+            "linewidth": 2.6 if number == 0 else 1.8,
             "marker": MARKS[curve.slot - 1],
-            "markevery": marked,
+            "markerfacecolor": colour("paper") if curve.style else tone,
+            "markevery": marked(len(x), number, len(picture.curves)),
         }
-        axes.plot(x, y, color=tone, linewidth=1.8, markersize=5, markeredgewidth=0, clip_on=False, **style)
+        axes.plot(x, y, color=tone, markersize=5, markeredgewidth=1, clip_on=False, **style)
     axes.set_xlabel(picture.unit, color=colour("muted"), fontsize=TEXT)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if picture.log:
@@ -57,39 +57,13 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     return inline(figure, prefix, label, styles, _columns(axes, picture))
 
 
-def draw_gains(
-    title: str, gains: Gains, limits: tuple[float, float], prefix: str, styles: Styles, noun: str = "client"
-) -> str:
-    """Each client's gain in points as SVG, a row a client: a mark a seed; the mean with its interval in the last row.
+def marked(length: int, number: int, curves: int) -> list[int]:
+    """The places of a curve's markers among its points: at its end, and before it where no other curve has its markers.
 
-    noun: what clients are called whose name is a number.
+    length: points of the curve; number: its place among so many curves.
     """
-    clients = list(dict.fromkeys(p.client for p in gains.pairs))
-    room = 9 + 6.2 * max(len("mean"), *(len(_row(c, noun)) for c in clients))
-    tall = min(16 * (len(clients) + 1), 640)
-    figure, axes = make_axes(320, tall + 42, left=min(room, 120), right=12, bottom=38, top=4)
-    rows = {client: len(clients) - k for k, client in enumerate(clients)}
-    axes.axvline(0, color=colour("ink"), linewidth=1, clip_on=False)
-    for sign, mark, tone in ((1, "^", "gain"), (-1, "v", "harm"), (0, "o", "muted")):
-        chosen = [p for p in gains.pairs if (p.gain > 0) - (p.gain < 0) == sign]
-        x, y = [100 * p.gain for p in chosen], [rows[p.client] for p in chosen]
-        axes.plot(x, y, linestyle="", marker=mark, color=colour(tone), markersize=6, markeredgewidth=0, clip_on=False)
-    mean = gains.estimate
-    axes.axhline(0.5, color=colour("rule"), linewidth=1, clip_on=False)
-    error = 100 * min(mean.half or 0.0, 1.0) if spread(mean) else None
-    style: dict[str, Any] = {"color": colour("ink"), "linewidth": 1.8, "capsize": 4, "clip_on": False}
-    axes.errorbar([100 * mean.mean], [0], xerr=error, marker="D", markersize=6, **style)
-    axes.set_xlim(100 * limits[0], 100 * limits[1])
-    axes.set_ylim(-0.6, len(clients) + 0.6)
-    step = -(-len(clients) // 40)  # beyond 40 clients not every row has room for its name
-    named = [c for k, c in enumerate(clients) if k % step == 0]
-    axes.set_yticks([0, *(rows[c] for c in named)], ["mean", *(_row(c, noun) for c in named)])
-    axes.grid(axis="y", visible=False)
-    axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
-    axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel("gain over local-only, points", color=colour("muted"), fontsize=TEXT)
-    label = f"{title}: each client's gain; the numbers are in the table below"
-    return inline(figure, prefix, label, styles, _rows(axes, rows, gains, noun))
+    step = (length - 1) / MARKED
+    return sorted({length - 1, *(round(step * (k + (number + 0.5) / curves)) for k in range(MARKED))})
 
 
 def make_axes(width: float, height: float, left: float, right: float, bottom: float, top: float) -> tuple[Figure, Any]:
@@ -170,19 +144,3 @@ def _columns(axes: Any, picture: Picture) -> list[Hit]:
     centres = [float(axes.transData.transform((r, 0))[0]) for r in picture.listed]
     edges = [box.x0, *((a + b) / 2 for a, b in itertools.pairwise(centres)), box.x1]
     return [Hit(a, height - box.y1, b - a, box.height, "") for a, b in itertools.pairwise(edges)]
-
-
-def _rows(axes: Any, rows: dict[str, int], gains: Gains, noun: str) -> list[Hit]:
-    """A row a client to point at."""
-    box = axes.get_window_extent()
-    height = axes.figure.bbox.height
-    hits = []
-    for client, row in rows.items():
-        top, low = (float(axes.transData.transform((0, row + d))[1]) for d in (0.5, -0.5))
-        told = [f"seed {p.seed}: {points(p.gain, 2)} points" for p in gains.pairs if p.client == client]
-        hits.append(Hit(box.x0, height - top, box.width, top - low, "\n".join([_row(client, noun), *told])))
-    return hits
-
-
-def _row(client: str, noun: str) -> str:
-    return f"{noun} {client}" if client.isdigit() else client

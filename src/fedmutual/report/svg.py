@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 SLOTS = 8
-_NAMES = [*(f"s{k}" for k in range(1, SLOTS + 1)), "ink", "muted", "rule", "gain", "harm"]
+_NAMES = [*(f"s{k}" for k in range(1, SLOTS + 1)), "ink", "muted", "rule", "gain", "harm", "paper"]
 _TOKENS = {name: f"#fe01{number:02x}" for number, name in enumerate(_NAMES)}  # colours that nothing else has
 _SVG, _LINK = "http://www.w3.org/2000/svg", "{http://www.w3.org/1999/xlink}href"
 

@@ -5,26 +5,22 @@ from pathlib import Path
 from statistics import fmean
 
 from fedmutual.report import classes, joining, measures, other_tasks
+from fedmutual.report.answer import FEDERATING, conclude, decide
 from fedmutual.report.comparison import POOLED, Comparison, Method, Use, comparisons
 from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Estimate, Gains, Missing, Pair, pair_clients, pair_global
 from fedmutual.report.text import listed, percent
-from fedmutual.report.wording import FEDERATING, Verdict, away, clients, doubts, lead, score
+from fedmutual.report.wording import Verdict, away, clients, score
 
 
 def verdict(runs: Sequence[Path | Run]) -> list[str]:
-    """Plain sentences about run folders: did federating pay, for whom, who is harmed.
+    """The answer about run folders in one sentence a comparison: did federating pay.
 
     Raises:
         RunError: a folder is no run's, or damaged.
     """
     found = comparisons(read_runs(runs))
-    said = []
-    for comparison in found:
-        judged = judge(comparison)
-        prefix = f"{comparison.name}: " if len(found) > 1 else ""
-        said += [prefix + judged.lead, *judged.sentences]
-    return said
+    return [f"{c.name}: {judge(c).lead}" if len(found) > 1 else judge(c).lead for c in found]
 
 
 def judge(comparison: Comparison) -> Verdict:
@@ -35,7 +31,8 @@ def judge(comparison: Comparison) -> Verdict:
     sentences += [s for m in comparison.methods if m.algorithm == "fml" for s in _rivals(comparison, m)]
     sentences += other_tasks.sentences(comparison)
     sentences += _beside(comparison)
-    return Verdict(lead(comparison, _ways(comparison), FEDERATING), (*sentences, *comparison.remarks))
+    found = [g.estimate for m in comparison.federated if isinstance(g := measures.gains(comparison, m.uses[0]), Gains)]
+    return conclude(comparison, decide(comparison, _ways(comparison), FEDERATING), sentences, found)
 
 
 def _ways(comparison: Comparison) -> dict[str, Gains | Missing]:
@@ -158,5 +155,3 @@ def _beside(comparison: Comparison) -> Iterator[str]:
         score = percent(always.mean, decimals)
         yield f"Always naming a client's most frequent class would score {score} % on its validation data."
     yield from classes.sentences(comparison)
-    found = [g.estimate for m in comparison.federated if isinstance(g := measures.gains(comparison, m.uses[0]), Gains)]
-    yield from doubts(comparison, found)

@@ -1,65 +1,24 @@
-"""What verdicts have in common: how an answer, a difference and a doubt are put into words."""
+"""What verdicts have in common: how a difference and a doubt are put into words."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fedmutual.report.comparison import TUNED, Comparison
-from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing
-from fedmutual.report.text import count, listed, percent
+from fedmutual.report.statistics import ENOUGH, Estimate, Gains
+from fedmutual.report.text import count, percent
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One sentence that answers, and those that say why."""
+    """What a page says of a comparison: the question, the answer in a sentence, the most important of what supports it, all.
 
+    sentences: all that can be said for it and against it; a page folds them.
+    """
+
+    question: str
     lead: str
+    highlights: tuple[str, ...]
     sentences: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Question:
-    """What is asked of the methods, and what is said of those with which it is so."""
-
-    act: str
-    better: str
-    worse: str
-
-
-FEDERATING = Question(
-    "federating", "on their own work clients do better than alone", "clients do worse on their own work than alone"
-)
-JOINING = Question("joining", "over all domains nodes do better than alone", "nodes do worse over all domains than alone")
-
-
-def lead(comparison: Comparison, gains: Mapping[str, Gains | Missing], asked: Question) -> str:
-    """The answer in a sentence, from the gains over local-only by method."""
-    if not comparison.federated:
-        return f"Nothing was federated in these runs, so they cannot say whether {asked.act} pays."
-    found = {label: g.estimate for label, g in gains.items() if isinstance(g, Gains)}
-    if not found:
-        whys = dict.fromkeys(g.why for g in gains.values() if isinstance(g, Missing))
-        return f"These runs cannot say whether {asked.act} pays: {'; '.join(whys)}."
-    pays, costs, open_ = ([label for label, e in found.items() if e.sign == sign] for sign in (1, -1, 0))
-    once = all(e.unit == "clients" for e in found.values())
-    start = f"In this one seed, {asked.act}" if once else asked.act.capitalize()
-    if pays:
-        said = f"{start} pays with {listed(pays)}: {asked.better}"
-        said += f"; with {listed(costs, 'or')} they do worse" if costs else ""
-        return said + (f"; with {listed(open_, 'or')} no difference is certain." if open_ else ".")
-    if costs and not open_:
-        return f"{start} does not pay: with {listed(costs, 'or')} {asked.worse}."
-    said = f"Whether {asked.act} pays is not certain here: in the mean {_means(found, open_, asked)}"
-    return said + (f". With {listed(costs, 'or')} {asked.worse}." if costs else ".")
-
-
-def _means(found: Mapping[str, Estimate], open_: Sequence[str], asked: Question) -> str:
-    """ "clients do better with FML, worse with FedAvg, and two seeds cannot exclude chance"."""
-    ways = {"better": 1, "worse": -1, "as well as alone": 0}
-    leads = {i: (found[i].mean > SAME) - (found[i].mean < -SAME) for i in open_}
-    of = {way: [i for i in open_ if leads[i] == sign] for way, sign in ways.items()}
-    said = ", ".join(f"{way} with {listed(labels)}" for way, labels in of.items() if labels)
-    doubtful = [found[i] for i in open_ if leads[i] or found[i].n < ENOUGH]
-    return f"{asked.worse.partition(' ')[0]} do {said}{chance(min(doubtful, key=lambda e: e.n)) if doubtful else ''}"
 
 
 def chance(e: Estimate) -> str:

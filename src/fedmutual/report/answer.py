@@ -1,0 +1,219 @@
+"""The answer of a comparison, as a decision: which methods pay, by how much, whom they harm, on which data.
+
+The decision holds numbers and names only; `templates/answer.j2` renders the sentences.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedmutual.report.comparison import Comparison
+from fedmutual.report.runs import Run
+from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing, Pair
+from fedmutual.report.text import listed, percent, points
+from fedmutual.report.wording import Verdict, chance, doubts
+
+HIGHLIGHTS = 3  # sentences below the answer, at most
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the methods."""
+
+    act: str  # "federating"
+    participant: str  # "client", "node"
+    where: str  # the rows of a gain
+    scores_own_rows: bool  # whether these are of the participant's own classes
+
+
+FEDERATING = Question("federating", "client", "on their own data", True)
+JOINING = Question("joining", "node", "over all domains", False)
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to federate, a method or one of its models, held against local-only training."""
+
+    label: str
+    gains: Gains
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean gain over local-only training."""
+        return self.gains.estimate
+
+    @property
+    def direction(self) -> int:
+        """+1 or -1 where the mean lies above or below 0, however uncertain; 0 where it is 0."""
+        return (self.estimate.mean > SAME) - (self.estimate.mean < -SAME)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether chance may be the reason for the difference, or for its absence."""
+        return bool(self.direction) or self.estimate.n < ENOUGH
+
+    @property
+    def worst(self) -> Pair | None:
+        """The client that the method harms most; None where it harms no client."""
+        return next(iter(self.gains.harmed), None)
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """What a client trains on and is scored on, over all clients and seeds."""
+
+    examples: tuple[int, int]  # of training: the lowest and the highest number
+    classes: tuple[int, int]  # among the training examples: the lowest and the highest number
+    scored_classes: int  # among a client's own validation examples: the highest number
+    all_classes: int
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether federating pays in a comparison, by the sign of each gain's interval."""
+
+    question: Question
+    participants: int
+    is_federated: bool
+    ways: tuple[Way, ...]
+    reasons: tuple[str, ...]  # why methods have no gain
+    holdings: Holdings | None  # None where sites do not disclose what they hold
+
+    @property
+    def pays(self) -> list[str]:
+        """The labels of the ways whose gain is certain."""
+        return [way.label for way in self.ways if way.estimate.sign > 0]
+
+    @property
+    def costs(self) -> list[str]:
+        """The labels of the ways whose loss is certain."""
+        return [way.label for way in self.ways if way.estimate.sign < 0]
+
+    @property
+    def uncertain(self) -> list[str]:
+        """The labels of the ways that are neither: the interval of the gain contains 0."""
+        return [way.label for way in self.ways if not way.estimate.sign]
+
+    @property
+    def leanings(self) -> dict[int, list[str]]:
+        """Direction of the mean gain -> the labels of the uncertain ways; +1 first, 0 last."""
+        of = {sign: [w.label for w in self.ways if not w.estimate.sign and w.direction == sign] for sign in (1, -1, 0)}
+        return {sign: labels for sign, labels in of.items() if labels}
+
+    @property
+    def doubt(self) -> Estimate | None:
+        """The estimate over the fewest units of those that chance may explain; None where chance explains none."""
+        found = [way.estimate for way in self.ways if not way.estimate.sign and way.is_doubtful]
+        return min(found, key=lambda e: e.n, default=None)
+
+    @property
+    def is_one_seed(self) -> bool:
+        """Whether all gains are means over the clients of one seed."""
+        return bool(self.ways) and all(way.estimate.unit == "clients" for way in self.ways)
+
+    @property
+    def best(self) -> Way | None:
+        """The way with the highest mean gain; None without ways."""
+        return max(self.ways, key=lambda way: way.estimate.mean, default=None)
+
+    @property
+    def most_harmful(self) -> Way | None:
+        """Of the other ways the one with the lowest mean gain, where it harms a client; None where none does."""
+        others = [way for way in self.ways if way != self.best and way.gains.harmed]
+        return min(others, key=lambda way: way.estimate.mean, default=None)
+
+    @property
+    def alone(self) -> float | None:
+        """The accuracy of local-only training on the rows of the gain: mean over clients, then seeds."""
+        if self.best is None:
+            return None
+        import pandas as pd  # takes 0.3 s: a command that prints a table alone does not wait for it
+
+        frame = pd.DataFrame([(p.seed, p.other) for p in self.best.gains.pairs], columns=["seed", "accuracy"])
+        return float(frame.groupby("seed")["accuracy"].mean().mean())
+
+
+def decide(comparison: Comparison, gains: Mapping[str, Gains | Missing], question: Question) -> Decision:
+    """The decision on one comparison. gains: label of a method or model -> its gains over local-only training."""
+    ways = tuple(Way(label, found) for label, found in gains.items() if isinstance(found, Gains))
+    clients = {pair.client for way in ways for pair in way.gains.pairs} or {*comparison.first.partition.clients}
+    sites = comparison.first.environment.get("clients", {}) if comparison.at_sites else {}
+    return Decision(
+        question,
+        len(clients | {*sites}),
+        bool(comparison.federated),
+        ways,
+        tuple(dict.fromkeys(found.why for found in gains.values() if isinstance(found, Missing))),
+        _read_holdings([run for method in comparison.methods for run in method.counted], len(comparison.classes)),
+    )
+
+
+def _read_holdings(runs: Sequence[Run], all_classes: int) -> Holdings | None:
+    """The holdings over the clients of each seed; None where no run discloses them."""
+    rows = [
+        (run.seed, client, training, validation)
+        for run in {run.seed: run for run in runs}.values()
+        for client, holding in run.partition.clients.items()
+        for training, validation in zip(
+            holding.counts.training, holding.counts.validation or (1,) * len(holding.counts.training), strict=True
+        )
+    ]
+    if not rows:
+        return None
+    import pandas as pd  # as in Decision.alone
+
+    counts = pd.DataFrame(rows, columns=["seed", "client", "training", "validation"]).set_index(["seed", "client"])
+    examples = counts["training"].groupby(level=["seed", "client"]).sum()
+    classes = (counts > 0).groupby(level=["seed", "client"]).sum()
+    return Holdings(
+        examples=(int(examples.min()), int(examples.max())),
+        classes=(int(classes["training"].min()), int(classes["training"].max())),
+        scored_classes=int(classes["validation"].max()),
+        all_classes=all_classes,
+    )
+
+
+def conclude(comparison: Comparison, decision: Decision, sentences: Sequence[str], estimates: Sequence[Estimate]) -> Verdict:
+    """The verdict: the decision in words, then all sentences. estimates: the gains of which few seeds leave a doubt.
+
+    Its highlights are at most `HIGHLIGHTS`: the best way, the most harmful one, and a doubt or else what the clients hold.
+    """
+    doubtful = [*doubts(comparison, estimates)]
+    question, lead, *found = (render(decision, name, comparison.decimals) for name in ("question", "lead", "best", "harm"))
+    found += doubtful[:1] or [render(decision, "data", comparison.decimals)]
+    highlights = tuple([sentence for sentence in found if sentence][:HIGHLIGHTS])
+    return Verdict(question, lead, highlights, (*sentences, *doubtful, *comparison.remarks))
+
+
+def render(decision: Decision, macro: str, decimals: int = 1) -> str:
+    """A macro of `templates/answer.j2`, its white space folded. Names are plain text here; the page escapes them."""
+    return " ".join(str(getattr(_macros(), macro)(decision, decimals)).split())
+
+
+@cache
+def _macros() -> Any:
+    environment = Environment(
+        loader=PackageLoader("fedmutual.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"listed": listed, "percent": percent, "points": points}
+    environment.filters |= {"span": _format_span, "interval": _format_interval, "chance": chance}
+    return environment.get_template("answer.j2").module
+
+
+def _format_span(ends: tuple[int, int]) -> str:
+    """ "40", "36 to 40"."""
+    low, high = ends
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _format_interval(gain: Estimate, decimals: int) -> str:
+    """ "95 % interval +1.8 to +4.7", over seeds unless something else is named; accuracies differ by 100 points at most."""
+    if gain.half is None:
+        return f"one {gain.unit.removesuffix('s')}, so no interval"
+    if gain.tied:
+        return f"equal in all {gain.n} {gain.unit}"
+    low, high = points(max(gain.low, -1.0), decimals), points(min(gain.high, 1.0), decimals)
+    return f"95 % interval {low} to {high}{' over the clients' if gain.unit == 'clients' else ''}"

@@ -1,0 +1,137 @@
+"""The picture that answers: each client's gain over local-only training, method by method, with intervals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.ticker import MaxNLocator
+
+from fedmutual.report.plots import TEXT, WIDTH, fitted, make_axes
+from fedmutual.report.statistics import SAME, Estimate, Gains
+from fedmutual.report.svg import Hit, Styles, colour, inline
+from fedmutual.report.text import points
+
+ROW = 13.0  # height of a client's row in pixels
+MOST_ROWS = 44  # beyond so many rows all clients of a method share a row
+AXIS = 40  # pixels below the rows
+_SHAPES = {1: ("^", "gain"), -1: ("v", "harm"), 0: ("o", "muted")}  # direction of a gain -> marker, colour
+_CHARACTER = 6.2  # pixels, on average
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the picture: a method's mean, or one of its clients; `height` counts rows from the top."""
+
+    label: str
+    height: float
+    estimate: Estimate
+    title: str  # for the reader who points at the row
+    is_mean: bool = False
+
+
+def draw_gains(found: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, noun: str = "client") -> str:
+    """Gains in points as SVG: for each method (label, gains) a row for the mean and a row a client, with 95 % intervals.
+
+    Triangles point up where the mean lies above 0, and down below; a filled one has an interval without 0. Where there are
+    more than `MOST_ROWS` rows, the clients of a method are marks in one row, without intervals.
+
+    noun: the word for a client whose name is a number.
+    """
+    is_dense = sum(1 + len(gains.by_client) for _, gains in found) > MOST_ROWS
+    rows = _make_rows(found, noun, is_dense)
+    labels = {row.height: row for row in rows if row.label}
+    left = 12 + _CHARACTER * max(len(row.label) for row in labels.values())
+    depth = max(labels) + 1.3
+    figure, axes = make_axes(WIDTH, ROW * depth + AXIS, left=min(left, 165), right=10, bottom=AXIS - 4, top=4)
+    low, high = find_limits(rows)
+    axes.set_xlim(low, high)
+    axes.set_ylim(depth - 0.6, -0.7)
+    axes.axvline(0, color=colour("ink"), linewidth=1, clip_on=False)
+    for height in [row.height - 0.8 for row in rows if row.is_mean][1:]:
+        axes.axhline(height, color=colour("rule"), linewidth=1, clip_on=False)
+    for row in rows:
+        _draw_row(axes, row, (low, high), has_interval=row.is_mean or not is_dense)
+    axes.set_yticks([*labels], [row.label for row in labels.values()])
+    for tick, row in zip(axes.get_yticklabels(), labels.values(), strict=True):
+        tick.set_color(colour("ink" if row.is_mean else "muted"))
+        tick.set_fontweight("bold" if row.is_mean else "normal")
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
+    axes.xaxis.set_major_locator(MaxNLocator(6))
+    axes.set_xlabel("points", color=colour("muted"), fontsize=TEXT)
+    methods = ", ".join(f"{label} {points(gains.estimate.mean)}" for label, gains in found)
+    label = f"Gain over local-only in points, by method and {noun}; means: {methods}; all numbers are in a table below"
+    return inline(figure, prefix, label, styles, _make_hits(axes, rows, is_dense))
+
+
+def _make_rows(found: Sequence[tuple[str, Gains]], noun: str, is_dense: bool) -> list[Row]:
+    rows: list[Row] = []
+    height = 0.0
+    for label, gains in found:
+        rows.append(Row(fitted(label), height, gains.estimate, _describe(label, gains.estimate), is_mean=True))
+        for number, (client, estimate) in enumerate(gains.by_client.items()):
+            name = f"{noun} {client}" if client.isdigit() else client
+            by_seed = [f"seed {p.seed}: {points(p.gain, 2)} points" for p in gains.pairs if p.client == client]
+            title = "\n".join([_describe(name, estimate), *by_seed])
+            if is_dense:  # marks lie in four lines, so that neighbours do not hide each other
+                rows.append(Row("", height + 0.9 + 0.3 * (number % 4), estimate, title))
+            else:
+                height += 1
+                rows.append(Row(fitted(client if number and client.isdigit() else name), height, estimate, title))
+        height += 3.2 if is_dense else 1.6
+    return rows
+
+
+def _describe(label: str, estimate: Estimate) -> str:
+    """ "client 3: +1.20 points, 95 % interval 0.40 to 2.00"."""
+    mean = f"{label}: {points(estimate.mean, 2)} points"
+    if estimate.half is None:
+        return mean
+    return f"{mean}, 95 % interval {points(max(estimate.low, -1.0), 2)} to {points(min(estimate.high, 1.0), 2)}"
+
+
+def find_limits(rows: Sequence[Row]) -> tuple[float, float]:
+    """The range of the axis in points: every mean, 0, and intervals as far as they are no wider than the means' own range.
+
+    Two seeds make intervals of many times the gain; without this limit they would hide all differences.
+    """
+    means = [0.0, *(row.estimate.mean for row in rows)]
+    span = max(max(means) - min(means), 0.01)
+    ends = [
+        min(max(end, min(means) - span), max(means) + span) for row in rows for end in (row.estimate.low, row.estimate.high)
+    ]
+    low, high = min(*means, *ends), max(*means, *ends)
+    room = 0.04 * (high - low or 0.01)
+    return 100 * (low - room), 100 * (high + room)
+
+
+def _draw_row(axes: Any, row: Row, limits: tuple[float, float], has_interval: bool) -> None:
+    """The interval, cut at the limits with an arrow where it goes on, and the mean's marker above it."""
+    gain = row.estimate
+    direction = (gain.mean > SAME) - (gain.mean < -SAME)
+    shape, tone = _SHAPES[direction]
+    if has_interval and gain.half:
+        ends = 100 * gain.low, 100 * gain.high
+        shown = max(ends[0], limits[0]), min(ends[1], limits[1])
+        axes.plot(shown, (row.height,) * 2, color=colour(tone), linewidth=2.4 if row.is_mean else 1.2, clip_on=False)
+        arrow: dict[str, Any] = {"color": colour(tone), "markersize": 4, "markeredgewidth": 0, "clip_on": False}
+        if ends[0] < limits[0]:
+            axes.plot(limits[0], row.height, marker="<", **arrow)
+        if ends[1] > limits[1]:
+            axes.plot(limits[1], row.height, marker=">", **arrow)
+    style: dict[str, Any] = {"markersize": 9 if row.is_mean else 6, "markeredgewidth": 1.3, "color": colour(tone)}
+    face = colour(tone if gain.sign else "paper")
+    axes.plot(100 * gain.mean, row.height, marker=shape, markerfacecolor=face, clip_on=False, **style)
+
+
+def _make_hits(axes: Any, rows: Sequence[Row], is_dense: bool) -> list[Hit]:
+    """A row to point at, of the whole width; a square around a mark where clients share a row."""
+    box, height = axes.get_window_extent(), axes.figure.bbox.height
+    hits = []
+    for row in rows:
+        x, y = (float(v) for v in axes.transData.transform((100 * row.estimate.mean, row.height)))
+        if is_dense and not row.is_mean:
+            hits.append(Hit(x - 5, height - y - 5, 10, 10, row.title))
+        else:
+            hits.append(Hit(box.x0, height - y - ROW / 2, box.width, ROW, row.title))
+    return hits
