@@ -1,6 +1,7 @@
 """`run`, `compare`, `report`, `list` as their users type them."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -342,7 +343,25 @@ def test_demo_compares_twice_and_ends_with_a_page(tmp_path, cli, monkeypatch):
     runs = tmp_path.glob("demo/different-networks/*/0/summary.json")
     assert {p.parent.parent.name for p in runs} == {"fml", "fedavg", "independent"}
     assert "trains 7 runs" in out.splitlines()[0]
+    sections = re.findall(r'<h2 id="c\d">(.*)</h2>', page)
+    assert sections == ["different-networks", "different-digits"]  # the one in which mutual learning pays comes first
+    assert [line.partition(":")[0] for line in out.splitlines()[1:3]] == sections
+    assert out.rstrip().splitlines()[-1] == "report: demo/report.html"
     assert {line[:8] for line in err.splitlines() if line.startswith("run ")} == {f"run {n} of" for n in range(1, 8)}
+
+
+def test_mutual_learning_pays_in_the_demo_s_first_federation_and_not_in_its_second(tmp_path):
+    gains = []
+    for name in ("different-networks", "different-digits"):
+        file = Path(fedmutual.__file__).parent / "demo" / f"{name}.toml"
+        runs = [
+            fedmutual.run(fedmutual.load_config(file, **{"algorithm.name": method}), out=tmp_path / name / method)
+            for method in ("fml", "independent")
+        ]
+        ours, alone = (run.summary["personal"]["val_accuracy"]["last"]["mean"] for run in runs)
+        gains.append(ours - alone)
+    assert gains[0] > 0.02
+    assert abs(gains[1]) < 0.02
 
 
 def test_a_run_says_how_to_learn_what_it_gains(cli, small):

@@ -43,7 +43,7 @@ def test_each_client_s_marker_tells_gain_or_harm_and_whether_it_is_certain():
 def test_many_clients_of_a_method_share_a_row():
     few, many = (draw_gains([("FML", gains({str(k): (0.1, 0.2) for k in range(n)}))], "p", {}) for n in (20, 200))
     heights = [float(re.search(r'viewBox="0 0 \S+ (\S+)"', svg)[1]) for svg in (few, many)]
-    assert heights[1] < heights[0] < 350
+    assert heights[1] < heights[0] < 350  # a row for the mean, and four lines of marks
     assert many.count("<title>") == 201
 
 
@@ -57,6 +57,11 @@ def test_many_clients_of_a_method_share_a_row():
 def test_the_axis_shows_all_means_and_cuts_endless_intervals(means, half, limits):
     rows = [Row("", 0, Estimate(mean, half, 3, "seeds"), "") for mean in means]
     assert find_limits(rows) == pytest.approx(limits)
+
+
+def test_an_interval_that_is_not_drawn_widens_no_axis():
+    rows = [Row("", 0, Estimate(mean, 9.0, 3, "seeds"), "", has_interval=False) for mean in (0.1, 0.3)]
+    assert find_limits(rows) == pytest.approx((-1.2, 31.2))
 
 
 def test_curves_that_lie_on_each_other_differ_in_dash_and_markers_and_have_their_labels():

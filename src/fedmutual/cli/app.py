@@ -157,7 +157,8 @@ def demo(
 ) -> None:
     """Does federated mutual learning pay on real handwritten digits, for which clients, and how many bytes does it send?
 
-    Two experiments: participants with different digits; participants with different networks and few images each.
+    Two experiments: clients with few images and different networks, where mutual learning pays; clients with different
+    digits, where mutual learning does not pay.
     """
     folder = out_folder or Path("runs") / "demo"
     if demo_plan.is_finished(folder) and not resume:

@@ -14,7 +14,7 @@ from fedmutual.report.comparison import Comparison
 from fedmutual.report.runs import Run
 from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing, Pair
 from fedmutual.report.text import listed, percent, points
-from fedmutual.report.wording import Verdict, chance, doubts
+from fedmutual.report.wording import Verdict, chance, doubts, format_all
 
 HIGHLIGHTS = 3  # sentences below the answer, at most
 
@@ -214,6 +214,6 @@ def _format_interval(gain: Estimate, decimals: int) -> str:
     if gain.half is None:
         return f"one {gain.unit.removesuffix('s')}, so no interval"
     if gain.tied:
-        return f"equal in all {gain.n} {gain.unit}"
+        return f"equal {format_all(gain)}"
     low, high = points(max(gain.low, -1.0), decimals), points(min(gain.high, 1.0), decimals)
     return f"95 % interval {low} to {high}{' over the clients' if gain.unit == 'clients' else ''}"

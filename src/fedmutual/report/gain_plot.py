@@ -27,6 +27,7 @@ class Row:
     estimate: Estimate
     title: str  # for the reader who points at the row
     is_mean: bool = False
+    has_interval: bool = True  # whether it is drawn
 
 
 def draw_gains(found: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, noun: str = "client") -> str:
@@ -41,7 +42,7 @@ def draw_gains(found: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, 
     rows = _make_rows(found, noun, is_dense)
     labels = {row.height: row for row in rows if row.label}
     left = 12 + _CHARACTER * max(len(row.label) for row in labels.values())
-    depth = max(labels) + 1.3
+    depth = rows[-1].height + 1.3
     figure, axes = make_axes(WIDTH, ROW * depth + AXIS, left=min(left, 165), right=10, bottom=AXIS - 4, top=4)
     low, high = find_limits(rows)
     axes.set_xlim(low, high)
@@ -50,7 +51,7 @@ def draw_gains(found: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, 
     for height in [row.height - 0.8 for row in rows if row.is_mean][1:]:
         axes.axhline(height, color=colour("rule"), linewidth=1, clip_on=False)
     for row in rows:
-        _draw_row(axes, row, (low, high), has_interval=row.is_mean or not is_dense)
+        _draw_row(axes, row, (low, high))
     axes.set_yticks([*labels], [row.label for row in labels.values()])
     for tick, row in zip(axes.get_yticklabels(), labels.values(), strict=True):
         tick.set_color(colour("ink" if row.is_mean else "muted"))
@@ -74,11 +75,11 @@ def _make_rows(found: Sequence[tuple[str, Gains]], noun: str, is_dense: bool) ->
             by_seed = [f"seed {p.seed}: {points(p.gain, 2)} points" for p in gains.pairs if p.client == client]
             title = "\n".join([_describe(name, estimate), *by_seed])
             if is_dense:  # marks lie in four lines, so that neighbours do not hide each other
-                rows.append(Row("", height + 0.9 + 0.3 * (number % 4), estimate, title))
+                rows.append(Row("", height + 1.0 + 0.4 * (number % 4), estimate, title, has_interval=False))
             else:
                 height += 1
                 rows.append(Row(fitted(client if number and client.isdigit() else name), height, estimate, title))
-        height += 3.2 if is_dense else 1.6
+        height += 3.6 if is_dense else 1.6
     return rows
 
 
@@ -97,20 +98,19 @@ def find_limits(rows: Sequence[Row]) -> tuple[float, float]:
     """
     means = [0.0, *(row.estimate.mean for row in rows)]
     span = max(max(means) - min(means), 0.01)
-    ends = [
-        min(max(end, min(means) - span), max(means) + span) for row in rows for end in (row.estimate.low, row.estimate.high)
-    ]
+    drawn = [end for row in rows if row.has_interval for end in (row.estimate.low, row.estimate.high)]
+    ends = [min(max(end, min(means) - span), max(means) + span) for end in drawn]
     low, high = min(*means, *ends), max(*means, *ends)
     room = 0.04 * (high - low or 0.01)
     return 100 * (low - room), 100 * (high + room)
 
 
-def _draw_row(axes: Any, row: Row, limits: tuple[float, float], has_interval: bool) -> None:
+def _draw_row(axes: Any, row: Row, limits: tuple[float, float]) -> None:
     """The interval, cut at the limits with an arrow where it goes on, and the mean's marker above it."""
     gain = row.estimate
     direction = (gain.mean > SAME) - (gain.mean < -SAME)
     shape, tone = _SHAPES[direction]
-    if has_interval and gain.half:
+    if row.has_interval and gain.half:
         ends = 100 * gain.low, 100 * gain.high
         shown = max(ends[0], limits[0]), min(ends[1], limits[1])
         axes.plot(shown, (row.height,) * 2, color=colour(tone), linewidth=2.4 if row.is_mean else 1.2, clip_on=False)

@@ -51,7 +51,7 @@ def away(e: Estimate, decimals: int, words: tuple[str, str, str], remark: str = 
     if e.half is None:
         return f"{said}{remark} (one {e.unit.removesuffix('s')}, so no interval)"
     if e.tied:
-        return f"{said}{remark} (the same {'in' if e.unit == 'seeds' else 'for'} {_all(e)})"
+        return f"{said}{remark} (the same {format_all(e)})"
     ends = max(e.low, -1.0), min(e.high, 1.0)  # no accuracy is further from another than 100 points
     low, high = sorted((percent(abs(v), decimals) for v in ends), key=float)
     if e.low < 0 < e.high:
@@ -60,9 +60,9 @@ def away(e: Estimate, decimals: int, words: tuple[str, str, str], remark: str = 
     return f"{said}{remark} (95 % interval {low} to {high}, {e.n} {e.unit})"
 
 
-def _all(e: Estimate) -> str:
-    """ "both seeds", "all 3 clients"."""
-    return f"both {e.unit}" if e.n == 2 else f"all {e.n} {e.unit}"
+def format_all(e: Estimate) -> str:
+    """ "in both seeds", "for all 3 clients"."""
+    return f"{'in' if e.unit == 'seeds' else 'for'} {'both' if e.n == 2 else f'all {e.n}'} {e.unit}"
 
 
 def clients(found: Gains, noun: str = "client") -> str:
