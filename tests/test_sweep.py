@@ -344,7 +344,7 @@ def test_clients_of_other_tasks_have_no_part_in_the_choice(tmp_path, monkeypatch
     assert (len(scores), len(shares)) == (4, 3)
     assert found.tried[1].last.mean == pytest.approx(sum(shares) / 3)
     (said,) = [warning for warning in found.warnings if "no accuracy" in warning]
-    assert said == "the choice does not count 'light': its task knows no accuracy"
+    assert said == "the choice does not count 'light': its task has no accuracy metric"
 
 
 def last_line(folder):

@@ -79,7 +79,7 @@ def test_harm_by_hand(tmp_path):
     assert isinstance(worse.gain, Gains)
     assert harm(worse) == (
         "worse: personal models are 20.00 points worse than local-only (95 % interval over 3 seeds "
-        "\N{MINUS SIGN}44.84 to 4.84, which holds 0)"
+        "\N{MINUS SIGN}44.84 to 4.84, which contains 0)"
     )
     far = made(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside, seeds=three)
     assert harm(far).endswith("which excludes 0)")

@@ -204,7 +204,7 @@ def test_what_is_missing_says_why(tmp_path):
     table = accuracy.headline(found)
     assert table.notes == (
         "n/a: no complete shared model exists: a part of it stays with the clients",
-        "n/a: no client tells an accuracy: by share.metrics, or for want of 50 rows to score",
+        "n/a: no client shares its accuracy: share.metrics forbids it, or it was computed on fewer than 50 rows",
         f"n/a: {measures.no_local(found)}",
     )
     table = accuracy.headline(comparison([write(tmp_path / "b", Made("fml", better, shared, reached=1))]))

@@ -51,7 +51,7 @@ def test_it_pays_with_one_and_costs_with_another(tmp_path):
     assert said[2] == (
         "FedAvg: the shared model scores 56.7 % on the clients' own validation data, 13.3 points below local-only "
         "(the same in all 3 seeds). Of 9 clients over 3 seeds, none gains, 3 stay equal and 6 are harmed, "
-        "the most client 0 in seed 0 by 30.0 points."
+        "most of all client 0 in seed 0 by 30.0 points."
     )
     assert said[3] == (
         "Against FedAvg: on the clients' own validation data FML wins by 23.3 points (the same in all 3 seeds); "
@@ -61,39 +61,39 @@ def test_it_pays_with_one_and_costs_with_another(tmp_path):
     assert said[5] == "Always naming a client's most frequent class would score 50.0 % on its validation data."
     # a client's recall of class 2 is half its accuracy, so its loss is half of that too; one of 5 examples is 20 / 3 points
     assert said[6:] == [
-        "Worst class of FML and local-only together: 2, recall 40.0 %, alone 35.0 %: 5.0 points above, which may be chance "
-        "(the same in all 3 seeds).",
-        "Worst class of FedAvg and local-only together: 2, recall 28.3 %, alone 35.0 %: 6.7 points below, which may be "
+        "Class 2 has the lowest recall of FML and local-only combined: 40.0 %, alone 35.0 %: 5.0 points above, which may be "
         "chance (the same in all 3 seeds).",
+        "Class 2 has the lowest recall of FedAvg and local-only combined: 28.3 %, alone 35.0 %: 6.7 points below, which may "
+        "be chance (the same in all 3 seeds).",
     ]
 
 
 def test_a_worst_class_that_may_be_chance_is_told_where_it_differs_much(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(-0.1, -0.1, -0.1)), alone], [0, 1])
-    [line] = [s for s in list_findings(folders) if s.startswith("Worst class")]
+    [line] = [s for s in list_findings(folders) if s.startswith("Class 2 has the lowest recall")]
     assert line == (
-        "Worst class of FML and local-only together: 2, recall 30.0 %, alone 35.0 %: 5.0 points below, and two seeds "
-        "cannot exclude chance (the same in both seeds)."
+        "Class 2 has the lowest recall of FML and local-only combined: 30.0 %, alone 35.0 %: 5.0 points below, and two "
+        "seeds cannot exclude chance (the same in both seeds)."
     )
 
 
 def test_a_worst_class_that_is_certain(tmp_path):
     folders = write_all(tmp_path, [Made("fml", plus(-0.2, -0.2, -0.2)), alone], [0, 1, 2])
-    [line] = [s for s in list_findings(folders) if s.startswith("Worst class")]
-    said = "Worst class of FML and local-only together: 2, recall 25.0 %, alone 35.0 %: 10.0 points below"
+    [line] = [s for s in list_findings(folders) if s.startswith("Class 2 has the lowest recall")]
+    said = "Class 2 has the lowest recall of FML and local-only combined: 25.0 %, alone 35.0 %: 10.0 points below"
     assert line == f"{said} (the same in all 3 seeds)."
 
 
 def test_a_worst_class_that_is_as_good_alone_is_not_told(tmp_path):
     folders = write_all(tmp_path, [Made("fml", lambda s, r, c: ALONE[c] - 0.01 * s), alone], [0, 1, 2])
-    assert not [s for s in list_findings(folders) if s.startswith("Worst class")]
+    assert not [s for s in list_findings(folders) if s.startswith("Class 2 has the lowest recall")]
 
 
 def test_it_does_not_pay(tmp_path):
     methods = [Made("fml", plus(-0.1, -0.1, -0.1)), alone]
     said = list_findings(write_all(tmp_path, methods, [0, 1, 2]))
     assert said[0] == "Federating does not pay: with FML clients do worse on their own data than alone."
-    assert "Of 9 clients over 3 seeds, all are harmed, the most client" in said[1]
+    assert "Of 9 clients over 3 seeds, all are harmed, most of all client" in said[1]
 
 
 def test_it_may_be_chance(tmp_path):
@@ -236,7 +236,7 @@ def test_nothing_federated(tmp_path):
 def test_clients_that_share_nothing(tmp_path):
     silent = Made("fml", plus(0, 0, 0), lambda s, r: 0.8, tells=False)
     said = list_findings(write_all(tmp_path, [silent, alone], [0]))
-    assert "no client tells an accuracy: by share.metrics" in said[0]
+    assert "no client shares its accuracy: share.metrics" in said[0]
 
 
 def test_the_ceiling_is_called_so_and_is_no_federation(tmp_path):

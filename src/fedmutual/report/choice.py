@@ -77,7 +77,7 @@ class Tried:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """The clients whose task knows no accuracy: they have no part in the score."""
+        """The clients whose task has no accuracy metric: they have no part in the score."""
         others = [o for run in self.runs[:1] if run.last for o in run.last.others]
         return tuple(dict.fromkeys(o.client for o in others if o.client is not None and o.data == HOLDOUT))
 
@@ -119,7 +119,7 @@ def _sure(e: Estimate) -> str:
     over = count(e.n, e.unit.removesuffix("s"))
     if e.tied:
         return f"the same over {over}{'' if e.sign else ', but no more than one example'}"
-    holds = "which excludes 0" if e.sign else "which holds 0"
+    holds = "which excludes 0" if e.sign else "which contains 0"
     return f"95 % interval over {over} {_signed(e.low)} to {_signed(e.high)}, {holds}"
 
 
@@ -143,8 +143,8 @@ def tie(best: Sequence[Tried]) -> str | None:
 def uncounted(tried: Sequence[Tried]) -> str | None:
     """A sentence where clients have no part in the choice."""
     names = list(dict.fromkeys(name for t in tried for name in t.uncounted))
-    whose = "their tasks know" if len(names) > 1 else "its task knows"
-    return f"the choice does not count {listed([repr(n) for n in names])}: {whose} no accuracy" if names else None
+    whose = "their tasks have" if len(names) > 1 else "its task has"
+    return f"the choice does not count {listed([repr(n) for n in names])}: {whose} no accuracy metric" if names else None
 
 
 def _number(value: object) -> bool:

@@ -29,7 +29,8 @@ def sentences(comparison: Comparison, data: str = "validation") -> Iterator[str]
             decimals = comparison.decimals
             ours, other = (percent(recall, decimals) for recall in _recalls(found[worst]))
             far = away(e, decimals, ("above", "below", "level"), "" if e.sign else chance(e))
-            yield f"Worst class of {method.label} and local-only together: {worst}, recall {ours} %, alone {other} %: {far}."
+            combined = f"the lowest recall of {method.label} and local-only combined"
+            yield f"Class {worst} has {combined}: {ours} %, alone {other} %: {far}."
 
 
 def _recalls(gains: Gains) -> tuple[float, float]:

@@ -30,7 +30,7 @@ class Score(Record):
 
 
 class Other(BaseModel):
-    """One model on one set of rows, by a task that knows no accuracy: its scores by name."""
+    """One model on one set of rows, by a task that has no accuracy metric: its scores by name."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
     model: str

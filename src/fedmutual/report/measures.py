@@ -159,7 +159,7 @@ def _no_global(method: Method) -> str:
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     if any(o.client is None for r in method.counted if r.last for o in r.last.others):
-        return "its task knows no accuracy"
+        return "its task has no accuracy metric"
     if "global" in method.counted[0].models:
         return "the shared model is scored on the clients' rows only"
     return "no complete shared model exists: a part of it stays with the clients"
@@ -169,8 +169,8 @@ def _no_own(method: Method) -> str:
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     if any(r.last.others for r in method.counted if r.last):
-        return "the clients' task knows no accuracy; their scores stand in a table of their own"
-    return "no client tells an accuracy: by share.metrics, or for want of 50 rows to score"
+        return "the clients' task has no accuracy metric; another table has their scores"
+    return "no client shares its accuracy: share.metrics forbids it, or it was computed on fewer than 50 rows"
 
 
 def mean_of(scores: Sequence[Score], key: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Clients whose task knows no accuracy, a regression say: their scores as they are, in the units of their task."""
+"""Clients whose task has no accuracy metric, as a regression: their scores, in the units of their task."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def other_tasks(comparison: Comparison) -> Table | None:
     names = [_label(method, model) for method, model in models]
     columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(name) for name in names))
     header = ["client", "score", *(f"{name}{end}" for name in names for end in ("", "_half_width"))]
-    caption = "Clients whose task knows no accuracy: scores on their own validation data, last round"
+    caption = "Clients whose task has no accuracy metric: scores on their own validation data, last round"
     return Table("others", caption, columns, tuple(rows), csv_text(header, lines))
 
 

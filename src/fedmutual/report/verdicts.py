@@ -104,13 +104,13 @@ def _who(found: Gains, decimals: int) -> str:
         return f"{of}, {'all gain' if n > 1 else 'it gains'}."
     if len(harmed) == n:
         worst = _harm(harmed[0], seeds > 1, decimals)
-        return f"{of}, all are harmed, the most {worst}." if n > 1 else f"The only client is harmed: {worst}."
+        return f"{of}, all are harmed, most of all {worst}." if n > 1 else f"The only client is harmed: {worst}."
     parts = [f"{gained or 'none'} {'gain' if gained > 1 else 'gains'}"]
     if found.equal:
         parts.append(f"{found.equal} {'stays' if found.equal == 1 else 'stay'} equal")
     parts.append(f"{len(harmed) or 'none'} {'are' if len(harmed) > 1 else 'is'} harmed")
     names = [_harm(p, seeds > 1, decimals) for p in (harmed if len(harmed) <= 3 else harmed[:1])]
-    told = f": {listed(names)}" if 0 < len(harmed) <= 3 else f", the most {names[0]}" if harmed else ""
+    told = f": {listed(names)}" if 0 < len(harmed) <= 3 else f", most of all {names[0]}" if harmed else ""
     return f"{of}, {listed(parts)}{told}."
 
 
