@@ -7,7 +7,7 @@ import typer
 
 from fedmutual.cli.arguments import File, Set, TrustCode, read_config
 from fedmutual.cli.terminal import out, print_text
-from fedmutual.errors import DataError, format_count
+from fedmutual.errors import DataError
 
 if TYPE_CHECKING:
     from fedmutual.config import Config
@@ -40,10 +40,11 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
     try:
         read = data.prepare(config)
     except DataError as problem:
-        _print_problems(config, problem)
-        raise DataError(
-            f"the data cannot be used: {format_count(len(data.list_problems(problem)), 'problem')} above"
-        ) from None
+        problems = data.list_problems(problem)
+        _print_problems(config, problems)
+        if len(problems) == 1:
+            raise
+        raise DataError(f"{file}: the data cannot be used ({len(problems)} problems, listed above)") from None
     findings = [*data.find_problems(config, read), *describe_suggestion(config)]
     for finding in findings:
         print_text(finding)
@@ -54,18 +55,15 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
         print_text("nothing stands out")
 
 
-def _print_problems(config: "Config", problem: "DataError") -> None:
-    """Print all problems of unusable data, and the recommended settings."""
-    from fedmutual import data
+def _print_problems(config: "Config", problems: list[str]) -> None:
+    """Print all problems of unusable data, and the recommended settings. A single problem is left to the error."""
     from fedmutual.data.suggest import describe_suggestion
 
-    for sentence in data.list_problems(problem):
-        print_text(sentence)
     try:
         suggested = describe_suggestion(config)
     except DataError:  # a file that is no table is among the problems
-        return
-    for line in suggested:
+        suggested = []
+    for line in (*(problems if len(problems) > 1 else ()), *suggested):
         print_text(line)
 
 
