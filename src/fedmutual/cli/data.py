@@ -1,12 +1,16 @@
 """The commands of `fedmutual data`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedmutual.cli.arguments import File, Set, TrustCode, read_config
 from fedmutual.cli.terminal import out, print_text
+from fedmutual.errors import DataError
+
+if TYPE_CHECKING:
+    from fedmutual.config import Config
 
 app = typer.Typer(no_args_is_help=True, help="Look at an experiment's data before training on them; give some to all.")
 
@@ -24,13 +28,24 @@ def show(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
 
 @app.command()
 def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
-    """Say in plain sentences what is wrong, or worth knowing, about the data; and whether the networks go with them."""
+    """Say in plain sentences what is wrong, or worth knowing, about the data; and whether the networks go with them.
+
+    Problems of all files are listed in one run, and settings are recommended that can be pasted once for all clients.
+    """
     from fedmutual import data
+    from fedmutual.data.suggest import describe_suggestion
     from fedmutual.federation import build
 
     config = read_config(file, set or [])
-    read = data.prepare(config)
-    findings = data.find_problems(config, read)
+    try:
+        read = data.prepare(config)
+    except DataError as problem:
+        problems = data.list_problems(problem)
+        _print_problems(config, problems)
+        if len(problems) == 1:
+            raise
+        raise DataError(f"{file}: the data cannot be used ({len(problems)} problems, listed above)") from None
+    findings = [*data.find_problems(config, read), *describe_suggestion(config)]
     for finding in findings:
         print_text(finding)
     made = build.build(config, device="cpu", prepared=read)
@@ -38,6 +53,18 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
         made.networks(client)  # a network is made, and checked, when it is needed
     if not findings:
         print_text("nothing stands out")
+
+
+def _print_problems(config: "Config", problems: list[str]) -> None:
+    """Print all problems of unusable data, and the recommended settings. A single problem is left to the error."""
+    from fedmutual.data.suggest import describe_suggestion
+
+    try:
+        suggested = describe_suggestion(config)
+    except DataError:  # a file that is no table is among the problems
+        suggested = []
+    for line in (*(problems if len(problems) > 1 else ()), *suggested):
+        print_text(line)
 
 
 @app.command()

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
         read_tables,
         with_algorithm,
     )
-    from fedmutual.config.schema import Config, DataConfig, ModelConfig, PartitionConfig, SplitConfig
+    from fedmutual.config.schema import ColumnConfig, Config, DataConfig, ModelConfig, PartitionConfig, SplitConfig
     from fedmutual.config.sites import ALONE, has_own_data, make_client_config
 
 __all__ = [
     "ALONE",
+    "ColumnConfig",
     "Config",
     "DataConfig",
     "ModelConfig",
@@ -74,6 +75,7 @@ _MODULES = {
     "read_dumped": "reading",
     "read_tables": "reading",
     "with_algorithm": "reading",
+    "ColumnConfig": "schema",
     "Config": "schema",
     "DataConfig": "schema",
     "ModelConfig": "schema",

@@ -11,7 +11,16 @@ from pydantic_core import PydanticUndefined
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS
 from fedmutual.config.methods import list_setting_types
-from fedmutual.config.schema import ClientData, Config, KeyEffect, Section, ShareConfig, read_effect
+from fedmutual.config.schema import (
+    ClientData,
+    ColumnConfig,
+    Config,
+    DataConfig,
+    KeyEffect,
+    Section,
+    ShareConfig,
+    read_effect,
+)
 from fedmutual.config.sentences import join_names
 from fedmutual.core import Schedule, Setting
 
@@ -27,6 +36,9 @@ A schedule moves a number over the rounds: `{ start = 0.9, end = 0.3, shape = "l
 one that has no effect an error or a note, where that is noticed."""
 
 _ALGORITHM = "What is minimised, and how replies are combined. The keys beside `name` are each algorithm's own."
+
+
+_COLUMN = "a kind, a list of values, or a table with the keys below"
 
 
 class Key(NamedTuple):
@@ -77,6 +89,10 @@ def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Itera
         elif inner is not None:
             yield from list_reference_keys(inner, f"{key}.ID." if get_origin(spec.annotation) is dict else f"{key}.")
         else:
+            if kind is DataConfig and name == "columns":
+                yield Key(key, "table of " + _COLUMN, _value(spec.default), spec.description or "", read_effect(spec))
+                yield from list_reference_keys(ColumnConfig, f"{key}.NAME.")
+                continue
             own = prefix.startswith("clients.") and (spec.default is None or kind is ShareConfig)
             default = "the federation's" if own else _value(spec.default)
             yield Key(key, _words(types[name]), default, spec.description or "", read_effect(spec))

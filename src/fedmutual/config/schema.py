@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from fedmutual.settings import TRIM, Disclosure, Rule, Schedule, Setting, within
@@ -131,6 +131,20 @@ def _not_negative(value: Setting) -> Setting:
     return value
 
 
+def _column(value: object) -> object:
+    """A column's kind as text, or the values of a category as a list, become a table."""
+    if isinstance(value, str):
+        return {"kind": value}
+    return {"kind": "category", "values": value} if isinstance(value, list | tuple) else value
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    texts = [v.strip() for v in values]
+    if "" in texts or len(set(texts)) < len(texts):
+        raise ValueError("the values of a category must differ from one another, and none may be empty")
+    return tuple(texts)
+
+
 def _settings(value: object) -> object:
     """The table of an algorithm's settings as TOML has it: schedules as tables."""
     if not isinstance(value, dict):
@@ -146,6 +160,7 @@ PathSetting = Annotated[Path, BeforeValidator(_path)]
 Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_home)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
+ColumnValues = Annotated[Names, Field(min_length=1), AfterValidator(_distinct)]
 Floats = Annotated[tuple[float, ...], BeforeValidator(_listed)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -162,12 +177,39 @@ Rate = Annotated[Moving, AfterValidator(_not_negative)]
 Settings = Annotated[Table, BeforeValidator(_settings)]
 
 
+class ColumnConfig(Section):
+    """How one column of a table becomes features of a network. What is unset is learned from each client's training rows."""
+
+    kind: Literal["number", "category", "date"] = key("number", "what the cells are; dates as 2026-05-31, or with a time")
+    values: ColumnValues | None = key(
+        None, "category: the values, one feature each; an empty cell is none of them; unset, those in the training rows"
+    )
+    fill: float | None = key(
+        None, "number, date (days since 1970-01-01): replaces an empty cell; unset, the median of the training rows"
+    )
+    mean: float | None = key(None, "number, date: subtracted; unset, the mean of the training rows")
+    std: Positive | None = key(None, "number, date: divided by; unset, the standard deviation of the training rows")
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "ColumnConfig":
+        if self.kind == "category":
+            foreign = [k for k in ("fill", "mean", "std") if getattr(self, k) is not None]
+        else:
+            foreign = ["values"] if self.values is not None else []
+        if foreign:
+            raise ValueError(f"a column of the kind {self.kind!r} has no {foreign[0]!r}")
+        if (self.mean is None) != (self.std is None):
+            raise ValueError("the mean and the std of a column must be set together")
+        return self
+
+
 class DataConfig(Section):
     """Where the examples come from, and the names of their labels."""
 
     name: str = key(
         "digits",
-        'digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, folder, npz, csv; your own as "module:factory"',
+        "digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, folder, npz, csv, parquet; your own as "
+        '"module:factory"',
     )
     root: PathSetting | None = key(
         None, "the file or folder, relative to the working folder; for a published set its cache folder", affects="machine"
@@ -179,8 +221,11 @@ class DataConfig(Section):
         None, "the federation's classes, in the order of the outputs; unset, the classes of the data"
     )
     labels: dict[str, str] = key({}, "a table of label = class: renames the labels of the data")
-    label: str = key("label", "csv: the column of the label")
-    drop: Names | None = key(None, "csv: columns that are no features, for example an identifier")
+    label: str = key("label", "csv, parquet: the column of the label")
+    drop: Names | None = key(None, "csv, parquet: columns that are no features, for example an identifier")
+    columns: dict[str, Annotated[ColumnConfig, BeforeValidator(_column)]] = key(
+        {}, "csv, parquet: the features by name, each with its kind; unset, all other columns are features, and are numbers"
+    )
     group_by: str | None = key(
         None, "the column of groups (patient, account); no group appears in both training and evaluation"
     )

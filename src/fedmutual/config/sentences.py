@@ -8,7 +8,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from fedmutual.config.schema import ClientConfig, Config, Section
+from fedmutual.config.schema import ClientConfig, ClientData, ColumnConfig, Config, DataConfig, Section
 
 _WANTED = {
     "bool_type": "true or false",
@@ -56,7 +56,7 @@ def _place(problem: ErrorDetails) -> list[str]:
     """The keys down to the wrong one, without pydantic's own steps. What users name themselves stays, whatever it is."""
     loc = [str(p) for p in problem["loc"]]
     own = {len(loc) - 1} if problem["type"] == "extra_forbidden" else set()
-    own |= {n for n in range(1, len(loc)) if loc[:n] in (["clients"], ["data", "labels"])}
+    own |= {n for n in range(1, len(loc)) if loc[:n] in (["clients"], ["data", "labels"], ["data", "columns"])}
     return [p for n, p in enumerate(loc) if n in own or not p.startswith(_INNER)]
 
 
@@ -82,7 +82,12 @@ def _keys_of(table: list[str], kind: type[BaseModel]) -> Iterable[str]:
     """The keys of the table at this path, in tables of a kind."""
     if table[:1] == ["clients"] and len(table) > 1:
         kind, table = ClientConfig, table[2:]
-    for name in table:
+    path = iter(table)
+    for name in path:
         annotation: Any = kind.model_fields[name].annotation
+        if kind in (DataConfig, ClientData) and name == "columns":
+            kind = ColumnConfig
+            next(path, None)  # the name of a column
+            continue
         kind = next(t for t in (annotation, *get_args(annotation)) if isinstance(t, type) and issubclass(t, Section))
     return kind.model_fields

@@ -2,6 +2,7 @@
 
 from fedmutual.data import partition
 from fedmutual.data.check import find_problems
+from fedmutual.data.examples import list_problems
 from fedmutual.data.federation import Federation, Prepared, Shares, load, prepare
 from fedmutual.data.public import PublicSet
 from fedmutual.data.show import draw
@@ -17,6 +18,7 @@ __all__ = [
     "draw",
     "find_problems",
     "is_drawn_by_seed",
+    "list_problems",
     "load",
     "partition",
     "prepare",

@@ -41,13 +41,13 @@ def find_problems(config: Config, prepared: Mapping[str, Prepared] | None = None
         federation = load(config, data_by_client)
         return _find_in_data_set(config, federation, _scan_rows(federation))
     scans, findings = {}, []
+    is_of_tables = len(config.clients) > 1 and all(own_data.source.columns for own_data in data_by_client.values())
+    left_out = (_ONE_CLIENT, NOBODY, *([_SUGGESTED] if is_of_tables else []))  # of tables, one setting is for all clients
     for i, own_data in data_by_client.items():
         federation = load(make_client_config(config, i), {"": own_data})
         scans[i] = _scan_rows(federation)
         client_findings = [
-            s
-            for s in _find_in_data_set(make_client_config(config, i), federation, scans[i])
-            if not s.startswith((_ONE_CLIENT, NOBODY))
+            s for s in _find_in_data_set(make_client_config(config, i), federation, scans[i]) if not s.startswith(left_out)
         ]
         findings += [f"client {i!r}: {finding.replace(f'client {ALONE!r} ', 'it ')}" for finding in client_findings]
         # stored rows are compared, because clients may scale their rows differently
@@ -56,6 +56,7 @@ def find_problems(config: Config, prepared: Mapping[str, Prepared] | None = None
 
 
 _ONE_CLIENT = "there is one client only"
+_SUGGESTED = "the training examples suggest"
 
 
 def _find_in_data_set(config: Config, federation: Federation, scan: "_Scan") -> list[str]:
@@ -277,7 +278,8 @@ def _check_values(federation: Federation, scan: _Scan) -> Iterator[str]:
     if constant:
         kind = "channel" if len(federation.space.shape) == 3 else "feature"
         yield f"constant in all training examples, so without information: {kind} {listed(constant)}"
-    if not federation.space.scaling["mean"] and len(scan.mean) <= _VALUES:
+    is_unscaled = not federation.space.scaling["mean"] and "columns" not in federation.space.scaling
+    if is_unscaled and len(scan.mean) <= _VALUES:
         suggested = (scan.mean, scan.std.where(scan.std > 0, 1))
         mean, std = (", ".join(f"{v:.4g}" for v in values.tolist()) for values in suggested)
-        yield f"the training examples suggest data.mean = [{mean}] and data.std = [{std}]"
+        yield f"{_SUGGESTED} data.mean = [{mean}] and data.std = [{std}]"

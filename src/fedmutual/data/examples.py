@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from torch.utils.data import Dataset
 from fedmutual.data.draws import Index, Names
 from fedmutual.errors import DataError
 
+if TYPE_CHECKING:
+    from fedmutual.data.encoding import ColumnPlan
+
 _CHANNELS = (1, 3, 4)  # gray, RGB, RGBA
 _LISTED = 3
 
@@ -23,9 +26,16 @@ class BadRows(DataError):
     """Examples that cannot be used. `args` holds one sentence for each example; the message shows the first three."""
 
     def __str__(self) -> str:
-        sentences = list(dict.fromkeys(map(str, self.args)))  # a fault of the whole data set is raised for every batch
+        sentences = list_problems(self)
         omitted = len(sentences) - _LISTED
         return "; ".join(sentences[:_LISTED]) + (f"; and {omitted} more" if omitted > 0 else "")
+
+
+def list_problems(problem: DataError) -> list[str]:
+    """Return all sentences of an error about data."""
+    if not isinstance(problem, BadRows):
+        return [str(problem)]
+    return list(dict.fromkeys(map(str, problem.args)))  # a fault of the whole data set is raised for every batch
 
 
 class Examples(Protocol):
@@ -76,7 +86,8 @@ class Source:
     train: Part
     test: Part | None = None
     classes: tuple[str, ...] | None = None  # class names, where labels are class numbers
-    columns: tuple[str, ...] | None = None  # the names of a table's features
+    columns: tuple[str, ...] | None = None  # the names of a table's features; with `plans`, of its columns
+    plans: "tuple[ColumnPlan, ...] | None" = None  # how a table's columns are read that have yet to be encoded
     published: Published | None = None
     notes: tuple[str, ...] = ()
 

@@ -9,11 +9,12 @@ import numpy as np
 from fedmutual import tasks
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.core import At
-from fedmutual.data import labels, record, rows, scaling, sources
+from fedmutual.data import encoded_store, labels, record, rows, scaling, sources
 from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import Division, Table, check_name, divide
 from fedmutual.data.draws import Index, Names, make_numpy_generator
-from fedmutual.data.examples import ConcatExamples, Examples, Part, Source, format_tensor, listed
+from fedmutual.data.encoding import Encoding
+from fedmutual.data.examples import BadRows, ConcatExamples, Examples, Part, Source, format_tensor, list_problems, listed
 from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
 from fedmutual.data.labels import Targets
 from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_and_classes, note_split
@@ -110,8 +111,9 @@ class Prepared:
 
     source: Source
     table: Table
-    store: rows.Store
-    space: Space
+    store: rows.Store | None  # None: the columns are encoded when the training rows are known, by the division
+    space: Space  # of encoded columns: as learned from all rows, so that shapes can be compared before a division
+    targets: Index | Targets
     scaled: scaling.Scaling
     notes: tuple[str, ...]
     digest: str
@@ -135,15 +137,22 @@ def prepare(config: Config) -> dict[str, Prepared]:
     for client in config.clients:
         check_name(client, f"client {client!r}")
     data_by_client = {}
+    problems: list[DataError] = []
     for client, client_config in config.clients.items():
         try:
             data_by_client[client] = _prepare_data_set(
                 make_client_config(config, client), common=not client_config.data.labels
             )
         except labels.UnknownClass as problem:
-            raise problem.for_client(client, {} if client_config.data.labels else config.data.labels) from None
+            problems.append(problem.for_client(client, {} if client_config.data.labels else config.data.labels))
+        except DataError as problem:
+            problems.append(problem)
         except ConfigError as problem:
             raise ConfigError(f"client {client!r}: {problem}") from None
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:  # of all clients at once, so that nobody mends one file, only to hear of the next
+        raise BadRows(*(sentence for problem in problems for sentence in list_problems(problem)))
     common_users = [
         i
         for i, client_config in config.clients.items()
@@ -182,32 +191,60 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
     task = tasks.make_task(config.training.task)
     source = sources.read_source(config, task.outputs is not None)
     table, targets = _make_table(source, config, task.outputs, common)
-    scaled, notes = scaling.make_scaling(config.data, source)
     examples = join_examples(source)
-    store, shape = rows.make_store(
-        examples, targets, scaled, _make_row_namer(source), config.data.resident, config.data.workers
-    )
+    store: rows.Store | None = None
+    notes: tuple[str, ...] = ()
+    if source.plans is None:
+        scaled, notes = scaling.make_scaling(config.data, source)
+        store, shape = rows.make_store(
+            examples, targets, scaled, _make_row_namer(source), config.data.resident, config.data.workers
+        )
+    else:
+        encoded_store.check_encoding(config, source)
+        scaled, shape = scaling.UNSCALED, (len(source.plans),)
     content = examples.digest()
     digest = record.compute_digest(content, table, shape, targets)
-    scaling_record = {**scaled.record(), "augment": config.data.augment}
     space = Space(
         shape=shape,
         classes=table.classes,
         outputs=task.outputs or len(table.classes),
         task=config.training.task,
-        scaling=scaling_record,
+        scaling={**scaled.record(), "augment": config.data.augment},
         columns=source.columns,
     )
-    return Prepared(source, table, store, space, scaled, notes, digest, content.hex())
+    if source.plans is not None:
+        encoding = encoded_store.learn_from_rows(examples, range(len(examples)), source.plans)
+        space = _make_encoded_space(space, encoding)
+    return Prepared(source, table, store, space, targets, scaled, notes, digest, content.hex())
+
+
+def _make_encoded_space(space: Space, encoding: Encoding) -> Space:
+    """Return the space of encoded columns."""
+    return replace(
+        space,
+        shape=(len(encoding.features),),
+        scaling={**space.scaling, "columns": encoding.record()},
+        columns=encoding.features,
+    )
 
 
 def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
     """Divide one data set into the shares of its clients."""
-    store, space = prepared.store, prepared.space
-    augment = CropFlip(prepared.scaled.black(space.shape[0])) if config.data.augment == "crop-flip" else None
     division = _make_division(config, prepared.table, prepared.digest)
+    notes = [*prepared.source.notes, *prepared.notes]
+    if prepared.store is not None:
+        store, space = prepared.store, prepared.space
+    else:
+        training_rows = np.unique(np.concatenate([shares[PRIVATE] for shares in division.clients.values()]))
+        examples, where = join_examples(prepared.source), _make_row_namer(prepared.source)
+        encoded = encoded_store.make_encoded_store(
+            prepared.source, examples, prepared.targets, training_rows, where, config.data
+        )
+        store, space = encoded.store, _make_encoded_space(prepared.space, encoded.encoding)
+        notes += encoded.notes
+    augment = CropFlip(prepared.scaled.black(space.shape[0])) if config.data.augment == "crop-flip" else None
     partition = record.make_record(config, prepared.table, division, prepared.digest)
-    notes = () if config.partition.kind == "file" else note_split(config.split, prepared.table)
+    notes += () if config.partition.kind == "file" else note_split(config.split, prepared.table)
     codes = None if prepared.table.groups is None else np.unique(prepared.table.groups, return_inverse=True)[1]
     clients = {i: _make_shares(store, shares, augment, codes) for i, shares in division.clients.items()}
     for i, client_config in config.clients.items():
@@ -219,7 +256,7 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
         spaces={i: _make_client_space(config, i, space) for i in clients},
         test=Rows(store, division.test),
         partition=partition,
-        notes=(*prepared.source.notes, *prepared.notes, *notes, *note_clients_and_classes(config, partition)),
+        notes=(*notes, *note_clients_and_classes(config, partition)),
         digests=dict.fromkeys(clients, prepared.content),
     )
 
@@ -229,7 +266,8 @@ def list_public_parts(federation: Federation, data_by_client: Mapping[str, Prepa
     records, no_counts = federation.partition["clients"], [0] * len(federation.partition["classes"])
     parts = {}
     for i, shares in federation.clients.items():
-        examples = join_examples(data_by_client[i if i in data_by_client else ""].source)
+        source = data_by_client[i if i in data_by_client else ""].source
+        examples = encoded_store.encode_examples(source, join_examples(source), federation.spaces[i].scaling)
         parts[i] = PublicPart(
             shares.public, examples, records[i]["counts"].get(PUBLIC, no_counts), count_training_examples(records[i])
         )
@@ -349,7 +387,7 @@ def _make_table(source: Source, config: Config, outputs: int | None, common: boo
         targets: Index | Targets = np.concatenate(coded)
         numbers = np.asarray(targets, dtype=np.int64)
     else:
-        classes = (config.data.label if config.data.name == "csv" else "y",)
+        classes = (config.data.label if config.data.name in sources.TABLES else "y",)
         targets = np.concatenate(labels.read_targets(source, config.data))
         numbers = np.zeros(len(targets), dtype=np.int64)
     groups, domains = _join_column(parts, "groups"), _join_column(parts, "domains")

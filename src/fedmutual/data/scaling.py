@@ -47,6 +47,10 @@ class Scaling:
         return -torch.tensor(self.mean) / torch.tensor(self.std) if self.mean else torch.zeros(channels)
 
 
+UNSCALED = Scaling(1.0, (), ())
+"""Leaves inputs as they are."""
+
+
 def parse_scaling(entry: Mapping[str, Any]) -> Scaling:
     """Return the scaling that `Scaling.record` wrote."""
     size = entry.get("size")

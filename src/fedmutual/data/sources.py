@@ -18,7 +18,8 @@ NAMES: dict[str, str] = {
     "office-home": "15,588 images of 65 classes in 4 domains (art, clipart, product, real world), fetched by oneself",
     "folder": "images of one's own in data.root: class/image, train and test above, or domain/class/image",
     "npz": "arrays of one's own in the file data.root: x, y; if wished x_test, y_test, classes, domain, and groups",
-    "csv": "a table of one's own in the file data.root: a column of labels (data.label), numbers in the others",
+    "csv": "a table of one's own in the file data.root: a column of labels (data.label), features in the others",
+    "parquet": "a table as csv, in a Parquet file (the extra `parquet`)",
     "module:factory": "one's own code: returns a torch Dataset, a (train, test) pair of them, or arrays",
 }
 """The values of data.name, each with a description."""
@@ -28,6 +29,9 @@ OF_DOMAINS = ("domains", "file")
 
 FILES = ("folder", *domains.SETS)
 """Data sets of image files; the files are resized when they are read."""
+
+TABLES = ("csv", "parquet")
+"""Data sets that are tables in files."""
 
 _PUBLISHED = ("digits", "mnist", "cifar10", "cifar100", "pacs", "office-home")
 _ROTATED: dict[str, tuple[str, tuple[float, ...], int]] = {"rotated-mnist": ("mnist", (0, 20, 40, 60), 100)}
@@ -66,8 +70,18 @@ def read_source(config: Config, numbers: bool = False) -> Source:
 def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
     """Return the data set without rotation. by_domain: the folders above the class folders are domains."""
     name = config.name
-    if config.drop is not None and name != "csv":
-        raise ConfigError(f"key 'data.drop' has no effect with data.name = {name!r}; take it out")
+    for key in ("drop", "columns"):
+        if getattr(config, key) not in (None, {}) and name not in TABLES:
+            raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; take it out")
+    if config.columns and (config.mean is not None or config.std is not None):
+        raise ConfigError(
+            "keys 'data.mean' and 'data.std' have no effect with data.columns, which standardises each column; take them out"
+        )
+    columns_elsewhere = {config.label: "data.label", config.group_by: "data.group_by"}
+    columns_elsewhere |= dict.fromkeys(config.drop or (), "data.drop")
+    for column in config.columns:
+        if column in columns_elsewhere:
+            raise ConfigError(f"key 'data.columns' has {column!r}, which {columns_elsewhere[column]} names; take one out")
     if name in _PUBLISHED or ":" in name:
         for key in ("test", "group_by"):
             if getattr(config, key) is not None and (name in _PUBLISHED or key == "test"):
@@ -85,10 +99,10 @@ def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
             return folder.read_folder(config, by_domain)
         case "npz":
             return arrays.read_npz(config)
-        case "csv":
+        case "csv" | "parquet":
             from fedmutual.data import table  # imports pandas, which takes 0.3 s
 
-            return table.read_csv(config, numbers)
+            return table.read_table(config, numbers)
     similar = get_close_matches(name.lower(), NAMES, 1)
     fix = f"did you mean {similar[0]!r}?" if similar else f"there are {', '.join(NAMES)}"
     raise ConfigError(f"key 'data.name': there is no data set {name!r}; {fix}")

@@ -1,81 +1,179 @@
-"""A CSV file: one row an example, one column for the label, the other columns for the features."""
+"""A table in a CSV or Parquet file: one row an example, one column for the label, others for the features."""
 
-import csv as records
 import re
-import warnings
-from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from torch import Tensor
 
-from fedmutual.config import DataConfig
+from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.data.arrays import require_root
+from fedmutual.data.cells import parse_cells, parse_numbers
 from fedmutual.data.draws import Names
-from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, listed
+from fedmutual.data.encoding import ColumnPlan, Encoding, plan_columns
+from fedmutual.data.examples import ArrayExamples, BadRows, Part, Source, convert_array, listed
+from fedmutual.data.table_file import RowNamer, make_row_namer, make_text, read_frame
 from fedmutual.errors import DataError
 
 DOMAIN = "domain"
 _DIGITS = re.compile(r"[+-]?[0-9]+")
 _MIN_ROWS = 50  # in fewer rows, whole numbers may all differ by chance
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # excludes codes such as 01, and numbers that do not fit int64
-_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # for features only: NA may be the name of a class
 
 
-def read_csv(config: DataConfig, numbers: bool = False) -> Source:
+class _File(NamedTuple):
+    path: Path
+    frame: pd.DataFrame
+    name_row: Callable[[int], str]
+
+
+def read_table(config: DataConfig, numbers: bool = False) -> Source:
     """Return the data of the file data.root, with the file data.test as test part if it is set.
 
-    The column `domain`, the column of data.group_by and the columns of data.drop are no features.
+    The features are the columns of data.columns in that order; without data.columns all columns, except the label,
+    `domain`, the column of data.group_by and the columns of data.drop.
     numbers: targets are numbers; the label column stays text, and `labels.read_targets` parses it.
 
     Raises:
-        DataError: a file is missing or is no table, a column is missing, or a feature is missing or not a number.
+        BadRows: a column is missing, or cells cannot be used; one sentence for each problem of the files.
+        DataError: a file is missing or is no table.
     """
     path = require_root(config)
-    train, columns = _read_part(path, config, None, numbers)
-    test = _read_part(config.test, config, columns, numbers)[0] if config.test is not None else None
+    files = [_open_file(p, config) for p in (path, config.test) if p is not None]
+    problems = [problem for file, is_test in zip(files, (False, True), strict=False)
+                for problem in _find_missing_columns(file, config, is_test)]  # fmt: skip
+    if problems:
+        raise BadRows(*problems)
+    plans = make_plans(config.columns, [file.frame for file in files])
+    columns = tuple(config.columns) or list_features(files[0].frame, config)
+    problems += [problem for file in files[1:] if not plans for problem in _compare_columns(file, config, columns)]
+    parts = []
+    for file in files if not problems else files[:1]:
+        part, part_problems = _read_part(file, config, columns, plans, numbers)
+        parts.append(part)
+        problems += part_problems
+    if problems:
+        raise BadRows(*problems)
+    train = parts[0]
+    cells = train.x.take(range(len(train.x)))
+    notes = [*_note_unused_columns(files[0], config), *_note_identifiers(cells, columns, path, plans)]
     return Source(
-        str(path), train, test, columns=columns, notes=_note_identifiers(train.x.take(range(len(train.x))), columns, path)
+        str(path), train, parts[1] if len(parts) > 1 else None, columns=columns, notes=tuple(notes), plans=plans or None
     )
 
 
-def _read_part(
-    path: Path, config: DataConfig, columns: tuple[str, ...] | None, numbers: bool
-) -> tuple[Part, tuple[str, ...]]:
-    table = _read_table(path, [c for c in (config.label, config.group_by, DOMAIN) if c is not None])
-    named_columns = [("data.label", config.label), ("data.group_by", config.group_by)]
-    dropped = (
-        [("data.drop", c) for c in config.drop or ()] if columns is None else []
-    )  # a test file may lack dropped columns
-    for key, column in (*named_columns, *dropped):
-        if column is not None and column not in table:
-            raise DataError(
-                f"{path}: there is no column {column!r}, which {key} names; it has {listed(list(table.columns))}"
-                + _describe_delimiter(list(table.columns))
-            )
+def list_features(frame: pd.DataFrame, config: DataConfig) -> tuple[str, ...]:
+    """Return the columns of a table that may be features, without regard to data.columns."""
     excluded = {config.label, config.group_by, DOMAIN, *(config.drop or ())}
-    feature_names = tuple(c for c in table.columns if c not in excluded)
-    if columns is not None and set(feature_names) != set(columns):
-        different = sorted(set(feature_names) ^ set(columns))
+    return tuple(c for c in frame.columns if c not in excluded)
+
+
+def make_plans(columns: Mapping[str, ColumnConfig], frames: Sequence[pd.DataFrame]) -> tuple[ColumnPlan, ...]:
+    """Return how each column of data.columns is read; a category without values has those of the frames, sorted."""
+    return tuple(ColumnPlan(name, settings, _list_values(name, settings, frames)) for name, settings in columns.items())
+
+
+def read_features(
+    path: Path, columns: Sequence[str], encoding: Encoding | None = None
+) -> tuple[npt.NDArray[Any], Callable[[int], str]]:
+    """Return the named columns of a CSV or Parquet file as x [n, columns], and a function that names a row in messages.
+
+    Other columns are ignored, the order of columns in the file has no effect, and the file needs no labels.
+    encoding: the encoding that the values [n, columns] are for, float64 with NaN for missing cells; None: they are features,
+    float32.
+
+    Raises:
+        BadRows: a column is missing, or cells cannot be used.
+        DataError: the file is missing or is no table.
+    """
+    plans = plan_columns(encoding) if encoding is not None else ()
+    names = [plan.name for plan in plans] or list(columns)
+    frame = read_frame(
+        path, (), [p.name for p in plans if p.settings.kind != "number"], path.suffix.lower() == ".parquet", "name another"
+    )
+    missing_columns = [c for c in names if c not in frame]
+    if missing_columns:
         raise DataError(
-            f"{path}: its features differ from those of the training file in {listed(different)}; give both files the "
-            "same columns"
+            f"{path}: there is no column {missing_columns[0]!r}, which the model learned from; it has "
+            f"{listed(list(frame.columns))}"
         )
-    columns = columns or feature_names
-    name_row = _RowNamer(path, len(table))
-    x = convert_array(_parse_features(table[list(columns)], path, name_row), str(path)).numpy()
-    labels = _text(table[config.label])
-    groups = _text(table[config.group_by]) if config.group_by is not None else None
-    domains = _text(table[DOMAIN]) if DOMAIN in table else None
+    name_row = RowNamer(path, len(frame))
+    x, problems = parse_cells(frame, plans, path, name_row) if plans else parse_numbers(frame[names], path, name_row)
+    if problems:
+        raise BadRows(*problems)
+    return x, make_row_namer(path, len(frame))
+
+
+def _open_file(path: Path, config: DataConfig) -> _File:
+    names = [c for c in (config.label, config.group_by, DOMAIN) if c is not None]
+    text_features = [c for c, settings in config.columns.items() if settings.kind != "number"]
+    frame = read_frame(path, names, text_features, config.name == "parquet")
+    return _File(path, frame, RowNamer(path, len(frame)))
+
+
+def _find_missing_columns(file: _File, config: DataConfig, is_test: bool) -> list[str]:
+    """Return a sentence for each column that the configuration names and the file lacks."""
+    named_columns = [("data.label", config.label), ("data.group_by", config.group_by)]
+    named_columns += [("data.columns", column) for column in config.columns]
+    dropped = [] if is_test else [("data.drop", c) for c in config.drop or ()]  # a test file may lack dropped columns
+    return [
+        f"{file.path}: there is no column {column!r}, which {key} names; it has {listed(list(file.frame.columns))}"
+        + _describe_delimiter(list(file.frame.columns))
+        for key, column in (*named_columns, *dropped)
+        if column is not None and column not in file.frame
+    ]
+
+
+def _compare_columns(file: _File, config: DataConfig, columns: tuple[str, ...]) -> list[str]:
+    """Return a sentence where a test file's features differ from the training file's."""
+    different = sorted(set(list_features(file.frame, config)) ^ set(columns))
+    if not different:
+        return []
+    return [
+        f"{file.path}: its features differ from those of the training file in {listed(different)}; give both files the "
+        "same columns"
+    ]
+
+
+def _read_part(
+    file: _File, config: DataConfig, columns: tuple[str, ...], plans: Sequence[ColumnPlan], numbers: bool
+) -> tuple[Part, list[str]]:
+    """Return the examples and labels of a file, and a sentence for each problem; with problems the part is not usable."""
+    path, frame, name_row = file
+    x: npt.NDArray[Any]
+    if plans:
+        x, problems = parse_cells(frame, plans, path, name_row)
+    else:
+        values, problems = parse_numbers(frame[list(columns)], path, name_row)
+        x = values if problems else convert_array(values, str(path)).numpy()
+    labels, groups, domains = (_get_names(frame, c) for c in (config.label, config.group_by, DOMAIN))
+    assert labels is not None  # `_find_missing_columns` has looked
     blank_rows = np.flatnonzero(labels == "")
+    targets: npt.NDArray[Any] = labels
     if len(blank_rows):
-        raise DataError(f"{path}: the label in {name_row(blank_rows[0])} is missing; fill it in or remove the row")
-    targets = labels if numbers else _parse_labels(labels, path, name_row)
-    return Part(ArrayExamples(x), targets, lambda i: f"{name_row(i)} of {path}", groups, domains), columns
+        problems.append(f"{path}: the label in {name_row(blank_rows[0])} is missing; fill it in or remove the row")
+    elif not numbers:
+        try:
+            targets = _parse_labels(labels, path, name_row)
+        except DataError as problem:
+            problems.append(str(problem))
+    return Part(ArrayExamples(x), targets, make_row_namer(path, len(frame)), groups, domains), problems
+
+
+def _get_names(frame: pd.DataFrame, column: str | None) -> Names | None:
+    if column is None or column not in frame:
+        return None
+    return np.asarray(frame[column].str.strip(), dtype=str)
+
+
+def _list_values(name: str, settings: ColumnConfig, frames: Sequence[pd.DataFrame]) -> tuple[str, ...]:
+    if settings.kind != "category":
+        return ()
+    return settings.values or tuple(sorted({str(v) for frame in frames for v in make_text(frame[name]).dropna()}))
 
 
 def _describe_delimiter(columns: list[str]) -> str:
@@ -84,127 +182,32 @@ def _describe_delimiter(columns: list[str]) -> str:
     return f"; its cells seem to be separated by {delimiter!r}; separate them by commas" if delimiter else ""
 
 
-def _note_identifiers(x: Tensor, columns: Sequence[str], path: Path) -> tuple[str, ...]:
+def _note_unused_columns(file: _File, config: DataConfig) -> list[str]:
+    """Return a remark on columns that data.columns leaves out."""
+    unused = [c for c in list_features(file.frame, config) if c not in config.columns]
+    if not config.columns or not unused:
+        return []
+    return [f"{file.path}: columns {listed(unused)} are not in data.columns, so they are no features"]
+
+
+def _note_identifiers(x: Tensor, columns: Sequence[str], path: Path, plans: Sequence[ColumnPlan]) -> list[str]:
     """Return a remark on columns of x [n, F] with a different whole number in every row, as identifiers have."""
+    not_numbers = {plan.name for plan in plans if plan.settings.kind != "number"}
     identifiers = [
-        c
-        for c, v in zip(columns, x.T, strict=True)
-        if len(v) >= _MIN_ROWS and (v == v.round()).all() and len(v.unique()) == len(v)
+        c for c, values in zip(columns, x.T, strict=True) if c not in not_numbers and has_identifiers(values.numpy())
     ]
     if not identifiers:
-        return ()
-    return (
+        return []
+    return [
         f"{path}: {listed(identifiers)} holds a different whole number in every row, as identifiers do; exclude "
         "identifiers by "
         "data.drop",
-    )
+    ]
 
 
-def read_features(path: Path, columns: Sequence[str]) -> tuple[npt.NDArray[np.float32], Callable[[int], str]]:
-    """Return the named columns of a CSV file as x [n, F], and a function that names a row in messages.
-
-    Other columns are ignored, and the file needs no labels.
-
-    Raises:
-        DataError: the file is missing or is no table, or a feature is missing or not a number.
-    """
-    table = _read_table(path, [], missing="name another")
-    missing_columns = [c for c in columns if c not in table]
-    if missing_columns:
-        raise DataError(
-            f"{path}: there is no column {missing_columns[0]!r}, which the model learned from; it has "
-            f"{listed(list(table.columns))}"
-        )
-    name_row = _RowNamer(path, len(table))
-    return _parse_features(table[list(columns)], path, name_row), lambda i: f"{name_row(i)} of {path}"
-
-
-class _RowNamer:
-    """Names the rows of a file by line number, as an editor shows it. Line numbers are read at the first call."""
-
-    def __init__(self, path: Path, rows: int) -> None:
-        self._path, self._rows = path, rows
-
-    def __call__(self, row: int) -> str:
-        """Return "line 5", or "row 4 (without the header)" where line numbers are unknown."""
-        known = len(self._starts) == self._rows
-        return f"line {self._starts[row]}" if known else f"row {row + 1} (without the header)"
-
-    @cached_property
-    def _starts(self) -> list[int]:
-        """The line number on which each row begins; empty if the file cannot be read as text."""
-        try:
-            return list(self._read_starts())[1:]
-        except (OSError, UnicodeDecodeError, records.Error):  # compressed, for instance
-            return []
-
-    def _read_starts(self) -> Iterator[int]:
-        """Yield the line number on which the header and each row begin.
-
-        A quoted cell may span several lines; blank lines are no rows.
-        """
-        with self._path.open(newline="", encoding="utf-8-sig") as file:
-            line, reader = 1, records.reader(file)
-            for cells in reader:
-                if len(cells) > 1 or any(cell.strip() for cell in cells):
-                    yield line
-                line = reader.line_num + 1
-
-
-def _read_table(path: Path, names: Sequence[str], missing: str = "key 'data.root' or 'data.test' names it") -> pd.DataFrame:
-    """Return the whole file. The columns in `names` stay text.
-
-    missing: the fix in the message about a missing file.
-    """
-    try:
-        numbers = [c for c in pd.read_csv(path, nrows=0).columns if c not in names]
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            table = pd.read_csv(
-                path,
-                index_col=False,  # otherwise an extra field would make the first column an index and shift the others
-                dtype=dict.fromkeys(names, str),
-                keep_default_na=False,
-                na_values=dict.fromkeys(numbers, _MISSING),
-            )
-    except FileNotFoundError:
-        raise DataError(f"{path}: there is no such file; {missing}") from None
-    except pd.errors.ParserWarning:
-        raise DataError(
-            f"{path}: a row has more fields than the header; is there a decimal comma, or another delimiter than the comma?"
-        ) from None
-    except (OSError, ValueError) as problem:  # pandas' own errors are ValueErrors
-        raise DataError(f"{path}: cannot be read as CSV ({str(problem).strip().splitlines()[0]})") from None
-    if table.empty:
-        raise DataError(f"{path}: the table has no rows")
-    return table
-
-
-def _text(column: "pd.Series[str]") -> Names:
-    return np.asarray(column.str.strip(), dtype=str)
-
-
-def _parse_features(features: pd.DataFrame, path: Path, name_row: Callable[[int], str]) -> npt.NDArray[np.float32]:
-    if not len(features.columns):
-        raise DataError(f"{path}: there is no feature column besides the label; add one")
-    for name in features.columns:
-        column = pd.to_numeric(features[name], errors="coerce")
-        text_rows = np.flatnonzero(column.isna() & features[name].notna())
-        if len(text_rows):
-            value = features[name].iloc[text_rows[0]]
-            raise DataError(
-                f"{path}: column {name!r} holds {value!r} in {name_row(text_rows[0])}, but features must be numbers; "
-                "encode the "
-                "column as numbers or remove it"
-            )
-        missing_rows = np.flatnonzero(~np.isfinite(column.to_numpy(float)))
-        if len(missing_rows):
-            raise DataError(
-                f"{path}: column {name!r} is missing, NaN or infinite in {name_row(missing_rows[0])} "
-                f"({len(missing_rows)} of "
-                f"{len(column)} rows); fill in the values or remove the column"
-            )
-    return np.asarray(features.apply(pd.to_numeric), dtype=np.float32)
+def has_identifiers(values: npt.NDArray[Any]) -> bool:
+    """Return whether values [n] are a different whole number in every row."""
+    return bool(len(values) >= _MIN_ROWS and (values == values.round()).all() and len(np.unique(values)) == len(values))
 
 
 def _parse_labels(labels: Names, path: Path, name_row: Callable[[int], str]) -> npt.NDArray[Any]:

@@ -95,6 +95,8 @@ def scaling(run: Run) -> str:
         scaled.append(f"scaled by {len(mean)} means and standard deviations, which the environment below lists")
     elif mean and std:
         scaled.append("minus mean ({}), over standard deviation ({})".format(*map(_numbers, (mean, std))))
+    if found.get("columns"):
+        scaled.append(f"{len(found['columns'])} columns encoded by data.columns, as the environment below lists")
     return f"{', '.join(scaled) or 'not scaled'}; augmentation: {found.get('augment', 'not recorded')}"
 
 

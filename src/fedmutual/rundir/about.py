@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -15,6 +15,17 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
+class EncodedColumn(_Record):
+    """The steps that make features of a table's column."""
+
+    name: str
+    kind: Literal["number", "category", "date"]
+    values: tuple[str, ...] = ()
+    fill: float = 0.0
+    mean: float = 0.0
+    std: Annotated[float, Field(gt=0)] = 1.0
+
+
 class Scaled(_Record):
     """What is done to inputs."""
 
@@ -23,6 +34,7 @@ class Scaled(_Record):
     std: tuple[float, ...]
     size: tuple[int, int] | None = None
     augment: str = "none"
+    columns: tuple[EncodedColumn, ...] | None = None
 
 
 class Participant(_Record):

@@ -1,7 +1,7 @@
 """A newcomer's half of a configuration, and what a run settles of it: the shared model, its inputs and its classes."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -150,9 +150,9 @@ class Newcomer:
             raise ConfigError(
                 f"{self.file}: the examples have the shape {list(shape)} and {place} takes {list(takes.shape)}; {mend}"
             )
-        if takes.columns is not None and read.source.columns != takes.columns:
+        if takes.columns is not None and read.space.columns != takes.columns:
             raise ConfigError(
-                f"{self.file}: the columns are {listed(read.source.columns or ())}, and {place} takes "
+                f"{self.file}: the columns are {listed(read.space.columns or ())}, and {place} takes "
                 f"{listed(takes.columns)}; give it these, in this order"
             )
         if read.space.classes != takes.classes:
@@ -221,8 +221,18 @@ def _data(file: Path, given: Table, shared: Source) -> Table:
             f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
             f"outputs {listed(takes.classes)}; take the key out: who has only some of the classes is matched by name"
         )
-    if takes.agreed and "mean" not in given and "std" not in given:
+    if takes.scaling.get("columns"):
+        steps = ("values", "fill", "mean", "std") if takes.agreed else ("values",)
+        settled["columns"] = {c["name"]: _describe_column(c, steps) for c in takes.scaling["columns"]}
+    elif takes.agreed and "mean" not in given and "std" not in given:
         settled |= {"mean": takes.scaling["mean"], "std": takes.scaling["std"]}
     if takes.scaling.get("size"):
         settled["size"] = takes.scaling["size"]
     return {**settled, **given}
+
+
+def _describe_column(column: Table, steps: Sequence[str]) -> Table:
+    """Return a column's entry of data.columns, with these of its steps where its kind has them."""
+    kind = column["kind"]
+    known = ("values",) if kind == "category" else ("fill", "mean", "std")
+    return {"kind": kind, **{k: column[k] for k in steps if k in known}}

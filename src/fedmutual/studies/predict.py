@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from fedmutual.config import has_own_data, make_client_config
 from fedmutual.data import arrays, folder, scaling, table
+from fedmutual.data.encoding import parse_encoding
 from fedmutual.data.examples import BadRows, convert_array, listed
 from fedmutual.data.rows import check_finite
 from fedmutual.data.sources import FILES
+from fedmutual.data.table_file import SUFFIXES
 from fedmutual.errors import DataError, RunError
 from fedmutual.federation.networks import POOLED
 from fedmutual.rundir.about import about
@@ -75,7 +77,8 @@ def predict(
     """
     answering = choose_model(Path(run_or_model), client, best, trust_code)
     takes, found = answering.takes, list[Prediction]()
-    scaled = scaling.parse_scaling(takes.scaling)
+    columns = takes.scaling.get("columns")
+    scaled = scaling.parse_scaling(takes.scaling) if columns is None else parse_encoding(columns)
     for names, raw in _read([Path(f) for f in files], answering):
         x = scaled(raw)
         if tuple(x.shape[1:]) != takes.shape:
@@ -158,14 +161,17 @@ def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
 
 def _read(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]:
     for file in files:
-        if file.suffix.lower() not in (".csv", ".npz"):
+        if file.suffix.lower() not in (*SUFFIXES, ".npz"):
             yield [str(file)], _image(file, answering)
             continue
-        if file.suffix.lower() == ".csv":
+        if file.suffix.lower() in SUFFIXES:
             if answering.takes.columns is None:
                 raise DataError(f"{file}: the model learned from no table of named columns; give it {_wanted(answering)}")
-            rows, called = table.read_features(file, answering.takes.columns)
+            encoded = answering.takes.scaling.get("columns")
+            rows, called = table.read_features(file, answering.takes.columns, encoded and parse_encoding(encoded))
             x = torch.from_numpy(rows)
+        elif answering.takes.scaling.get("columns"):
+            raise DataError(f"{file}: the model learned from a table with data.columns; give it {_wanted(answering)}")
         else:
             x, called = (
                 convert_array(arrays.read_array(file, "x"), f"{file}: array 'x'"),
@@ -201,7 +207,8 @@ def _wanted(answering: AnsweringModel) -> str:
     """What a model can be asked about."""
     takes = answering.takes
     if takes.columns is not None:
-        return f"a CSV file with the columns {listed(takes.columns)}"
+        columns = [c["name"] for c in takes.scaling.get("columns") or ()] or takes.columns
+        return f"a CSV file with the columns {listed(columns)}"
     return "images" if _pixels(takes) else f"an npz file with an array 'x' of shape [n, {', '.join(map(str, takes.shape))}]"
 
 

@@ -1,0 +1,162 @@
+"""Encoding of a table's columns: missing values are filled in, categories one-hot encoded, numbers and dates standardised.
+
+The steps are learned from training rows by scikit-learn, and kept as plain numbers and names: a pickled transformer could
+run code when a run folder is opened.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedmutual.config import ColumnConfig
+from fedmutual.data.examples import Examples
+
+FloatArray = npt.NDArray[np.float64]
+
+
+class ColumnPlan(NamedTuple):
+    """How one column of a table is read into numbers.
+
+    A category is its position in `vocabulary`, and a date is its days since 1970-01-01. Missing cells and categories outside
+    the vocabulary, are NaN.
+    """
+
+    name: str
+    settings: ColumnConfig
+    vocabulary: tuple[str, ...] = ()  # of a category
+
+
+@dataclass(frozen=True)
+class EncodedColumn:
+    """The steps of one column."""
+
+    name: str
+    kind: str  # number, date or category
+    values: tuple[str, ...] = ()  # of a category: one feature each; all are 0 for a missing or unknown value
+    fill: float = 0.0  # replaces a missing number or date
+    mean: float = 0.0
+    std: float = 1.0
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the features that the column becomes: "sex=f", "sex=m"; of a number or a date its own name."""
+        return tuple(f"{self.name}={v}" for v in self.values) if self.kind == "category" else (self.name,)
+
+    def record(self) -> dict[str, Any]:
+        """Return the entry of environment.json."""
+        about: dict[str, Any] = {"name": self.name, "kind": self.kind}
+        if self.kind == "category":
+            return about | {"values": list(self.values)}
+        return about | {"fill": self.fill, "mean": self.mean, "std": self.std}
+
+    def encode(self, cells: Tensor, vocabulary: Sequence[str]) -> Tensor:
+        """Return the features [B, n] float64 of the column's cells [B]."""
+        if self.kind != "category":
+            return ((torch.where(cells.isnan(), self.fill, cells) - self.mean) / self.std)[:, None]
+        codes = torch.tensor([float(vocabulary.index(v)) if v in vocabulary else -1.0 for v in self.values])
+        return (cells[:, None] == codes.to(cells.dtype)).to(cells.dtype)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """The steps of all columns of a table."""
+
+    columns: tuple[EncodedColumn, ...]
+    vocabularies: tuple[tuple[str, ...], ...]  # a column each, as in its `ColumnPlan`
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of all features, in order."""
+        return tuple(name for column in self.columns for name in column.features)
+
+    def __call__(self, cells: Tensor) -> Tensor:
+        """Return the features [B, F] float32 of cells [B, columns] float64."""
+        parts = zip(self.columns, cells.T, self.vocabularies, strict=True)
+        return torch.cat([column.encode(x, vocabulary) for column, x, vocabulary in parts], 1).float()
+
+    def record(self) -> list[dict[str, Any]]:
+        """Return the entry of environment.json."""
+        return [column.record() for column in self.columns]
+
+
+def parse_encoding(entry: Sequence[Mapping[str, Any]]) -> Encoding:
+    """Return the encoding that `Encoding.record` wrote. Its vocabularies are the values that it encodes."""
+    columns = tuple(EncodedColumn(**{**about, "values": tuple(about.get("values") or ())}) for about in entry)
+    return Encoding(columns, tuple(column.values for column in columns))
+
+
+def plan_columns(encoding: Encoding) -> tuple[ColumnPlan, ...]:
+    """Return the plans by which new rows are read for an encoding."""
+    settings = (
+        ColumnConfig.model_validate({"kind": c.kind, **({"values": c.values} if c.values else {})}) for c in encoding.columns
+    )
+    return tuple(
+        ColumnPlan(c.name, s, vocabulary)
+        for c, s, vocabulary in zip(encoding.columns, settings, encoding.vocabularies, strict=True)
+    )
+
+
+def learn_encoding(cells: FloatArray, plans: Sequence[ColumnPlan]) -> Encoding:
+    """Return the encoding of a table's columns.
+
+    What the settings of a column leave open is learned: the fill is the median, mean and standard deviation are those of the
+    filled column, the values of a category those that occur.
+
+    Args:
+        cells: the training rows [n, columns].
+        plans: how each column is read.
+    """
+    columns = tuple(_learn_column(cells[:, [i]], plan) for i, plan in enumerate(plans))
+    return Encoding(columns, tuple(plan.vocabulary for plan in plans))
+
+
+def _learn_column(cells: FloatArray, plan: ColumnPlan) -> EncodedColumn:
+    from sklearn.impute import SimpleImputer  # a second to import, and only tables with data.columns need it
+    from sklearn.preprocessing import StandardScaler
+
+    settings = plan.settings
+    if settings.kind == "category":
+        codes = np.unique(cells[np.isfinite(cells)]).astype(int)
+        return EncodedColumn(plan.name, "category", settings.values or tuple(plan.vocabulary[i] for i in codes))
+    strategy: dict[str, Any] = (
+        {"strategy": "median"} if settings.fill is None else {"strategy": "constant", "fill_value": settings.fill}
+    )
+    imputer = SimpleImputer(keep_empty_features=True, **strategy).fit(cells)
+    fill = float(imputer.statistics_[0])
+    mean, std = settings.mean, settings.std
+    if mean is None or std is None:
+        scaler = StandardScaler().fit(imputer.transform(cells))
+        mean, std = float(scaler.mean_[0]), float(scaler.scale_[0])
+    return EncodedColumn(plan.name, settings.kind, fill=fill, mean=mean, std=std)
+
+
+def list_learned_columns(plans: Sequence[ColumnPlan]) -> list[str]:
+    """Return the names of the columns of which something is learned from rows."""
+    return [
+        name
+        for name, settings, _ in plans
+        if (settings.values is None if settings.kind == "category" else settings.fill is None or settings.mean is None)
+    ]
+
+
+class EncodedExamples:
+    """The rows of a table, encoded."""
+
+    def __init__(self, cells: Examples, encoding: Encoding) -> None:
+        self._cells, self._encoding = cells, encoding
+
+    def __len__(self) -> int:
+        return len(self._cells)
+
+    def take(self, rows: Sequence[int]) -> Tensor:
+        """Return the examples of `rows` [B, F]; see `Examples.take`."""
+        return self._encoding(self._cells.take(rows))
+
+    def digest(self) -> bytes:
+        """Return the digest of the table as it is stored, before it is encoded."""
+        return self._cells.digest()

@@ -1,0 +1,120 @@
+"""Tables in files: CSV and Parquet as pandas frames, and the names of rows in messages."""
+
+import csv as records
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+
+from fedmutual.errors import DataError
+
+SUFFIXES = (".csv", ".parquet")
+"""The names of table files end so."""
+
+_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # for features only: NA may be the name of a class
+_NAMED = "key 'data.root' or 'data.test' names it"
+
+
+class RowNamer:
+    """Names the rows of a file by line number, as an editor shows it. Line numbers are read at the first call."""
+
+    def __init__(self, path: Path, rows: int) -> None:
+        self._path, self._rows = path, rows
+
+    def __call__(self, row: int) -> str:
+        """Return "line 5", or "row 4 (without the header)" where line numbers are unknown."""
+        known = len(self._starts) == self._rows
+        return f"line {self._starts[row]}" if known else f"row {row + 1} (without the header)"
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        """The line number on which each row begins; empty if the file cannot be read as text."""
+        try:
+            return list(self._read_starts())[1:]
+        except (OSError, UnicodeDecodeError, records.Error):  # compressed, or Parquet
+            return []
+
+    def _read_starts(self) -> Iterator[int]:
+        """Yield the line number on which the header and each row begin.
+
+        A quoted cell may span several lines; blank lines are no rows.
+        """
+        with self._path.open(newline="", encoding="utf-8-sig") as file:
+            line, reader = 1, records.reader(file)
+            for cells in reader:
+                if len(cells) > 1 or any(cell.strip() for cell in cells):
+                    yield line
+                line = reader.line_num + 1
+
+
+def read_frame(
+    path: Path, names: Sequence[str] = (), text_features: Sequence[str] = (), parquet: bool = False, missing: str = _NAMED
+) -> pd.DataFrame:
+    """Return a file's whole table.
+
+    Args:
+        path: the file.
+        names: columns of names, such as the label's: they stay text, and an empty cell is the text "".
+        text_features: features that stay text, with NaN for missing cells.
+        parquet: whether the file is Parquet, not CSV.
+        missing: the fix in the message about a missing file.
+
+    Raises:
+        DataError: the file is missing or is no table, or pyarrow is missing for Parquet.
+    """
+    try:
+        table = _read_parquet(path, names, text_features) if parquet else _read_csv(path, names, text_features)
+    except FileNotFoundError:
+        raise DataError(f"{path}: there is no such file; {missing}") from None
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{path}: a row has more fields than the header; is there a decimal comma, or another delimiter than the comma?"
+        ) from None
+    except (OSError, ValueError) as problem:  # pandas' own errors are ValueErrors, and so are those of pyarrow
+        kind = "Parquet" if parquet else "CSV"
+        raise DataError(f"{path}: cannot be read as {kind} ({str(problem).strip().splitlines()[0]})") from None
+    if table.empty:
+        raise DataError(f"{path}: the table has no rows")
+    return table
+
+
+def _read_csv(path: Path, names: Sequence[str], text_features: Sequence[str]) -> pd.DataFrame:
+    features = [c for c in pd.read_csv(path, nrows=0).columns if c not in names]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pd.errors.ParserWarning)
+        return pd.read_csv(
+            path,
+            index_col=False,  # otherwise an extra field would make the first column an index and shift the others
+            dtype=dict.fromkeys((*names, *text_features), str),
+            keep_default_na=False,
+            na_values=dict.fromkeys(features, _MISSING),
+        )
+
+
+def _read_parquet(path: Path, names: Sequence[str], text_features: Sequence[str]) -> pd.DataFrame:
+    if not path.is_file():
+        raise FileNotFoundError(path)
+    try:
+        table = pd.read_parquet(path, engine="pyarrow")
+    except ImportError:
+        raise DataError(f"{path}: reading Parquet needs pyarrow; install it by: pip install 'fedmutual[parquet]'") from None
+    table = table.rename(columns=str)
+    repeated = table.columns[table.columns.duplicated()]
+    if len(repeated):
+        raise DataError(f"{path}: there are two columns {repeated[0]!r}; rename one")
+    text = {c: make_text(table[c]) for c in {*names, *text_features} if c in table}
+    return table.assign(**{c: cells.fillna("") if c in names else cells for c, cells in text.items()})
+
+
+def make_text(column: "pd.Series[str]") -> "pd.Series[str]":
+    """Return the cells as text without blanks at either end; missing cells stay missing."""
+    text = column.map(str, na_action="ignore").astype("str").str.strip()
+    return text.where(column.notna() & (text != ""))
+
+
+def make_row_namer(path: Path, rows: int) -> Callable[[int], str]:
+    """Return the function that names a row of a file: "line 3 of rows.csv"."""
+    name_row = RowNamer(path, rows)
+    return lambda row: f"{name_row(row)} of {path}"
