@@ -195,8 +195,9 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
             "public seed set that all sites have"
         )
     if contract.config.server != ServerConfig() and not has_aggregation(contract.config):
+        name = "server.aggregate" if contract.config.server.aggregate != ServerConfig().aggregate else "server.sum"
         raise ConfigError(
-            f"{source}: key 'server.aggregate' has no effect between real sites with algorithm "
+            f"{source}: key {name!r} has no effect between real sites with algorithm "
             f"{contract.config.algorithm['name']!r}, which makes no mean of what they send; take it out"
         )
     if contract.public is not None and not _fits(contract, contract.public):
