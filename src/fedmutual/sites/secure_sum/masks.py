@@ -55,10 +55,8 @@ def expand_seed(seed: bytes, context: bytes, site: str, count: int) -> Words:
     return _draw_words(derive_key(seed, context.hex(), "self mask", site, salt=_SALT), count)
 
 
-def add_pair_masks(
-    words: Words, site: str, private: bytes, others: Iterable[tuple[str, bytes]], context: bytes, remove: bool = False
-) -> None:
-    """Add the masks that a site has with each of the others, in place; `remove`: take them away.
+def add_pair_masks(words: Words, site: str, private: bytes, others: Iterable[tuple[str, bytes]], context: bytes) -> None:
+    """Add the masks that a site has with each of the others, in place.
 
     private: the site's X25519 key. others: the other sites and their public keys.
 
@@ -68,7 +66,7 @@ def add_pair_masks(
     for other, public in others:
         first, second = sorted((site, other))
         mask = _draw_words(agree_key(private, public, context, "pair mask", first, second), len(words))
-        if (site == first) != remove:
+        if site == first:
             np.add(words, mask, out=words)
         else:
             np.subtract(words, mask, out=words)
