@@ -114,7 +114,7 @@ class Announcements(Letter):
 
 
 class SealedShares(Letter):
-    """Shares that only their receiver opens: by receiver in an answer of the stage SHARES, by sender in an order of UPLOAD."""
+    """Shares that only their receiver opens: by receiver in an answer of SHARES, by sender in an order of UPLOAD."""
 
     shares: Annotated[dict[Site, Sealed], Field(max_length=MOST_SITES)]
 
