@@ -2,11 +2,12 @@
 
 import datetime
 from functools import cache
+from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
 
 from fedmutual.sites.secure_sum.identity import Authority, Signer
@@ -42,3 +43,13 @@ def make_authority(name: str = "authority") -> Authority:
 def make_signer(name: str, certified: str | None = None, issuer: str = "authority", days=(-1, 1)) -> Signer:
     """A participant's key, and a certificate; `certified`: of another participant's."""
     return Signer(make_private_key(name), make_certificate(certified or name, issuer, days).public_bytes(Encoding.DER))
+
+
+def write_startup(folder: Path, name: str) -> Path:
+    """The startup folder of a participant's kit -> the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = make_private_key(name).private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    (folder / "client.key").write_bytes(key)
+    (folder / "client.crt").write_bytes(make_certificate(name).public_bytes(Encoding.PEM))
+    (folder / "rootCA.pem").write_bytes(make_authority().certificate.public_bytes(Encoding.PEM))
+    return folder

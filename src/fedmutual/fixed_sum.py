@@ -1,8 +1,8 @@
 """Sums of model updates in fixed point: integers modulo 2^64, so that the order of the summands changes no bit.
 
 An update is a reply minus the message that the server had sent, each number clipped to +-LIMIT. A number u becomes the
-integer round(u * 2^40), in a weighted sum round(u * n_k * 2^20) with the sum of n_k beside it: at most MOST_SUMMED updates stay
-below 2^63, so no sum overflows.
+integer round(u * 2^40), in a weighted sum round(u * n_k * 2^20) with the sum of n_k beside it: MOST_SUMMED updates at most
+stay below 2^63, so no sum overflows. Real sites mask these integers (`sites.secure_sum`): a masked sum has the same bits.
 
 Integer and boolean tensors (BatchNorm's counter of batches) are no updates: they stay as the server sent them.
 """

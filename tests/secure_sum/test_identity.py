@@ -1,9 +1,8 @@
 """Who signed, of those who might say so: others with their kits, other authorities, kits that are over."""
 
 import pytest
-from authority import make_authority, make_certificate, make_private_key, make_signer
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from authority import make_authority, make_signer, write_startup
 from fedmutual.errors import RunError
 from fedmutual.sites.secure_sum.identity import Forged, read_authority, read_signer
 
@@ -48,10 +47,7 @@ def test_what_is_no_certificate_is_refused(certificate) -> None:
 
 
 def test_a_kit_is_read_and_a_damaged_one_named(tmp_path) -> None:
-    key = make_private_key("north").private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
-    (tmp_path / "client.key").write_bytes(key)
-    (tmp_path / "client.crt").write_bytes(make_certificate("north").public_bytes(Encoding.PEM))
-    (tmp_path / "rootCA.pem").write_bytes(make_authority().certificate.public_bytes(Encoding.PEM))
+    write_startup(tmp_path, "north")
     signer = read_signer(tmp_path)
     read_authority(tmp_path).check("north", signer.certificate, signer.sign(CONTENT), CONTENT)
     for name, read in (("client.key", read_signer), ("client.crt", read_signer), ("rootCA.pem", read_authority)):
@@ -61,4 +57,4 @@ def test_a_kit_is_read_and_a_damaged_one_named(tmp_path) -> None:
         (tmp_path / name).unlink()
         with pytest.raises(RunError, match=name):
             read(tmp_path)
-        (tmp_path / "client.key").write_bytes(key)
+        write_startup(tmp_path, "north")
