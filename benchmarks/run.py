@@ -1,6 +1,6 @@
 """All benchmarks, or the sections that are named; each prints its lines and writes RESULTS/<section>.json.
 
-    uv run python benchmarks/run.py [engines] [clients] [peers] [memory] [bytes] [precision] [gpu] [--pairs 11]
+    uv run python benchmarks/run.py [engines] [clients] [peers] [memory] [bytes] [precision] [gpu] [secure-sum] [--pairs 11]
 
 docs/performance.md says what each measures, and how. Nothing else should run on the machine meanwhile.
 """
@@ -20,6 +20,7 @@ SECTIONS = {
     "bytes": "traffic",
     "precision": "precision",
     "gpu": "gpu",
+    "secure-sum": "secure_sum",
 }
 
 

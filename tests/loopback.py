@@ -36,15 +36,16 @@ class Loopback:
         common: dict[str, Any],
         sites: dict[str, Any],
         modules: Mapping[str, str] | None = None,
+        server: Mapping[str, Any] | None = None,
         **given: Any,
     ) -> None:
-        """modules: code that all trust: name -> source."""
+        """modules: code that all trust: name -> source. server: more keys of the table of that name."""
         self.modules = modules or {}
         self.folder, self.name, self.port = folder, common["name"], free_port()
         folder.mkdir(parents=True, exist_ok=True)
         self.file = folder / "federation.toml"
         table = {"names": list(sites), "input": [1, 8, 8], "wait": 30.0, **given}
-        self.file.write_text(tomli_w.dumps({**common, "server": {"port": self.port}, "sites": table}))
+        self.file.write_text(tomli_w.dumps({**common, "server": {"port": self.port, **(server or {})}, "sites": table}))
         trust = {"trust": {"modules": [*self.modules]}} if self.modules else {}
         self.configs = {i: site(folder, i, own, **trust) for i, own in sites.items()}
         for place in (folder, *(config.parent for config in self.configs.values())):

@@ -49,6 +49,14 @@ OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 
             {"algorithm": {"name": "centralised"}, "server": {"aggregate": "median"}},
             ["algorithm 'centralised' trains one network on all data, so 'server.aggregate' has no effect"],
         ),
+        (
+            {"algorithm": {"name": "independent"}, "server": {"sum": "fixed"}},
+            ["algorithm 'independent' makes no mean of what clients send, so 'server.sum' has no effect"],
+        ),
+        (
+            {"algorithm": {"name": "centralised"}, "server": {"sum": "fixed"}},
+            ["algorithm 'centralised' trains one network on all data, so 'server.sum' has no effect"],
+        ),
         ({"algorithm": {"name": "centralised"}, "clients": {"0": {"training": {"shuffled": 0.5}}}}, []),
         (
             {"algorithm": {"name": "centralised"}, "clients": OWN, "engine": {"participation": 0.5}},

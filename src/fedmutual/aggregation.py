@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from fedmutual.core import Message
-from fedmutual.settings import TRIM, Rule
+from fedmutual.fixed_sum import average_updates
+from fedmutual.settings import TRIM, Rule, Sum
 
 _PIECE = 2**20  # elements of a tensor that are sorted at once, over all replies
 _ROUNDING = 1e-9  # 0.29 * 100 is below 29
@@ -29,18 +30,27 @@ class Aggregation:
 
     rule: Rule = "mean"
     trim: float = TRIM  # of the trimmed mean
+    sum: Sum = "float"  # how a mean adds; "fixed": in integers (`fixed_sum`)
 
     @property
     def weighs(self) -> bool:
         """Whether replies may weigh differently: in a mean; the other rules take every sender alike."""
         return self.rule == "mean"
 
-    def __call__(self, replies: Mapping[str, Message], weights: Mapping[str, float] | None = None) -> Message:
-        """One message of the replies. weights: of a mean; the other rules have none.
+    def __call__(
+        self, replies: Mapping[str, Message], weights: Mapping[str, float] | None = None, base: Message | None = None
+    ) -> Message:
+        """One message of the replies.
+
+        weights: of a mean; the other rules have none. base: what the replies are updates of, for a sum in fixed point;
+        without it replies are summed as they are.
 
         Raises:
             ValueError: as `mean`.
+            Unusable: a reply cannot be summed in fixed point.
         """
+        if self.sum == "fixed":
+            return fixed_mean(replies, weights, base or {})
         if self.rule == "mean":
             return mean(replies, weights)
         return median(replies) if self.rule == "median" else trimmed_mean(replies, self.trim)
@@ -59,6 +69,21 @@ def mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None = N
         name: _mean([replies[i][name] for i in ids], None if weights is None else [weights[i] for i in ids])
         for name in replies[ids[0]]
     }
+
+
+def fixed_mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None, base: Message) -> Message:
+    """The mean as of `mean`, added in fixed point: base plus the mean of the replies' updates (`fixed_sum`).
+
+    Tensors of whole numbers are those of `base`; one that `base` has not takes the maximum, as in `mean`.
+
+    Raises:
+        ValueError: as `mean`.
+        Unusable: a reply cannot be summed in fixed point.
+    """
+    first = replies[_alike(replies, "mean")[0]]
+    counters = [name for name, tensor in first.items() if not tensor.is_floating_point() and name not in base]
+    largest = mean({i: {name: reply[name] for name in counters} for i, reply in replies.items()})
+    return average_updates(replies, weights, {**largest, **base})
 
 
 def median(replies: Mapping[str, Message]) -> Message:

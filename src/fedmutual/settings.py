@@ -13,7 +13,11 @@ Disclosure = Literal["none", "accuracy", "all"]
 Rule = Literal["mean", "median", "trimmed-mean"]
 """How replies become one message; the rules are functions of `fedmutual.aggregation`."""
 
+Sum = Literal["float", "fixed"]
+"""How a mean adds: in floating point, or in integers (`fedmutual.fixed_sum`)."""
+
 TRIM = 0.34  # of 3 replies 1 is cut off at either end, of 6 it is 2, of 10 it is 3
+MOST_SUMMED = 2**13 - 1  # clients in a fixed-point sum, which then stays below 2^63 (`fixed_sum`)
 
 
 @dataclass(frozen=True)

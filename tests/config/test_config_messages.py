@@ -114,6 +114,14 @@ WRONG = [
     ("[algorithm]\nname = 'fedavg'\nweighting = 'n'", "key 'algorithm.weighting' must be 'samples' or 'uniform', not \"n\""),
     ("[server]\naggregate = 'krum'", "key 'server.aggregate' must be 'mean', 'median' or 'trimmed-mean', not \"krum\""),
     ("[server]\naggregate = 'trimmed-mean'\ntrim = 0.5", "key 'server.trim' must be less than 0.5, not 0.5"),
+    (
+        "[server]\nsum = 'fixed'\naggregate = 'median'",
+        "key 'server.sum' has no effect with server.aggregate = 'median', which sums nothing; take it out",
+    ),
+    (
+        "[server]\nsum = 'fixed'\n[partition]\nclients = 8192",
+        "server.sum = 'fixed' adds at most 8191 clients, and partition.clients is 8192; take 'server.sum' out",
+    ),
     ("[server]\ntrim = 0.1", "key 'server.trim' has no effect with server.aggregate = 'mean'; take it out"),
     (
         "[algorithm]\naggregate = 'median'",

@@ -49,6 +49,7 @@ def test_every_key_has_a_meaning_in_one_line() -> None:
         ("optimizer.amsgrad", "true or false", "false"),
         ("server.aggregate", '"mean", "median" or "trimmed-mean"', '"mean"'),
         ("server.trim", "number >= 0, < 0.5", "0.34"),
+        ("server.sum", '"float" or "fixed"', '"float"'),
         ("algorithm.name", "text", '"fml"'),
         ("algorithm.alpha", "number or schedule", "0.5"),
         ("algorithm.temperature", "number", "1.0"),

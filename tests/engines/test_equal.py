@@ -41,6 +41,8 @@ PHASES = {
     "fedavg, median": FedAvg(aggregate=Aggregation("median"), **E),
     "fedavg, trimmed mean": FedAvg(aggregate=Aggregation("trimmed-mean", 0.3), **E),
     "fedprox, trimmed mean": FedProx(mu=0.5, aggregate=Aggregation("trimmed-mean", 0.3), **E),
+    "fml, fixed sum": FML(aggregate=Aggregation(sum="fixed"), **E),
+    "fedavg, fixed sum": FedAvg(aggregate=Aggregation(sum="fixed"), **E),
     "fedavg-ft": FedAvgFT(tune_epochs=2, **E),
     "ditto": Ditto(lam=0.3, **E),
     "apfl": APFL(mix=Schedule(0.9, 0.4), **E),

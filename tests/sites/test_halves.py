@@ -19,6 +19,7 @@ RULES = {
     "mean": COMMON,
     "median": COMMON | {"server": {"aggregate": "median"}},
     "trimmed mean": COMMON | {"server": {"aggregate": "trimmed-mean", "trim": 0.4}},
+    "fixed sum": COMMON | {"server": {"sum": "fixed"}},
 }
 
 
@@ -61,7 +62,7 @@ def test_the_rule_of_a_federation_is_what_sites_agreed_to(tmp_path):
     """Where the server is may change without them; how it makes one model of theirs may not."""
     robust = contracts.read_contract(contract(tmp_path, RULES["trimmed mean"]))
     assert contracts.accept_contract(json.dumps(robust.record()), [robust.record()]).config.server == robust.config.server
-    assert robust.config.server.model_dump() == {"aggregate": "trimmed-mean", "trim": 0.4}
+    assert robust.config.server.model_dump() == {"aggregate": "trimmed-mean", "trim": 0.4, "sum": "float"}
     for server, differs in (({"port": 9000}, None), ({"trim": 0.1}, "'server.trim'"), ({"aggregate": "mean"}, "'server.")):
         tables = {**robust.config.server.model_dump(), **server}
         tables = {k: v for k, v in tables.items() if k != "trim" or tables["aggregate"] == "trimmed-mean"}
@@ -72,9 +73,17 @@ def test_the_rule_of_a_federation_is_what_sites_agreed_to(tmp_path):
 
 
 def test_a_rule_where_nothing_is_averaged_is_refused(tmp_path):
-    path = contract(tmp_path, COMMON | {"algorithm": {"name": "independent"}, "server": {"aggregate": "median"}})
-    with pytest.raises(ConfigError, match=r"'server\.aggregate' has no effect .* algorithm 'independent'"):
-        contracts.read_contract(path)
+    for key, value in (("aggregate", "median"), ("sum", "fixed")):
+        path = contract(tmp_path, COMMON | {"algorithm": {"name": "independent"}, "server": {key: value}})
+        with pytest.raises(ConfigError, match=rf"'server\.{key}' has no effect .* algorithm 'independent'"):
+            contracts.read_contract(path)
+
+
+def test_how_the_server_sums_is_what_sites_agreed_to(tmp_path):
+    plain, fixed = (
+        contracts.read_contract(contract(tmp_path, COMMON | {"server": {"sum": how}})) for how in ("float", "fixed")
+    )
+    assert "'server.sum'" in (find_difference(plain.record(), fixed.record()) or "")
 
 
 METHODS = {  # without public data, which tests of their own have

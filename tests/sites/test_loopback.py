@@ -79,6 +79,21 @@ def captured(fed):
     assert {key for line in lines for key in line["told"]} <= {"train", "scores"}
 
 
+def test_masked_updates_are_a_fixed_sum_in_one_process(tmp_path):
+    """Three sites sign with the keys of their kits; the server has their sum: the bits of a run in one process."""
+    three = {i: {"model": {"personal": "mlp"}, "data": {"name": "digits"}} for i in ("north", "south", "west")}
+    common = {**COMMON, **TELLING, "rounds": 2}
+    run = fedmutual.run(parse_config(together(common | {"server": {"sum": "fixed"}}, three)), tmp_path / "one")
+    with loopback(tmp_path / "fed", common, three, server={"sum": "masked"}) as fed:
+        fed.start("server", *three)
+        fed.submit()
+        fed.done()
+        assert fed.progress()["notes"] == []
+    assert fed.alike(run)
+    lines = [json.loads(line) for line in (fed.configs["north"].parent / "state" / "wards" / "left.jsonl").open()]
+    assert {t["name"] for line in lines for t in line["tensors"]} == {"letter", "words"}
+
+
 def test_peers_send_to_each_other(tmp_path):
     """FedH2L: posteriors go from site to site, and the server gets none of them; the bits of a run in one process."""
     sites = {i: own for i, own in with_data(tmp_path).items() if i != "west"}

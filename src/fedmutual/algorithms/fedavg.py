@@ -57,4 +57,4 @@ class FedAvg(Fork):
             return server
         models = {i: {k: v for k, v in reply.items() if k != N_K} for i, reply in replies.items()}
         weights = {i: float(reply[N_K]) for i, reply in replies.items()} if self.weighs else None
-        return self.aggregate(models, weights)
+        return self.aggregate(models, weights, base=server)

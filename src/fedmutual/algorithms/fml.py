@@ -65,4 +65,4 @@ class FML(Fork):
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
         """Merge: the plain mean over those who answered, or the rule of `[server]`. Nobody is asked how much data it has."""
-        return self.aggregate(replies) if replies else server
+        return self.aggregate(replies, base=server) if replies else server

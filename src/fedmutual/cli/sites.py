@@ -135,7 +135,7 @@ def site(
         half = SiteRuntime(agreed, mine, looks=True)  # at all that can be wrong before anything is opened
         longest = find_longest_message(agreed)
     with held(mine.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
-        _say_leaves(half.leaves(), half.peers is not None)
+        _say_leaves(half.leaves(), half.peers is not None, half.is_masked)
         print_text(describe_disclosure(half.experiment, half.site), soft_wrap=True)
         print_text(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
         print_text(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
@@ -311,7 +311,7 @@ def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
         exit_with_error(f"ended with code {code}; {state / 'flare' / 'log.txt'} says why", Code.DIVERGED)
 
 
-def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool) -> None:
+def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool, is_masked: bool) -> None:
     """Print which tensors may leave a site, for its operator."""
     table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
     for phase, spec in leaves.items():
@@ -323,6 +323,8 @@ def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool) -> None:
             table.add_row(phase, name, str(dtype).removeprefix("torch."), "x".join(map(str, shape)) or "one", f"{size:,}")
     out.print(table)
     to = "to the other sites, through the server, sealed" if by_hand else "to the server, which can read them"
+    if is_masked:
+        to = "to the server under masks, which has the sum of all sites; and letters with keys, sealed shares and signatures"
     print_text(f"These go {to}.")
 
 

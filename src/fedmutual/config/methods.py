@@ -127,7 +127,7 @@ def describe_foreign_key(where: str, key: str, names: Sequence[str]) -> str:
 
 def _aggregation(config: Config) -> dict[str, Aggregation]:
     """The rule of [server], for each field of the configured algorithm that takes it."""
-    rule = Aggregation(config.server.aggregate, config.server.trim)
+    rule = Aggregation(config.server.aggregate, config.server.trim, config.server.sum)
     return {k: rule for k, kind in _setting_types(_kind(config)).items() if kind is Aggregation}
 
 

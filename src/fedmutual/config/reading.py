@@ -20,6 +20,7 @@ from fedmutual.config.sites import has_own_data
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 from fedmutual.recorded_code import check_tables, is_run_config
+from fedmutual.settings import MOST_SUMMED
 
 
 def load_config(path: str | Path, **overrides: Any) -> Config:
@@ -308,6 +309,8 @@ def _check_effect(config: Config, source: str) -> None:
         }
     if config.server.trim != ServerConfig().trim and config.server.aggregate != "trimmed-mean":
         idle["server.trim"] = f"server.aggregate = {config.server.aggregate!r}"
+    if config.server.sum != ServerConfig().sum and config.server.aggregate != "mean":
+        idle["server.sum"] = f"server.aggregate = {config.server.aggregate!r}, which sums nothing"
     if "pairs" in config.algorithm and config.algorithm.get("peers", "all") == "all":
         idle["algorithm.pairs"] = "algorithm.peers = 'all'"
     if config.algorithm.get("kl") is False and config.algorithm.get("confidence") is False:
@@ -320,6 +323,11 @@ def _check_effect(config: Config, source: str) -> None:
         }
     for key, beside in idle.items():
         raise ConfigError(f"{source}: key {key!r} has no effect with {beside}; take it out")
+    if config.server.sum == "fixed" and config.partition.clients > MOST_SUMMED:
+        raise ConfigError(
+            f"{source}: server.sum = 'fixed' adds at most {MOST_SUMMED} clients, and partition.clients is "
+            f"{config.partition.clients}; take 'server.sum' out"
+        )
     _check_holdout(config, source)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, cast, get_type_hints
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from fedmutual.settings import TRIM, Disclosure, Rule, Schedule, Setting, within
+from fedmutual.settings import TRIM, Disclosure, Rule, Schedule, Setting, Sum, within
 
 Table = dict[str, Any]
 _EFFECT = "effect"
@@ -342,6 +342,9 @@ class ServerConfig(Section):
         "mean", "the mean, the median, or the mean without the smallest and largest values, coordinate by coordinate"
     )
     trim: Trim = key(TRIM, "trimmed-mean: the fraction of the clients left out at either end, rounded down")
+    sum: Sum = key(
+        "float", "mean: how numbers are added; fixed: as 64-bit integers, which the order of clients does not change"
+    )
 
 
 class EngineConfig(Section):

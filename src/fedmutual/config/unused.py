@@ -47,7 +47,7 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
     if pooled:
         one = ["model.personal"] if model.personal is not None else []
         part = ["engine.participation"] if config.engine.participation < 1 else []
-        part += ["server.aggregate"] if config.server.aggregate != ServerConfig().aggregate else []
+        part += _of_server(config)
         part += ["privacy.nets"] if config.privacy.nets != "none" else []
         yield "algorithm {name!r} trains one network on all data", [*one, *part, *_of_clients(config, _OWN)]
         return
@@ -64,12 +64,18 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
         }
         yield "algorithm {name!r} shares no model", [k for k, is_set in given.items() if is_set]
     rule = config.server.aggregate
-    if rule != ServerConfig().aggregate and not has_aggregation(config):
-        yield "algorithm {name!r} makes no mean of what clients send", ["server.aggregate"]
+    if not has_aggregation(config):
+        yield "algorithm {name!r} makes no mean of what clients send", _of_server(config)
     elif rule != ServerConfig().aggregate and "weighting" in config.algorithm:
         yield f"server.aggregate = {rule!r} takes all clients alike", ["algorithm.weighting"]
     if config.training.local_steps is not None and config.training.local_epochs != TrainingConfig().local_epochs:
         yield "a round of algorithm {name!r} is told in training.local_steps", ["training.local_epochs"]
+
+
+def _of_server(config: Config) -> list[str]:
+    """The keys of [server] that are set, of those that say how replies become one message."""
+    plain = ServerConfig()
+    return [f"server.{k}" for k in ("aggregate", "sum") if getattr(config.server, k) != getattr(plain, k)]
 
 
 def _of_clients(config: Config, tables: Sequence[str]) -> list[str]:

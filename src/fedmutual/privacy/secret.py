@@ -26,10 +26,10 @@ _SALT = b"fedmutual differential privacy 1"
 _BITS = 53  # of a uniform number in float64
 
 
-def derive_key(secret: bytes, *purpose: str) -> bytes:
-    """A key of 32 bytes for one purpose; other purposes give keys that tell nothing of it."""
+def derive_key(secret: bytes, *purpose: str, salt: bytes = _SALT) -> bytes:
+    """A key of 32 bytes for one purpose; other purposes, and other salts, give keys that tell nothing of it."""
     info = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in purpose)
-    return HKDF(algorithm=SHA256(), length=SIZE, salt=_SALT, info=info).derive(secret)
+    return HKDF(algorithm=SHA256(), length=SIZE, salt=salt, info=info).derive(secret)
 
 
 def simulation_secret(seed: int, client: str) -> bytes:

@@ -2,6 +2,7 @@
 what it names may be code.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -85,6 +86,12 @@ def find_difference(agreed: Table, record: Table, who: str = "this site") -> str
             now, then = (_shorten(leaves.get(path, "unset")) for leaves in (theirs, ours))
             return f"its {_shorten(repr('.'.join(path)))} is {now}, and {who} agreed to {then}"
     return None
+
+
+def digest_agreed(record: Table) -> str:
+    """Digest, in hex, of all of a contract's record that changes with the sites' consent alone."""
+    about = [[list(path), value] for path, value in sorted(_leaves(record["tables"])) if not _is_open(path)]
+    return hashlib.sha256(json.dumps([record["name"], record["public"], about]).encode()).hexdigest()
 
 
 def check_release(version: str, whose: str) -> None:

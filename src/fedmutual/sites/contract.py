@@ -19,9 +19,11 @@ from fedmutual.core import Algorithm
 from fedmutual.errors import ConfigError
 from fedmutual.rundir import folder as folders
 from fedmutual.sites import seedset
-from fedmutual.sites.consent import FORMAT, check_agreed
+from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed
 from fedmutual.sites.schema import WORK_FOLDER, LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.sites.screening import Limits
+from fedmutual.sites.secure_sum.letters import LEAST_SITES, MOST_SITES, find_threshold
+from fedmutual.sites.secure_sum.words import is_summable
 
 S = TypeVar("S", bound=Section)
 _NOT_COMMON = {
@@ -67,7 +69,17 @@ class Contract:
     @property
     def quorum(self) -> int:
         """How many sites must answer."""
-        return self.sites.least
+        return max(self.sites.least, find_threshold(len(self.sites.names))) if self.is_masked else self.sites.least
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether sites mask their updates, so that the server has the sum alone."""
+        return self.server.sum == "masked"
+
+    @property
+    def binding(self) -> str:
+        """Digest, in hex, of what keys and signatures of a secure sum are bound to."""
+        return digest_agreed(self.record())
 
     @property
     def limits(self) -> Limits:
@@ -168,6 +180,8 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
         )
     server = parse_table(ServerTable, tables.get("server", {}), source, "server")
     rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # where it is, no run has to know
+    if server.sum == "masked":
+        rest["server"]["sum"] = "fixed"  # whose bits it has
     contract = Contract(
         dict(rest), parse_table(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
@@ -195,13 +209,43 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
             "public seed set that all sites have"
         )
     if contract.config.server != ServerConfig() and not has_aggregation(contract.config):
+        name = "server.aggregate" if contract.config.server.aggregate != ServerConfig().aggregate else "server.sum"
         raise ConfigError(
-            f"{source}: key 'server.aggregate' has no effect between real sites with algorithm "
+            f"{source}: key {name!r} has no effect between real sites with algorithm "
             f"{contract.config.algorithm['name']!r}, which makes no mean of what they send; take it out"
         )
+    if contract.is_masked:
+        _check_masked(contract, source)
     if contract.public is not None and not _fits(contract, contract.public):
         raise ConfigError(f"{source}: what it says of the public seed set is not of its sites and classes; submit it anew")
     return contract
+
+
+def _check_masked(contract: Contract, source: str) -> None:
+    """Raise ConfigError where a secure sum is not possible, or a key would need what the server does not see."""
+    algorithm, sites = contract.algorithm, contract.sites
+    count, threshold = len(sites.names), find_threshold(len(sites.names))
+    if len(algorithm.phases) != 1 or algorithm.start or not is_summable(algorithm.phases[0]):
+        raise ConfigError(
+            f"{source}: server.sum = 'masked' adds updates of a shared model, and algorithm "
+            f"{contract.config.algorithm['name']!r} sends more, or something else; choose fml, fedavg or fedprox, or take "
+            "'server.sum' out"
+        )
+    if not LEAST_SITES <= count <= MOST_SITES:
+        raise ConfigError(
+            f"{source}: server.sum = 'masked' is for {LEAST_SITES} to {MOST_SITES} sites, and key 'sites.names' has {count}"
+        )
+    if sites.quorum is not None and sites.quorum < threshold:
+        raise ConfigError(
+            f"{source}: server.sum = 'masked' needs more than two thirds of the sites in every round; set 'sites.quorum' to "
+            f"{threshold} or more, or take it out"
+        )
+    for key in ("update_limit", "examples_limit"):
+        if getattr(sites, key) != SitesTable.model_fields[key].default:
+            raise ConfigError(
+                f"{source}: key 'sites.{key}' has no effect with server.sum = 'masked', where the server sees no site's "
+                "update; take one of the two out"
+            )
 
 
 def accept_contract(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contract:

@@ -31,6 +31,10 @@ from fedmutual.sites.contract import Contract, identify
 from fedmutual.sites.engine import Setback, SitesEngine, TooFew
 from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.protocol import Post
+from fedmutual.sites.secure_sum.exchange import SecureSums
+from fedmutual.sites.secure_sum.identity import read_authority
+from fedmutual.sites.secure_sum.server_files import SumStages
+from fedmutual.sites.secure_sum.words import count_words, list_masked_leaves, open_sums
 from fedmutual.sites.setbacks import GENERATIONS, check_setbacks, go_back
 from fedmutual.sites.sizes import MessageSizes
 
@@ -68,7 +72,13 @@ def find_longest_message(contract: Contract) -> int:
         state = experiment.server()
     else:  # how many rows each gives, a contract that was not submitted does not say: no size depends on it
         state = agreed(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
-    return MessageSizes(contract.algorithm, state, names, is_peer_to_peer(contract.algorithm)).longest
+    words = count_update(contract, state)
+    return MessageSizes(contract.algorithm, state, names, is_peer_to_peer(contract.algorithm), words).longest
+
+
+def count_update(contract: Contract, state: Message) -> int | None:
+    """Words of an update in a secure sum; None where there is none. state: the server's."""
+    return count_words(contract.algorithm.phases[0], state) if contract.is_masked else None
 
 
 def list_row_owners(contract: Contract) -> dict[str, range]:
@@ -85,6 +95,7 @@ class Coordinator:
 
     contract: Contract
     folder: Path  # of this federation; in the form of a run's, so that `report` reads it
+    startup: Path | None = None  # of the server's kit: with the authority's certificate, which a secure sum needs
 
     def run(self, post: Post, observers: Sequence[Observer] = (), pause: Callable[[], None] = lambda: None) -> None:
         """The rounds that are left, to the end.
@@ -105,9 +116,9 @@ class Coordinator:
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
             conduct, attempts = Conduct(self.folder), Attempts(self.folder)
             hand, deadline = is_peer_to_peer(contract.algorithm), contract.sites.deadline
-            sizes = MessageSizes(contract.algorithm, first, contract.sites.names, hand)
-            quorum, limits = contract.quorum, contract.limits
-            engine = SitesEngine(post, quorum, deadline, hand, sizes, attempts, conduct, limits, contract.algorithm)
+            sizes = MessageSizes(contract.algorithm, first, contract.sites.names, hand, count_update(contract, first))
+            quorum, limits, sums = contract.quorum, contract.limits, self._sums(first)
+            engine = SitesEngine(post, quorum, deadline, hand, sizes, attempts, conduct, limits, contract.algorithm, sums)
             while True:
                 self._check(conduct, saved, logs)
                 checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0, generations=GENERATIONS)
@@ -134,10 +145,20 @@ class Coordinator:
                 log(Failed((saved.round if saved else 0) + 1, problem))
             raise
 
+    def _sums(self, first: Message) -> SecureSums | None:
+        """What opens secure sums; None where there are none."""
+        count = count_update(self.contract, first)
+        if count is None:
+            return None
+        if self.startup is None:
+            raise RunError(f"{self.folder}: a secure sum needs the server's kit, which has the authority's certificate")
+        stages = SumStages(self.folder, read_authority(self.startup))
+        return SecureSums(stages, self.contract.binding, self.contract.sites.names, count)
+
     def _plan(self) -> RoundPlan:
         config = self.contract.config
         return RoundPlan(
-            algorithm=self.contract.algorithm,
+            algorithm=open_sums(self.contract.algorithm) if self.contract.is_masked else self.contract.algorithm,
             seed=config.seed,
             rounds=config.rounds,
             clients=self.contract.sites.names,
@@ -187,7 +208,9 @@ class Coordinator:
         )
 
     def _sum_up(self, seconds: float) -> None:
-        what = list_leaves(self.contract.algorithm, make_first_state(self.contract, build_server_experiment(self.contract)))
+        first = make_first_state(self.contract, build_server_experiment(self.contract))
+        masked = self.contract.is_masked
+        what = (list_masked_leaves if masked else list_leaves)(self.contract.algorithm, first)
         write_summary(self.folder, self.contract.config, seconds=round(seconds, 3), leaves=what)
 
 

@@ -10,7 +10,7 @@ from fedmutual.algorithms.fedavg import N_K
 from fedmutual.boundary import Refused, release_metrics
 from fedmutual.core import Algorithm, At, Client, Message, Phase, Spec
 from fedmutual.engines.base import Reply, evaluate_client, participate
-from fedmutual.engines.loop import Paused
+from fedmutual.engines.loop import Paused, count_bytes
 from fedmutual.events import Score
 from fedmutual.federation.evaluation_sets import SCORED
 from fedmutual.sites.attempts import Attempts
@@ -23,10 +23,15 @@ from fedmutual.sites.protocol import (
     Order,
     Post,
     SiteAnswer,
+    digest_order,
     find_message_fault,
     pack_message,
 )
 from fedmutual.sites.screening import Limits, screen
+from fedmutual.sites.secure_sum.exchange import SecureSums
+from fedmutual.sites.secure_sum.letters import Rejected
+from fedmutual.sites.secure_sum.server import TooFewSites
+from fedmutual.sites.secure_sum.words import divide_total
 from fedmutual.sites.sizes import MessageSizes
 
 R = TypeVar("R")
@@ -70,14 +75,15 @@ class SitesEngine:
         conduct: Conduct,
         limits: Limits,
         algorithm: Algorithm,
+        sums: SecureSums | None = None,
     ) -> None:
         """by_hand: sites send their messages to each other, so that answers hold none. sizes: how large answers may be.
 
-        limits: what the replies of the algorithm are held to.
+        limits: what the replies of the algorithm are held to. sums: where sites mask their updates; None: they send them.
         """
         self._post, self._quorum, self._deadline, self._by_hand = post, quorum, deadline, by_hand
         self._sizes, self._attempts, self._conduct = sizes, attempts, conduct
-        self._limits, self._algorithm = limits, algorithm
+        self._limits, self._algorithm, self._sums = limits, algorithm, sums
         self._written = Counter[str]()  # characters of each site's own words so far
         self._remarks = list[str]()
         self._spoke: tuple[str, ...] = ()  # who did its part of the phase before
@@ -112,11 +118,39 @@ class SitesEngine:
         if self._by_hand:  # sending to an unresponsive site would block the sender
             asked = tuple(sorted(given.keys() & set(self._post.there()) - set(self._post.late())))
         found = self._collect(given, self._attempts.stamp({i: self._order(a, asked) for i, a in given.items()}))
+        if self._sums is not None:
+            self._check_count(found, len(found.replies), given)
+            self._spoke = self._open_sum(self._sums, found, given)
+            yield from found.replies.items()
+            return
         self._screen(found, given)
         upheld = self._judge(found, given, arguments)
         self._spoke = tuple(sorted(found.replies))
         self._check_count(found, len(found.replies) + upheld, given)
         yield from found.replies.items()
+
+    def _open_sum(self, sums: SecureSums, found: PhaseOutcome, given: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
+        """Put the sum of the updates in the place of the replies -> the sites that did all stages."""
+        at, (_, inbox, _, _) = _when(given), next(iter(given.values()))
+
+        def refuse(site: str, order: Order, why: str) -> None:
+            self._leave_out(site, order, why)
+            found.refused.add(site)
+
+        model = digest_order(Order(WORK, at.round, at.phase), inbox)
+        try:
+            opened = sums.open(
+                at.round, self._attempts.number, model, found.replies, lambda orders: self._asked(orders, found), refuse
+            )
+        except TooFewSites as problem:
+            raise TooFew(str(problem)) from None
+        except Rejected as problem:
+            raise Setback(at.round, str(problem), diverged=False) from None
+        messages = divide_total(opened.total, opened.present)
+        down = {i: opened.down.get(i, 0) + count_bytes(given[i][1]) for i in opened.present}
+        trained = {i: found.replies[i].train if i in found.replies else {} for i in opened.present}
+        found.replies = {i: Reply(messages[i], trained[i], opened.up.get(i, 0), down[i]) for i in opened.present}
+        return opened.finished
 
     def _collect(self, given: Mapping[str, tuple[Any, ...]], orders: Mapping[str, tuple[Order, Message]]) -> PhaseOutcome:
         """What comes of the orders of a phase."""
@@ -128,7 +162,7 @@ class SitesEngine:
             elif said.problem is not None:
                 self._leave_out(i, said.order, said.problem)
                 found.diverged |= {i} if said.diverged else set()
-            elif (why := _wrong(said, message, phase, {} if self._by_hand else declared, i)) is not None:
+            elif (why := _wrong(said, message, phase, {} if self._by_hand or self._sums else declared, i)) is not None:
                 self._leave_out(i, said.order, why)
                 found.refused.add(i)
             else:

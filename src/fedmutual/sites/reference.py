@@ -30,7 +30,7 @@ _HEAD = """## FEDERATION.toml
 The file that all participants of a [federation of real sites](sites.md) have. It takes the keys above, except for
 `partition`, `engine`, `clients` and the keys about a site's own data (`data.name`, `root`, `test`, `label`, `labels`,
 `group_by`). For classification `data.classes` is required. `share.metrics` is "accuracy" unless the file sets it. The file
-also has the table `sites` and two more keys of `server`:
+also has the table `sites`, two more keys of `server`, and one more value of `server.sum`:
 """
 _SITE = """
 ## site.toml
@@ -64,7 +64,7 @@ def render_sites_page() -> str:
 
 def list_federation_keys() -> Iterator[Key]:
     """The keys that FEDERATION.toml has beside a configuration's."""
-    above = {f"server.{name}" for name in ServerConfig.model_fields}
+    above = {f"server.{name}" for name in ServerConfig.model_fields if name != "sum"}  # which has a value more there
     yield from (key for key in list_reference_keys(ServerTable, "server.") if key.name not in above)
     yield from list_reference_keys(SitesTable, "sites.")
 

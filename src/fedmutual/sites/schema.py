@@ -67,6 +67,10 @@ class ServerTable(ServerConfig):
     port: Annotated[int, Field(ge=1, le=65535)] = key(
         8002, "the port of the server; sites open connections to it, and accept none", lead_may_change=True
     )
+    sum: Literal["float", "fixed", "masked"] = key(  # type: ignore[assignment]  # one value more than in one process
+        "float",
+        "mean: how numbers are added; fixed: as 64-bit integers; masked: so, under masks, and the server has the sum alone",
+    )
 
 
 class SitesTable(Section):

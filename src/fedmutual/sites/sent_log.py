@@ -30,8 +30,8 @@ class SentLog:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise Refused(self._site, name, "it holds numbers that are not finite")
 
-    def record(self, answer: SiteAnswer, message: Message, content: bytes, to: str) -> None:
-        """Write down what goes to whom, before it goes."""
+    def record(self, answer: SiteAnswer, message: Message, content: bytes, to: str, unmasked: str | None = None) -> None:
+        """Write down what goes to whom, before it goes. unmasked: SHA-256 of words before they were masked."""
         told = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
         line = {
             "round": answer.order.round + 1,
@@ -44,6 +44,7 @@ class SentLog:
                 | {"sha256": hashlib.sha256(v.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()}
                 for k, v in sorted(message.items())
             ],
+            **({"unmasked_sha256": unmasked} if unmasked else {}),
             "told": {k: v for k, v in told.items() if v} | ({"problem": answer.problem} if answer.problem else {}),
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from fedmutual import plugins
 from fedmutual.boundary import Refused
 from fedmutual.config import Config, read_tables
@@ -42,6 +44,9 @@ from fedmutual.sites.protocol import (
 from fedmutual.sites.protocol import read_answer as answered
 from fedmutual.sites.protocol import read_order as ordered
 from fedmutual.sites.schema import SiteFile
+from fedmutual.sites.secure_sum.letters import WORDS, Rejected, Stage
+from fedmutual.sites.secure_sum.site_files import SumFiles
+from fedmutual.sites.secure_sum.words import count_words, list_masked_leaves
 from fedmutual.sites.seedset import CollectedSeedset
 from fedmutual.sites.sent_log import LEFT, SentLog
 from fedmutual.sites.sizes import MessageSizes
@@ -151,8 +156,17 @@ def _collected(contract: Contract, mine: SiteSettings) -> CollectedSeedset | Non
 class SiteRuntime:
     """One site's part. Does what an order says, once, and answers."""
 
-    def __init__(self, contract: Contract, mine: SiteSettings, say: Say = lambda line: None, looks: bool = False) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        mine: SiteSettings,
+        say: Say = lambda line: None,
+        looks: bool = False,
+        startup: Path | None = None,
+    ) -> None:
         """looks: only look whether the site can take part, and write nothing; else the state folder is this object's alone.
+
+        startup: of the site's kit, with the key by which it signs; a secure sum needs it.
 
         Raises:
             UserError: the site cannot take part, in one sentence.
@@ -170,7 +184,7 @@ class SiteRuntime:
         self._bounds = Bounds(
             rounds=made.config.rounds,
             start=len(algorithm.start),
-            phases=len(algorithm.phases),
+            phases=len(algorithm.phases) + (len(Stage) if contract.is_masked else 0),
             evaluate_every=made.config.records.evaluate_every,
         )
         self._declined = set[str]()  # why orders were declined since the last that was not: each is written down once
@@ -182,7 +196,14 @@ class SiteRuntime:
             self.peers = PeerMailbox(
                 algorithm, self._public, self.site, contract.sites.names, self.folder, made.config.rounds
             )
-        self._limit = MessageSizes(algorithm, self._public, contract.sites.names, self.peers is not None).order
+        words = count_words(algorithm.phases[0], self._public) if contract.is_masked else None
+        self._limit = MessageSizes(algorithm, self._public, contract.sites.names, self.peers is not None, words).order
+        self.is_masked = contract.is_masked
+        self._sums: SumFiles | None = None
+        if contract.is_masked and not looks:
+            if startup is None:
+                raise RunError(f"{mine.source}: a secure sum needs the site's kit, which has the key that signs")
+            self._sums = SumFiles(self.folder, self.site, contract.sites.names, contract.binding, startup)
         if self._diary.entries and not looks:  # who looks may have the contract as the kit has it, of other rounds
             self._check_schedules()
         self._repeats = Counter[tuple[str, int, int]]()  # how often each answer was given again
@@ -202,6 +223,9 @@ class SiteRuntime:
     def leaves(self) -> dict[str, Spec]:
         """All that may leave this site: phase -> name -> dtype, shape."""
         algorithm = self.experiment.algorithm
+        if self.is_masked:
+            count = count_words(algorithm.phases[0], self._public)
+            return {type(algorithm.phases[0]).__name__.lower(): {WORDS: (torch.int64, (count,))}}
         return {type(p).__name__.lower(): p.leaves(self._public) for p in (*algorithm.start, *algorithm.phases)}
 
     def do(self, content: bytes) -> bytes:
@@ -222,9 +246,15 @@ class SiteRuntime:
             self._outbox.record(*answered(known), known, SERVER)
             return known
         message: Message = {}
+        unmasked: str | None = None
         try:
             self._begin(order, asked)
-            answer, message = self._exam(order, inbox) if order.kind == EXAM else self._work(order, inbox)
+            if order.kind == EXAM:
+                answer, message = self._exam(order, inbox)
+            elif order.phase < len(self._phases(order)):
+                answer, message = self._work(order, inbox, asked)
+            else:
+                answer, message, unmasked = self._sum(order, inbox)
             reply = pack_message(answer, {} if self.peers else message)
             self._write(order, asked, reply)
         except Declined as problem:
@@ -236,7 +266,7 @@ class SiteRuntime:
             diverged = isinstance(problem, Diverged)
             answer, message = SiteAnswer(order, problem=_said(problem), accused=accused, diverged=diverged), {}
             reply = pack_message(answer, message)
-        self._outbox.record(answer, {} if self.peers else message, reply, SERVER)
+        self._outbox.record(answer, {} if self.peers else message, reply, SERVER, unmasked)
         return reply
 
     def _count_repeat(self, order: Order) -> None:
@@ -275,8 +305,8 @@ class SiteRuntime:
             self._declined.add(why)
         return reply
 
-    def _work(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message]:
-        """The site's half of a phase."""
+    def _work(self, order: Order, inbox: Message, asked: str) -> tuple[SiteAnswer, Message]:
+        """The site's half of a phase. asked: the order's digest."""
         at, phase, client = self._when(order), self._phases(order)[order.phase], self._ready((order.round, order.phase))
         up: int | None = None
         down: int | None = None
@@ -288,7 +318,21 @@ class SiteRuntime:
         self._at = (order.round, order.phase)
         if self.peers is not None:
             up = self.peers.keep(order, reply.message, at)
+        if self._sums is not None:  # after the boundary; the update stays here until it is masked
+            self._sums.keep_update(reply.message, inbox, order.round, asked)
+            return SiteAnswer(order, reply.train), {}
         return SiteAnswer(order, reply.train, up=up, down=down, remarks=remarks), reply.message
+
+    def _sum(self, order: Order, letter: Message) -> tuple[SiteAnswer, Message, str | None]:
+        """A stage of the round's secure sum -> (answer, message, digest of words that were masked)."""
+        assert self._sums is not None
+        self._ready((order.round, order.phase))
+        self._at = (order.round, order.phase)
+        try:
+            message, unmasked = self._sums.answer(Stage(order.phase), order.round, order.attempt, letter)
+        except Rejected as problem:
+            raise Declined(str(problem)) from None
+        return SiteAnswer(order), message, unmasked
 
     def _exam(self, order: Order, inbox: Message) -> tuple[SiteAnswer, Message]:
         """The site's scores after a round; they are written down at home, and told if it tells."""
@@ -308,7 +352,7 @@ class SiteRuntime:
         """Give a client what of its meme it sent, which is scored as it was trained: no file of its state has it."""
         entry, meme = self._diary.before((order.round + 1, 0)), client.nets.get("meme")
         if entry is not None and meme is not None:
-            sent = answered(self._diary.reply(entry))[1]
+            sent = answered(self._diary.reply(entry))[1] if self._sums is None else self._sums.read_reply()
             meme.load_state_dict(meme.state_dict() | {k: v for k, v in sent.items() if k in client.shared})
 
     def _sum_up(self, round: int) -> None:
@@ -316,7 +360,9 @@ class SiteRuntime:
         config = self.experiment.config
         if round == config.rounds:
             spent = guarantee.record(self.experiment, self.site, self._budget)
-            write_summary(self.folder, config, leaves=self.experiment.leaves(), bytes=None, **spent)  # bytes: in the ledger
+            algorithm = self.experiment.algorithm
+            leaves = list_masked_leaves(algorithm, self._public) if self.is_masked else self.experiment.leaves()
+            write_summary(self.folder, config, leaves=leaves, bytes=None, **spent)  # bytes: in the ledger
 
     def _write(self, order: Order, asked: str, reply: bytes) -> None:
         """Save, before the answer leaves. asked: the order's digest."""
@@ -324,7 +370,7 @@ class SiteRuntime:
         if order.kind == EXAM:
             self._diary.write_scores(order.round, asked, reply)
         else:
-            last = order.phase + 1 == len(self._phases(order))
+            last = order.phase + 1 == (self._bounds.start if order.round < 0 else self._bounds.phases)
             self._diary.write(self._client, JournalEntry(order.round, order.phase, asked, last), reply)
 
     def _ready(self, at: Place) -> Client:

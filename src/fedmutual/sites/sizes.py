@@ -7,9 +7,12 @@ import json
 from collections.abc import Collection
 from math import prod
 
+import torch
+
 from fedmutual.algorithms.peers import PEER
 from fedmutual.core import Algorithm, Message, Spec
 from fedmutual.sites.protocol import EXAM, LONGEST, WORK, Limit, MalformedMessage, Order, SiteAnswer, read_answer
+from fedmutual.sites.secure_sum.letters import LETTER, LONGEST_LETTER, WORDS, Stage
 
 _ESCAPED = 14  # bytes that a character takes at most, in JSON that is a text within JSON
 _FIXED = 2**10  # bytes of an order's or an answer's own keys, brackets and numbers
@@ -21,11 +24,18 @@ _SCORES = 2**20  # bytes of all scores that a site tells at once: some networks 
 class MessageSizes:
     """Of the messages of one federation."""
 
-    def __init__(self, algorithm: Algorithm, state: Message, sites: Collection[str], by_hand: bool) -> None:
-        """state: what all know before the first round. by_hand: sites send their messages to each other."""
+    def __init__(
+        self, algorithm: Algorithm, state: Message, sites: Collection[str], by_hand: bool, words: int | None = None
+    ) -> None:
+        """state: what all know before the first round. by_hand: sites send their messages to each other.
+
+        words: of an update in a secure sum, whose stages are further places of a round; None: there is none.
+        """
         self._algorithm, self._state, self._sites, self._by_hand = algorithm, state, tuple(sites), by_hand
+        self._words_of_update = words
         phases = (*algorithm.start, *algorithm.phases)
         self._traffic = len(self._sites) * sum(spec_bytes(phase.leaves(state)) for phase in phases)  # of one round, at most
+        self._letter: Spec = {LETTER: (torch.uint8, (LONGEST_LETTER,))}
 
     @property
     def order(self) -> Limit:
@@ -34,6 +44,7 @@ class MessageSizes:
         for number, phase in enumerate((*self._algorithm.start, *self._algorithm.phases)):
             leaves = phase.leaves(self._state).items()
             held |= {f"{number}{PEER}{i}{PEER}{k}": what for k, what in leaves for i in self._sites}
+        held |= self._letter if self._words_of_update is not None else {}
         return limit_message({} if self._by_hand else held, self._words())
 
     @property
@@ -49,6 +60,8 @@ class MessageSizes:
         """Bytes of the longest message of all."""
         rounds = ((-1, self._algorithm.start), (0, self._algorithm.phases))
         work = [self._answer(Order(WORK, round, n)) for round, phases in rounds for n in range(len(phases))]
+        if self._words_of_update is not None:
+            work += [self._answer(Order(WORK, 0, stage)) for stage in Stage]
         answers = (*work, self._answer(Order(EXAM, 0, 0)))
         return _ALIGNED + max(one.header + one.tensors for one in (self.order, self.letter, *answers))
 
@@ -69,10 +82,12 @@ class MessageSizes:
         """Of an answer: scores, or a message, losses and remarks."""
         if order.kind == EXAM:
             return limit_message({}, self._words() + _SCORES)
-        phase = (self._algorithm.start if order.round < 0 else self._algorithm.phases)[order.phase]
-        return limit_message(
-            {} if self._by_hand else phase.leaves(self._state), self._words(self._remarks(order), phase.terms)
-        )
+        phases = self._algorithm.start if order.round < 0 else self._algorithm.phases
+        if self._words_of_update is not None and order.phase >= len(phases):
+            upload: Spec = {WORDS: (torch.int64, (self._words_of_update,))}
+            return limit_message(upload if order.phase == Stage.UPLOAD else self._letter, self._words())
+        phase, is_hidden = phases[order.phase], self._by_hand or self._words_of_update is not None
+        return limit_message({} if is_hidden else phase.leaves(self._state), self._words(self._remarks(order), phase.terms))
 
     def _remarks(self, order: Order) -> int:
         """How many an answer makes at most: one on each sender, of each phase before."""

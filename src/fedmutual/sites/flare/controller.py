@@ -77,7 +77,7 @@ class Rounds(Controller):  # type: ignore[misc]
         pause = partial(_pause, folder, post, contract.sites.names)
         try:
             progress.begin(post.ready(contract.sites.wait))
-            Coordinator(contract, folder).run(post, [progress], pause)
+            Coordinator(contract, folder, work / "startup").run(post, [progress], pause)
             progress.end(Outcome.DONE, "all rounds are done")
         except Paused as why:
             progress.end(Outcome.AGAIN, str(why))

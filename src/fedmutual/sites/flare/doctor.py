@@ -14,9 +14,10 @@ from fedmutual.errors import ConfigError, UserError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.contract import Contract
 from fedmutual.sites.flare.connectivity import KNOW, OK, WRONG, Finding, check_connection
-from fedmutual.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, check_valid, open_kit, read_certificate
+from fedmutual.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, check_valid, open_kit
 from fedmutual.sites.flare.nvflare_import import check_version
 from fedmutual.sites.modules import modules_of_server
+from fedmutual.sites.secure_sum.identity import read_certificate
 from fedmutual.sites.site_runtime import build_site, read_site_file
 
 _TIMES = 16  # a site's state takes so many times its networks: four rounds of them, optimisers too, and what was answered

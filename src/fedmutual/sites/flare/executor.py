@@ -101,7 +101,7 @@ class Site(Executor):  # type: ignore[misc]
         check_rounds(contract.config.rounds, about["rounds"], mine.file.limits)
         _alone(self._held, mine.state / contract.name, patience)
         torch.set_num_threads(mine.file.engine.threads)
-        half = SiteRuntime(contract, mine, print_line)
+        half = SiteRuntime(contract, mine, print_line, startup=work / "startup")
         if half.peers is not None:
             fl_ctx.get_engine().register_aux_message_handler(topic=LETTER, message_handle_func=self._take)
         self._half = half

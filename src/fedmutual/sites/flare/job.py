@@ -16,7 +16,7 @@ def write_job(contract: Contract, folder: Path) -> Path:
     job, text = folder / contract.name, json.dumps(contract.record())
     config = job / APP / "config"
     config.mkdir(parents=True)
-    meta = meta_file(contract.name, contract.quorum, contract.sites.names)
+    meta = meta_file(contract.name, contract.sites.least, contract.sites.names)
     for path, content in ((job / META, meta), (config / SERVER, server_file(text)), (config / SITE, site_file(text))):
         path.write_bytes(format_json(content))
     return job

@@ -20,6 +20,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.files import write_bytes, write_json
 from fedmutual.sites.contract import Contract, read_contract
 from fedmutual.sites.flare.nvflare_import import import_nvflare
+from fedmutual.sites.secure_sum.identity import read_certificate
 
 AUTHORITY, FEDERATION, KIT = "authority", "federation.toml", "kit.json"
 KINDS = {"server": "the server", "site": "a site", "lead": "who may submit"}
@@ -114,15 +115,6 @@ def open_kit(folder: Path) -> Kit:
     own = "server.crt" if kind == "server" else "client.crt"
     expires = read_certificate(folder / "startup" / own).not_valid_after_utc
     return Kit(folder.resolve(), name, kind, expires, tuple(about["hosts"]), int(about["port"]))
-
-
-def read_certificate(path: Path) -> Any:
-    """A certificate in PEM form. Raises RunError where it is none."""
-    x509 = import_nvflare("cryptography.x509")
-    try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
-    except (OSError, ValueError):
-        raise RunError(f"{path}: is no certificate; take the kit as it was handed over") from None
 
 
 def check_valid(kit: Kit) -> None:

@@ -1,0 +1,114 @@
+"""Sums of model updates in fixed point: integers modulo 2^64, so that the order of the summands changes no bit.
+
+An update is a reply minus the message that the server had sent, each number clipped to +-LIMIT. A number u becomes the
+integer round(u * 2^40), in a weighted sum round(u * n_k * 2^20) with the sum of n_k beside it: MOST_SUMMED updates at most
+stay below 2^63, so no sum overflows. Real sites mask these integers (`sites.secure_sum`): a masked sum has the same bits.
+
+Integer and boolean tensors (BatchNorm's counter of batches) are no updates: they stay as the server sent them.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmutual.core import Message, Spec, Unusable
+from fedmutual.settings import MOST_SUMMED
+
+FRACTION_BITS = 40  # of a number in a plain sum
+WEIGHT_BITS = 20  # a weight n_k counts as the fraction n_k / 2^20
+LIMIT = 2.0**10  # a larger change of one number in one round is clipped
+HEAVIEST = 2**WEIGHT_BITS  # the largest n_k
+
+
+@dataclass(frozen=True)
+class EncodedSum:
+    """Encoded updates of one client or of several."""
+
+    tensors: Message  # name -> int64, the update of each floating tensor
+    weight: int  # the number of clients, or where updates are weighted the sum of their n_k
+    weighted: bool
+
+
+def encode_update(reply: Message, base: Message, weight: float | None = None) -> EncodedSum:
+    """Encode one client's update in fixed point.
+
+    base: what the server had sent, by name; a tensor that is not in it counts from zero. weight: n_k of a weighted sum, a
+    whole number from 1 to HEAVIEST.
+
+    Raises:
+        ValueError: the weight is out of its range, or a number is not finite.
+    """
+    if weight is not None and not (1 <= weight <= HEAVIEST and float(weight).is_integer()):
+        raise ValueError(
+            f"its weight n_k is not a whole number from 1 to {HEAVIEST:,}, which a fixed-point sum needs; "
+            'algorithm.weighting = "uniform" needs no n_k'
+        )
+    scale = 2.0**FRACTION_BITS if weight is None else weight * 2.0 ** (FRACTION_BITS - WEIGHT_BITS)
+    tensors = {k: _encode_tensor(k, t, base.get(k), scale) for k, t in reply.items() if t.is_floating_point()}
+    return EncodedSum(tensors, 1 if weight is None else int(weight), weight is not None)
+
+
+def _encode_tensor(name: str, tensor: Tensor, base: Tensor | None, scale: float) -> Tensor:
+    update = tensor.double() if base is None else tensor.double() - base.double()
+    if not torch.isfinite(update).all():
+        raise ValueError(f"its update of {name!r} holds numbers that are not finite")
+    return update.clamp(-LIMIT, LIMIT).mul(scale).round().to(torch.int64)
+
+
+def add_updates(updates: Iterable[EncodedSum]) -> EncodedSum:
+    """Add encoded updates, at least one, all of one form.
+
+    Raises:
+        ValueError: there are none, or more than MOST_SUMMED.
+    """
+    total: EncodedSum | None = None
+    for number, update in enumerate(updates, 1):
+        if number > MOST_SUMMED:
+            raise ValueError(f"a fixed-point sum takes at most {MOST_SUMMED} clients in a round")
+        if total is None:
+            total = EncodedSum({k: t.clone() for k, t in update.tensors.items()}, update.weight, update.weighted)
+            continue
+        for name, tensor in total.tensors.items():
+            tensor.add_(update.tensors[name])
+        total = EncodedSum(total.tensors, total.weight + update.weight, total.weighted)
+    if total is None:
+        raise ValueError("a sum needs at least one update")
+    return total
+
+
+def apply_mean(total: EncodedSum, base: Message, declared: Spec) -> Message:
+    """The server's message plus the mean of the updates, in the dtypes and shapes declared.
+
+    A tensor of whole numbers is that of `base`.
+    """
+    bits = FRACTION_BITS - WEIGHT_BITS if total.weighted else FRACTION_BITS
+    unit = 2.0**-bits
+    moved: Message = {}
+    for name, (dtype, _) in declared.items():
+        if name not in total.tensors:
+            moved[name] = base[name]
+            continue
+        mean = total.tensors[name].double().mul(unit).div(total.weight)
+        moved[name] = (mean if name not in base else base[name].double() + mean).to(dtype)
+    return moved
+
+
+def average_updates(replies: Mapping[str, Message], weights: Mapping[str, float] | None, base: Message) -> Message:
+    """The server's next message, of the mean of all replies' updates, weighted by n_k if `weights` are given.
+
+    Raises:
+        Unusable: whose update or weight cannot be encoded, and why.
+        ValueError: there are no replies, or more than MOST_SUMMED.
+    """
+    updates, flaws = list[EncodedSum](), dict[str, str]()
+    for sender, reply in replies.items():
+        try:
+            updates.append(encode_update(reply, base, None if weights is None else weights[sender]))
+        except ValueError as problem:
+            flaws[sender] = str(problem)
+    if flaws:
+        raise Unusable(flaws)
+    declared = {k: (t.dtype, tuple(t.shape)) for k, t in next(iter(replies.values()), {}).items()}
+    return apply_mean(add_updates(updates), base, declared)

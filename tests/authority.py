@@ -1,0 +1,55 @@
+"""An authority and kits' keys as FLARE's provisioning makes them, made in the test."""
+
+import datetime
+from functools import cache
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
+
+from fedmutual.sites.secure_sum.identity import Authority, Signer
+
+DAY = datetime.timedelta(days=1)
+
+
+@cache
+def make_private_key(name: str) -> rsa.RSAPrivateKey:
+    """One key a name in a process: to draw one takes a tenth of a second."""
+    return rsa.generate_private_key(65537, 2048)
+
+
+def make_certificate(name: str, issuer: str = "authority", days: tuple[int, int] = (-1, 1)) -> x509.Certificate:
+    """A certificate of a name, signed by the issuer's key. days: from and until when, counted from now."""
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+        .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, issuer)]))
+        .public_key(make_private_key(name).public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now + days[0] * DAY)
+        .not_valid_after(now + days[1] * DAY)
+        .sign(make_private_key(issuer), SHA256())
+    )
+
+
+def make_authority(name: str = "authority") -> Authority:
+    return Authority(make_certificate(name, name))
+
+
+def make_signer(name: str, certified: str | None = None, issuer: str = "authority", days=(-1, 1)) -> Signer:
+    """A participant's key, and a certificate; `certified`: of another participant's."""
+    return Signer(make_private_key(name), make_certificate(certified or name, issuer, days).public_bytes(Encoding.DER))
+
+
+def write_startup(folder: Path, name: str) -> Path:
+    """The startup folder of a participant's kit -> the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    key = make_private_key(name).private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
+    (folder / "client.key").write_bytes(key)
+    (folder / "client.crt").write_bytes(make_certificate(name).public_bytes(Encoding.PEM))
+    (folder / "rootCA.pem").write_bytes(make_authority().certificate.public_bytes(Encoding.PEM))
+    return folder

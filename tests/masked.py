@@ -1,0 +1,100 @@
+"""A secure sum in this process: sites, a server between them, and what an adversary changes on the way."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+
+from authority import make_authority, make_signer
+from fedmutual.core import Message
+from fedmutual.sites.secure_sum.letters import WORDS, Rejected, Stage, SumContext
+from fedmutual.sites.secure_sum.server import SumServer
+from fedmutual.sites.secure_sum.site import SiteRecord, SumSite
+
+Change = Callable[[str, Message], Message]
+NAMES = ("ash", "birch", "cedar", "elm", "fir", "hazel", "larch", "maple", "oak", "pine")
+
+
+def make_context(count: int, **changed) -> SumContext:
+    about = {"contract": "c0" * 32, "sites": NAMES[:count], "round": 4, "attempt": 0, "model": "11" * 32}
+    return SumContext(**{**about, **changed})
+
+
+class Table:
+    """All sites of a sum, and an honest server unless `orders` or `answers` say otherwise."""
+
+    def __init__(
+        self,
+        count: int,
+        words: Mapping[str, list[int]] | None = None,
+        away: Mapping[Stage, set[str]] | None = None,
+        orders: Mapping[Stage, Change] | None = None,
+        answers: Mapping[Stage, Change] | None = None,
+        contexts: Mapping[str, SumContext] | None = None,
+        context: SumContext | None = None,
+        records: Mapping[str, SiteRecord] | None = None,
+    ) -> None:
+        """away: who does not answer a stage, nor any after it. orders, answers: what becomes of a message, by site.
+
+        contexts: sites that were sent something else. records: what sites have written down before.
+        """
+        self.context = context or make_context(count)
+        self.words = {
+            i: np.array((words or {}).get(i, [k + 1, 2**64 - 1 - k, 10**18 * k % 2**64]), np.uint64)
+            for k, i in enumerate(self.context.sites)
+        }
+        self.sites = {
+            i: SumSite(
+                (contexts or {}).get(i, self.context),
+                i,
+                make_signer(i),
+                make_authority(),
+                (records or {}).get(i, SiteRecord()),
+            )
+            for i in self.context.sites
+        }
+        self.server = SumServer(self.context, make_authority(), 3)
+        self.away, self.orders, self.changes = away or {}, orders or {}, answers or {}
+        self.refusals: dict[str, str] = {}  # who refused an order, or whose answer was refused, and why
+        self.uploads: dict[str, list[int]] = {}
+
+    def run(self, last: Stage = Stage.UNMASK) -> "Table":
+        """All stages up to one. Raises TooFewSites."""
+        gone: set[str] = set()
+        for stage in Stage:
+            if stage > last:
+                break
+            gone |= self.away.get(stage, set())
+            answers = {}
+            for i, order in self.server.make_orders(stage).items():
+                if i in gone:
+                    continue
+                try:
+                    answer = self.ask(stage, i, self.orders.get(stage, lambda _, m: m)(i, order))
+                    answer = self.changes.get(stage, lambda _, m: m)(i, answer)
+                    self.server.check_answer(stage, i, answer)
+                    answers[i] = answer
+                except Rejected as problem:
+                    self.refusals[i] = str(problem)
+            self.server.close_stage(stage, answers)
+        return self
+
+    def ask(self, stage: Stage, site: str, order: Message) -> Message:
+        """A site's answer; its record is written down and read again in between, as on a disk."""
+        one = self.sites[site]
+        one.record = SiteRecord.model_validate_json(one.record.model_dump_json())
+        if stage is Stage.UPLOAD:
+            masked = one.mask_words(order, self.words[site])
+            self.uploads[site] = masked.tolist()
+            return {WORDS: torch.from_numpy(masked.view(np.int64))}
+        does = {
+            Stage.KEYS: one.announce_keys,
+            Stage.SHARES: one.share_secrets,
+            Stage.CONFIRM: one.confirm_present,
+            Stage.UNMASK: one.open_secrets,
+        }
+        return does[stage](order)
+
+    def plain(self, sites) -> list[int]:
+        """The sum of these sites' words in Python's integers."""
+        return [sum(int(self.words[i][k]) for i in sites) % 2**64 for k in range(3)]

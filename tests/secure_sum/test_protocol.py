@@ -1,0 +1,257 @@
+"""A secure sum driven in memory: every point at which sites drop out, and what a dishonest server or site tries."""
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from authority import make_signer
+from fedmutual.sites.secure_sum import letters
+from fedmutual.sites.secure_sum.letters import Announcement, Rejected, Stage, find_threshold
+from fedmutual.sites.secure_sum.server import TooFewSites
+from fedmutual.sites.secure_sum.site import SumSite
+from masked import NAMES, Table, make_context
+
+FIVE = NAMES[:5]
+
+
+def change(kind, site=None, **values):
+    """What puts other values into the letters of a site, or of all."""
+
+    def apply(to, message):
+        if site is not None and to != site:
+            return message
+        letter = letters.read_letter(kind, message, to)
+        new = {key: value(getattr(letter, key)) if callable(value) else value for key, value in values.items()}
+        return letters.pack_letter(letter.model_copy(update=new))
+
+    return apply
+
+
+def test_the_threshold_is_more_than_two_thirds() -> None:
+    assert [find_threshold(n) for n in (3, 4, 5, 6, 7, 9, 10, 20)] == [3, 3, 4, 5, 5, 7, 7, 14]
+    assert all(3 * find_threshold(n) > 2 * n for n in range(3, 21))
+
+
+@pytest.mark.parametrize("count", [3, 4, 5, 10])
+def test_the_sum_of_all_is_that_of_their_words(count) -> None:
+    table = Table(count).run()
+    assert table.server.add_words().tolist() == table.plain(NAMES[:count])
+    assert table.refusals == {}
+
+
+@pytest.mark.parametrize("stage", Stage)
+@pytest.mark.parametrize(("count", "gone"), [(5, {"birch"}), (10, {"ash"}), (10, {"ash", "fir", "pine"})])
+def test_sites_that_drop_out_at_any_stage_cost_nothing(stage, count, gone) -> None:
+    """Who sent words before it dropped out is in the sum; who did not is not."""
+    table = Table(count, away={stage: gone}).run()
+    counted = set(NAMES[:count]) - (gone if stage <= Stage.UPLOAD else set())
+    assert set(table.server.present) == counted
+    assert table.server.add_words().tolist() == table.plain(counted)
+
+
+def test_sites_that_drop_out_one_after_the_other() -> None:
+    away = {Stage.SHARES: {"ash"}, Stage.UPLOAD: {"oak"}, Stage.UNMASK: {"elm"}}
+    table = Table(10, away=away).run()
+    counted = set(NAMES) - {"ash", "oak"}
+    assert table.server.add_words().tolist() == table.plain(counted)
+    assert table.server.absent == ("oak",)
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_below_the_threshold_the_stage_comes_to_nothing(stage) -> None:
+    table = Table(5, away={stage: {"ash", "birch"}})
+    with pytest.raises(TooFewSites, match=f"3 of 5 .* {stage.name} .* 4 are needed"):
+        table.run()
+
+
+@pytest.mark.parametrize("stage", Stage)
+def test_a_server_that_starts_anew_goes_on_where_it_was(stage) -> None:
+    """Orders depend on the answers that it holds, and on nothing else."""
+    table = Table(5).run()
+    again = Table(5)
+    again.server.answers = {s: a for s, a in table.server.answers.items() if s < stage}
+    mine, theirs = again.server.make_orders(stage), table.server.make_orders(stage)
+    assert {i: m["letter"].tolist() for i, m in mine.items()} == {i: m["letter"].tolist() for i, m in theirs.items()}
+
+
+def test_uploads_of_two_memes_look_alike() -> None:
+    """Bytes of what is sent are uniform whatever the update, which the plain words are not."""
+    size = 20_000
+    for value in (0, 2**40):
+        table = Table(3)
+        table.server.count = size
+        table.words = {i: np.full(size, value, np.uint64) for i in table.words}
+        table.run()
+        for words in table.uploads.values():
+            assert chisquare(np.bincount(np.array(words, np.uint64).view(np.uint8), minlength=256)).pvalue > 1e-6
+        plain = np.bincount(table.words["ash"].view(np.uint8), minlength=256)
+        assert chisquare(plain).pvalue < 1e-6
+
+
+def test_the_same_update_is_sent_under_other_masks_each_time() -> None:
+    first, second = Table(3).run(), Table(3).run()
+    assert all(first.uploads[i] != second.uploads[i] for i in NAMES[:3])
+
+
+def test_a_forged_key_is_refused_by_every_site_and_named() -> None:
+    """A server that knows a pair's key takes the pair's mask off."""
+
+    def swap(keys):
+        return [k.model_copy(update={"mask_key": "ab" * 32}) if k.site == "cedar" else k for k in keys]
+
+    table = Table(5, orders={Stage.SHARES: change(letters.Announcements, keys=swap)})
+    with pytest.raises(TooFewSites, match="0 of 5"):
+        table.run()
+    assert all("'cedar'" in why and "signature" in why for why in table.refusals.values())
+    assert table.refusals.keys() == set(FIVE)
+
+
+def test_a_site_that_announces_keys_by_another_kit_is_left_out_by_the_server() -> None:
+    def steal(to, message):
+        if to != "cedar":
+            return message
+        context = make_context(5)
+        return letters.pack_letter(letters.announce(context, "cedar", bytes(32), bytes(32), bytes(32), make_signer("elm")))
+
+    table = Table(5, answers={Stage.KEYS: steal}).run()
+    assert "another participant's" in table.refusals["cedar"]
+    assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"cedar"})
+
+
+def test_a_site_that_was_sent_another_model_is_found_and_named() -> None:
+    """By an honest server, which leaves it out; and by every site, where the server hides it."""
+    other = {"cedar": make_context(5, model="22" * 32)}
+    table = Table(5, contexts=other).run()
+    assert "another model" in table.refusals["cedar"]
+    assert "cedar" not in table.server.present
+    hidden = Table(5, contexts=other)
+    hidden.server.check_answer = lambda stage, site, message: None
+    with pytest.raises(TooFewSites):
+        hidden.run()
+    assert all("'cedar'" in hidden.refusals[i] and "another model" in hidden.refusals[i] for i in set(FIVE) - {"cedar"})
+
+
+@pytest.mark.parametrize("changed", [{"round": 3}, {"attempt": 1}, {"contract": "c1" * 32}])
+def test_keys_of_another_sum_are_refused(changed) -> None:
+    """As a server would use them that kept them."""
+    old = Table(5, context=make_context(5, **changed)).run(Stage.KEYS).server.answers[Stage.KEYS]["cedar"]
+    replayed = letters.read_letter(Announcement, old, "cedar")
+
+    def swap(keys):
+        return [replayed if k.site == "cedar" else k for k in keys]
+
+    table = Table(5, orders={Stage.SHARES: change(letters.Announcements, keys=swap)})
+    with pytest.raises(TooFewSites):
+        table.run()
+    assert all("'cedar'" in why for i, why in table.refusals.items() if i != "cedar")
+
+
+def test_shares_that_were_changed_on_their_way_are_refused_and_named() -> None:
+    def flip(shares):
+        return {i: ("0" if s[0] != "0" else "1") + s[1:] if i == "cedar" else s for i, s in shares.items()}
+
+    table = Table(5, orders={Stage.UPLOAD: change(letters.SealedShares, "ash", shares=flip)}).run()
+    assert table.refusals.keys() == {"ash"}
+    assert "'cedar'" in table.refusals["ash"]
+    assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"ash"})
+
+
+def test_a_site_that_is_said_to_have_dropped_out_gives_no_signature() -> None:
+    without = [i for i in FIVE if i != "ash"]
+    table = Table(5, orders={Stage.CONFIRM: change(letters.Present, sites=without)})
+    with pytest.raises(TooFewSites):
+        table.run()
+    assert "this site dropped out" in table.refusals["ash"]
+
+
+def test_a_dropout_that_is_told_to_some_sites_alone_opens_nothing() -> None:
+    """Two sites are told that one dropped out, the others not: no four signatures are equal."""
+
+    def lie(to, message):
+        without = [i for i in FIVE if i != "ash"]
+        return letters.pack_letter(letters.Present(sites=without)) if to in ("birch", "cedar") else message
+
+    table = Table(5, orders={Stage.CONFIRM: lie})
+    table.server.check_answer = lambda stage, site, message: None
+    with pytest.raises(TooFewSites, match="0 of 5"):
+        table.run()
+    assert "site 'birch' did not sign" in table.refusals["ash"]
+    assert "site 'ash' is refused" in table.refusals["birch"]
+
+
+def test_nobody_gives_both_secrets_of_a_site() -> None:
+    """Of a site that is present its seed alone, of one that is not its key alone."""
+    table = Table(5, away={Stage.UPLOAD: {"elm"}}).run()
+    for answer in table.server.answers[Stage.UNMASK].values():
+        opened = letters.read_letter(letters.Opened, answer, "")
+        assert (set(opened.seeds), set(opened.keys)) == (set(FIVE) - {"elm"}, {"elm"})
+
+
+@pytest.mark.parametrize("changed", [{"attempt": 1}, {"model": "22" * 32}])
+def test_a_second_attempt_of_a_round_that_was_opened_is_refused(changed) -> None:
+    records = {i: one.record for i, one in Table(5).run().sites.items()}
+    table = Table(5, context=make_context(5, **changed), records=records)
+    with pytest.raises(TooFewSites):
+        table.run()
+    assert all("opened before" in why for why in table.refusals.values())
+    assert table.refusals.keys() == set(FIVE)
+
+
+def test_an_attempt_that_was_not_opened_is_followed_by_another() -> None:
+    records = {i: one.record for i, one in Table(5).run(Stage.CONFIRM).sites.items()}
+    table = Table(5, context=make_context(5, attempt=1), records=records).run()
+    assert table.server.add_words().tolist() == table.plain(FIVE)
+
+
+def test_other_sites_in_the_same_attempt_are_refused_once_it_was_opened() -> None:
+    """The server asks all stages after UPLOAD again without one site."""
+    table = Table(5).run()
+    del table.server.answers[Stage.UPLOAD]["elm"]
+    for stage in (Stage.CONFIRM, Stage.UNMASK):
+        orders, answers = table.server.make_orders(stage), {}
+        for i, order in orders.items():
+            if stage is Stage.UNMASK:
+                with pytest.raises(Rejected, match="opened before"):
+                    table.ask(stage, i, order)
+            else:
+                answers[i] = table.ask(stage, i, order)
+        if stage is Stage.CONFIRM:
+            table.server.close_stage(stage, answers)
+
+
+def test_the_same_sum_is_opened_again_with_the_same_shares() -> None:
+    """An answer that was lost."""
+    table = Table(5).run()
+    order = table.server.make_orders(Stage.UNMASK)["ash"]
+    assert letters.read_letter(letters.Opened, table.ask(Stage.UNMASK, "ash", order), "").keys == {}
+
+
+def test_a_wrong_share_is_left_out_where_enough_are_right_and_else_named() -> None:
+    wrong = change(letters.Opened, "ash", seeds=lambda seeds: {**seeds, "birch": "00" * 66})
+    table = Table(5, answers={Stage.UNMASK: wrong}).run()
+    assert table.server.add_words().tolist() == table.plain(FIVE)
+    short = Table(5, away={Stage.UNMASK: {"elm"}}, answers={Stage.UNMASK: wrong}).run()
+    with pytest.raises(Rejected, match="seed of site 'birch'"):
+        short.server.add_words()
+
+
+@pytest.mark.parametrize("stage", [Stage.KEYS, Stage.SHARES, Stage.CONFIRM, Stage.UNMASK])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"sites": 3}', b"\xff\xfe"])
+def test_what_is_no_letter_is_refused_by_both(stage, content) -> None:
+    message = {letters.LETTER: torch.tensor(list(content), dtype=torch.uint8)}
+    table = Table(5).run(Stage(max(stage - 1, 1)))
+    with pytest.raises(Rejected):
+        table.ask(stage, "ash", message)
+    with pytest.raises(Rejected):
+        table.server.check_answer(stage, "ash", message)
+
+
+def test_a_site_without_the_keys_of_this_sum_gives_nothing() -> None:
+    table = Table(5).run(Stage.CONFIRM)
+    order = table.server.make_orders(Stage.UNMASK)["ash"]
+    stranger = SumSite(
+        make_context(5, attempt=2), "ash", make_signer("ash"), table.server.authority, table.sites["ash"].record
+    )
+    with pytest.raises(Rejected, match="announced no keys"):
+        stranger.open_secrets(order)

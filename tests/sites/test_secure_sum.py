@@ -1,0 +1,260 @@
+"""Real sites, over a post in this process, whose server has the sum of their updates and no update."""
+
+import json
+
+import pytest
+import torch
+
+import fedmutual
+from authority import write_startup
+from fedmutual.config import parse_config
+from fedmutual.errors import ConfigError, RunError
+from fedmutual.rundir.text import told
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.consent import find_difference
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.engine import TooFew
+from fedmutual.sites.protocol import Order, pack_message, read_answer, read_order
+from fedmutual.sites.secure_sum.letters import WORDS, Stage
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from wards import COMMON, TELLING, Desk, contract, same, site, together
+
+FIVE = {
+    name: {"model": {"personal": "mlp"}, "data": {"name": "digits"}, "optimizer": {"lr": lr}}
+    for name, lr in (("ash", 0.05), ("birch", 0.04), ("cedar", 0.03), ("elm", 0.02), ("fir", 0.01))
+}
+FML = COMMON | {"rounds": 2}
+FEDAVG = FML | {"algorithm": {"name": "fedavg"}}
+MASKED, FIXED = {"server": {"sum": "masked"}}, {"server": {"sum": "fixed"}}
+
+
+class Federation:
+    """Its sites, its server, and what came of them."""
+
+    def __init__(self, folder, common=FML, sites=FIVE, **given):
+        folder.mkdir(exist_ok=True)
+        self.folder, self.sites, self.notes = folder, sites, []
+        self.agreed = contracts.read_contract(contract(folder, common | MASKED, sites, **given))
+        self.desk = Watched({i: self.start(i) for i in sites})
+
+    def start(self, name):
+        """A site's process, from its files."""
+        startup = write_startup(self.folder / name / "startup", name)
+        return SiteRuntime(self.agreed, read_site_file(site(self.folder, name, self.sites[name])), startup=startup)
+
+    def run(self):
+        def note(event):
+            if type(event).__name__ == "Noted":
+                self.notes += told(event)
+
+        startup = write_startup(self.folder / "server-kit", "server")
+        Coordinator(self.agreed, self.folder / "server", startup).run(self.desk, [note])
+        return fedmutual.Run(self.folder / "server")
+
+    def about(self, name):
+        return [note for note in self.notes if repr(name) in note]
+
+
+class Watched(Desk):
+    """A post that calls `before(round, phase)` before orders of work go out, and sends what `change` makes of each order."""
+
+    def __init__(self, halves):
+        super().__init__(halves)
+        self.before = lambda round, place: None
+        self.change = lambda order, inbox, name: (order, inbox)
+
+    def there(self):
+        return tuple(self.halves)  # who is away does not answer
+
+    def ask(self, orders, deadline):
+        order, _ = read_order(next(iter(orders.values()))) if orders else (None, None)
+        if order is not None and order.kind == "work":
+            self.before(order.round, order.phase)
+        changed = {}
+        for i, content in orders.items():
+            if i not in self.away:
+                changed[i] = pack_message(*self.change(*read_order(content), i))
+        yield from super().ask(changed, deadline)
+
+
+def in_one_process(folder, common, sites):
+    return fedmutual.run(parse_config(together(common | FIXED, sites)), folder / "one")
+
+
+@pytest.mark.parametrize("common", [FML, FEDAVG])
+def test_masked_sites_are_a_fixed_sum_in_one_process_to_the_bit(tmp_path, common):
+    common = common | TELLING
+    federation = Federation(tmp_path / "masked", common)
+    masked, plain = federation.run(), in_one_process(tmp_path, common, FIVE)
+    assert same(masked.global_model().state_dict(), plain.global_model().state_dict())
+    for i in FIVE:
+        mine = fedmutual.Run(tmp_path / "masked" / i / "state" / "wards")
+        if common["algorithm"]["name"] == "fml":
+            assert same(mine.personal_model(i).state_dict(), plain.personal_model(i).state_dict())
+    if common["algorithm"]["name"] == "fml":
+        assert masked.summary["personal"] == plain.summary["personal"]
+    assert federation.notes == []
+
+
+def test_no_update_and_no_n_k_leaves_a_site(tmp_path):
+    federation = Federation(tmp_path / "masked", FEDAVG)
+    run = federation.run()
+    lines = [json.loads(line) for line in (tmp_path / "masked" / "elm" / "state" / "wards" / "left.jsonl").open()]
+    names = {(t["name"], t["dtype"]) for line in lines for t in line["tensors"]}
+    assert names == {("letter", "uint8"), ("words", "int64")}
+    uploads = [line for line in lines if any(t["name"] == WORDS for t in line["tensors"])]
+    assert len(uploads) == 2
+    for line in uploads:
+        assert line["unmasked_sha256"] != line["tensors"][0]["sha256"]
+        assert len(line["unmasked_sha256"]) == 64
+    count = sum(t.numel() for t in run.global_model().state_dict().values()) + 1
+    assert run.summary["leaves"] == {"fedavg": {"words": ["int64", [count]]}}
+    words = [read_answer(a)[1][WORDS] for i, o, a in federation.desk.answers if read_order(o)[0].phase == Stage.UPLOAD]
+    assert all(w.shape == (count,) for w in words)
+    assert not any(torch.equal(a, b) for k, a in enumerate(words) for b in words[:k])
+
+
+@pytest.mark.parametrize("place", range(6))
+def test_a_site_that_drops_out_at_any_place_costs_one_round_at_most(tmp_path, place):
+    """In the first round, from training (0) to the last stage; it is back in the second."""
+    federation = Federation(tmp_path / "masked")
+
+    def before(round, phase):
+        federation.desk.away = {"cedar"} if round == 0 and phase >= place else set()
+
+    federation.desk.before = before
+    federation.run()
+    assert any("round 1" in note for note in federation.about("cedar"))
+    assert not any("round 2" in note for note in federation.about("cedar"))
+    counted = set(FIVE) - ({"cedar"} if place <= Stage.UPLOAD else set())
+    assert present(federation) == counted
+
+
+def present(federation):
+    """Whose words were in the first round's sum, as the sites that did the last stage were told."""
+    for _, o, _ in federation.desk.answers:
+        order, inbox = read_order(o)
+        if order.round == 0 and order.phase == Stage.CONFIRM:
+            return set(json.loads(inbox["letter"].numpy().tobytes())["sites"])
+    return set()
+
+
+def test_sites_and_a_server_that_start_anew_at_every_stage_go_on(tmp_path):
+    common = FML | {"rounds": 1}
+    federation, killed = Federation(tmp_path / "masked", common), set()
+
+    def before(round, phase):
+        federation.desk.halves.update({i: federation.start(i) for i in ("ash", "elm")})
+        if phase in (Stage.UPLOAD, Stage.UNMASK) and phase not in killed:
+            killed.add(phase)
+            raise RuntimeError("killed")
+
+    federation.desk.before = before
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="killed"):
+            federation.run()
+    plain = in_one_process(tmp_path, common, FIVE)
+    assert same(federation.run().global_model().state_dict(), plain.global_model().state_dict())
+
+
+def test_too_few_sites_open_nothing_and_go_on_when_they_are_back(tmp_path):
+    common = FML | {"rounds": 1}
+    federation = Federation(tmp_path / "masked", common)
+    gone = {"ash", "elm"}
+
+    def before(round, phase):
+        federation.desk.away = gone if phase >= Stage.UPLOAD else set()
+
+    federation.desk.before = before
+    with pytest.raises(TooFew, match=r"3 of 5 sites did the stage UPLOAD .* 4 are needed"):
+        federation.run()
+    gone.clear()
+    plain = in_one_process(tmp_path, common, FIVE)
+    assert same(federation.run().global_model().state_dict(), plain.global_model().state_dict())
+
+
+def letter(**values):
+    return {"letter": torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)}
+
+
+def test_a_second_attempt_of_an_opened_round_is_declined_by_every_site(tmp_path):
+    federation = Federation(tmp_path / "masked", FML | {"rounds": 1})
+    federation.run()
+    order = pack_message(Order("work", 0, int(Stage.KEYS), attempt=1), letter(attempt=1))
+    for half in federation.desk.halves.values():
+        answer, message = read_answer(half.do(order))
+        assert "opened before" in (answer.problem or "")
+        assert message == {}
+
+
+def test_a_site_that_was_sent_another_model_is_left_out_and_named(tmp_path):
+    federation = Federation(tmp_path / "masked", FML | {"rounds": 1})
+
+    def change(order, inbox, name):
+        if name == "cedar" and order.kind == "work" and order.phase == 0:
+            return order, {k: v + 1 if v.is_floating_point() else v for k, v in inbox.items()}
+        return order, inbox
+
+    federation.desk.change = change
+    federation.run()
+    assert "another model" in federation.about("cedar")[0]
+    assert present(federation) == set(FIVE) - {"cedar"}
+
+
+def test_a_false_dropout_is_named_by_the_site_and_opens_nothing(tmp_path):
+    federation = Federation(tmp_path / "masked", FML | {"rounds": 1})
+
+    def change(order, inbox, name):
+        return order, letter(sites=[i for i in FIVE if i != "ash"]) if order.phase == Stage.CONFIRM else inbox
+
+    federation.desk.change = change
+    with pytest.raises(TooFew, match="CONFIRM"):
+        federation.run()
+    assert any("says that this site dropped out" in note for note in federation.about("ash"))
+    assert not any(read_order(o)[0].phase == Stage.UNMASK for _, o, _ in federation.desk.answers)
+
+
+@pytest.mark.parametrize(
+    ("common", "names", "given", "reason"),
+    [
+        ({}, ("ash", "elm"), {}, r"3 to 20 sites, and key 'sites\.names' has 2"),
+        ({}, [f"s{k}" for k in range(21)], {}, "has 21"),
+        ({}, FIVE, {"quorum": 3}, r"set 'sites\.quorum' to 4 or more"),
+        ({}, FIVE, {"update_limit": 5.0}, r"'sites\.update_limit' has no effect"),
+        ({}, FIVE, {"examples_limit": 500}, r"'sites\.examples_limit' has no effect"),
+        ({"algorithm": {"name": "fedkd"}}, FIVE, {}, r"take 'server\.sum' out"),
+        ({"algorithm": {"name": "fedavg-ft"}}, FIVE, {}, r"take 'server\.sum' out"),
+        ({"algorithm": {"name": "independent"}}, FIVE, {}, r"server\.sum"),
+        ({"server": {"sum": "masked", "aggregate": "median"}}, FIVE, {}, "sums nothing"),
+    ],
+)
+def test_what_a_secure_sum_does_not_go_together_with_is_refused(tmp_path, common, names, given, reason):
+    path = contract(tmp_path, FML | MASKED | common, {name: {} for name in names}, **given)
+    with pytest.raises(ConfigError, match=reason):
+        contracts.read_contract(path)
+
+
+def test_the_sites_consent_to_masks_and_one_process_has_none(tmp_path):
+    masked, fixed = (contracts.read_contract(contract(tmp_path, FML | server, FIVE)) for server in (MASKED, FIXED))
+    assert "'server.sum'" in (find_difference(masked.record(), fixed.record()) or "")
+    assert contracts.accept_contract(json.dumps(masked.record()), [masked.record()]).is_masked
+    assert (masked.quorum, fixed.quorum) == (4, 3)
+    with pytest.raises(ConfigError, match=r"server\.sum"):
+        parse_config(together(FML | MASKED, FIVE))
+
+
+def test_what_keys_are_bound_to_stays_when_more_rounds_are_submitted(tmp_path):
+    """A sum that is under way then goes on; with anything that needs consent it does not."""
+    one, more, other = (
+        contracts.read_contract(contract(tmp_path, FML | MASKED | change, FIVE))
+        for change in ({}, {"rounds": 9}, {"training": {"local_epochs": 2}})
+    )
+    assert one.binding == more.binding != other.binding
+
+
+def test_without_a_kit_no_sum_is_begun(tmp_path):
+    federation = Federation(tmp_path / "masked")
+    with pytest.raises(RunError, match="kit"):
+        SiteRuntime(federation.agreed, read_site_file(site(federation.folder, "ash", FIVE["ash"])))
+    with pytest.raises(RunError, match="kit"):
+        Coordinator(federation.agreed, tmp_path / "server").run(federation.desk)
