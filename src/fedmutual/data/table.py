@@ -71,9 +71,7 @@ def _read_part(
     labels = _text(table[config.label])
     groups = _text(table[config.group_by]) if config.group_by is not None else None
     domains = _text(table[DOMAIN]) if DOMAIN in table else None
-    blank_rows = np.flatnonzero(labels == "")
-    if len(blank_rows):
-        raise DataError(f"{path}: the label in {name_row(blank_rows[0])} is missing; fill it in or remove the row")
+    _check_no_blank_label(labels, path, name_row)
     targets = labels if numbers else _parse_labels(labels, path, name_row)
     return Part(ArrayExamples(x), targets, lambda i: f"{name_row(i)} of {path}", groups, domains), columns
 
@@ -109,14 +107,45 @@ def read_features(path: Path, columns: Sequence[str]) -> tuple[npt.NDArray[np.fl
         DataError: the file is missing or is no table, or a feature is missing or not a number.
     """
     table = _read_table(path, [], missing="name another")
+    name_row = _RowNamer(path, len(table))
+    return _select_features(table, columns, path, name_row), lambda i: f"{name_row(i)} of {path}"
+
+
+def read_labelled(
+    path: Path, columns: Sequence[str], label: str
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any], Callable[[int], str]]:
+    """Return the named columns of a CSV file as x [n, F], the labels [n], and a function that names a row in messages.
+
+    Raises:
+        DataError: as `read_features`; or the column of labels is missing, or a label is missing or no class.
+    """
+    table = _read_table(path, [label], missing="name another")
+    if label not in table:
+        raise DataError(f"{path}: there is no column {label!r} of labels; it has {listed(list(table.columns))}")
+    name_row = _RowNamer(path, len(table))
+    names = _text(table[label])
+    _check_no_blank_label(names, path, name_row)
+    x = _select_features(table, columns, path, name_row)
+    return x, _parse_labels(names, path, name_row), lambda i: f"{name_row(i)} of {path}"
+
+
+def _select_features(
+    table: pd.DataFrame, columns: Sequence[str], path: Path, name_row: Callable[[int], str]
+) -> npt.NDArray[np.float32]:
+    """Return the columns that a model learned from as x [n, F]; raise DataError where one is missing."""
     missing_columns = [c for c in columns if c not in table]
     if missing_columns:
         raise DataError(
             f"{path}: there is no column {missing_columns[0]!r}, which the model learned from; it has "
             f"{listed(list(table.columns))}"
         )
-    name_row = _RowNamer(path, len(table))
-    return _parse_features(table[list(columns)], path, name_row), lambda i: f"{name_row(i)} of {path}"
+    return _parse_features(table[list(columns)], path, name_row)
+
+
+def _check_no_blank_label(labels: Names, path: Path, name_row: Callable[[int], str]) -> None:
+    blank_rows = np.flatnonzero(labels == "")
+    if len(blank_rows):
+        raise DataError(f"{path}: the label in {name_row(blank_rows[0])} is missing; fill it in or remove the row")
 
 
 class _RowNamer:

@@ -1,6 +1,6 @@
 """Answers for new examples: which of a run's models gives them, and how sure it is of each class."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedmutual.config import has_own_data, make_client_config
+from fedmutual.config import DataConfig, has_own_data, make_client_config
 from fedmutual.data import arrays, folder, scaling, table
 from fedmutual.data.examples import BadRows, convert_array, listed
 from fedmutual.data.rows import check_finite
@@ -52,7 +52,16 @@ class AnsweringModel(NamedTuple):
     net: nn.Module  # in eval mode
     said: str
     takes: Interface
-    files: bool  # whether its data were image files, which are resized when they are read
+    data: DataConfig  # of the client for whom it answers
+    role: str  # as scores name it: "personal", "global", or "meme", a client's fork of the shared model
+    network: str  # the name of its architecture
+    client: str | None  # for whom it answers; None: for all
+    round: int  # after which it is as it is
+
+    @property
+    def files(self) -> bool:
+        """Whether its data were image files, which are resized when they are read."""
+        return self.data.name in FILES
 
 
 @torch.no_grad()
@@ -77,14 +86,23 @@ def predict(
     takes, found = answering.takes, list[Prediction]()
     scaled = scaling.parse_scaling(takes.scaling)
     for names, raw in _read([Path(f) for f in files], answering):
-        x = scaled(raw)
-        if tuple(x.shape[1:]) != takes.shape:
-            raise BadRows(_misfit(names[0], raw, takes))
-        answers = answering.net(check_finite(x, range(len(names)), names.__getitem__)).double().softmax(1)
+        answers = answering.net(scale_examples(raw, names.__getitem__, takes, scaled)).double().softmax(1)
         for name, p in zip(names, answers, strict=True):
             order = p.argsort(descending=True, stable=True).tolist()
             found.append(Prediction(name, answering.said, tuple((takes.classes[c], float(p[c])) for c in order)))
     return found
+
+
+def scale_examples(raw: Tensor, where: Callable[[int], str], takes: Interface, scaled: scaling.Scaling) -> Tensor:
+    """Return raw examples [B, *shape] as a network takes them. where: the name of an example in messages.
+
+    Raises:
+        BadRows: the examples do not have the model's shape, or hold NaN or infinite values.
+    """
+    x = scaled(raw)
+    if tuple(x.shape[1:]) != takes.shape:
+        raise BadRows(_describe_misfit(where(0), raw, takes))
+    return check_finite(x, range(len(x)), where)
 
 
 def choose_model(path: Path, client: str | None = None, best: bool = False, trust_code: bool = False) -> AnsweringModel:
@@ -105,21 +123,38 @@ def choose_model(path: Path, client: str | None = None, best: bool = False, trus
     if client is not None and own:
         said = f"personal model of client {client!r} ({own.name})"
         when = run.best_round(client) if best else None
-        return _answering(run, run.personal_model(client, best), said, client, when)
+        return _answering(run, run.personal_model(client, best), said, "personal", own.name, client, when)
     if client is not None and not known.pooled and not run.complete:
         if best:
             raise RunError(
                 f"{place}: of client {client!r}'s fork no best is kept; without --best the last saved one answers"
             )
-        return _answering(run, run.meme(client), f"client {client!r}'s fork of the shared model ({shared})", client)
+        said = f"client {client!r}'s fork of the shared model ({shared})"
+        return _answering(run, run.meme(client), said, "meme", shared, client)
     kind = "model of all data in one place" if known.pooled else "shared model"
     served = f", for client {client!r}, who has none of its own" if client is not None else ""
     when = run.best_round() if best else None
-    return _answering(run, run.global_model(best), f"{kind} ({shared})", client, when, served)
+    return _answering(run, run.global_model(best), f"{kind} ({shared})", "global", shared, client, when, served)
+
+
+def find_run_folder(run_or_model: Path) -> Path:
+    """The run's folder that a path names: itself, or the one of a model file.
+
+    Raises:
+        RunError: the path is no run and no model of one.
+    """
+    return _place(run_or_model, None)[0]
 
 
 def _answering(
-    run: Run, net: nn.Module, said: str, client: str | None, best: int | None = None, served: str = ""
+    run: Run,
+    net: nn.Module,
+    said: str,
+    role: str,
+    network: str,
+    client: str | None,
+    best: int | None = None,
+    served: str = "",
 ) -> AnsweringModel:
     """best: the best round, if it is that one's model."""
     takes = interface(run.folder, client)
@@ -135,7 +170,16 @@ def _answering(
         make_client_config(run.config, client or next(iter(run.config.clients))) if has_own_data(run.config) else run.config
     )
     when = f"round {run.round}" if best is None else f"its best round, {best}"
-    return AnsweringModel(net, f"{said}, {when}{served}", takes, config.data.name in FILES)
+    return AnsweringModel(
+        net,
+        f"{said}, {when}{served}",
+        takes,
+        data=config.data,
+        role=role,
+        network=network,
+        client=client,
+        round=run.round if best is None else best,
+    )
 
 
 def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
@@ -163,7 +207,9 @@ def _read(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]
             continue
         if file.suffix.lower() == ".csv":
             if answering.takes.columns is None:
-                raise DataError(f"{file}: the model learned from no table of named columns; give it {_wanted(answering)}")
+                raise DataError(
+                    f"{file}: the model learned from no table of named columns; give it {_describe_wanted(answering)}"
+                )
             rows, called = table.read_features(file, answering.takes.columns)
             x = torch.from_numpy(rows)
         else:
@@ -182,8 +228,8 @@ def _image(file: Path, answering: AnsweringModel) -> Tensor:
     """One image [1, C, H, W] of uint8, read as the run's own are."""
     takes, shape = answering.takes, answering.takes.shape
     most = takes.scaling["divisor"]
-    if not _pixels(takes) or shape[0] not in (1, 3):
-        raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_wanted(answering)}")
+    if not takes_pixels(takes) or shape[0] not in (1, 3):
+        raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_describe_wanted(answering)}")
     x = torch.tensor(folder.decode_image(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
     if x.max() > most:
         raise BadRows(
@@ -192,20 +238,24 @@ def _image(file: Path, answering: AnsweringModel) -> Tensor:
     return x
 
 
-def _pixels(takes: Interface) -> bool:
+def takes_pixels(takes: Interface) -> bool:
     """Whether a model learned from images of whole numbers. Others were stored as numbers that no image file holds."""
     return len(takes.shape) == 3 and takes.scaling["divisor"] != 1
 
 
-def _wanted(answering: AnsweringModel) -> str:
+def _describe_wanted(answering: AnsweringModel) -> str:
     """What a model can be asked about."""
     takes = answering.takes
     if takes.columns is not None:
         return f"a CSV file with the columns {listed(takes.columns)}"
-    return "images" if _pixels(takes) else f"an npz file with an array 'x' of shape [n, {', '.join(map(str, takes.shape))}]"
+    return (
+        "images"
+        if takes_pixels(takes)
+        else f"an npz file with an array 'x' of shape [n, {', '.join(map(str, takes.shape))}]"
+    )
 
 
-def _misfit(where: str, x: Tensor, takes: Interface) -> str:
+def _describe_misfit(where: str, x: Tensor, takes: Interface) -> str:
     got, wanted = list(x.shape[1:]), list(takes.shape)
     if len(got) == len(wanted) == 3 and got[0] == wanted[0]:
         size = f"{got[1]} x {got[2]} pixels and the model takes {wanted[1]} x {wanted[2]}"
