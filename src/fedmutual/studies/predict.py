@@ -4,14 +4,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from fedmutual.config import DataConfig, has_own_data, make_client_config
 from fedmutual.data import arrays, folder, scaling, table
 from fedmutual.data.examples import BadRows, convert_array, listed
+from fedmutual.data.memory import convert_features
 from fedmutual.data.rows import check_finite
 from fedmutual.data.sources import FILES
 from fedmutual.errors import DataError, RunError
@@ -65,6 +67,27 @@ class AnsweringModel(NamedTuple):
 
 
 @torch.no_grad()
+def predict_arrays(run: Run, x: Any, client: str | None = None, best: bool = False) -> pd.DataFrame:
+    """Classify examples in memory -> probabilities, a row an example [n] and a column a class.
+
+    x: an array, tensor or DataFrame [n, *shape] of unscaled values; columns of a DataFrame are matched by name.
+
+    Raises:
+        UserError: the run has no such model, or the examples do not fit it.
+    """
+    answering = choose_model_of_run(run, client, best)
+    takes = answering.takes
+    raw = convert_array(convert_features(x, "x", takes.columns), "x")
+    scaled = scaling.parse_scaling(takes.scaling)
+    parts = [
+        scale_examples(part, lambda k, start=n * _AT_ONCE: f"row {start + k} of x", takes, scaled)  # type: ignore[misc]
+        for n, part in enumerate(torch.split(raw, _AT_ONCE))
+    ]
+    probabilities = [answering.net(part).double().softmax(1) for part in parts]
+    return pd.DataFrame(torch.cat(probabilities).numpy(), columns=list(takes.classes))
+
+
+@torch.no_grad()
 def predict(
     run_or_model: str | Path,
     files: Sequence[str | Path],
@@ -112,7 +135,16 @@ def choose_model(path: Path, client: str | None = None, best: bool = False, trus
         RunError: the path is no run and no model of one, or the run has no such model, or keeps none of its best round.
     """
     place, client = _place(path, client)
-    best, run = best or path.name == BEST, Run(place, trust_code)
+    return choose_model_of_run(Run(place, trust_code), client, best or path.name == BEST)
+
+
+def choose_model_of_run(run: Run, client: str | None = None, best: bool = False) -> AnsweringModel:
+    """The model of a run that answers.
+
+    Raises:
+        RunError: the run has no such model, or keeps none of its best round.
+    """
+    place = run.folder
     known = about(place)
     if client is not None and client not in known.clients:
         raise RunError(
