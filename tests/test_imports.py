@@ -92,7 +92,7 @@ ROOMS = (  # from the lowest to the highest: a module imports its own room and l
     ("errors", "network_timeout", "module_files", "numerics", "denormals", "settings"),
     ("core",),
     ("files", "scores", "fixed_sum"),
-    ("events", "losses", "gradients", "aggregation", "batches", "boundary", "plugins"),
+    ("events", "losses", "gradients", "aggregation", "batches", "boundary", "plugins", "in_memory"),
     ("recorded_code", "tasks", "stepping"),
     ("evaluation", "algorithms"),
     ("config",),

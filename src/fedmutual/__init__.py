@@ -10,20 +10,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedmutual.config import Config, load_config
     from fedmutual.errors import ConfigError, DataError, RunError, UserError
+    from fedmutual.studies.objects import Comparison, Site, compare, federate
     from fedmutual.studies.predict import Prediction, predict
     from fedmutual.studies.run import run
     from fedmutual.studies.sweep import Sweep, sweep
     from fedmutual.studies.trained_run import Run
 
 __all__ = [
+    "Comparison",
     "Config",
     "ConfigError",
     "DataError",
     "Prediction",
     "Run",
     "RunError",
+    "Site",
     "Sweep",
     "UserError",
+    "compare",
+    "federate",
     "load_config",
     "predict",
     "run",
@@ -36,6 +41,10 @@ _HOMES = {
     "load_config": "config",
     "Run": "studies.trained_run",
     "run": "studies.run",
+    "Comparison": "studies.objects",
+    "Site": "studies.objects",
+    "compare": "studies.objects",
+    "federate": "studies.objects",
     "Prediction": "studies.predict",
     "predict": "studies.predict",
     "Sweep": "studies.sweep",

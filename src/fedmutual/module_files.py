@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TypeGuard
 
-SHIPPED = ("fedmutual.demo.own",)  # modules for configurations to name that come with fedmutual
+SHIPPED = ("fedmutual.demo.own", "fedmutual.in_memory")  # modules for configurations to name that come with fedmutual
 
 
 def top_of(module: str) -> str:

@@ -23,8 +23,9 @@ def samples(tmp_path, monkeypatch):
 
 @pytest.fixture
 def digit(samples):
-    """The file of one example that the samples' models take: the handwritten 4, on 4 by 4 pixels."""
+    """The file of one example that the samples' models take: the handwritten 4, on 4 by 4 pixels; labelled.npz says so."""
     image = load_digits().images[4].reshape(4, 2, 4, 2).mean((1, 3))
     path = samples / "four.npz"
     np.savez(path, x=image[None, None].astype(np.uint8))
+    np.savez(samples / "labelled.npz", x=image[None, None].astype(np.uint8), y=np.array([4]))
     return path

@@ -41,11 +41,16 @@ def read_from_factory(config: DataConfig) -> Source:
         raise
     except Exception as problem:  # a user's factory may fail in any way
         raise ConfigError(f"key 'data.name': {config.name!r} cannot be made: {type(problem).__name__}: {problem}") from None
-    return _make_source(returned, config)
+    return returned if isinstance(returned, Source) else make_factory_source(returned, config, config.name)
 
 
-def _make_source(returned: Any, config: DataConfig) -> Source:
-    place = config.name
+def make_factory_source(returned: Any, config: DataConfig, place: str) -> Source:
+    """Return what a factory returned as a source. place: the name in messages.
+
+    Raises:
+        ConfigError: the factory returned something else than data.
+        DataError: the returned data cannot be used.
+    """
     arrays = _convert_arrays(returned, place)
     if arrays is not None:
         return make_source(arrays, config, place)

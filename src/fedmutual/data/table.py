@@ -77,6 +77,27 @@ def make_plans(columns: Mapping[str, ColumnConfig], frames: Sequence[pd.DataFram
     return tuple(ColumnPlan(name, settings, _list_values(name, settings, frames)) for name, settings in columns.items())
 
 
+def read_labelled(
+    path: Path, columns: Sequence[str], label: str, encoding: Encoding | None = None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Callable[[int], str]]:
+    """Return the named columns of a CSV or Parquet file as `read_features` has them, the labels [n], and the name of a row.
+
+    Raises:
+        BadRows, DataError: as `read_features`; or the column of labels is missing, or a label is missing or no class.
+    """
+    x, name_row = read_features(path, columns, encoding)
+    frame = read_frame(path, [label], (), path.suffix.lower() == ".parquet", "name another")
+    if label not in frame:
+        raise DataError(f"{path}: there is no column {label!r} of labels; it has {listed(list(frame.columns))}")
+    names = _get_names(frame, label)
+    assert names is not None  # the column is there
+    blank_rows = np.flatnonzero(names == "")
+    row_namer = RowNamer(path, len(frame))
+    if len(blank_rows):
+        raise DataError(f"{path}: the label in {row_namer(blank_rows[0])} is missing; fill it in or remove the row")
+    return x, _parse_labels(names, path, row_namer), name_row
+
+
 def read_features(
     path: Path, columns: Sequence[str], encoding: Encoding | None = None
 ) -> tuple[npt.NDArray[Any], Callable[[int], str]]:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from scipy.special import stdtrit  # scipy.stats has the same function and takes a second longer to import
+from scipy.special import ndtri, stdtrit  # scipy.stats has the same functions and takes a second longer to import
 
 from fedmutual.report.runs import Run
 
@@ -65,6 +65,17 @@ def estimate(values: Sequence[float], unit: str, grain: float = 0.0) -> Estimate
     n = len(values)
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stdev(values) / n**0.5 if n > 1 else None
     return Estimate(fmean(values), half, n, unit, grain)
+
+
+def wilson_interval(fraction: float, rows: int) -> tuple[float, float]:
+    """Return the 95 % interval (low, high) of a fraction of independent rows: Wilson's score interval (1927).
+
+    rows: how many, at least one. The interval is about which rows were drawn, not about how the model was trained.
+    """
+    z = float(ndtri((1 + LEVEL) / 2))
+    centre = (fraction + z * z / (2 * rows)) / (1 + z * z / rows)
+    half = z / (1 + z * z / rows) * (fraction * (1 - fraction) / rows + z * z / (4 * rows * rows)) ** 0.5
+    return max(centre - half, 0.0), min(centre + half, 1.0)
 
 
 @dataclass(frozen=True)

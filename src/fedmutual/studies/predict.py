@@ -1,18 +1,20 @@
 """Answers for new examples: which of a run's models gives them, and how sure it is of each class."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from fedmutual.config import has_own_data, make_client_config
+from fedmutual.config import DataConfig, has_own_data, make_client_config
 from fedmutual.data import arrays, folder, scaling, table
 from fedmutual.data.encoding import parse_encoding
 from fedmutual.data.examples import BadRows, convert_array, listed
+from fedmutual.data.memory import convert_features
 from fedmutual.data.rows import check_finite
 from fedmutual.data.sources import FILES
 from fedmutual.data.table_file import SUFFIXES
@@ -54,7 +56,37 @@ class AnsweringModel(NamedTuple):
     net: nn.Module  # in eval mode
     said: str
     takes: Interface
-    files: bool  # whether its data were image files, which are resized when they are read
+    data: DataConfig  # of the client for whom it answers
+    role: str  # as scores name it: "personal", "global", or "meme", a client's fork of the shared model
+    network: str  # the name of its architecture
+    client: str | None  # for whom it answers; None: for all
+    round: int  # after which it is as it is
+
+    @property
+    def files(self) -> bool:
+        """Whether its data were image files, which are resized when they are read."""
+        return self.data.name in FILES
+
+
+@torch.no_grad()
+def predict_arrays(run: Run, x: Any, client: str | None = None, best: bool = False) -> pd.DataFrame:
+    """Classify examples in memory -> probabilities, a row an example [n] and a column a class.
+
+    x: an array, tensor or DataFrame [n, *shape] of unscaled values; columns of a DataFrame are matched by name.
+
+    Raises:
+        UserError: the run has no such model, or the examples do not fit it.
+    """
+    answering = choose_model_of_run(run, client, best)
+    takes = answering.takes
+    raw = convert_array(convert_features(x, "x", takes.columns), "x")
+    scaled = make_scaler(takes)
+    parts = [
+        scale_examples(part, lambda k, start=n * _AT_ONCE: f"row {start + k} of x", takes, scaled)  # type: ignore[misc]
+        for n, part in enumerate(torch.split(raw, _AT_ONCE))
+    ]
+    probabilities = [answering.net(part).double().softmax(1) for part in parts]
+    return pd.DataFrame(torch.cat(probabilities).numpy(), columns=list(takes.classes))
 
 
 @torch.no_grad()
@@ -77,17 +109,43 @@ def predict(
     """
     answering = choose_model(Path(run_or_model), client, best, trust_code)
     takes, found = answering.takes, list[Prediction]()
-    columns = takes.scaling.get("columns")
-    scaled = scaling.parse_scaling(takes.scaling) if columns is None else parse_encoding(columns)
+    scaled = make_scaler(takes)
     for names, raw in _read([Path(f) for f in files], answering):
-        x = scaled(raw)
-        if tuple(x.shape[1:]) != takes.shape:
-            raise BadRows(_misfit(names[0], raw, takes))
-        answers = answering.net(check_finite(x, range(len(names)), names.__getitem__)).double().softmax(1)
+        answers = answering.net(scale_examples(raw, names.__getitem__, takes, scaled)).double().softmax(1)
         for name, p in zip(names, answers, strict=True):
             order = p.argsort(descending=True, stable=True).tolist()
             found.append(Prediction(name, answering.said, tuple((takes.classes[c], float(p[c])) for c in order)))
     return found
+
+
+def make_scaler(takes: Interface) -> Callable[[Tensor], Tensor]:
+    """Return the function from raw examples to a network's inputs: a scaling, or the encoding of a table's columns."""
+    columns = takes.scaling.get("columns")
+    return scaling.parse_scaling(takes.scaling) if columns is None else parse_encoding(columns)
+
+
+def raw_shape(takes: Interface) -> tuple[int, ...]:
+    """Return the shape of one raw example: of an encoded table one value for each column."""
+    columns = takes.scaling.get("columns")
+    return takes.shape if columns is None else (len(columns),)
+
+
+def list_columns(takes: Interface) -> list[str] | None:
+    """Return the columns of the table that a model learned from, in the order of the raw example; None: it was no table."""
+    columns = takes.scaling.get("columns")
+    return [column["name"] for column in columns] if columns else None if takes.columns is None else list(takes.columns)
+
+
+def scale_examples(raw: Tensor, where: Callable[[int], str], takes: Interface, scaled: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return raw examples [B, *shape] as a network takes them. where: the name of an example in messages.
+
+    Raises:
+        BadRows: the examples do not have the model's shape, or hold NaN or infinite values.
+    """
+    x = scaled(raw)
+    if tuple(x.shape[1:]) != takes.shape:
+        raise BadRows(_describe_misfit(where(0), raw, takes))
+    return check_finite(x, range(len(x)), where)
 
 
 def choose_model(path: Path, client: str | None = None, best: bool = False, trust_code: bool = False) -> AnsweringModel:
@@ -97,7 +155,16 @@ def choose_model(path: Path, client: str | None = None, best: bool = False, trus
         RunError: the path is no run and no model of one, or the run has no such model, or keeps none of its best round.
     """
     place, client = _place(path, client)
-    best, run = best or path.name == BEST, Run(place, trust_code)
+    return choose_model_of_run(Run(place, trust_code), client, best or path.name == BEST)
+
+
+def choose_model_of_run(run: Run, client: str | None = None, best: bool = False) -> AnsweringModel:
+    """The model of a run that answers.
+
+    Raises:
+        RunError: the run has no such model, or keeps none of its best round.
+    """
+    place = run.folder
     known = about(place)
     if client is not None and client not in known.clients:
         raise RunError(
@@ -108,21 +175,38 @@ def choose_model(path: Path, client: str | None = None, best: bool = False, trus
     if client is not None and own:
         said = f"personal model of client {client!r} ({own.name})"
         when = run.best_round(client) if best else None
-        return _answering(run, run.personal_model(client, best), said, client, when)
+        return _answering(run, run.personal_model(client, best), said, "personal", own.name, client, when)
     if client is not None and not known.pooled and not run.complete:
         if best:
             raise RunError(
                 f"{place}: of client {client!r}'s fork no best is kept; without --best the last saved one answers"
             )
-        return _answering(run, run.meme(client), f"client {client!r}'s fork of the shared model ({shared})", client)
+        said = f"client {client!r}'s fork of the shared model ({shared})"
+        return _answering(run, run.meme(client), said, "meme", shared, client)
     kind = "model of all data in one place" if known.pooled else "shared model"
     served = f", for client {client!r}, who has none of its own" if client is not None else ""
     when = run.best_round() if best else None
-    return _answering(run, run.global_model(best), f"{kind} ({shared})", client, when, served)
+    return _answering(run, run.global_model(best), f"{kind} ({shared})", "global", shared, client, when, served)
+
+
+def find_run_folder(run_or_model: Path) -> Path:
+    """The run's folder that a path names: itself, or the one of a model file.
+
+    Raises:
+        RunError: the path is no run and no model of one.
+    """
+    return _place(run_or_model, None)[0]
 
 
 def _answering(
-    run: Run, net: nn.Module, said: str, client: str | None, best: int | None = None, served: str = ""
+    run: Run,
+    net: nn.Module,
+    said: str,
+    role: str,
+    network: str,
+    client: str | None,
+    best: int | None = None,
+    served: str = "",
 ) -> AnsweringModel:
     """best: the best round, if it is that one's model."""
     takes = interface(run.folder, client)
@@ -138,7 +222,16 @@ def _answering(
         make_client_config(run.config, client or next(iter(run.config.clients))) if has_own_data(run.config) else run.config
     )
     when = f"round {run.round}" if best is None else f"its best round, {best}"
-    return AnsweringModel(net, f"{said}, {when}{served}", takes, config.data.name in FILES)
+    return AnsweringModel(
+        net,
+        f"{said}, {when}{served}",
+        takes,
+        data=config.data,
+        role=role,
+        network=network,
+        client=client,
+        round=run.round if best is None else best,
+    )
 
 
 def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
@@ -166,12 +259,16 @@ def _read(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]
             continue
         if file.suffix.lower() in SUFFIXES:
             if answering.takes.columns is None:
-                raise DataError(f"{file}: the model learned from no table of named columns; give it {_wanted(answering)}")
+                raise DataError(
+                    f"{file}: the model learned from no table of named columns; give it {_describe_wanted(answering)}"
+                )
             encoded = answering.takes.scaling.get("columns")
             rows, called = table.read_features(file, answering.takes.columns, encoded and parse_encoding(encoded))
             x = torch.from_numpy(rows)
         elif answering.takes.scaling.get("columns"):
-            raise DataError(f"{file}: the model learned from a table with data.columns; give it {_wanted(answering)}")
+            raise DataError(
+                f"{file}: the model learned from a table with data.columns; give it {_describe_wanted(answering)}"
+            )
         else:
             x, called = (
                 convert_array(arrays.read_array(file, "x"), f"{file}: array 'x'"),
@@ -188,8 +285,8 @@ def _image(file: Path, answering: AnsweringModel) -> Tensor:
     """One image [1, C, H, W] of uint8, read as the run's own are."""
     takes, shape = answering.takes, answering.takes.shape
     most = takes.scaling["divisor"]
-    if not _pixels(takes) or shape[0] not in (1, 3):
-        raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_wanted(answering)}")
+    if not takes_pixels(takes) or shape[0] not in (1, 3):
+        raise DataError(f"{file}: the model did not learn from pixels of 8 bits; give it {_describe_wanted(answering)}")
     x = torch.tensor(folder.decode_image(file, shape[0] == 1, takes.scaling.get("size") if answering.files else None)[None])
     if x.max() > most:
         raise BadRows(
@@ -198,21 +295,24 @@ def _image(file: Path, answering: AnsweringModel) -> Tensor:
     return x
 
 
-def _pixels(takes: Interface) -> bool:
+def takes_pixels(takes: Interface) -> bool:
     """Whether a model learned from images of whole numbers. Others were stored as numbers that no image file holds."""
     return len(takes.shape) == 3 and takes.scaling["divisor"] != 1
 
 
-def _wanted(answering: AnsweringModel) -> str:
+def _describe_wanted(answering: AnsweringModel) -> str:
     """What a model can be asked about."""
     takes = answering.takes
     if takes.columns is not None:
-        columns = [c["name"] for c in takes.scaling.get("columns") or ()] or takes.columns
-        return f"a CSV file with the columns {listed(columns)}"
-    return "images" if _pixels(takes) else f"an npz file with an array 'x' of shape [n, {', '.join(map(str, takes.shape))}]"
+        return f"a CSV file with the columns {listed(list_columns(takes) or ())}"
+    return (
+        "images"
+        if takes_pixels(takes)
+        else f"an npz file with an array 'x' of shape [n, {', '.join(map(str, takes.shape))}]"
+    )
 
 
-def _misfit(where: str, x: Tensor, takes: Interface) -> str:
+def _describe_misfit(where: str, x: Tensor, takes: Interface) -> str:
     got, wanted = list(x.shape[1:]), list(takes.shape)
     if len(got) == len(wanted) == 3 and got[0] == wanted[0]:
         size = f"{got[1]} x {got[2]} pixels and the model takes {wanted[1]} x {wanted[2]}"

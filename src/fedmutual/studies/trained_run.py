@@ -1,7 +1,7 @@
 """A run as its folder has it: its configuration, its summary, and its models to use."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -18,6 +18,10 @@ from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.about import about
 from fedmutual.rundir.checkpoint import Saved, committed, file_name, read_state, shared_state
+from fedmutual.studies.history import plot_history, read_history
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Run:
@@ -36,6 +40,45 @@ class Run:
         self.folder = Path(folder)
         self.config = read_dumped(self.folder / folders.CONFIG)
         self._code: plugins.Rule = RecordedCode(self.folder, trust_code)
+
+    def __repr__(self) -> str:
+        """What the run is, how far it is, and the last scores that clients share."""
+        last = read_history(self.folder)
+        state = "finished" if self.finished else "not finished"
+        text = (
+            f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {len(about(self.folder).clients)} clients, {state}"
+        )
+        if last.empty:
+            return f"{text}, in {self.folder}>"
+        last = last[last["round"] == last["round"].max()]
+        means = last[(last["metric"] == "accuracy") & (last["data"] != "holdout")].groupby(["model", "data"])["value"].mean()
+        scores = "".join(f", {model} {100 * value:.1f} % on {data}" for (model, data), value in means.items())
+        return f"{text}, round {last['round'].max()} of {self.config.rounds}{scores}, in {self.folder}>"
+
+    def history(self) -> "pd.DataFrame":
+        """All scores over the rounds, a row a number: round, model, client, data, metric, value."""
+        return read_history(self.folder)
+
+    def plot(self, metric: str = "accuracy", data: str = "validation") -> Any:
+        """Draw a metric over the rounds, a line a model and client -> the matplotlib Axes.
+
+        Raises:
+            ValueError: the run has no such metric on such data; the message lists those that there are.
+        """
+        return plot_history(self.history(), metric, data, self.config.name)
+
+    def predict(self, x: Any, client: str | None = None, best: bool = False) -> "pd.DataFrame":
+        """Classify examples in memory -> probabilities, a row an example [n] and a column a class.
+
+        x: an array, tensor or DataFrame [n, *shape] of unscaled values; columns of a DataFrame are matched by name.
+        client: whose personal model answers; unset, the shared model. best: of its best round (records.keep_best).
+
+        Raises:
+            UserError: the run has no such model, or the examples do not fit it.
+        """
+        from fedmutual.studies.predict import predict_arrays  # which imports this module
+
+        return predict_arrays(self, x, client, best)
 
     @property
     def finished(self) -> bool:

@@ -1,0 +1,96 @@
+"""Data in the caller's memory: torch Datasets, tensors, numpy arrays and pandas DataFrames as a source."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedmutual.config import DataConfig
+from fedmutual.data.arrays import make_source
+from fedmutual.data.examples import Source, listed
+from fedmutual.data.factory import make_factory_source
+from fedmutual.errors import DataError
+
+WANTED = "a torch Dataset, a pair (x, y) of arrays, tensors or DataFrames, or a DataFrame with the argument label"
+
+
+def make_memory_source(train: Any, test: Any, label: str | None, place: str) -> Source:
+    """Return objects as a source: training rows, and test rows or None.
+
+    label: the column of the targets, of DataFrames that hold the features too. place: the name in messages.
+
+    Raises:
+        DataError: an object is no data, is empty, lacks a column, or has a feature that is missing or no number.
+    """
+    if isinstance(train, Dataset):
+        if test is not None and not isinstance(test, Dataset):
+            raise DataError(f"{place}: train is a torch Dataset, so test must be one too")
+        return make_factory_source(train if test is None else (train, test), DataConfig(), place)
+    x, y, columns = _split_table(train, label, f"train of {place}")
+    arrays = {"x": x, "y": y}
+    if test is not None:
+        arrays["x_test"], arrays["y_test"], test_columns = _split_table(test, label, f"test of {place}", columns)
+        if test_columns != columns:
+            raise DataError(f"test of {place}: its columns are not those of train; give both the same columns")
+    source = make_source(arrays, DataConfig(), place)
+    return Source(source.place, source.train, source.test, source.classes, columns)
+
+
+def convert_features(features: Any, place: str, columns: tuple[str, ...] | None = None) -> npt.NDArray[Any]:
+    """Return features as an array [n, ...]. columns: those of a DataFrame that are wanted, in this order; None: all.
+
+    Raises:
+        DataError: a column is missing, or a value is missing or no number.
+    """
+    if isinstance(features, pd.DataFrame):
+        missing = [c for c in columns or () if c not in features]
+        if missing:
+            raise DataError(f"{place}: there is no column {missing[0]!r}; it has {listed(list(features.columns))}")
+        table = features[list(columns)] if columns is not None else features
+        text = [c for c in table if not pd.api.types.is_numeric_dtype(table[c])]
+        if text:
+            raise DataError(f"{place}: the columns {listed(text)} are not numbers; encode them as numbers, or drop them")
+        blank = [c for c in table if table[c].isna().any()]
+        if blank:
+            raise DataError(f"{place}: the columns {listed(blank)} have missing values; fill them in, or drop the rows")
+        numbers: npt.NDArray[np.float32] = table.to_numpy(np.float32)
+        return numbers
+    try:
+        values: npt.NDArray[Any] = features.detach().cpu().numpy() if isinstance(features, Tensor) else np.asarray(features)
+        return values
+    except (TypeError, ValueError) as problem:
+        raise DataError(f"{place}: {type(features).__name__} is no array ({str(problem).splitlines()[0]})") from None
+
+
+def _split_table(
+    given: Any, label: str | None, place: str, columns: tuple[str, ...] | None = None
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any], tuple[str, ...] | None]:
+    """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted."""
+    if isinstance(given, pd.DataFrame):
+        if label is None:
+            raise DataError(f"{place} is a DataFrame; name the column of its targets: Site(..., label='COLUMN')")
+        if label not in given:
+            raise DataError(
+                f"{place}: there is no column {label!r}, which label names; it has {listed(list(given.columns))}"
+            )
+        given = (given.drop(columns=label), given[label])
+    elif label is not None:
+        raise DataError(f"{place}: label = {label!r} is for DataFrames, and train is {type(given).__name__}; leave it out")
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        raise DataError(f"{place} is {type(given).__name__}; give {WANTED}")
+    features, targets = given
+    if isinstance(features, pd.DataFrame):
+        columns = columns or tuple(map(str, features.columns))
+        return convert_features(features, place, columns), _convert_targets(targets, place), columns
+    return convert_features(features, place), _convert_targets(targets, place), None
+
+
+def _convert_targets(targets: Any, place: str) -> npt.NDArray[Any]:
+    """Return targets as numbers, or as text where they are names."""
+    if isinstance(targets, pd.DataFrame | pd.Series) and np.asarray(targets.isna()).any():
+        raise DataError(f"{place}: targets are missing; fill them in, or drop the rows")
+    values = convert_features(targets.to_numpy() if isinstance(targets, pd.DataFrame | pd.Series) else targets, place)
+    return values.astype(str) if values.dtype.kind == "O" else values

@@ -1,0 +1,43 @@
+"""Objects of the caller's under names that a configuration can hold: "fedmutual.in_memory:model.north" is a network.
+
+The objects exist where `holding` is in force, in this process; a configuration that names them cannot be run elsewhere.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any
+
+from fedmutual.errors import ConfigError
+
+PREFIX = f"{__name__}:"
+
+_objects: ContextVar[Mapping[str, Any]] = ContextVar("objects", default=MappingProxyType({}))
+
+
+@contextmanager
+def holding(objects: Mapping[str, Any]) -> Iterator[None]:
+    """Let configurations name these objects in the block, in this thread. objects: name -> object."""
+    token = _objects.set(objects)
+    try:
+        yield
+    finally:
+        _objects.reset(token)
+
+
+def __getattr__(name: str) -> Any:
+    """Return the object of that name.
+
+    Raises:
+        ConfigError: no object of that name is held here.
+    """
+    objects = _objects.get()
+    if name in objects:
+        return objects[name]
+    if name.startswith("_"):  # what Python itself asks of a module
+        raise AttributeError(name)
+    raise ConfigError(
+        f"{PREFIX}{name} was an object in the memory of another process, or of another call; use the run that "
+        "fedmutual.federate or fedmutual.compare returned"
+    )

@@ -1,0 +1,141 @@
+"""The model card of an exported model: what it is, how it was trained and scored, and what it is not for."""
+
+import html
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path, PurePath
+from statistics import fmean
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from fedmutual.report.lines import Score
+from fedmutual.report.runs import Run, read_run
+from fedmutual.report.statistics import estimate, wilson_interval
+from fedmutual.report.text import percent
+from fedmutual.studies.predict import AnsweringModel
+
+_MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
+_ROWS = {
+    "test": "test set",
+    "validation": "validation rows",
+    "holdout": "hold-out rows",
+}
+
+
+@dataclass(frozen=True)
+class CardScore:
+    """A line of the table of scores, as text."""
+
+    rows: str  # which rows, and of whom
+    examples: str
+    accuracy: str  # in percent
+    interval: str  # 95 %, in percent, or the reason why there is none
+
+
+def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, str], left_out: list[str]) -> str:
+    """Return the text of a model card in Markdown.
+
+    folder: of the run. files: name of each exported file -> what the file is. left_out: sentences on files that could not
+    be made.
+
+    Raises:
+        RunError: a file of the run's folder is missing or damaged.
+    """
+    run = read_run(folder)
+    environment = Environment(  # no autoescape: the text is Markdown, and `_escape` takes markup out of names
+        loader=PackageLoader("fedmutual.studies"),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["plain"] = _escape
+    return environment.get_template("model_card.md.j2").render(
+        run=run,
+        answering=answering,
+        takes=answering.takes,
+        source=PurePath(run.partition.source).name,  # the folders above the file are nobody else's business
+        values=_describe_values(answering),
+        settings=run.config["algorithm"],
+        examples=_count_training_examples(run, answering),
+        scores=list(_list_scores(run, answering)),
+        privacy=_describe_privacy(run, answering),
+        files=files,
+        left_out=left_out,
+        trained_with=run.environment.get("fedmutual", "unknown"),
+        exported_with=version("fedmutual"),
+    )
+
+
+def _escape(value: Any) -> str:
+    """Return a name from the run's folder as one line of text without Markdown or HTML markup."""
+    return html.escape(_MARKUP.sub(r"\\\1", " ".join(str(value).split())), quote=False)
+
+
+def _describe_values(answering: AnsweringModel) -> str:
+    """Return what the numbers of an input are: the stored ones, before any scaling."""
+    if answering.takes.scaling.get("columns"):
+        return (
+            "one value for each column: a number as stored, a date as days since 1970-01-01, a category as its position in "
+            "the column's values in model.json, and NaN where a value is missing"
+        )
+    divisor = answering.takes.scaling["divisor"]
+    return f"stored values, from 0 to {divisor:g}" if divisor != 1 else "stored values, not scaled"
+
+
+def _count_training_examples(run: Run, answering: AnsweringModel) -> int:
+    """Return how many examples trained the model: the client's own, or those of all clients."""
+    clients = run.partition.clients
+    chosen = [clients[answering.client]] if answering.client in clients and answering.role != "global" else clients.values()
+    return sum(sum(holding.counts.training) for holding in chosen)
+
+
+def _list_scores(run: Run, answering: AnsweringModel) -> Iterator[CardScore]:
+    """Yield the scores of the model after its round: on the test set, on the client's rows, or as a mean over clients."""
+    evaluation = run.at(answering.round)
+    scores = [s for s in evaluation.scores if s.model == answering.role] if evaluation else []
+    for data in dict.fromkeys(s.data for s in scores):
+        by_client = {s.client: s for s in scores if s.data == data}
+        rows = _ROWS.get(data, data)
+        if answering.client in by_client:
+            yield _format_score(
+                by_client[answering.client], rows if answering.client is None else f"{rows} of client {answering.client}"
+            )
+        elif None in by_client:
+            yield _format_score(by_client[None], rows)
+        elif answering.client is None and len(by_client) > 1:
+            mean = estimate([s.accuracy for s in by_client.values()], "clients")
+            examples = [s.examples for s in by_client.values() if s.examples is not None]
+            yield CardScore(
+                f"{rows}, mean of {len(by_client)} clients",
+                f"{sum(examples)}" if len(examples) == len(by_client) else "not shared",
+                percent(fmean(s.accuracy for s in by_client.values())),
+                f"{percent(max(mean.low, 0.0))} to {percent(min(mean.high, 1.0))}, over clients",
+            )
+
+
+def _format_score(score: Score, rows: str) -> CardScore:
+    if not score.examples:
+        return CardScore(rows, "not shared", percent(score.accuracy), "unknown: the number of rows is not shared")
+    low, high = wilson_interval(score.accuracy, score.examples)
+    return CardScore(rows, str(score.examples), percent(score.accuracy), f"{percent(low)} to {percent(high)}")
+
+
+def _describe_privacy(run: Run, answering: AnsweringModel) -> list[str]:
+    """Return sentences on differential privacy: what is guaranteed, and whether it covers this model."""
+    nets = run.config.get("privacy", {}).get("nets", "none")
+    if nets == "none":
+        return ["None. The model may reveal examples that it was trained on."]
+    if run.summary is None or run.summary.privacy is None:
+        return ["Not stated: the run has not finished, so its epsilon is not known."]
+    guarantee, client = run.summary.privacy, answering.client
+    spent = [guarantee.clients[client]] if client in guarantee.clients else list(guarantee.clients.values())
+    epsilons = [s.epsilon for s in spent]
+    largest = "infinite" if None in epsilons else f"{max(e for e in epsilons if e is not None):.3g}"
+    sentences = [f"Epsilon {largest} at delta {guarantee.delta:g}, of each {guarantee.unit}, for all that left the clients."]
+    if answering.role == "personal" and nets != "both":
+        sentences.append("The guarantee does not cover this model: its own network was trained without noise.")
+    return sentences

@@ -1,0 +1,199 @@
+"""`export`: a folder that answers as `predict` does without fedmutual, with a card that says what the model is."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.torch import load_file
+from scipy.stats import binomtest
+from sklearn.datasets import load_digits
+
+import fedmutual
+from fedmutual.models import build
+
+TABLE = """
+name = "t"
+rounds = 1
+data = { name = "csv", root = "t.csv", mean = [50.0, -1.0], std = [4.0, 2.0] }
+partition = { kind = "iid", clients = 2 }
+split = { test = 0.3 }
+model = { shared = "mlp" }
+training = { local_epochs = 1, batch_size = 8 }
+engine = { device = "cpu" }
+"""
+
+
+@pytest.fixture
+def digits(small, cli):
+    """The folder of a finished run of FML on digits."""
+    cli("run", small, "--set", "rounds=1", "--out", "r")
+    return small.parent / "r"
+
+
+@pytest.fixture
+def raw():
+    """Five digits as the run's reader holds them: 0 to 16."""
+    x = load_digits().images[3:8].astype(np.uint8)
+    np.savez("five.npz", x=x)
+    return torch.tensor(x, dtype=torch.float32)[:, None]
+
+
+def predicted(run, file, client=None):
+    """The probabilities [B, C] of `predict`, in the order of the classes."""
+    classes = [str(digit) for digit in range(10)]
+    return torch.tensor([[dict(p.ranked)[c] for c in classes] for p in fedmutual.predict(run, [file], client)])
+
+
+@pytest.mark.parametrize("client", [None, "1"])
+def test_the_exported_programs_answer_as_predict_does(digits, raw, cli, client):
+    whose = [] if client is None else ["--client", client]
+    code, _, err = cli("export", digits, "--to", "model", *whose)
+    assert code == 0, err
+    expected = predicted(digits, "five.npz", client)
+    program = torch.export.load("model/model.pt2").module()
+    assert torch.allclose(program(raw), expected, atol=1e-6)
+    assert torch.allclose(program(raw[:1]), expected[:1], atol=1e-6)
+    session = onnxruntime.InferenceSession("model/model.onnx")
+    (answers,) = session.run(["probabilities"], {"x": raw.numpy()})
+    assert torch.allclose(torch.from_numpy(answers), expected, atol=1e-6)
+
+
+def test_the_weights_are_those_of_the_network_alone(digits, raw, cli):
+    cli("export", digits, "--to", "model", "--client", "2")
+    net = build("mlp", (1, 8, 8), 10, torch.Generator())
+    net.load_state_dict(load_file("model/weights.safetensors"))
+    about = json.loads(Path("model/model.json").read_text())
+    mean, std = (torch.tensor(about["scaling"][key]).view(1, -1, 1, 1) for key in ("mean", "std"))
+    p = net.eval()((raw / about["scaling"]["divisor"] - mean) / std).softmax(1)
+    assert torch.allclose(p, predicted(digits, "five.npz", "2"), atol=1e-6)
+    assert about["input"]["shape"] == [1, 8, 8]
+    assert about["output"]["classes"] == [str(digit) for digit in range(10)]
+    assert (about["client"], about["round"], about["network"]) == ("2", 1, "mlp")
+
+
+def test_a_program_of_a_table_takes_the_columns_in_the_order_of_the_card(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = [(50 + 4 * rng.normal(), rng.normal(), "ill" if k % 2 else "well") for k in range(60)]
+    (tmp_path / "t.csv").write_text("pulse,age,label\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
+    (tmp_path / "t.toml").write_text(TABLE)
+    cli("run", "t.toml", "--out", "t")
+    assert cli("export", "t", "--to", "model")[0] == 0
+    (tmp_path / "new.csv").write_text("age,pulse\n0.5,61\n-3,45\n")
+    found = fedmutual.predict("t", ["new.csv"])
+    about = json.loads((tmp_path / "model/model.json").read_text())
+    assert about["input"]["columns"] == ["pulse", "age"]
+    answers = torch.export.load("model/model.pt2").module()(torch.tensor([[61.0, 0.5], [45.0, -3.0]]))
+    expected = [[dict(p.ranked)[c] for c in about["output"]["classes"]] for p in found]
+    assert torch.allclose(answers, torch.tensor(expected), atol=1e-6)
+
+
+def test_the_card_states_the_scores_of_the_folder_with_their_intervals(digits, cli):
+    cli("export", digits, "--to", "model", "--client", "1")
+    card = Path("model/README.md").read_text()
+    evaluation = json.loads((digits / "metrics.jsonl").read_text().splitlines()[-1])
+    (score,) = [s for s in evaluation["scores"] if (s["model"], s["client"], s["data"]) == ("personal", "1", "validation")]
+    n, k = score["examples"], round(score["accuracy"] * score["examples"])
+    interval = binomtest(k, n).proportion_ci(0.95, "wilson")
+    line = f"{n} | {100 * k / n:.1f} | {100 * interval.low:.1f} to {100 * interval.high:.1f} |"
+    assert line in card
+    assert "| global |" not in card
+    assert "alpha = 0.4" in card
+    assert "\nNone. " in card.partition("## Differential privacy")[2]
+    assert "of client 0" not in card  # the scores of other clients are none of this client's card
+    assert "of client 2" not in card
+
+
+@pytest.mark.parametrize(("nets", "covers"), [("both", True), ("meme", False)])
+def test_the_card_states_epsilon_and_what_it_covers(small, cli, nets, covers):
+    privacy = ["--set", f"privacy.nets={nets}", "--set", "privacy.sigma=1.0", "--set", "algorithm.beta=1"]
+    code, _, err = cli("run", small, "--set", "rounds=1", *privacy, "--out", "r")
+    assert code == 0, err
+    cli("export", "r", "--to", "model", "--client", "1")
+    stated = Path("model/README.md").read_text().partition("## Differential privacy")[2].partition("##")[0]
+    spent = json.loads(Path("r/summary.json").read_text())["privacy"]["clients"]["1"]["epsilon"]
+    assert f"Epsilon {spent:.3g} at delta" in stated
+    assert ("does not cover this model" not in stated) == covers
+
+
+def test_names_of_a_folder_cannot_write_markup_into_the_card(digits, cli):
+    environment = json.loads((digits / "environment.json").read_text())
+    for client in environment["clients"].values():
+        client["classes"][0] = "<img src=x>\n# Safe for all uses | [here](http://x)"
+    (digits / "environment.json").write_text(json.dumps(environment))
+    assert cli("export", digits, "--to", "model")[0] == 0
+    card = Path("model/README.md").read_text()
+    assert "<img" not in card
+    assert "\n# Safe" not in card
+    assert re.search(r"(?<!\\)\]\(http", card) is None
+
+
+def test_an_export_overwrites_nothing_and_leaves_nothing_half_written(digits, cli, monkeypatch, tmp_path):
+    (tmp_path / "model").mkdir()
+    code, _, err = cli("export", digits, "--to", "model")
+    assert code == 2
+    assert "model: exists already" in err
+    assert list((tmp_path / "model").iterdir()) == []
+    before = sorted(p.name for p in tmp_path.iterdir())
+    monkeypatch.setattr("fedmutual.studies.export.write_model_card", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    code, _, err = cli("export", digits, "--to", "other")
+    assert code == 2
+    assert "other: cannot be written (full)" in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def test_without_the_extra_onnx_is_left_out_and_the_rest_is_there(digits, cli, monkeypatch):
+    from fedmutual.studies import exported_model
+
+    monkeypatch.setattr(exported_model, "find_spec", lambda name: None)
+    code, out, _ = cli("export", digits, "--to", "model")
+    assert code == 0
+    assert "left out: model.onnx: ONNX needs the package 'onnx': pip install \"fedmutual[onnx]\"" in out
+    files = {"README.md", "model.json", "model.pt2", "weights.safetensors"}
+    assert {p.name for p in (digits.parent / "model").iterdir()} == files
+    assert "model.onnx: ONNX needs" in Path("model/README.md").read_text().replace("\\", "")
+
+
+BRANCHING = """
+import torch
+from torch import nn
+
+class Branching(nn.Module):
+    def __init__(self, shape, classes):
+        super().__init__()
+        self.layer = nn.Linear(64, classes)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.layer(x) if float(x.sum()) > 0 else self.layer(-x)
+"""
+
+
+def test_a_network_that_cannot_be_traced_leaves_weights_and_the_reason(small, cli):
+    (small.parent / "branching.py").write_text(BRANCHING)
+    code, _, err = cli("run", small, "--set", "rounds=1", "--set", "model.shared=branching:Branching", "--out", "r")
+    assert code == 0, err
+    code, out, _ = cli("export", "r", "--to", "model")
+    assert code == 0
+    assert "left out: model.pt2 and model.onnx: torch.export cannot trace the network" in out
+    assert sorted(p.name for p in (small.parent / "model").iterdir()) == ["README.md", "model.json", "weights.safetensors"]
+
+
+def test_code_of_a_foreign_folder_is_not_imported(small, cli, monkeypatch):
+    (small.parent / "branching.py").write_text(BRANCHING)
+    cli("run", small, "--set", "rounds=1", "--set", "model.shared=branching:Branching", "--out", "r")
+    (small.parent / "branching.py").write_text(BRANCHING + "\nopen('imported', 'w').close()\n")
+    sys.modules.pop("branching", None)
+    code, _, err = cli("export", "r", "--to", "model")
+    assert code == 2
+    assert "--trust-code" in err
+    assert not (small.parent / "imported").exists()
+    assert not (small.parent / "model").exists()
+    shutil.rmtree(small.parent / "__pycache__", ignore_errors=True)
+    assert cli("export", "r", "--to", "model", "--trust-code")[0] == 0

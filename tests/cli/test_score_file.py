@@ -1,0 +1,126 @@
+"""`score`: a model on a labelled file, by class name, with Wilson's interval."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import binomtest
+from sklearn.datasets import load_digits
+from sklearn.metrics import balanced_accuracy_score
+
+import fedmutual
+from own_data import folder
+
+RUN = """
+name = "{name}"
+rounds = 1
+data = {data}
+partition = {{ kind = "iid", clients = 2 }}
+split = {{ test = 0.3 }}
+model = {{ shared = "mlp" }}
+training = {{ local_epochs = 1, batch_size = 8 }}
+engine = {{ device = "cpu" }}
+"""
+
+
+@pytest.fixture
+def digits(small, cli):
+    """The folder of a finished run on digits, with 40 labelled digits in forty.npz."""
+    cli("run", small, "--set", "rounds=1", "--out", "r")
+    found = load_digits()
+    np.savez("forty.npz", x=found.images[:40].astype(np.uint8), y=found.target[:40])
+    return small.parent / "r"
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch, cli):
+    """The folder of a finished run on a table whose labels the run renames."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    rows = [(rng.normal(k % 2, 0.2), rng.normal(), "sick" if k % 2 else "well") for k in range(60)]
+    (tmp_path / "t.csv").write_text("pulse,age,state\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
+    data = '{ name = "csv", root = "t.csv", label = "state", labels = { sick = "ill" } }'
+    (tmp_path / "t.toml").write_text(RUN.format(name="t", data=data))
+    assert cli("run", "t.toml", "--out", "t")[0] == 0
+    return tmp_path / "t"
+
+
+@pytest.mark.parametrize("client", [None, "1"])
+def test_scores_are_those_of_the_predictions(digits, cli, client):
+    code, out, err = cli("score", digits, "forty.npz", "--json", *([] if client is None else ["--client", client]))
+    assert code == 0, err
+    scores, targets = json.loads(out), load_digits().target[:40]
+    predicted = [int(p.label) for p in fedmutual.predict(digits, ["forty.npz"], client)]
+    hits = int((np.array(predicted) == targets).sum())
+    interval = binomtest(hits, 40).proportion_ci(0.95, "wilson")
+    assert scores["accuracy"] == pytest.approx(hits / 40)
+    assert scores["accuracy_interval"] == pytest.approx([interval.low, interval.high])
+    assert scores["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(targets, predicted))
+    assert scores["model"].startswith("shared" if client is None else "personal model of client '1'")
+    assert scores["examples"] == 40
+
+
+def test_labels_of_a_table_are_renamed_as_the_run_renames_them(table, cli, tmp_path):
+    (tmp_path / "new.csv").write_text("age,state,name,pulse\n0,sick,Ann,1\n0,well,Bob,0\n0,ill,Cid,0\n")
+    code, out, err = cli("score", "t", "new.csv", "--json")
+    assert code == 0, err
+    scores = json.loads(out)
+    predicted = np.array([p.label for p in fedmutual.predict("t", ["new.csv"])])
+    assert scores["accuracy"] == pytest.approx((predicted == ["ill", "well", "ill"]).mean())
+    assert set(scores["recall"]) == {"ill", "well"}
+
+
+def test_a_folder_of_images_is_scored_by_its_class_folders(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    folder(tmp_path / "images", {"cat": 12, "dog": 12, "owl": 12})
+    folder(tmp_path / "new", {"dog": 3, "owl": 2}, size=(9, 9))
+    given = '{ name = "folder", root = "images", size = [8, 9], mean = [0.4, 0.3, 0.6], std = [0.2, 0.1, 0.3] }'
+    (tmp_path / "p.toml").write_text(RUN.format(name="p", data=given))
+    cli("run", "p.toml", "--out", "p")
+    code, out, err = cli("score", "p", "new", "--json")
+    assert code == 0, err
+    scores = json.loads(out)
+    files = sorted((tmp_path / "new").rglob("*.png"))
+    right = [p.label == f.parent.name for p, f in zip(fedmutual.predict("p", files), files, strict=True)]
+    assert (scores["examples"], scores["accuracy"]) == (5, pytest.approx(np.mean(right)))
+    assert scores["recall"]["cat"] is None
+    assert "recall of owl" in cli("score", "p", "new")[1]
+
+
+def test_numbers_count_the_classes_of_a_run_that_has_names(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    y = np.arange(60) % 2
+    x = rng.normal(y[:, None], 0.3, (60, 4)).astype(np.float32)
+    np.savez("d.npz", x=x, y=y, classes=np.array(["well", "ill"]))
+    (tmp_path / "n.toml").write_text(RUN.format(name="n", data='{ name = "npz", root = "d.npz" }'))
+    cli("run", "n.toml", "--out", "n")
+    np.savez("new.npz", x=x[:10], y=y[:10])
+    scores = json.loads(cli("score", "n", "new.npz", "--json")[1])
+    net = fedmutual.Run("n").global_model()
+    with torch.no_grad():
+        assert scores["accuracy"] == pytest.approx((net(torch.from_numpy(x[:10])).argmax(1).numpy() == y[:10]).mean())
+    np.savez("bad.npz", x=x[:2], y=np.array([0, 2]))
+    code, _, err = cli("score", "n", "bad.npz")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "row 1 of 'x' in bad.npz: its label 2 is no class of the model" in err
+
+
+def test_a_file_that_cannot_be_scored_is_refused_in_a_sentence(digits, table, cli, tmp_path):
+    np.savez("x.npz", x=np.zeros((2, 8, 8)))
+    (tmp_path / "n.csv").write_text("pulse,age\n1,2\n")
+    (tmp_path / "c.csv").write_text("pulse,age,state\n1,2,dead\n")
+    (tmp_path / "b.csv").write_text("pulse,age,state\n1,2,\n")
+    for run, file, sentence in (
+        (digits, "x.npz", "x.npz: there is no array 'y'"),
+        (digits, "missing.npz", "missing.npz: there is no such file"),
+        (digits, "n.csv", "n.csv: holds no labelled examples that this model takes"),
+        ("t", "n.csv", "n.csv: there is no column 'state' of labels"),
+        ("t", "c.csv", "its class 'dead' is none of the classes 'ill', 'well'"),
+        ("t", "b.csv", "the label in line 2 is missing"),
+        ("t", "x.npz", "give it a CSV file with the columns 'pulse', 'age', 'state'"),
+    ):
+        code, out, err = cli("score", run, file)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert sentence in err

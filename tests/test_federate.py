@@ -1,0 +1,252 @@
+"""`federate` and `compare` with objects in memory: what a file's run gives, in every engine, and copies are trained."""
+
+import copy
+import io
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from rich.console import Console
+from sklearn.datasets import load_breast_cancer
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedmutual
+from fedmutual import Site, UserError
+from fedmutual.algorithms import FML, FedAvg
+from fedmutual.events import RoundDone, Started
+from fedmutual.files import read_json
+from fedmutual.rundir.logs import read_lines
+from fedmutual.studies.progress import ProgressBars
+
+NAMES = ("north", "south")
+QUICK = {"rounds": 2, "local_epochs": 1, "batch_size": 16, "device": "cpu", "progress": False}
+
+
+@pytest.fixture
+def tables():
+    """Two clients' rows of scikit-learn's breast cancer table, standardised, of six features."""
+    frame = load_breast_cancer(as_frame=True).frame.iloc[:, [0, 1, 2, 3, 4, 5, -1]].copy()
+    features = frame.columns[:-1]
+    frame[features] = (frame[features] - frame[features].mean()) / frame[features].std()
+    return {name: frame.iloc[k:200:2] for k, name in enumerate(NAMES)}
+
+
+@pytest.fixture
+def nets():
+    """A network a client, of different sizes."""
+    torch.manual_seed(0)
+    return {n: nn.Sequential(nn.Linear(6, 8 * (k + 1)), nn.ReLU(), nn.Linear(8 * (k + 1), 2)) for k, n in enumerate(NAMES)}
+
+
+@pytest.fixture
+def shared():
+    torch.manual_seed(1)
+    return nn.Linear(6, 2)
+
+
+def arrays(table):
+    return table.iloc[:, :-1].to_numpy(np.float32, copy=True), table["target"].to_numpy(copy=True)
+
+
+def sites(tables, nets=None):
+    return {n: Site(train=t, label="target", model=nets and nets[n]) for n, t in tables.items()}
+
+
+def scores(run):
+    """All scores of a run, to the bit."""
+    return [line["scores"] for line in read_lines(run.folder / "metrics.jsonl")]
+
+
+FILE = """
+name = "file"
+rounds = 2
+model = {{ shared = "mlp" }}
+algorithm = {{ name = "fml", alpha = 0.3 }}
+training = {{ local_epochs = 1, batch_size = 16 }}
+engine = {{ name = "inprocess", device = "cpu" }}
+"""
+
+
+def test_the_scores_are_those_of_a_file_with_the_same_rows(tables, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = FILE.format()
+    for name, table in tables.items():
+        x, y = arrays(table)
+        np.savez(f"{name}.npz", x=x, y=y)
+        text += f'[clients.{name}.data]\nname = "npz"\nroot = "{name}.npz"\n'
+    (tmp_path / "f.toml").write_text(text)
+    expected = scores(fedmutual.run(fedmutual.load_config("f.toml"), "f"))
+    assert scores(fedmutual.federate(sites(tables), FML(alpha=0.3), "mlp", **QUICK)) == expected
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        arrays,
+        lambda table: tuple(map(torch.as_tensor, arrays(table))),
+        lambda table: (table.drop(columns="target"), table["target"]),
+        lambda table: TensorDataset(*map(torch.as_tensor, arrays(table))),
+    ],
+    ids=["numpy", "tensors", "a pair of DataFrame and Series", "Dataset"],
+)
+def test_every_kind_of_data_gives_the_same_scores(tables, convert):
+    expected = scores(fedmutual.federate(sites(tables), "fedavg", "mlp", **QUICK))
+    given = {name: Site(train=convert(table)) for name, table in tables.items()}
+    assert scores(fedmutual.federate(given, "fedavg", "mlp", **QUICK)) == expected
+
+
+def test_copies_are_trained_and_the_callers_objects_stay(tables, nets, shared):
+    before = copy.deepcopy((nets, shared))
+    run = fedmutual.federate(sites(tables, nets), FML(alpha=0.4), shared, **QUICK)
+    for module, original in zip((*nets.values(), shared), (*before[0].values(), before[1]), strict=True):
+        assert all(torch.equal(v, original.state_dict()[k]) for k, v in module.state_dict().items())
+    assert not torch.equal(run.personal_model("north")[0].weight, nets["north"][0].weight)
+    assert run.config.algorithm["alpha"] == 0.4
+
+
+def test_in_place_loads_the_trained_weights_into_the_callers_modules(tables, nets, shared):
+    run = fedmutual.federate(sites(tables, nets), FML(), shared, in_place=True, **QUICK)
+    for name in NAMES:
+        trained = run.personal_model(name).state_dict()
+        assert all(torch.equal(v, trained[k]) for k, v in nets[name].state_dict().items())
+    assert torch.equal(shared.weight, run.global_model().weight)
+
+
+def test_networks_begin_with_the_weights_that_are_given(tables, nets, shared):
+    """With a learning rate of 0 they end with them."""
+    run = fedmutual.federate(sites(tables, nets), "fml", shared, lr=0.0, settings={"optimizer.weight_decay": 0.0}, **QUICK)
+    assert torch.equal(run.personal_model("south")[0].weight, nets["south"][0].weight)
+    assert torch.equal(run.global_model().weight, shared.weight)
+
+
+def test_stacked_clients_have_the_models_of_clients_in_turns(tables, shared):
+    given = {name: Site(train=table, label="target", model=shared) for name, table in tables.items()}
+    one, other = (fedmutual.federate(given, "fml", shared, engine=name, **QUICK) for name in ("inprocess", "stacked"))
+    for name in NAMES:
+        assert torch.allclose(one.personal_model(name).weight, other.personal_model(name).weight, atol=1e-5)
+
+
+def test_a_run_tells_its_history_and_predicts_in_memory(tables, nets, shared):
+    run = fedmutual.federate(sites(tables, nets), "fml", shared, **QUICK)
+    history = run.history()
+    assert list(history.columns) == ["round", "model", "client", "data", "metric", "value"]
+    (row,) = history.query("round == 2 and model == 'personal' and client == 'north' and data == 'validation'").query(
+        "metric == 'accuracy'"
+    )["value"]
+    assert row == read_json(run.folder / "summary.json")["personal"]["val_accuracy"]["last"]["per_client"]["north"]
+    shuffled = tables["north"][tables["north"].columns[::-1]]
+    p = run.predict(shuffled, client="north")
+    x = torch.from_numpy(arrays(tables["north"])[0])
+    assert np.allclose(p.to_numpy(), run.personal_model("north")(x).double().softmax(1).detach().numpy())
+    assert list(p.columns) == ["0", "1"]
+    assert "fml, 2 clients, finished, round 2 of 2" in repr(run)
+    lines = {line.get_label() for line in run.plot().get_lines()}
+    assert {"personal, north", "personal, south"} <= lines
+
+
+def test_compare_trains_every_method_and_seed_on_the_same_objects(tables, nets, shared, tmp_path):
+    methods = {"teach": FML(alpha=0.5), "average": FedAvg(), "alone": "independent"}
+    found = fedmutual.compare(sites(tables, nets), methods, shared, seeds=2, out=tmp_path / "c", **QUICK)
+    assert set(found.runs) == {(method, seed) for method in methods for seed in (0, 1)}
+    alone = fedmutual.federate(sites(tables, nets), "independent", shared, seed=1, **QUICK)
+    assert scores(found.runs["alone", 1]) == scores(alone)
+    table = found.history()
+    assert set(table["method"]) == set(methods)
+    assert found.report(tmp_path / "report.html").stat().st_size > 0
+    assert "average, global" in repr(found)
+
+
+def test_a_temporary_folder_is_gone_with_its_run(tables):
+    run = fedmutual.federate(sites(tables), "fedavg", "mlp", **QUICK)
+    folder = run.folder
+    assert (folder / "summary.json").exists()
+    del run
+    assert not folder.exists()
+
+
+def test_a_run_of_objects_goes_on_where_it_stopped(tables, shared, tmp_path):
+    whole = fedmutual.federate(sites(tables), "fedavg", shared, out=tmp_path / "a", **QUICK)
+    fedmutual.federate(sites(tables), "fedavg", shared, out=tmp_path / "b", **QUICK | {"rounds": 1})
+    part = fedmutual.federate(sites(tables), "fedavg", shared, out=tmp_path / "b", resume=True, **QUICK)
+    assert scores(part) == scores(whole)
+
+
+def test_a_folder_of_objects_says_in_another_call_what_it_lacks(tables, shared, tmp_path):
+    fedmutual.federate(sites(tables), "fedavg", shared, out=tmp_path / "a", **QUICK)
+    with pytest.raises(UserError, match="was an object in the memory of another process"):
+        fedmutual.Run(tmp_path / "a").global_model()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"batch_size": 0}, "argument 'batch_size' must be greater than or equal to 1"),
+        ({"lr": "fast"}, "argument 'lr' must be a number"),
+        ({"engine": "processes"}, "argument 'engine': 'processes'"),
+        ({"method": "fml2"}, "argument 'method': there is no algorithm 'fml2'; did you mean 'fml'"),
+        ({"method": FML}, "argument 'method'"),
+        ({"shared": None}, "argument 'shared'"),
+        ({"shared": 3}, "argument 'shared' is int"),
+        ({"shared": nn.Linear(5, 2)}, "argument 'shared': the network does not take examples of shape"),
+        ({"settings": {"splt.test": 0.1}}, "argument 'settings': unknown key"),
+        ({"settings": {"split.test": 2.0}}, "settings['split.test']"),
+        ({"sites": {}}, "argument 'sites'"),
+        ({"in_place": True, "same": True}, "site 'north' and site 'south' have the same nn.Module"),
+    ],
+)
+def test_errors_speak_of_arguments(tables, nets, shared, change, words):
+    given = {"sites": sites(tables, nets), "method": "fml", "shared": shared, **QUICK, **change}
+    if given.pop("same", False):
+        given["sites"] = sites(tables, dict.fromkeys(NAMES, nets["north"]))
+    with pytest.raises(UserError) as problem:
+        fedmutual.federate(**given)
+    sentence = str(problem.value)
+    assert words in sentence
+    assert not any(word in sentence for word in ("--", "pydantic", "\n", "in_memory", ".toml"))
+
+
+@pytest.mark.parametrize(
+    ("train", "label", "words"),
+    [
+        (lambda t: t, None, "name the column of its targets"),
+        (lambda t: t, "diagnosis", "there is no column 'diagnosis'"),
+        (lambda t: t.assign(sex="f"), "target", "the columns 'sex' are not numbers"),
+        (lambda t: t.assign(age=np.nan), "target", "the columns 'age' have missing values"),
+        (lambda t: arrays(t)[0], None, "is ndarray"),
+        (lambda t: (arrays(t)[0], arrays(t)[1][:-1]), None, "one value for each of the 100 rows"),
+        (lambda t: arrays(t), "target", "label = 'target' is for DataFrames"),
+    ],
+)
+def test_data_that_cannot_be_used_are_named_with_their_site(tables, train, label, words):
+    given = sites(tables) | {"north": Site(train=train(tables["north"]), label=label)}
+    with pytest.raises(UserError) as problem:
+        fedmutual.federate(given, "fedavg", "mlp", **QUICK)
+    assert "north" in str(problem.value)
+    assert words in str(problem.value)
+
+
+def test_an_existing_run_is_not_overwritten(tables, tmp_path):
+    fedmutual.federate(sites(tables), "fedavg", "mlp", out=tmp_path / "a", **QUICK)
+    with pytest.raises(UserError, match=r"add resume=True to go on with it, or choose another folder with out=\.\.\."):
+        fedmutual.federate(sites(tables), "fedavg", "mlp", out=tmp_path / "a", **QUICK)
+
+
+def test_progress_is_ten_lines_at_most_where_there_is_no_terminal():
+    screen = io.StringIO()
+    with ProgressBars(Console(file=screen)) as bars:
+        observe = bars.watch("long")
+        observe(Started(0, 1000, ("north",), ()))
+        for number in range(1, 1001):
+            observe(RoundDone(number, 1000, {}, None))
+    lines = screen.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[-1].startswith("long: round 1000 of 1000")
+
+
+def test_history_of_a_run_without_scores_is_an_empty_table(tmp_path):
+    from fedmutual.studies.history import read_history
+
+    assert isinstance(read_history(tmp_path), pd.DataFrame)
+    assert read_history(tmp_path).empty
