@@ -3,6 +3,7 @@
 import shlex
 import sys
 import warnings
+from collections.abc import Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,7 +86,7 @@ def run(
 @app.command()
 def compare(
     file: File,
-    methods: Methods = "fml,fedavg,fedprox,independent",
+    methods: Methods = None,
     seeds: Seeds = 3,
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-compare.")] = None,
@@ -96,12 +97,13 @@ def compare(
 
     Runs: OUT/METHOD/SEED, page: OUT/report.html. `--set algorithm.KEY=VALUE` applies to the methods that have KEY.
     """
-    from fedmutual.config import load_compared, parse_override
+    from fedmutual.cli.methods import choose_methods
+    from fedmutual.config import parse_override
 
-    names = _names(methods)
-    config, own = load_compared(file, names, dict(parse_override(text) for text in set or ()))
+    config, names, own = choose_methods(file, methods, dict(parse_override(text) for text in set or ()))
     folder = out_folder or Path("runs") / f"{config.name}-compare"
-    command = format_resume_command("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
+    chosen = () if methods is None else ("--methods", methods)
+    command = format_resume_command("compare", set, folder, str(file), *chosen, "--seeds", str(seeds))
     with show_progress(command, runs=len(names) * seeds) as watch:
         folders = _compare(config, names, seeds, folder, resume, watch, own)
     conclude.print_comparison([(config.name, folders)], folder / "report.html")
@@ -406,13 +408,9 @@ def _against_alone(method: str, file: Path, settings: list[str]) -> str:
     return shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},independent", *sets))
 
 
-def _names(methods: str) -> list[str]:
-    return [name.strip() for name in methods.split(",") if name.strip()]
-
-
 def _compare(
     config: "Config",
-    methods: list[str],
+    methods: Sequence[str],
     seeds: int,
     folder: Path,
     resume: bool,

@@ -145,12 +145,27 @@ def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, An
     return load_config(path, **overrides), own
 
 
+def read_algorithm_name(path: Path, overrides: Mapping[str, Any]) -> str | None:
+    """The algorithm that a file, or an override, names; None where neither names an algorithm.
+
+    Raises:
+        ConfigError: as `read_tables`.
+    """
+    name = _algorithm_name(read_tables(path), overrides)
+    return name if isinstance(name, str) else None
+
+
+def _algorithm_name(tables: Table, overrides: Mapping[str, Any]) -> Any:
+    """The value of `algorithm.name` in an override, else in the tables; None where it is unset."""
+    table = tables.get("algorithm")
+    return overrides.get("algorithm.name", table.get("name") if isinstance(table, dict) else None)
+
+
 def _known(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
     """The settings of the algorithm that the tables or an override name; none of what is no algorithm."""
-    table = tables.get("algorithm")
-    name = overrides.get("algorithm.name", table.get("name", "fml") if isinstance(table, dict) else "fml")
+    name = _algorithm_name(tables, overrides)
     try:
-        return list_setting_types(name) if isinstance(name, str) else ()
+        return list_setting_types("fml" if name is None else name) if isinstance(name, str | None) else ()
     except LookupError:
         return ()
 

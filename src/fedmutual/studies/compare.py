@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.config import Config, check_scored, with_algorithm
+from fedmutual.config.grid import make_folder_name
 from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
 from fedmutual.rundir.folder import CONFIG, check_free, reopen
@@ -60,6 +61,8 @@ def compare(
 ) -> list[Run]:
     """Run every method with every seed into OUT/<method>/<seed>; a finished one is not trained again on resume.
 
+    The folder of a method "module:Class" is named without the colon, which Windows refuses.
+
     watch: an observer for the run of this name. own: as `variants` takes it. With the engine "stacked", or "auto" on a GPU,
     all runs go on at once, their clients in common stacks.
 
@@ -67,7 +70,7 @@ def compare(
         UserError: as `run`; what is wrong with a method or a folder, before the first is trained.
     """
     planned = [
-        (f"{method}, seed {seed}", variant, out / method / str(seed))
+        (f"{method}, seed {seed}", variant, out / make_folder_name(method) / str(seed))
         for method, seed, variant in list_variants(config, methods, seeds, own)
     ]
     check_folders(planned, resume)
