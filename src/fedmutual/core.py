@@ -65,9 +65,12 @@ class Unusable(Exception):
         self.why = dict(why)
 
 
-def setting(default: T, about: str) -> T:
-    """A dataclass field that users set under [algorithm], with its meaning in one line, for `list keys`."""
-    return field(default=default, metadata={"about": about})
+def setting(default: T, about: str, tune: tuple[T, ...] = ()) -> T:
+    """A dataclass field that users set under [algorithm], with its meaning in one line, for `list keys`.
+
+    tune: the values that `compare --tune` tries; without any the setting is not tuned.
+    """
+    return field(default=default, metadata={"about": about, "tune": tune})
 
 
 def run_field(default: T) -> T:

@@ -3,7 +3,7 @@
 import shlex
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +13,7 @@ import typer
 import fedmutual
 from fedmutual.cli import audit, conclude, privacy, sites
 from fedmutual.cli import demo as demo_plan
-from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, read_config
+from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, Tune, read_config
 from fedmutual.cli.data import app as data_app
 from fedmutual.cli.terminal import (
     Code,
@@ -29,6 +29,7 @@ from fedmutual.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from fedmutual import Config
     from fedmutual.cli.progress import ProgressDisplay
+    from fedmutual.studies.compare import Tuned
 
 app = typer.Typer(
     name="fedmutual",
@@ -88,6 +89,7 @@ def compare(
     file: File,
     methods: Methods = None,
     seeds: Seeds = 3,
+    tune: Tune = None,
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-compare.")] = None,
     resume: Resume = False,
@@ -96,16 +98,19 @@ def compare(
     """Does federating pay on my data? Compare methods with local-only training over several seeds, and write a page.
 
     Runs: OUT/METHOD/SEED, page: OUT/report.html. `--set algorithm.KEY=VALUE` applies to the methods that have KEY.
+    `--tune 8` lets each method try 8 settings on hold-out rows first; keys that `--set` names are not tuned.
     """
-    from fedmutual.cli.methods import choose_methods
+    from fedmutual.cli.methods import choose_methods, tune_methods
     from fedmutual.config import parse_override
 
     config, names, own = choose_methods(file, methods, dict(parse_override(text) for text in set or ()))
     folder = out_folder or Path("runs") / f"{config.name}-compare"
     chosen = () if methods is None else ("--methods", methods)
-    command = format_resume_command("compare", set, folder, str(file), *chosen, "--seeds", str(seeds))
+    words = (*chosen, "--seeds", str(seeds), *(() if tune is None else ("--tune", str(tune))))
+    command = format_resume_command("compare", set, folder, str(file), *words)
+    tuned = None if tune is None else tune_methods(config, names, tune, folder, resume, command, own, set or [])
     with show_progress(command, runs=len(names) * seeds) as watch:
-        folders = _compare(config, names, seeds, folder, resume, watch, own)
+        folders = _compare(config, names, seeds, folder, resume, watch, own, tuned)
     conclude.print_comparison([(config.name, folders)], folder / "report.html")
 
 
@@ -416,7 +421,8 @@ def _compare(
     resume: bool,
     watch: "ProgressDisplay",
     own: dict[str, Any] | None = None,
+    tuned: "Mapping[str, Tuned] | None" = None,
 ) -> list[Path]:
     from fedmutual.studies.compare import compare as compare_all
 
-    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own)]
+    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own, tuned)]

@@ -61,6 +61,16 @@ Grid = Annotated[
         help="Values to try, e.g. `--set optimizer.lr=0.003,0.01,0.03`; one value is fixed. May be repeated: a grid.",
     ),
 ]
+Tune = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=2,
+        max=18,
+        help="Before the seeds are trained, each method tries at most N settings on hold-out rows, learning rates first.",
+        show_default=False,
+    ),
+]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]
 
 

@@ -1,14 +1,17 @@
-"""`compare --methods`: which methods are trained, and one line for each method of `all` that does not fit."""
+"""`compare --methods` and `--tune`: which methods are trained, with which settings, and one line on each decision."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedmutual.cli.arguments import parse_names
-from fedmutual.cli.terminal import print_text
-from fedmutual.config import Config, load_compared, read_algorithm_name
-from fedmutual.studies.compare import METHODS
+from fedmutual.cli.terminal import print_text, show_progress
+from fedmutual.config import Config, load_compared, parse_override, read_algorithm_name
+from fedmutual.config.grid import format_value
+from fedmutual.rundir.text import holdout_line
+from fedmutual.studies.compare import METHODS, Tuned
 from fedmutual.studies.eligibility import ALL, expand_methods, find_eligible_methods
+from fedmutual.studies.tune import tune
 
 
 def choose_methods(
@@ -32,3 +35,32 @@ def choose_methods(
         print_text(f"left out: {method}: {reason}", soft_wrap=True)
     config, own = load_compared(file, eligible.methods, overrides)
     return config, eligible.methods, own
+
+
+def tune_methods(
+    config: Config,
+    methods: Sequence[str],
+    trials: int,
+    folder: Path,
+    resume: bool,
+    command: str,
+    own: Mapping[str, Any],
+    settings: Sequence[str],
+) -> dict[str, Tuned]:
+    """Tune each method and print the budget and what was chosen -> method -> the choice.
+
+    command: goes on after a stop. settings: the `--set` arguments, whose keys are not tuned.
+    """
+    print_text(
+        f"tune: each of {len(methods)} methods tries at most {trials} settings for {config.rounds} rounds with seed "
+        f"{config.seed}; rows held out of the clients' training data choose",
+        soft_wrap=True,
+    )
+    fixed = {parse_override(text)[0] for text in settings}
+    with show_progress(command, holdout_line) as watch:
+        tuned = tune(config, methods, trials, folder, resume, watch.of, own, fixed)
+    for method, choice in tuned.items():
+        values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
+        reason = "every trial diverged" if choice.tried else "no setting is left to tune"
+        print_text(f"tuned: {method}: {values or f'as configured, for {reason}'} ({choice.tried} tried)", soft_wrap=True)
+    return tuned

@@ -188,6 +188,15 @@ def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = No
     return with_steps(changed), dropped
 
 
+def override_config(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with values by dotted key, checked.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    return parse_config(tomllib.loads(dump_config(config)), overrides=values) if values else config
+
+
 def _without_foreign(tables: Table, name: str) -> tuple[Table, tuple[str, ...]]:
     """Tables without those keys of [algorithm] and [clients.ID.algorithm] that the algorithm `name` lacks; and the keys.
 

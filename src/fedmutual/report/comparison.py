@@ -257,12 +257,12 @@ def _variants(runs: Sequence[Run]) -> list[Variant]:
     tables = [{k: plain(v) for k, v in flat(r.config) if _matters(k) and not _under(k, _SAME_DATA)} for r in runs]
 
     def values(key: str, run: Run) -> set[str | None]:
-        """What runs hold that choose the key themselves: a method's name may have set it."""
-        if key in run.method.preset:
+        """What runs hold that choose the key themselves: a method's name, or trials on hold-out rows, may have set it."""
+        if key in run.method.preset or key in run.tuned:
             return set()
         own = key.startswith("algorithm.") or ".algorithm." in key
         pairs = [(t, r) for t, r in zip(tables, runs, strict=True) if not own or r.algorithm == run.algorithm]
-        return {t.get(key) for t, r in pairs if key not in r.method.preset}
+        return {t.get(key) for t, r in pairs if key not in r.method.preset and key not in r.tuned}
 
     keys = sorted({k for t in tables for k in t} - {"algorithm.name"})
     return [

@@ -239,6 +239,12 @@ class Summary(Record):
     leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
 
 
+class Tuned(Record):
+    """tuned.json: what `compare --tune` chose for a method."""
+
+    set: dict[str, str]  # dotted key -> value
+
+
 class Named(Record):
     """A table of which a report needs the name only."""
 

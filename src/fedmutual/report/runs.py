@@ -24,6 +24,7 @@ from fedmutual.report.lines import (
     Settings,
     Summary,
     Transfer,
+    Tuned,
 )
 
 FORMAT = 1
@@ -101,6 +102,12 @@ class Run:
         if "algorithm" in self.environment:
             return MethodAbout.model_validate(self.environment["algorithm"])
         return MethodAbout(title=NAMES.get(self.algorithm, self.algorithm), shares=self.algorithm not in ALONE, preset=[])
+
+    @cached_property
+    def tuned(self) -> Mapping[str, str]:
+        """The keys that trials on hold-out rows chose, with their values as `--set` takes them; empty without trials."""
+        path = self.folder / "tuned.json"
+        return checked(path, Tuned, json.dumps(read_json(path))).set if path.is_file() else {}
 
     @property
     def seed(self) -> int:
