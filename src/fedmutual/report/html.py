@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedmutual.errors import RunError
-from fedmutual.report import accuracy, domains, holdings, measures, other_tasks, provenance, tables, traffic
+from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
 from fedmutual.report.cells import Table
 from fedmutual.report.comparison import Comparison, comparisons, differences
 from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seeded
@@ -55,6 +55,7 @@ class Section:
     domains: list[Table]  # none where clients are no domains
     choice: str  # what chose the best rounds of nodes that are domains
     headline: Table
+    decision: Table
     gains: list[Drawn]
     no_gains: str  # why there are none
     clients: Table
@@ -144,6 +145,7 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
         domains=domains.tables(comparison) if comparison.domains else [],
         choice=domains.choice(comparison) if comparison.domains else "",
         headline=accuracy.headline(comparison),
+        decision=decision.make_decision_table(comparison),
         gains=_gains(shown, "node" if comparison.domains else "client", id, styles),
         no_gains=""
         if shown

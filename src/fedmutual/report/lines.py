@@ -78,6 +78,8 @@ class Transfer(Record):
     client: str
     down: Number
     up: Number
+    steps: Number | None = None  # gradient steps; None of real sites, which do not tell them, and of earlier versions
+    forwards: Number | None = None  # forward passes of these steps; None where they were not counted
 
 
 class Rows(Record):
