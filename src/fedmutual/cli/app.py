@@ -324,6 +324,9 @@ def predict(
             "--best", help="Use the weights after the best round (records.keep_best); the default is the last round."
         ),
     ] = False,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="The client's own model and the shared one together (records.ensemble).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each example, for scripts.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -333,7 +336,7 @@ def predict(
     """
     from fedmutual.cli import answers
 
-    found = fedmutual.predict(run_or_model, files, client, best)
+    found = fedmutual.predict(run_or_model, files, client, best, ensemble=ensemble)
     if as_json:
         for prediction in found:
             typer.echo(answers.format_json_line(prediction))

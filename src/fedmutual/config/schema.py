@@ -372,6 +372,12 @@ class RecordsConfig(Section):
     copies: bool = key(
         False, "also evaluate the clients' trained copies of the shared model before they are averaged", affects="scores"
     )
+    ensemble: bool = key(
+        False,
+        "also evaluate the ensemble of each client's own model and the shared one, of algorithms that have both (fml): their "
+        "probabilities averaged, with a weight that hold-out rows choose (`split.holdout`)",
+        affects="scores",
+    )
     tensorboard: bool = key(
         False,
         "also write scores and losses for TensorBoard (the extra `tensorboard`)",

@@ -10,8 +10,8 @@ from fedmutual.config.schema import Config, list_effects
 from fedmutual.errors import RunError
 from fedmutual.report.runs import Run
 
-MODELS = {"personal": "personal models", "global": "shared model", "meme": "clients' forks"}
-SHORT = {"personal": "personal", "global": "shared", "meme": "fork"}
+MODELS = {"personal": "personal models", "ensemble": "ensembles", "global": "shared model", "meme": "clients' forks"}
+SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "meme": "fork"}
 ALONE, POOLED = "independent", "centralised"
 TUNED = "fine-tune"  # a newcomer's way of `adapt`
 _ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
@@ -54,7 +54,7 @@ class Use:
     """A method whose clients use one of its models on their own data: what a number on their data is of."""
 
     method: Method
-    model: str | None  # "personal", "global", "meme"; None where no client shares its scores
+    model: str | None  # "personal", "ensemble", "global", "meme"; None where no client shares its scores
 
     @property
     def label(self) -> str:

@@ -143,7 +143,7 @@ class Run:
     def models(self) -> tuple[str, ...]:
         """The models that clients score on their own validation data; none where no client shares its scores."""
         there = {s.model for e in self.evaluations for s in e.scores if s.client is not None and s.data == "validation"}
-        return tuple(m for m in ("personal", "global", "meme") if m in there)
+        return tuple(m for m in ("personal", "ensemble", "global", "meme") if m in there)
 
     @property
     def serves(self) -> str | None:

@@ -62,18 +62,20 @@ def predict(
     client: str | None = None,
     best: bool = False,
     trust_code: bool = False,
+    ensemble: bool = False,
 ) -> list[Prediction]:
     """Classify images, the rows of CSV files or the `x` of npz files, scaled as in training -> a prediction an example.
 
     run_or_model: a run's folder, or a model file in it. client: whose personal model is to answer; unset, the shared model
     does, as it does for a client that has none. best: as it was after its best round, if the run has `records.keep_best`;
-    unset, after the last saved one. trust_code: import whatever code the run's folder names, as `Run` takes it.
+    unset, after the last saved one. trust_code: import whatever code the run's folder names, as `Run` takes it. ensemble:
+    the client's own model and the shared one answer together, of a run with `records.ensemble`.
 
     Raises:
         UserError: there is no such model, or its code may not be imported; a file cannot be read or is not of the kind that
             the model learned from.
     """
-    answering = choose_model(Path(run_or_model), client, best, trust_code)
+    answering = choose_model(Path(run_or_model), client, best, trust_code, ensemble)
     takes, found = answering.takes, list[Prediction]()
     scaled = scaling.parse_scaling(takes.scaling)
     for names, raw in _read([Path(f) for f in files], answering):
@@ -87,7 +89,9 @@ def predict(
     return found
 
 
-def choose_model(path: Path, client: str | None = None, best: bool = False, trust_code: bool = False) -> AnsweringModel:
+def choose_model(
+    path: Path, client: str | None = None, best: bool = False, trust_code: bool = False, ensemble: bool = False
+) -> AnsweringModel:
     """The model that answers.
 
     Raises:
@@ -101,6 +105,8 @@ def choose_model(path: Path, client: str | None = None, best: bool = False, trus
             f"{place}: there is no client {client!r}; there are {', '.join(known.clients)}, and without --client the "
             "shared model answers"
         )
+    if ensemble:
+        return _choose_ensemble(run, client, best)
     shared, own = run.config.model.shared, known.models.personal.get(client) if client is not None else None
     if client is not None and own:
         said = f"personal model of client {client!r} ({own.name})"
@@ -116,6 +122,16 @@ def choose_model(path: Path, client: str | None = None, best: bool = False, trus
     served = f", for client {client!r}, who has none of its own" if client is not None else ""
     when = run.best_round() if best else None
     return _answering(run, run.global_model(best), f"{kind} ({shared})", client, when, served)
+
+
+def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel:
+    """The ensemble of a client. Raises RunError where no client is named, or a best round is asked for."""
+    if client is None or best:
+        why = "no best ensemble is kept; take --best out" if best else "an ensemble is a client's; name one with --client"
+        raise RunError(f"{run.folder}: {why}")
+    net = run.ensemble(client)
+    said = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"
+    return _answering(run, net, said, client)
 
 
 def _answering(
