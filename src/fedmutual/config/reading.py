@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from fedmutual.config.methods import check_methods, describe_foreign_key, list_keys, list_setting_types, with_steps
 from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
 from fedmutual.config.privacy import check_privacy
-from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, Table
+from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, SplitConfig, Table
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.config.sites import has_own_data
 from fedmutual.core import Schedule
@@ -263,7 +263,7 @@ def _check_partition(config: Config, source: str) -> None:
         given = getattr(partition, key) is not None
         if kind == partition.kind and not given:
             raise ConfigError(f"{source}: partition.kind = {kind!r} needs the key 'partition.{key}'")
-        if kind != partition.kind and given:
+        if kind != partition.kind and given and (kind, partition.kind) != ("dirichlet", "pfllib"):  # both have an alpha
             raise ConfigError(
                 f"{source}: key 'partition.{key}' has no effect with partition.kind = {partition.kind!r}; take it out"
             )
@@ -324,6 +324,10 @@ def _check_effect(config: Config, source: str) -> None:
         idle["optimizer.amsgrad"] = f"optimizer.name = {name!r}"
     if config.partition.min_size != PartitionConfig().min_size and kind != "dirichlet":
         idle["partition.min_size"] = f"partition.kind = {kind!r}"
+    if kind == "pfllib":
+        own, plain = config.split, SplitConfig()
+        fixed = ("preset", "private", "validation", "test", "shared")
+        idle |= {f"split.{k}": f"partition.kind = {kind!r}" for k in fixed if getattr(own, k) != getattr(plain, k)}
     if config.model.start == "server":
         idle |= {
             f"clients.{i}.model.pretrained": "model.start = 'server'"

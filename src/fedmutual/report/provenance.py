@@ -57,6 +57,7 @@ def partition(run: Run) -> str:
         "iid": "dealt at random (iid)",
         "shards": f"{given.get('classes_per_client')} of {len(run.partition.classes)} classes a client (shards)",
         "dirichlet": f"class mix drawn from Dirichlet({given.get('alpha')})",
+        "pfllib": f"PFLlib's protocol, Dirichlet({given.get('alpha')})",
         "domains": "a client for each domain",
         "file": "partition given by a file",
         "sites": "each with data of its own, which nobody else knows",
