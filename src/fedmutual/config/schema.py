@@ -217,8 +217,8 @@ class PartitionConfig(Section):
 
     kind: Literal["iid", "shards", "dirichlet", "pfllib", "domains", "file"] = key(
         "iid",
-        "how the examples are divided; pfllib: all rows by that library's Dirichlet rule, with a quarter of each client's rows "
-        "for evaluation",
+        "how the examples are divided; pfllib: all rows by that library's Dirichlet rule, with a quarter of each client's "
+        "rows for evaluation",
     )
     clients: Count = key(5, "the number of participants, 20 with pfllib; domains and file set it themselves")
     classes_per_client: Count | None = key(None, "shards, required: the number of classes of a client")
