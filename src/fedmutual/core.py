@@ -65,9 +65,12 @@ class Unusable(Exception):
         self.why = dict(why)
 
 
-def setting(default: T, about: str) -> T:
-    """A dataclass field that users set under [algorithm], with its meaning in one line, for `list keys`."""
-    return field(default=default, metadata={"about": about})
+def setting(default: T, about: str, tune: tuple[T, ...] = ()) -> T:
+    """A dataclass field that users set under [algorithm], with its meaning in one line, for `list keys`.
+
+    tune: the values that `compare --tune` tries; without any the setting is not tuned.
+    """
+    return field(default=default, metadata={"about": about, "tune": tune})
 
 
 def run_field(default: T) -> T:
@@ -205,6 +208,14 @@ class Privacy(Protocol):
 
 
 @dataclass
+class Work:
+    """What a client's phase took. The steps tell how many rows a client has, so real sites never send this."""
+
+    steps: int = 0  # gradient steps
+    forwards: int | None = 0  # of a network over a step's batch; None: not counted, as with differential privacy
+
+
+@dataclass
 class Client:
     """One participant. No server function is ever given one."""
 
@@ -223,6 +234,7 @@ class Client:
     seeds: Seeds | None = None  # of the public seed set, where the algorithm has one
     memory: Message = field(default_factory=dict)  # carried from phase to phase, checkpointed, never sent
     privacy: Privacy | None = None  # clips and noises the steps on private rows; None: nothing is clipped or noised
+    work: Work = field(default_factory=Work)  # of its last phase
 
 
 class Phase(abc.ABC):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fedmutual.boundary import release_metrics
 from fedmutual.core import Client, Data, Message, Task
 from fedmutual.denormals import flush_denormals
+from fedmutual.ensemble import ENSEMBLE, WEIGHT, Ensemble, choose_weight
 from fedmutual.events import Score
 from fedmutual.losses import Classification
 from fedmutual.scores import Scores, coarse_accuracy
@@ -22,7 +23,7 @@ _NUMBERS = 2**22  # of inputs that a network sees at once then: its layers hold 
 class EvalSpec(NamedTuple):
     """Which of a client's nets is scored on which of its rows, and what that score is called."""
 
-    net: str  # "personal" or "meme"
+    net: str  # "personal", "meme", or "ensemble" of both
     rows: str  # key of Client.data
     model: str
     client: str | None
@@ -31,16 +32,26 @@ class EvalSpec(NamedTuple):
 
 def compute_scores(client: Client, exams: tuple[EvalSpec, ...], inbox: Message) -> dict[EvalSpec, Score]:
     """Exam -> all scores of it: of the client's copy of the shared model first, which then becomes what the server sent."""
-    task = client.own.get("task", Classification())
+    task, nets = client.own.get("task", Classification()), dict(client.nets)
 
     def scored(e: EvalSpec) -> Score:
-        return Score(e.model, e.client, e.data, score(client.nets[e.net], client.data[e.rows], task, client.id))
+        return Score(e.model, e.client, e.data, score(nets[e.net], client.data[e.rows], task, client.id))
 
     measured = {e: scored(e) for e in exams if e.model == COPY}
     if inbox and "meme" in client.nets:
         meme = client.nets["meme"]
         meme.load_state_dict(meme.state_dict() | {k: inbox[k] for k in client.shared})
+    if any(e.net == ENSEMBLE for e in exams):
+        nets[ENSEMBLE] = _make_ensemble(client)
     return measured | {e: scored(e) for e in exams if e.model != COPY}
+
+
+def _make_ensemble(client: Client) -> Ensemble:
+    """The ensemble of a client's two nets. Its hold-out rows choose the weight, which is remembered and never sent."""
+    (personal, target), (shared, _) = (compute_outputs(client.nets[n], client.data["holdout"]) for n in ("personal", "meme"))
+    weight = choose_weight(personal, shared, target)
+    client.memory = {**client.memory, WEIGHT: torch.tensor(weight, dtype=torch.float64, device=personal.device)}
+    return Ensemble(client.nets["personal"], client.nets["meme"], weight)
 
 
 def select_metrics(client: Client, measured: Mapping[EvalSpec, Score]) -> tuple[Score, ...]:
@@ -63,13 +74,20 @@ def forward_in_parts(net: nn.Module, x: Tensor) -> Tensor:
 
 @flush_denormals()
 @torch.no_grad()
-def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
-    """A net's scores over all rows, in eval mode: those that the task declares."""
+def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
+    """A net's outputs over all rows [N, C], in eval mode, and their targets [N]."""
     net.eval()
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
     for x, y, *_ in data.rows(torch.split(torch.arange(len(data)), ROWS)):
         outputs.append(forward_in_parts(net, x))
         targets.append(y)
-    output = torch.cat(outputs)
-    return release_metrics(task.score(output, torch.cat(targets)), task.tells, whose, width=output.shape[-1])
+    return torch.cat(outputs), torch.cat(targets)
+
+
+@flush_denormals()
+@torch.no_grad()
+def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
+    """A net's scores over all rows, in eval mode: those that the task declares."""
+    output, target = compute_outputs(net, data)
+    return release_metrics(task.score(output, target), task.tells, whose, width=output.shape[-1])

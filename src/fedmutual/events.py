@@ -1,12 +1,12 @@
 """What happens in a run, told to observers. Observers look, they do not steer."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Concatenate, Protocol, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedmutual.core import Client, Message
+from fedmutual.core import Client, Message, Work
 from fedmutual.scores import Scores
 
 R = TypeVar("R")
@@ -60,6 +60,7 @@ class PhaseDone:
     down: Mapping[str, int]  # bytes of the tensors sent to each client
     up: Mapping[str, int]  # and by each
     train: Mapping[str, Mapping[str, float]]  # mean of each loss term, of those who tell all
+    work: Mapping[str, Work] = field(default_factory=dict)  # of each client in a simulation; of no real site
 
 
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, find_head
+from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Work, find_head
 
 
 def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message, dict[str, float]]:
@@ -30,12 +30,15 @@ def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[Non
     phase = own(phase, client)
     ready(phase, client, at)
     const = phase.begin(client, inbox, at)
-    nets = {n: Net(lowered(make_call(m), client), trainable(m), find_head(m)) for n, m in client.nets.items()}
+    client.work = Work(forwards=0 if client.privacy is None else None)
+    calls = {n: count_calls(lowered(make_call(m), client), client.work) for n, m in client.nets.items()}
+    nets = {n: Net(calls[n], trainable(m), find_head(m)) for n, m in client.nets.items()}
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
     losses: list[Message] = []
     draw = phase.batches if client.privacy is None else partial(client.privacy.batches, phase)
     for batch in draw(client, inbox, at) if params else ():  # with nothing to train, nothing is drawn
         losses.append(_step(phase, client, nets, params, batch, const))
+        client.work.steps += 1
         yield
     for p in params.values():
         p.grad = None
@@ -117,6 +120,17 @@ def make_call(net: nn.Module, own: Message | None = None) -> Callable[..., Tenso
         return output
 
     return call
+
+
+def count_calls(call: Callable[..., Tensor], work: Work) -> Callable[..., Tensor]:
+    """A net's call that counts the forward passes."""
+
+    def counted(x: Tensor, *weights: Message) -> Tensor:
+        if work.forwards is not None:
+            work.forwards += 1
+        return call(x, *weights)
+
+    return counted
 
 
 def lowered(call: Callable[..., Tensor], client: Client) -> Callable[..., Tensor]:

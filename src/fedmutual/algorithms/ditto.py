@@ -23,7 +23,11 @@ class Ditto(FedAvg):
     """
 
     title: ClassVar[str] = "Ditto"
-    lam: Setting = setting(1.0, "lambda, the pull of a personal model towards the model that the server sent, at least 0")
+    lam: Setting = setting(
+        1.0,
+        "lambda, the pull of a personal model towards the model that the server sent, at least 0",
+        tune=(0.1, 0.5, 1.0, 2.0),
+    )
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("meme", "personal", "proximal")
 

@@ -22,7 +22,9 @@ class FedAvgFT(FedAvg):
 
     title: ClassVar[str] = "FedAvg + fine-tuning"
     tune_epochs: int = setting(
-        1, "passes over a client's private data in fine-tuning; 0: the client's model is the averaged one"
+        1,
+        "passes over a client's private data in fine-tuning; 0: the client's model is the averaged one",
+        tune=(1, 3, 5),
     )
     tune_every: int = setting(1, "rounds from one fine-tuning to the next; the last round always fine-tunes")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")

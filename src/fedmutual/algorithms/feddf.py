@@ -28,7 +28,11 @@ class FedDF(FedAvg):
     """
 
     title: ClassVar[str] = "FedDF"
-    distill_steps: int = setting(100, "steps of the server on public data in a round; 0: federated averaging")
+    distill_steps: int = setting(
+        100,
+        "steps of the server on public data in a round; 0: federated averaging",
+        tune=(30, 100, 300),
+    )
     distill_batch: int = setting(128, "public examples in such a step of the server")
     distill_lr: float = setting(1e-3, "the first learning rate of these steps (Adam), above 0")
     bench: Bench | None = run_field(None)

@@ -27,7 +27,11 @@ class FedMD(Independent):
     transfer_epochs: int = setting(
         5, "passes over the public data, then over the client's private data, before the first round"
     )
-    digest_steps: int = setting(1, "gradient steps towards the mean of all clients' scores on the round's public batch")
+    digest_steps: int = setting(
+        1,
+        "gradient steps towards the mean of all clients' scores on the round's public batch",
+        tune=(1, 5),
+    )
     consensus: Literal["logits", "posteriors"] = setting(
         "logits", "the scores on public data that are sent, averaged and fitted"
     )

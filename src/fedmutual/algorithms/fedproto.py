@@ -44,7 +44,9 @@ class FedProto(Independent):
     """
 
     title: ClassVar[str] = "FedProto"
-    proto_lam: Setting = setting(1.0, "lambda, the pull of features towards the prototype of their class, at least 0")
+    proto_lam: Setting = setting(
+        1.0, "lambda, the pull of features towards the prototype of their class, at least 0", tune=(0.1, 1.0, 10.0)
+    )
     proto_size: int | None = setting(
         None,
         "the length of a prototype; other features are averaged to this length; unset, the number of features of "

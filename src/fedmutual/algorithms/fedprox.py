@@ -22,7 +22,7 @@ class FedProx(FedAvg):
     What stays home of the model, as an adaptor does, was not received and is not pulled.
     """
 
-    mu: Setting = setting(0.01, "the pull towards the model that the server sent, at least 0")
+    mu: Setting = setting(0.01, "the pull towards the model that the server sent, at least 0", tune=(0.001, 0.01, 0.1, 1.0))
     terms: ClassVar[tuple[str, ...]] = ("meme", "proximal")
     dp_ready: ClassVar[bool] = True
 

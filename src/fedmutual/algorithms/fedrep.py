@@ -23,7 +23,11 @@ class FedRep(FedAvg):
     """
 
     title: ClassVar[str] = "FedRep"
-    head_epochs: int = setting(10, "passes that train the private layers, before the passes that train the shared layers")
+    head_epochs: int = setting(
+        10,
+        "passes that train the private layers, before the passes that train the shared layers",
+        tune=(1, 5, 10),
+    )
 
     def __post_init__(self) -> None:
         within("head_epochs", self.head_epochs, 1, float("inf"))

@@ -25,10 +25,14 @@ class FML(Fork):
     """
 
     alpha: Setting = setting(
-        0.5, "the weight of the labels in a personal model's loss, 0 to 1; the rest weighs the loss towards the meme"
+        0.5,
+        "the weight of the labels in a personal model's loss, 0 to 1; the rest weighs the loss towards the meme",
+        tune=(0.25, 0.5, 0.75),
     )
     beta: Setting = setting(
-        0.5, "the weight of the labels in a meme's loss, 0 to 1; the rest weighs the loss towards the personal model"
+        0.5,
+        "the weight of the labels in a meme's loss, 0 to 1; the rest weighs the loss towards the personal model",
+        tune=(0.25, 0.5, 0.75),
     )
     temperature: float = setting(1.0, "the divisor of both networks' logits where they teach each other, 0.001 to 1000")
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")

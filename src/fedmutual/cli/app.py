@@ -3,6 +3,7 @@
 import shlex
 import sys
 import warnings
+from collections.abc import Mapping, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ import typer
 import fedmutual
 from fedmutual.cli import audit, conclude, deploy, privacy, sites
 from fedmutual.cli import demo as demo_plan
-from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, read_config
+from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, Tune, read_config
 from fedmutual.cli.data import app as data_app
 from fedmutual.cli.terminal import (
     Code,
@@ -28,6 +29,7 @@ from fedmutual.errors import ConfigError, UserError
 if TYPE_CHECKING:
     from fedmutual import Config
     from fedmutual.cli.progress import ProgressDisplay
+    from fedmutual.studies.compare import Tuned
 
 app = typer.Typer(
     name="fedmutual",
@@ -85,8 +87,9 @@ def run(
 @app.command()
 def compare(
     file: File,
-    methods: Methods = "fml,fedavg,fedprox,independent",
+    methods: Methods = None,
     seeds: Seeds = 3,
+    tune: Tune = None,
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-compare.")] = None,
     resume: Resume = False,
@@ -95,15 +98,19 @@ def compare(
     """Does federating pay on my data? Compare methods with local-only training over several seeds, and write a page.
 
     Runs: OUT/METHOD/SEED, page: OUT/report.html. `--set algorithm.KEY=VALUE` applies to the methods that have KEY.
+    `--tune 8` lets each method try 8 settings on hold-out rows first; keys that `--set` names are not tuned.
     """
-    from fedmutual.config import load_compared, parse_override
+    from fedmutual.cli.methods import choose_methods, tune_methods
+    from fedmutual.config import parse_override
 
-    names = _names(methods)
-    config, own = load_compared(file, names, dict(parse_override(text) for text in set or ()))
+    config, names, own = choose_methods(file, methods, dict(parse_override(text) for text in set or ()))
     folder = out_folder or Path("runs") / f"{config.name}-compare"
-    command = format_resume_command("compare", set, folder, str(file), "--methods", methods, "--seeds", str(seeds))
+    chosen = () if methods is None else ("--methods", methods)
+    words = (*chosen, "--seeds", str(seeds), *(() if tune is None else ("--tune", str(tune))))
+    command = format_resume_command("compare", set, folder, str(file), *words)
+    tuned = None if tune is None else tune_methods(config, names, tune, folder, resume, command, own, set or [])
     with show_progress(command, runs=len(names) * seeds) as watch:
-        folders = _compare(config, names, seeds, folder, resume, watch, own)
+        folders = _compare(config, names, seeds, folder, resume, watch, own, tuned)
     conclude.print_comparison([(config.name, folders)], folder / "report.html")
 
 
@@ -318,6 +325,9 @@ def predict(
             "--best", help="Use the weights after the best round (records.keep_best); the default is the last round."
         ),
     ] = False,
+    ensemble: Annotated[
+        bool, typer.Option("--ensemble", help="The client's own model and the shared one together (records.ensemble).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each example, for scripts.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -327,7 +337,7 @@ def predict(
     """
     from fedmutual.cli import answers
 
-    found = fedmutual.predict(run_or_model, files, client, best)
+    found = fedmutual.predict(run_or_model, files, client, best, ensemble=ensemble)
     if as_json:
         for prediction in found:
             typer.echo(answers.format_json_line(prediction))
@@ -409,19 +419,16 @@ def _against_alone(method: str, file: Path, settings: list[str]) -> str:
     return shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},independent", *sets))
 
 
-def _names(methods: str) -> list[str]:
-    return [name.strip() for name in methods.split(",") if name.strip()]
-
-
 def _compare(
     config: "Config",
-    methods: list[str],
+    methods: Sequence[str],
     seeds: int,
     folder: Path,
     resume: bool,
     watch: "ProgressDisplay",
     own: dict[str, Any] | None = None,
+    tuned: "Mapping[str, Tuned] | None" = None,
 ) -> list[Path]:
     from fedmutual.studies.compare import compare as compare_all
 
-    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own)]
+    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own, tuned)]

@@ -45,7 +45,14 @@ TrustCode = Annotated[
         help="Import all code that a run folder names, also code that has changed or is somebody else's. Look at it first.",
     ),
 ]
-Methods = Annotated[str, typer.Option(help="Algorithms, separated by commas; `centralised` is the ceiling.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        help="Algorithms, separated by commas: names, `module:Class` of your own, or `all` that fit the file; unset, the "
+        "file's algorithm with fml, fedavg, fedprox and independent. `centralised` is the ceiling.",
+        show_default=False,
+    ),
+]
 Grid = Annotated[
     list[str] | None,
     typer.Option(
@@ -54,7 +61,22 @@ Grid = Annotated[
         help="Values to try, e.g. `--set optimizer.lr=0.003,0.01,0.03`; one value is fixed. May be repeated: a grid.",
     ),
 ]
+Tune = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=2,
+        max=18,
+        help="Before the seeds are trained, each method tries at most N settings on hold-out rows, learning rates first.",
+        show_default=False,
+    ),
+]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]
+
+
+def parse_names(text: str) -> list[str]:
+    """The names of a list with commas, without empty ones."""
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def read_config(file: Path, settings: list[str]) -> "Config":

@@ -8,13 +8,14 @@ from fedmutual.cli.terminal import out, print_text
 
 
 def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
-    """Write the page; print the table, the answer and the page's path."""
-    from fedmutual.report import headline, read_runs, verdict, write_report
+    """Write the page; print the tables, the answer and the page's path."""
+    from fedmutual.report import headline, make_cost_table, read_runs, verdict, write_report
 
     found = [(name, read_runs(folders)) for name, folders in groups]
     for name, runs in found:
         out.print(f"\n[bold]{escape(name)}[/bold]")
         out.print(headline(runs))
+        out.print(make_cost_table(runs))
         for line in verdict(runs):
             print_text(line)
     write_report([run for _, runs in found for run in runs], page)

@@ -57,6 +57,16 @@ def list_setting_types(name: str) -> dict[str, Any]:
     return {k: t for k, t in types.items() if k not in TrainingConfig.model_fields and t is not Aggregation}
 
 
+def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The settings of the configured algorithm that `compare --tune` tries -> (value of the federation, values to try).
+
+    A setting that moves over the rounds is not tuned.
+    """
+    spec = {f.name: f for f in fields(_kind(config)) if f.metadata.get("tune")}
+    found = {k: (config.algorithm.get(k, f.default), f.metadata["tune"]) for k, f in spec.items()}
+    return {k: (value, tried) for k, (value, tried) in found.items() if isinstance(value, int | float)}
+
+
 def has_aggregation(config: Config) -> bool:
     """Whether the configured algorithm makes one message of many, by the rule of [server]."""
     return bool(_aggregation(config))

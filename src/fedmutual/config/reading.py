@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from fedmutual.config.methods import check_methods, describe_foreign_key, list_keys, list_setting_types, with_steps
 from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
 from fedmutual.config.privacy import check_privacy
-from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, Table
+from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, SplitConfig, Table
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.config.sites import has_own_data
 from fedmutual.core import Schedule
@@ -146,12 +146,27 @@ def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, An
     return load_config(path, **overrides), own
 
 
+def read_algorithm_name(path: Path, overrides: Mapping[str, Any]) -> str | None:
+    """The algorithm that a file, or an override, names; None where neither names an algorithm.
+
+    Raises:
+        ConfigError: as `read_tables`.
+    """
+    name = _algorithm_name(read_tables(path), overrides)
+    return name if isinstance(name, str) else None
+
+
+def _algorithm_name(tables: Table, overrides: Mapping[str, Any]) -> Any:
+    """The value of `algorithm.name` in an override, else in the tables; None where it is unset."""
+    table = tables.get("algorithm")
+    return overrides.get("algorithm.name", table.get("name") if isinstance(table, dict) else None)
+
+
 def _known(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
     """The settings of the algorithm that the tables or an override name; none of what is no algorithm."""
-    table = tables.get("algorithm")
-    name = overrides.get("algorithm.name", table.get("name", "fml") if isinstance(table, dict) else "fml")
+    name = _algorithm_name(tables, overrides)
     try:
-        return list_setting_types(name) if isinstance(name, str) else ()
+        return list_setting_types("fml" if name is None else name) if isinstance(name, str | None) else ()
     except LookupError:
         return ()
 
@@ -172,6 +187,15 @@ def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = No
     check_methods(changed, "configuration")
     _check_model(changed, f"algorithm {name!r}")
     return with_steps(changed), dropped
+
+
+def override_config(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with values by dotted key, checked.
+
+    Raises:
+        ConfigError: as `load_config`.
+    """
+    return parse_config(tomllib.loads(dump_config(config)), overrides=values) if values else config
 
 
 def _without_foreign(tables: Table, name: str) -> tuple[Table, tuple[str, ...]]:
@@ -240,7 +264,7 @@ def _check_partition(config: Config, source: str) -> None:
         given = getattr(partition, key) is not None
         if kind == partition.kind and not given:
             raise ConfigError(f"{source}: partition.kind = {kind!r} needs the key 'partition.{key}'")
-        if kind != partition.kind and given:
+        if kind != partition.kind and given and (kind, partition.kind) != ("dirichlet", "pfllib"):  # both have an alpha
             raise ConfigError(
                 f"{source}: key 'partition.{key}' has no effect with partition.kind = {partition.kind!r}; take it out"
             )
@@ -301,6 +325,10 @@ def _check_effect(config: Config, source: str) -> None:
         idle["optimizer.amsgrad"] = f"optimizer.name = {name!r}"
     if config.partition.min_size != PartitionConfig().min_size and kind != "dirichlet":
         idle["partition.min_size"] = f"partition.kind = {kind!r}"
+    if kind == "pfllib":
+        own, plain = config.split, SplitConfig()
+        fixed = ("preset", "private", "validation", "test", "shared")
+        idle |= {f"split.{k}": f"partition.kind = {kind!r}" for k in fixed if getattr(own, k) != getattr(plain, k)}
     if config.model.start == "server":
         idle |= {
             f"clients.{i}.model.pretrained": "model.start = 'server'"

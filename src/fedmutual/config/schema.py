@@ -5,6 +5,7 @@ import math
 import os
 import re
 import unicodedata
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast, get_type_hints
@@ -208,8 +209,8 @@ class DataConfig(Section):
 
     name: str = key(
         "digits",
-        "digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, folder, npz, csv, parquet; your own as "
-        '"module:factory"',
+        "digits, mnist, cifar10, cifar100, rotated-mnist, pacs, office-home, tiny-imagenet, medmnist, femnist, folder, npz, "
+        'csv, parquet; your own as "module:factory"',
     )
     root: PathSetting | None = key(
         None, "the file or folder, relative to the working folder; for a published set its cache folder", affects="machine"
@@ -252,16 +253,32 @@ class DataConfig(Section):
     )
 
 
+_PFLLIB = {"clients": 20, "alpha": 0.1}  # its published tables'
+
+
 class PartitionConfig(Section):
     """Which client has which training examples."""
 
-    kind: Literal["iid", "shards", "dirichlet", "domains", "file"] = key("iid", "how the examples are divided")
-    clients: Count = key(5, "the number of participants; domains and file set it themselves")
+    kind: Literal["iid", "shards", "dirichlet", "pfllib", "domains", "file"] = key(
+        "iid",
+        "how the examples are divided; pfllib: all rows by that library's Dirichlet rule, with a quarter of each client's "
+        "rows for evaluation",
+    )
+    clients: Count = key(5, "the number of participants, 20 with pfllib; domains and file set it themselves")
     classes_per_client: Count | None = key(None, "shards, required: the number of classes of a client")
-    alpha: Positive | None = key(None, "dirichlet, required: a small value is uneven, a large one even")
+    alpha: Positive | None = key(
+        None, "dirichlet, required, and pfllib, 0.1 there: a small value is uneven, a large one even"
+    )
     min_size: Count = key(10, "dirichlet: the division is drawn again until every client has so many examples")
     examples: Count | None = key(None, "the most training examples of a client, drawn at random")
     file: PathSetting | None = key(None, "file, required: the partition.json of an earlier run")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_protocol(cls, table: Any) -> Any:
+        """PFLlib's protocol has numbers of its own where the table leaves them open."""
+        protocol = isinstance(table, Mapping) and table.get("kind") == "pfllib"
+        return {**_PFLLIB, **{k: v for k, v in table.items() if v is not None}} if protocol else table
 
 
 class SplitConfig(Section):
@@ -419,6 +436,12 @@ class RecordsConfig(Section):
     )
     copies: bool = key(
         False, "also evaluate the clients' trained copies of the shared model before they are averaged", affects="scores"
+    )
+    ensemble: bool = key(
+        False,
+        "also evaluate the ensemble of each client's own model and the shared one, of algorithms with both (fml): their "
+        "probabilities averaged, with a weight that hold-out rows choose (`split.holdout`)",
+        affects="scores",
     )
     tensorboard: bool = key(
         False,

@@ -46,6 +46,7 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
     yield "privacy.nets is 'none'", ineffective_keys(config.privacy)
     if pooled:
         one = ["model.personal"] if model.personal is not None else []
+        one += ["records.ensemble"] if config.records.ensemble else []
         part = ["engine.participation"] if config.engine.participation < 1 else []
         part += _of_server(config)
         part += ["privacy.nets"] if config.privacy.nets != "none" else []
@@ -55,12 +56,14 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
         yield "algorithm {name!r} shares no meme, and nothing of its training leaves", ["privacy.nets"]
     if "personal" not in scores:
         own = ["model.personal"] if model.personal is not None else []
+        own += ["records.ensemble"] if config.records.ensemble else []
         yield "algorithm {name!r} trains no personal networks", [*own, *_of_clients(config, ("model",))]
     if "global" not in scores:
         given = {
             "model.part": model.part is not None and "proxy" not in scores,
             "model.batchnorm": model.batchnorm != ModelConfig().batchnorm and "proxy" not in scores,
             "records.copies": config.records.copies,
+            "records.ensemble": config.records.ensemble,
         }
         yield "algorithm {name!r} shares no model", [k for k, is_set in given.items() if is_set]
     rule = config.server.aggregate

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedmutual.config import DataConfig
-from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, listed
+from fedmutual.data.examples import ArrayExamples, Part, Source, convert_array, listed, merge_parts
 from fedmutual.errors import ConfigError, DataError, format_error
 
 ArraysByName = Mapping[str, npt.NDArray[Any]]
@@ -30,6 +30,34 @@ def read_npz(config: DataConfig) -> Source:
         raise ConfigError(f"key 'data.test': {path} already has test rows in 'x_test'; remove one of the two")
     test = _make_part(read_arrays(config.test), "", config, str(config.test))
     return make_source(arrays, config, str(path), test)
+
+
+def read_medmnist(config: DataConfig) -> Source:
+    """Return a data set of MedMNIST (Yang et al. 2023, https://doi.org/10.1038/s41597-022-01721-8) from its npz file.
+
+    The file's validation rows are training rows here, where each client holds out rows of its own.
+
+    Raises:
+        DataError: the file is missing, is no npz file of plain arrays, or its arrays do not fit each other.
+    """
+    path = require_root(config)
+    arrays = read_arrays(path, missing="key 'data.root' names the npz file that medmnist.com offers")
+    train, extra, test = (
+        _make_part(
+            {f"x_{kind}": arrays[f"{kind}_images"], f"y_{kind}": arrays[f"{kind}_labels"]}, f"_{kind}", config, str(path)
+        )
+        for kind in _require_kinds(arrays, path)
+    )
+    return Source(str(path), merge_parts(train, extra), test)
+
+
+def _require_kinds(arrays: ArraysByName, path: Path) -> tuple[str, ...]:
+    """Return the kinds of rows of MedMNIST. Raises DataError where an array of a kind is missing."""
+    kinds = ("train", "val", "test")
+    for name in (f"{kind}_{what}" for kind in kinds for what in ("images", "labels")):
+        if name not in arrays:
+            raise DataError(f"{path}: is no file of MedMNIST: there is no array {name!r}; it has {listed(list(arrays))}")
+    return kinds
 
 
 def require_root(config: DataConfig) -> Path:

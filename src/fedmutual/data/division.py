@@ -9,10 +9,11 @@ from fedmutual.config import Config, PartitionConfig
 from fedmutual.core import At
 from fedmutual.data import partition
 from fedmutual.data.draws import Index, Names, count_classes, make_numpy_generator, sample
-from fedmutual.data.kinds import TEST, VALIDATION, list_held_out_fractions
+from fedmutual.data.kinds import HOLDOUT, PUBLIC, TEST, VALIDATION, list_held_out_fractions
 from fedmutual.data.splits import LEFT, deal_alike, draw_alike, hold_out
 from fedmutual.errors import ConfigError, DataError
 
+PFLLIB_TRAIN = 0.75  # of a client's rows
 _NOT_IN_NAMES = set('/\\:*?"<>|\0')
 
 
@@ -67,6 +68,8 @@ def divide(config: Config, table: Table) -> Division:
 
 def _divide_rows(config: Config, table: Table) -> Division:
     """Return the division of the table, with each row by itself."""
+    if config.partition.kind == "pfllib":
+        return _divide_as_pfllib(config, table)
     split, at = config.split, At(config.seed, -1, config.rounds)
     fractions, training_rows = list_held_out_fractions(split), np.arange(table.trains)
     has_own_tests = split.private is not None  # every client has test rows of its own
@@ -100,6 +103,30 @@ def _divide_rows(config: Config, table: Table) -> Division:
             i: {**share, **({TEST: tests_by_domain[i]} if len(tests_by_domain[i]) else {})} for i, share in shares.items()
         }
     return Division(test, shares)
+
+
+def _divide_as_pfllib(config: Config, table: Table) -> Division:
+    """Return PFLlib's division: the rows of each client are split at random, 75 % to train on and 25 % to be scored on.
+
+    The test set holds the clients' rows to be scored on, as PFLlib's accuracy is over all of them.
+    """
+    split, at = config.split, At(config.seed, -1, config.rounds)
+    if table.groups is not None:
+        raise ConfigError("partition.kind = 'pfllib' divides single rows and keeps no groups together; remove data.group_by")
+    assert config.partition.alpha is not None
+    rng = make_numpy_generator(at.rng("partition"))
+    parts = [
+        rng.permutation(p) for p in partition.pfllib(table.labels, config.partition.clients, config.partition.alpha, rng)
+    ]
+    cuts = [int(PFLLIB_TRAIN * len(part)) for part in parts]
+    trained = {str(i): np.sort(part[:cut]) for i, (part, cut) in enumerate(zip(parts, cuts, strict=True))}
+    scored = {str(i): np.sort(part[cut:]) for i, (part, cut) in enumerate(zip(parts, cuts, strict=True))}
+    limited = _limit_examples(config.partition.examples, trained, table, make_numpy_generator(at.rng("examples")))
+    fractions = {kind: f for kind, f in ((HOLDOUT, split.holdout), (PUBLIC, split.public)) if f}
+    named_parts = {f"client {i!r}": rows for i, rows in limited.items()}
+    shares = hold_out(named_parts, table.labels, None, fractions, make_numpy_generator(at.rng("splits")))
+    clients = {i: {**share, VALIDATION: scored[i]} for i, share in zip(trained, shares.values(), strict=True)}
+    return Division(np.sort(np.concatenate(list(scored.values()))), clients)
 
 
 def _select_rows(table: Table, rows: Index) -> Table:

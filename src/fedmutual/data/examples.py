@@ -196,6 +196,22 @@ class ConcatExamples:
         return self._first.digest() + self._second.digest()
 
 
+def merge_parts(first: Part, second: Part) -> Part:
+    """Return both parts as one; the second part's rows are numbered after the first part's."""
+    offset = len(first.x)
+    groups, domains = (
+        None if one is None or other is None else np.concatenate([one, other])
+        for one, other in ((first.groups, second.groups), (first.domains, second.domains))
+    )
+    return Part(
+        ConcatExamples(first.x, second.x),
+        np.concatenate([first.labels, second.labels]),
+        lambda i: first.where(i) if i < offset else second.where(i - offset),
+        groups,
+        domains,
+    )
+
+
 def convert_array(x: npt.NDArray[Any], name: str) -> Tensor:
     """Return an array in any usual layout as a tensor [n, F] or [n, C, H, W]; uint8 stays uint8, the rest is float32.
 

@@ -12,6 +12,7 @@ from fedmutual.data.draws import Index, Stream, count_classes, make_numpy_genera
 from fedmutual.errors import DataError, format_count
 
 _MAX_DRAWS = 10_000
+_LEAST = 40  # rows of a client in PFLlib: a quarter of them, its test rows, fill one batch of 10
 
 
 def iid(n: int, clients: int, rng: Stream) -> list[Index]:
@@ -132,3 +133,36 @@ def dirichlet(labels: npt.ArrayLike, clients: int, alpha: float, rng: Stream, mi
         )
     pieces = [np.split(rows, at) for rows, at in zip(split_by_class(codes, len(held), rng), edges, strict=True)]
     return [np.sort(np.concatenate(part)) for part in zip(*pieces, strict=True)]
+
+
+def pfllib(labels: npt.ArrayLike, clients: int, alpha: float, rng: Stream) -> list[Index]:
+    """Return each class divided by Dirichlet(alpha, ..., alpha) among the clients that are not full.
+
+    The rule "dir" of PFLlib (Zhang et al., JMLR 2025, https://github.com/TsingZ0/PFLlib): classes are dealt one after
+    the other, a client with n / K rows or more gets none of the next class, and all is drawn again until every client has
+    min(40, n / K / 2) rows. `labels` [n].
+
+    Raises:
+        DataError: there are fewer rows than clients, or 10,000 draws did not give every client enough rows.
+    """
+    rng = make_numpy_generator(rng)
+    _, codes = np.unique(np.asarray(labels), return_inverse=True)
+    n = len(codes)
+    if n < clients:
+        raise DataError(
+            f"partition 'pfllib': {clients} clients cannot share {format_count(n, 'example')}; lower partition.clients"
+        )
+    least = int(min(_LEAST, n / clients / 2))
+    for _ in range(_MAX_DRAWS):
+        parts = [np.empty(0, dtype=np.int64)] * clients
+        for c in range(int(codes.max()) + 1):
+            rows = rng.permutation(np.flatnonzero(codes == c))
+            shares = rng.dirichlet(np.full(clients, alpha)) * [len(part) < n / clients for part in parts]
+            edges = (np.cumsum(shares / shares.sum()) * len(rows)).astype(np.int64)[:-1]
+            parts = [np.concatenate(both) for both in zip(parts, np.split(rows, edges), strict=True)]
+        if min(map(len, parts)) >= least:
+            return [np.sort(part) for part in parts]
+    raise DataError(
+        f"partition 'pfllib': in {_MAX_DRAWS:,} draws with alpha = {alpha:g} some client always had fewer than {least} "
+        "examples; raise partition.alpha or lower partition.clients"
+    )

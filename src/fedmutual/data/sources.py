@@ -1,10 +1,11 @@
 """Data sets by name, and the choice of the reader."""
 
+from dataclasses import replace
 from difflib import get_close_matches
 
 from fedmutual.config import Config, DataConfig
-from fedmutual.data import arrays, domains, factory, folder, published
-from fedmutual.data.examples import Source
+from fedmutual.data import arrays, domains, factory, folder, leaf, published, tiny_imagenet
+from fedmutual.data.examples import Source, merge_parts
 from fedmutual.data.rotate import make_rotated_domains
 from fedmutual.errors import ConfigError
 
@@ -16,6 +17,9 @@ NAMES: dict[str, str] = {
     "rotated-mnist": "1,000 training images of mnist, 100 a class, turned by 0, 20, 40 and 60 degrees: 4 domains",
     "pacs": "9,991 images of 7 classes in 4 domains (art painting, cartoon, photo, sketch), fetched by oneself",
     "office-home": "15,588 images of 65 classes in 4 domains (art, clipart, product, real world), fetched by oneself",
+    "tiny-imagenet": "110,000 images of 64 x 64 pixels in 200 classes, in the published folder, fetched by oneself",
+    "medmnist": "a data set of MedMNIST: its npz file in data.root, fetched by oneself",
+    "femnist": "handwritten characters of 62 classes, a domain for each writer: LEAF's json files, made by oneself",
     "folder": "images of one's own in data.root: class/image, train and test above, or domain/class/image",
     "npz": "arrays of one's own in the file data.root: x, y; if wished x_test, y_test, classes, domain, and groups",
     "csv": "a table of one's own in the file data.root: a column of labels (data.label), features in the others",
@@ -27,12 +31,13 @@ NAMES: dict[str, str] = {
 OF_DOMAINS = ("domains", "file")
 """The partition kinds for data with domains: by domain, or from an earlier run's file."""
 
-FILES = ("folder", *domains.SETS)
+FILES = ("folder", "tiny-imagenet", *domains.SETS)
 """Data sets of image files; the files are resized when they are read."""
 
 TABLES = ("csv", "parquet")
 """Data sets that are tables in files."""
 
+_FETCHED = ("tiny-imagenet", "medmnist", "femnist")
 _PUBLISHED = ("digits", "mnist", "cifar10", "cifar100", "pacs", "office-home")
 _ROTATED: dict[str, tuple[str, tuple[float, ...], int]] = {"rotated-mnist": ("mnist", (0, 20, 40, 60), 100)}
 
@@ -56,7 +61,10 @@ def read_source(config: Config, numbers: bool = False) -> Source:
     if angles is None:
         if per_class is not None:
             raise ConfigError("key 'data.per_class' needs the key 'data.angles'; set it, or remove data.per_class")
-        return _read_by_name(data_config, kind == "domains", numbers)
+        source = _read_by_name(data_config, kind == "domains", numbers)
+        if kind == "pfllib" and source.test is not None:  # PFLlib divides all rows
+            return replace(source, train=merge_parts(source.train, source.test), test=None)
+        return source
     if kind not in OF_DOMAINS:
         setting = "key 'data.angles'" if data_config.angles else f"data.name = {data_config.name!r}"
         raise ConfigError(f"{setting} makes a domain of each angle; set partition.kind = 'domains'")
@@ -82,6 +90,9 @@ def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
     for column in config.columns:
         if column in columns_elsewhere:
             raise ConfigError(f"key 'data.columns' has {column!r}, which {columns_elsewhere[column]} names; take one out")
+    if name in _FETCHED and (config.test is not None or config.group_by is not None):
+        key = "test" if config.test is not None else "group_by"
+        raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; take it out")
     if name in _PUBLISHED or ":" in name:
         for key in ("test", "group_by"):
             if getattr(config, key) is not None and (name in _PUBLISHED or key == "test"):
@@ -95,6 +106,12 @@ def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
             return published.read_torchvision(config)
         case "pacs" | "office-home":
             return domains.read_domains(config)
+        case "tiny-imagenet":
+            return tiny_imagenet.read_tiny_imagenet(config)
+        case "medmnist":
+            return arrays.read_medmnist(config)
+        case "femnist":
+            return leaf.read_femnist(config)
         case "folder":
             return folder.read_folder(config, by_domain)
         case "npz":

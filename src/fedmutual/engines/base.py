@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
 
 from fedmutual.boundary import release, release_metrics
-from fedmutual.core import At, Client, Message, Phase, Spec
+from fedmutual.core import At, Client, Message, Phase, Spec, Work
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.user_errors import make_user_error
 from fedmutual.evaluation import EvalSpec, compute_scores, select_metrics
@@ -44,6 +44,7 @@ class Reply(NamedTuple):
     train: dict[str, float]  # mean of each loss term; empty unless the client tells all
     up: int | None = None  # bytes that it sent to others and not by the server, where clients do that
     down: int | None = None  # bytes that it had from them
+    work: Work | None = None  # None of a real site, which does not tell it
 
 
 @flush_denormals()
@@ -64,7 +65,7 @@ def release_reply(
 ) -> Reply:
     """What of a client's work passes the boundary."""
     told = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
-    return Reply(release(message, declared, client, inbox), told)
+    return Reply(release(message, declared, client, inbox), told, work=client.work)
 
 
 def evaluate_client(

@@ -7,19 +7,21 @@ import torch
 from torch import nn
 from torch.func import vmap
 
-from fedmutual.core import Batch, Client, Message, Net, Phase, find_head
-from fedmutual.stepping import lowered, make_call
+from fedmutual.core import Batch, Client, Message, Net, Phase, Work, find_head
+from fedmutual.stepping import count_calls, lowered, make_call
 
 Forward = Callable[[Any, Any, Batch, Message], Message]
 """params, rest (both by net), batch, const, all stacked [k, ...] -> loss terms [k]; buffers in `rest` move in place."""
 
 
-def compute_stacked_loss(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client) -> Forward:
-    """The phase's loss for many clients at once."""
+def compute_stacked_loss(phase: Phase, skeletons: Mapping[str, nn.Module], like: Client, work: Work) -> Forward:
+    """The phase's loss for many clients at once. work: takes the forward passes of one step."""
     heads = {n: find_head(net) for n, net in skeletons.items()}
 
     def loss(params: Any, rest: Any, batch: Batch, const: Message) -> Message:
-        calls = {n: lowered(make_call(net, {**params[n], **rest[n]}), like) for n, net in skeletons.items()}
+        work.forwards = 0  # torch.compile runs this function once, and the count stays
+        states = {n: {**params[n], **rest[n]} for n in skeletons}
+        calls = {n: count_calls(lowered(make_call(net, states[n]), like), work) for n, net in skeletons.items()}
         nets = {n: Net(calls[n], params[n], heads[n]) for n in skeletons}
         return phase.loss(nets, batch, const)
 

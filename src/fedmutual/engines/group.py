@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec
+from fedmutual.core import At, Batch, Client, Message, Phase, Setting, Spec, Work
 from fedmutual.data.rows import ResidentBatches
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import Reply, release_reply
@@ -38,7 +38,7 @@ class Group:
     def __init__(self, clients: Sequence[Client], compile: list[str] | None = None) -> None:
         """compile: where to say what is wrong with it; None: do not."""
         self.clients, self._compile = clients, compile
-        self._forwards: dict[Any, Forward] = {}
+        self._forwards: dict[Any, tuple[Forward, Work]] = {}
         self._number = {id(client): number for number, client in enumerate(clients)}
         self._stacks = {net: Stack(clients, net) for net in clients[0].nets}
 
@@ -59,14 +59,13 @@ class Group:
         memory = _stacked([p.client.memory for p in parts])
         return Steps(self._stacks, self._forward(parts[0]), parts[0], numbers, _stacked(consts), memory)
 
-    def _forward(self, like: PhaseInput) -> Forward:
-        """The phase's loss for clients like this one: made, and compiled, once."""
+    def _forward(self, like: PhaseInput) -> tuple[Forward, Work]:
+        """The phase's loss for clients like this one, and the forward passes of its last step: made, and compiled, once."""
         key = identify_loss(like)
         if key not in self._forwards:
-            plain = compute_stacked_loss(
-                like.phase, {net: stack.skeleton for net, stack in self._stacks.items()}, like.client
-            )
-            self._forwards[key] = plain if self._compile is None else CompiledLoss(plain, self._compile)
+            skeletons, work = {net: stack.skeleton for net, stack in self._stacks.items()}, Work()
+            plain = compute_stacked_loss(like.phase, skeletons, like.client, work)
+            self._forwards[key] = plain if self._compile is None else CompiledLoss(plain, self._compile), work
         return self._forwards[key]
 
     def run(self, parts: Sequence[PhaseInput], steps: "Steps") -> Iterator[tuple[Client, Callable[[], Reply]]]:
@@ -75,6 +74,7 @@ class Group:
         for i, part in enumerate(parts):
             if steps.took[i]:
                 part.client.memory = steps.memory(i)
+            part.client.work = steps.work(i)
             for stack in self._stacks.values():
                 stack.expose(self._number[id(part.client)])
         for part, curves in zip(parts, steps.curves(), strict=True):
@@ -93,13 +93,14 @@ class Steps:
     def __init__(
         self,
         stacks: Mapping[str, Stack],
-        forward: Forward,
+        forward: tuple[Forward, Work],
         like: PhaseInput,
         numbers: Sequence[int],
         const: Message,
         memory: Message,
     ) -> None:
-        self._stacks, self._forward, self._phase, self._numbers = stacks, forward, like.phase, numbers
+        self._stacks, self._phase, self._numbers = stacks, like.phase, numbers
+        self._forward, self._one_step = forward
         self._lr = rate(like.phase, like.client, like.at)
         self._device = next(iter(stacks.values())).device
         self._const = {k: v.to(self._device) for k, v in const.items()}
@@ -117,6 +118,10 @@ class Steps:
                 self._step(who, plans.gather([batches[i] for i in who]))
                 for i in who:
                     self.took[i] += 1
+
+    def work(self, i: int) -> Work:
+        """A client's steps and forward passes."""
+        return Work(self.took[i], self.took[i] * (self._one_step.forwards or 0))
 
     def memory(self, i: int) -> Message:
         """A client's after its steps."""

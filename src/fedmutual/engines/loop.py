@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import torch
 
-from fedmutual.core import At, Bench, Message, Phase, Unusable
+from fedmutual.core import At, Bench, Message, Phase, Unusable, Work
 from fedmutual.engines.base import Engine, evaluate_client, participate
 from fedmutual.engines.user_errors import check_state, make_user_error
 from fedmutual.evaluation import COPY
@@ -90,19 +90,22 @@ def _exchange(
         inboxes = {i: phase.send(server, i, at) for i in asked}
         replies: dict[str, Message] = {}
         told: Train = {}
+        works: dict[str, Work] = {}
         down = {i: count_bytes(inbox) for i, inbox in inboxes.items()}
         up = dict.fromkeys(asked, 0)
         for i, reply in engine.each(participate, {i: (phase, inboxes[i], declared, at) for i in asked}):
             if reply.message or not declared:
                 replies[i] = reply.message
             told[i] = reply.train
+            if reply.work is not None:
+                works[i] = reply.work
             up[i], down[i] = reply.up or count_bytes(reply.message), reply.down or down[i]
             tell(Replied(round + 1, name, i, len(told), len(asked)))
         replies = {i: replies[i] for i in asked if i in replies}  # in one order, whoever answered first
         server = _received(_equip(phase, plan.bench), server, replies, at, tell)
         _say_remarks(engine, round, tell)
         told = {i: told[i] for i in asked if told.get(i)}
-        tell(PhaseDone(round + 1, name, down, up, told))
+        tell(PhaseDone(round + 1, name, down, up, told, works))
         check_state(phase, server, declared, inboxes[asked[0]], "global" in plan.algorithm.scores)
         for i, terms in told.items():
             train[i] = train.get(i, {}) | terms

@@ -5,12 +5,13 @@ from collections.abc import Iterable
 from fedmutual.core import Algorithm
 from fedmutual.data.federation import Federation, Shares
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
+from fedmutual.ensemble import ENSEMBLE
 from fedmutual.evaluation import COPY, EvalSpec
 
 View = Rows | ChainedRows
 KINDS = ("validation", "holdout")  # a client's own rows that are no training rows
 ACROSS = ("test", "test.own", "test.others", "validation.all")  # where clients have test rows of one data set
-SCORED = frozenset((model, kind) for model in ("personal", "global", "meme", COPY) for kind in (*KINDS, *ACROSS))
+SCORED = frozenset((model, kind) for model in ("personal", "global", "meme", ENSEMBLE, COPY) for kind in (*KINDS, *ACROSS))
 """What a client's score can be of: which model, on which rows."""
 
 
@@ -79,10 +80,11 @@ def _trains_on(data: Federation, shares: Shares, algorithm: Algorithm) -> View:
 
 
 def list_evaluations(
-    known: Iterable[str], algorithm: Algorithm, complete: bool, copies: bool, client: str
+    known: Iterable[str], algorithm: Algorithm, complete: bool, copies: bool, client: str, ensemble: bool = False
 ) -> Iterable[EvalSpec]:
     """What is scored at a client that knows these rows: its personal net on all of them, its fork of the shared one on its
-    own, and where clients are domains on the others' too."""
+    own, and where clients are domains on the others' too; the ensemble of both on all but the hold-out rows, which choose
+    its weight."""
     there = list(known)
     own = [kind for kind in KINDS if kind in there]
     across = [kind for kind in ACROSS if kind in there]
@@ -90,6 +92,8 @@ def list_evaluations(
         yield from (EvalSpec("personal", kind, "personal", client, kind) for kind in (*own, *across))
     if "proxy" in algorithm.scores:
         yield from (EvalSpec("meme", kind, "meme", client, kind) for kind in (*own, *across))
+    if ensemble and {"personal", "global"} <= set(algorithm.scores):
+        yield from (EvalSpec(ENSEMBLE, kind, ENSEMBLE, client, kind) for kind in (*own, *across) if kind != "holdout")
     if "global" in algorithm.scores:
         every = (*own, *across) if "test.own" in there else own
         yield from (EvalSpec("meme", kind, "global" if complete else "meme", client, kind) for kind in every)

@@ -227,7 +227,7 @@ class Experiment:
             found = evaluation_sets.list_pooled_evaluations(known)
         else:
             found = evaluation_sets.list_evaluations(
-                known, self.algorithm, self.nets.complete, self.config.records.copies, id
+                known, self.algorithm, self.nets.complete, self.config.records.copies, id, self.config.records.ensemble
             )
         return (exam for exam in found if exam.data == "holdout" or not self._holdout_only)
 

@@ -39,6 +39,7 @@ def check_experiment(experiment: Experiment) -> None:
     if experiment.config.records.tensorboard:
         tensorboard.check_installed()
     _check_holdout(experiment)
+    _check_ensemble(experiment)
     _check_public(experiment)
     _check_weights(experiment)
     _check_shared(experiment)
@@ -71,6 +72,24 @@ def _check_holdout(experiment: Experiment) -> None:
         raise ConfigError(
             "records.keep_best: no client tells its hold-out scores, and nothing else is scored, so the server cannot know "
             "the shared model's best round; set share.metrics = 'all', or take records.keep_best out"
+        )
+
+
+def _check_ensemble(experiment: Experiment) -> None:
+    """Every client has hold-out rows, which choose the ensemble's weight, and learns classes, whose probabilities mix."""
+    if not experiment.config.records.ensemble or experiment.pooled:
+        return
+    without = next((i for i, shares in experiment.data.clients.items() if shares.holdout is None), None)
+    if without is not None:
+        raise ConfigError(
+            f"key 'records.ensemble': client {without!r} has no hold-out rows, which choose the weight; set the key "
+            "'split.holdout', say to 0.1, or take 'records.ensemble' out"
+        )
+    other = next((i for i, space in experiment.data.spaces.items() if space.task != "classification"), None)
+    if other is not None:
+        raise ConfigError(
+            f"key 'records.ensemble': client {other!r} learns {experiment.data.spaces[other].task!r}, and probabilities of "
+            "classes alone can be averaged; take the key out"
         )
 
 

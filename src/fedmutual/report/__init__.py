@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedmutual.report.runs import find_runs, read_runs
-from fedmutual.report.terminal import headline
+from fedmutual.report.terminal import headline, make_cost_table
 from fedmutual.report.verdicts import verdict
 
 if TYPE_CHECKING:
     from fedmutual.report.adaptation import adapted, write_adaptation
     from fedmutual.report.html import write_report
 
-__all__ = ["adapted", "find_runs", "headline", "read_runs", "verdict", "write_adaptation", "write_report"]
+__all__ = ["adapted", "find_runs", "headline", "make_cost_table", "read_runs", "verdict", "write_adaptation", "write_report"]
 
 _HOMES = {"adapted": "adaptation", "write_adaptation": "adaptation", "write_report": "html"}
 

@@ -10,8 +10,8 @@ from fedmutual.config.schema import Config, list_effects
 from fedmutual.errors import RunError
 from fedmutual.report.runs import Run
 
-MODELS = {"personal": "personal models", "global": "shared model", "meme": "clients' forks"}
-SHORT = {"personal": "personal", "global": "shared", "meme": "fork"}
+MODELS = {"personal": "personal models", "ensemble": "ensembles", "global": "shared model", "meme": "clients' forks"}
+SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "meme": "fork"}
 ALONE, POOLED = "independent", "centralised"
 TUNED = "fine-tune"  # a newcomer's way of `adapt`
 _ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
@@ -54,7 +54,7 @@ class Use:
     """A method whose clients use one of its models on their own data: what a number on their data is of."""
 
     method: Method
-    model: str | None  # "personal", "global", "meme"; None where no client shares its scores
+    model: str | None  # "personal", "ensemble", "global", "meme"; None where no client shares its scores
 
     @property
     def label(self) -> str:
@@ -257,12 +257,12 @@ def _variants(runs: Sequence[Run]) -> list[Variant]:
     tables = [{k: plain(v) for k, v in flat(r.config) if _matters(k) and not _under(k, _SAME_DATA)} for r in runs]
 
     def values(key: str, run: Run) -> set[str | None]:
-        """What runs hold that choose the key themselves: a method's name may have set it."""
-        if key in run.method.preset:
+        """What runs hold that choose the key themselves: a method's name, or trials on hold-out rows, may have set it."""
+        if key in run.method.preset or key in run.tuned:
             return set()
         own = key.startswith("algorithm.") or ".algorithm." in key
         pairs = [(t, r) for t, r in zip(tables, runs, strict=True) if not own or r.algorithm == run.algorithm]
-        return {t.get(key) for t, r in pairs if key not in r.method.preset}
+        return {t.get(key) for t, r in pairs if key not in r.method.preset and key not in r.tuned}
 
     keys = sorted({k for t in tables for k in t} - {"algorithm.name"})
     return [

@@ -20,7 +20,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fedmutual.errors import RunError
-from fedmutual.report import accuracy, domains, holdings, measures, other_tasks, provenance, tables, traffic
+from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
 from fedmutual.report.cells import Table
 from fedmutual.report.comparison import Comparison, comparisons, differences
 from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seeded
@@ -62,6 +62,7 @@ class Section:
     domains: list[Table]  # none where clients are no domains
     choice: str  # what chose the best rounds of nodes that are domains
     headline: Table
+    decision: Table
     clients: Table
     beyond: Table
     others: Table | None
@@ -159,6 +160,7 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
         domains=by_domain,
         choice=domains.choice(comparison) if comparison.domains else "",
         headline=headline,
+        decision=decision.make_decision_table(comparison),
         clients=tables.clients(comparison),
         beyond=tables.beyond_accuracy(comparison),
         others=other_tasks.other_tasks(comparison),

@@ -22,6 +22,8 @@ class Ledger:
     up: Ints  # [rows]
     down: Ints  # [rows]
     seed: Mapping[str, int]  # client -> bytes of the public data that it gave out, once
+    steps: int | None = None  # gradient steps of all clients in the whole run; None where a line does not tell them
+    forwards: int | None = None  # likewise the forward passes of these steps
 
     def __bool__(self) -> bool:
         return bool(len(self.round) or self.seed)
@@ -61,14 +63,23 @@ def columns(lines: Iterable[Transfer]) -> Ledger:
     places: dict[str, int] = {}
     seed: dict[str, int] = {}
     rows: list[tuple[int, int, int, int]] = []
+    works: list[tuple[int | None, int | None]] = []
     for line in lines:
         place = places.setdefault(line.client, len(places))
         if line.round == 0 and line.phase == SEED:
             seed[line.client] = seed.get(line.client, 0) + line.up
         else:
             rows.append((line.round, place, line.up, line.down))
+            works.append((line.steps, line.forwards))
     round, client, up, down = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-    return Ledger(tuple(places), round, client, up, down, seed)
+    steps, forwards = (_total(column) for column in zip(*works, strict=True)) if works else (None, None)
+    return Ledger(tuple(places), round, client, up, down, seed, steps, forwards)
+
+
+def _total(column: Sequence[int | None]) -> int | None:
+    """The sum of a column; None where a value is missing."""
+    known = [value for value in column if value is not None]
+    return sum(known) if len(known) == len(column) else None
 
 
 def _sums(place: Ints, values: Ints, n: int) -> list[int]:

@@ -78,6 +78,8 @@ class Transfer(Record):
     client: str
     down: Number
     up: Number
+    steps: Number | None = None  # gradient steps; None of real sites, which do not tell them, and of earlier versions
+    forwards: Number | None = None  # forward passes of these steps; None where they were not counted
 
 
 class Rows(Record):
@@ -237,6 +239,12 @@ class Summary(Record):
     projected: Projected | None = None
     privacy: Guarantee | None = None  # None: nothing was noised
     leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
+
+
+class Tuned(Record):
+    """tuned.json: what `compare --tune` chose for a method."""
+
+    set: dict[str, str]  # dotted key -> value
 
 
 class Named(Record):

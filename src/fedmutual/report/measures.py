@@ -111,7 +111,9 @@ def subjects(comparison: Comparison, method: Method) -> list[Subject]:
     all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]), True)]
     seen = comparison.domains and validation_is_test(comparison.first)  # validation rows are those of the own domain
     for model in (use.model for use in method.uses if use.model):
-        name = {"personal": "personal model", "meme": "own fork"}.get(model, "shared model")
+        name = {"personal": "personal model", "ensemble": "ensemble of both models", "meme": "own fork"}.get(
+            model, "shared model"
+        )
         all_of += [] if seen else [Subject(f"{name}, own validation data", _own(model, "validation"))]
         if comparison.domains:
             everywhere = Subject(f"{name}, test data of all domains", _own(model, "test"), True)

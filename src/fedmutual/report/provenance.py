@@ -57,6 +57,7 @@ def partition(run: Run) -> str:
         "iid": "dealt at random (iid)",
         "shards": f"{given.get('classes_per_client')} of {len(run.partition.classes)} classes a client (shards)",
         "dirichlet": f"class mix drawn from Dirichlet({given.get('alpha')})",
+        "pfllib": f"PFLlib's protocol, Dirichlet({given.get('alpha')})",
         "domains": "a client for each domain",
         "file": "partition given by a file",
         "sites": "each with data of its own, which nobody else knows",
@@ -144,7 +145,15 @@ def notes(comparison: Comparison) -> list[str]:
         labels = list(dict.fromkeys(label for label, _ in runs))
         whose = "" if len(labels) == len(comparison.methods) else f"{listed(labels)}: "
         told.append(f"{whose}{note}{_when([rounds for _, rounds in runs])}")
-    return told
+    return [*told, *_tuned(comparison)]
+
+
+def _tuned(comparison: Comparison) -> Iterator[str]:
+    """One sentence for each method whose settings trials on hold-out rows chose."""
+    for m in comparison.methods:
+        for values in dict.fromkeys(tuple(run.tuned.items()) for run in m.runs if run.tuned):
+            settings = ", ".join(f"{key} = {value}" for key, value in values)
+            yield f"{m.label}: {settings}, chosen on hold-out rows before these runs"
 
 
 def _when(of_runs: Sequence[set[int]]) -> str:

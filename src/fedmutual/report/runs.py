@@ -24,6 +24,7 @@ from fedmutual.report.lines import (
     Settings,
     Summary,
     Transfer,
+    Tuned,
 )
 
 FORMAT = 1
@@ -102,6 +103,12 @@ class Run:
             return MethodAbout.model_validate(self.environment["algorithm"])
         return MethodAbout(title=NAMES.get(self.algorithm, self.algorithm), shares=self.algorithm not in ALONE, preset=[])
 
+    @cached_property
+    def tuned(self) -> Mapping[str, str]:
+        """The keys that trials on hold-out rows chose, with their values as `--set` takes them; empty without trials."""
+        path = self.folder / "tuned.json"
+        return checked(path, Tuned, json.dumps(read_json(path))).set if path.is_file() else {}
+
     @property
     def seed(self) -> int:
         """The seed."""
@@ -136,7 +143,7 @@ class Run:
     def models(self) -> tuple[str, ...]:
         """The models that clients score on their own validation data; none where no client shares its scores."""
         there = {s.model for e in self.evaluations for s in e.scores if s.client is not None and s.data == "validation"}
-        return tuple(m for m in ("personal", "global", "meme") if m in there)
+        return tuple(m for m in ("personal", "ensemble", "global", "meme") if m in there)
 
     @property
     def serves(self) -> str | None:

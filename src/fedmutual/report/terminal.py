@@ -11,6 +11,7 @@ from rich.table import Table
 from fedmutual.report import domains, guarantee, measures
 from fedmutual.report.cells import spread
 from fedmutual.report.comparison import Comparison, Method, comparisons
+from fedmutual.report.decision import COSTS, list_costs
 from fedmutual.report.domains import ACC, MEASURES
 from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Gains, Missing, Value
@@ -39,6 +40,22 @@ def headline(runs: Sequence[Path | Run]) -> Group:
         if told:
             tables.append(_table(told, columns, gains, named=len(found) > 1))
     return Group(*tables)
+
+
+def make_cost_table(runs: Sequence[Path | Run]) -> Table:
+    """What every method costs, a line each: all clients, whole run, means over seeds.
+
+    Raises:
+        RunError: as `headline`.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table.add_column("method", min_width=10, overflow="fold")
+    for name, *_ in COSTS:
+        table.add_column(name.lower(), justify="right", no_wrap=True)
+    for comparison in comparisons(read_runs(runs)):
+        for method in comparison.methods:
+            table.add_row(escape(method.label), *(text or _NONE for _, text, _ in list_costs(method)))
+    return table
 
 
 def _table(told: Mapping[Comparison, Lines], columns: Sequence[str], gains: Sequence[str], named: bool) -> Table:

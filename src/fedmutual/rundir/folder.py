@@ -24,6 +24,7 @@ from fedmutual.recorded_code import ENVIRONMENT as ENVIRONMENT
 from fedmutual.recorded_code import MODULES, check_unchanged, digests
 
 PARTITION, SUMMARY = "partition.json", "summary.json"
+TUNED = "tuned.json"  # of a run of `compare --tune`
 LOG, LOCK = "log.txt", ".lock"
 BEGUN = "begun.safetensors"
 _RESUMABLE = frozenset(key for key, effect in list_effects(Config).items() if effect.resumable)

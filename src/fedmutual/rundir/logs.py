@@ -27,7 +27,10 @@ class Metrics:
 
 
 class Ledger:
-    """Observer: a line per round, phase and client with the bytes of the tensors that went down to it and up from it."""
+    """Observer: a line per round, phase and client with the bytes of the tensors that went down to it and up from it.
+
+    In a simulation the line also holds the client's gradient steps and forward passes.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / LEDGER
@@ -37,8 +40,18 @@ class Ledger:
         if isinstance(event, PhaseDone):
             about = {"round": event.round, "phase": event.phase}
             append(
-                self._path, (_line({**about, "client": i, "down": event.down[i], "up": up}) for i, up in event.up.items())
+                self._path,
+                (
+                    _line({**about, "client": i, "down": event.down[i], "up": up, **_work(event, i)})
+                    for i, up in event.up.items()
+                ),
             )
+
+
+def _work(event: PhaseDone, client: str) -> dict[str, int | None]:
+    """The steps and forward passes of a client's phase; nothing of a real site."""
+    work = event.work.get(client)
+    return {} if work is None else {"steps": work.steps, "forwards": work.forwards}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -1,26 +1,43 @@
 """Does it pay on these data? Several methods over several seeds, each a run of its own, cached by its folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmutual.config import Config, check_scored, with_algorithm
+from fedmutual.config import Config, check_scored, override_config, with_algorithm
+from fedmutual.config.grid import format_value, make_folder_name
 from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
-from fedmutual.rundir.folder import CONFIG, check_free, reopen
+from fedmutual.files import write_json
+from fedmutual.rundir.folder import CONFIG, TUNED, check_free, reopen
 from fedmutual.studies.run import can_stack, run, run_together
 from fedmutual.studies.trained_run import Run
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
+TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune`
 Planned = tuple[str, Config, Path]  # what a run is called while it is watched, what it is, where it goes
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """What the trials of one method chose."""
+
+    values: Mapping[str, Any]  # by dotted key; empty where nothing can be tuned, or every trial diverged
+    tried: int  # settings that were trained
+    most: int  # the budget: settings that each method may train
+
+
 def list_variants(
-    config: Config, methods: Sequence[str], seeds: int, own: Mapping[str, Any] | None = None
+    config: Config,
+    methods: Sequence[str],
+    seeds: int,
+    own: Mapping[str, Any] | None = None,
+    tuned: Mapping[str, Tuned] | None = None,
 ) -> Iterator[tuple[str, int, Config]]:
     """(method, seed, configuration): the same experiment under each method, from the configured seed upwards.
 
-    own: settings for those methods that have them, beside those of the configuration.
+    own: settings for those methods that have them, beside those of the configuration. tuned: method -> what `tune` chose.
 
     Raises:
         ConfigError: there is no method, one comes twice, or one does not fit the configuration.
@@ -31,7 +48,8 @@ def list_variants(
     if twice:
         raise ConfigError(f"--methods names {twice[0]!r} twice; name each algorithm once")
     check_scored(config, config.name)
-    changed = {method: with_algorithm(config, method, own)[0] for method in methods}
+    chosen = {method: choice.values for method, choice in (tuned or {}).items()}
+    changed = {m: override_config(with_algorithm(config, m, own)[0], chosen.get(m, {})) for m in methods}
     _check_paces(changed)
     for method, variant in changed.items():
         for seed in range(config.seed, config.seed + seeds):
@@ -57,21 +75,43 @@ def compare(
     resume: bool = False,
     watch: Callable[[str], Observer] | None = None,
     own: Mapping[str, Any] | None = None,
+    tuned: Mapping[str, Tuned] | None = None,
 ) -> list[Run]:
     """Run every method with every seed into OUT/<method>/<seed>; a finished one is not trained again on resume.
 
-    watch: an observer for the run of this name. own: as `variants` takes it. With the engine "stacked", or "auto" on a GPU,
-    all runs go on at once, their clients in common stacks.
+    The folder of a method "module:Class" is named without the colon, which Windows refuses.
+
+    watch: an observer for the run of this name. own, tuned: as `list_variants` takes them; what was chosen is written into
+    each run's folder. With the engine "stacked", or "auto" on a GPU, all runs go on at once, their clients in common stacks.
 
     Raises:
         UserError: as `run`; what is wrong with a method or a folder, before the first is trained.
     """
     planned = [
-        (f"{method}, seed {seed}", variant, out / method / str(seed))
-        for method, seed, variant in list_variants(config, methods, seeds, own)
+        (f"{method}, seed {seed}", variant, out / make_folder_name(method) / str(seed))
+        for method, seed, variant in list_variants(config, methods, seeds, own, tuned)
     ]
     check_folders(planned, resume)
-    return train_all(planned, resume, watch)
+    runs = train_all(planned, resume, watch)
+    for method in tuned or {}:
+        for done in runs[methods.index(method) * seeds :][:seeds]:
+            record_choice(done.folder, method, (tuned or {})[method])
+    return runs
+
+
+def record_choice(folder: Path, method: str, choice: Tuned) -> None:
+    """Write tuned.json into a run's folder: which values the trials chose, and where the trials are."""
+    write_json(
+        folder / TUNED,
+        {
+            "format": 1,
+            "set": {key: format_value(value) for key, value in choice.values.items()},
+            "chosen_by": "holdout",
+            "tried": choice.tried,
+            "budget": choice.most,
+            "sweep": f"{TRIALS}/{make_folder_name(method)}",
+        },
+    )
 
 
 def check_folders(planned: Sequence[Planned], resume: bool) -> None:

@@ -96,18 +96,20 @@ def predict(
     client: str | None = None,
     best: bool = False,
     trust_code: bool = False,
+    ensemble: bool = False,
 ) -> list[Prediction]:
     """Classify images, the rows of CSV files or the `x` of npz files, scaled as in training -> a prediction an example.
 
     run_or_model: a run's folder, or a model file in it. client: whose personal model is to answer; unset, the shared model
     does, as it does for a client that has none. best: as it was after its best round, if the run has `records.keep_best`;
-    unset, after the last saved one. trust_code: import whatever code the run's folder names, as `Run` takes it.
+    unset, after the last saved one. trust_code: import whatever code the run's folder names, as `Run` takes it. ensemble:
+    the client's own model and the shared one answer together, of a run with `records.ensemble`.
 
     Raises:
         UserError: there is no such model, or its code may not be imported; a file cannot be read or is not of the kind that
             the model learned from.
     """
-    answering = choose_model(Path(run_or_model), client, best, trust_code)
+    answering = choose_model(Path(run_or_model), client, best, trust_code, ensemble)
     takes, found = answering.takes, list[Prediction]()
     scaled = make_scaler(takes)
     for names, raw in _read([Path(f) for f in files], answering):
@@ -148,17 +150,19 @@ def scale_examples(raw: Tensor, where: Callable[[int], str], takes: Interface, s
     return check_finite(x, range(len(x)), where)
 
 
-def choose_model(path: Path, client: str | None = None, best: bool = False, trust_code: bool = False) -> AnsweringModel:
+def choose_model(
+    path: Path, client: str | None = None, best: bool = False, trust_code: bool = False, ensemble: bool = False
+) -> AnsweringModel:
     """The model that answers.
 
     Raises:
         RunError: the path is no run and no model of one, or the run has no such model, or keeps none of its best round.
     """
     place, client = _place(path, client)
-    return choose_model_of_run(Run(place, trust_code), client, best or path.name == BEST)
+    return choose_model_of_run(Run(place, trust_code), client, best or path.name == BEST, ensemble)
 
 
-def choose_model_of_run(run: Run, client: str | None = None, best: bool = False) -> AnsweringModel:
+def choose_model_of_run(run: Run, client: str | None = None, best: bool = False, ensemble: bool = False) -> AnsweringModel:
     """The model of a run that answers.
 
     Raises:
@@ -171,6 +175,8 @@ def choose_model_of_run(run: Run, client: str | None = None, best: bool = False)
             f"{place}: there is no client {client!r}; there are {', '.join(known.clients)}, and without --client the "
             "shared model answers"
         )
+    if ensemble:
+        return _choose_ensemble(run, client, best)
     shared, own = run.config.model.shared, known.models.personal.get(client) if client is not None else None
     if client is not None and own:
         said = f"personal model of client {client!r} ({own.name})"
@@ -196,6 +202,17 @@ def find_run_folder(run_or_model: Path) -> Path:
         RunError: the path is no run and no model of one.
     """
     return _place(run_or_model, None)[0]
+
+
+def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel:
+    """The ensemble of a client. Raises RunError where no client is named, or a best round is asked for."""
+    if client is None or best:
+        why = "no best ensemble is kept; take --best out" if best else "an ensemble is a client's; name one with --client"
+        raise RunError(f"{run.folder}: {why}")
+    net = run.ensemble(client)
+    said = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"
+    networks = f"{about(run.folder).models.personal[client].name} and {run.config.model.shared}"
+    return _answering(run, net, said, "ensemble", networks, client)
 
 
 def _answering(

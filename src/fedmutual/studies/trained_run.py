@@ -9,6 +9,7 @@ from torch import nn
 from fedmutual import models, plugins
 from fedmutual.config import Config, read_dumped
 from fedmutual.core import At
+from fedmutual.ensemble import WEIGHT, Ensemble
 from fedmutual.errors import RunError
 from fedmutual.federation.networks import POOLED
 from fedmutual.files import read_json
@@ -161,6 +162,20 @@ class Run:
         own = self._client_state(client, "meme.")  # of a proxy all of it
         net.load_state_dict(own if net.state_dict().keys() <= own.keys() else shared_state(self.folder) | own)
         return net.eval()
+
+    def ensemble(self, client: str) -> nn.Module:
+        """The ensemble of a client's own model and the shared one, in eval mode: inputs -> log-probabilities [B, C].
+
+        Its weight is that of the last scoring up to the last saved round (`records.ensemble`).
+
+        Raises:
+            RunError: as `personal_model` and `meme`; the run has no ensemble.
+        """
+        personal = self.personal_model(client)
+        weight = self._client_state(client, "memory.").get(WEIGHT)
+        if weight is None:
+            raise RunError(f"{self.folder}: this run has no ensembles; train one with records.ensemble = true")
+        return Ensemble(personal, self.global_model() if self.complete else self.meme(client), float(weight)).eval()
 
     def _sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
         """What networks take and give: a client's, or everyone's."""

@@ -36,10 +36,13 @@ class SweepPlan:
     settings: tuple[SweepSetting, ...]
     seeds: tuple[int, ...]
     by: By | None
+    with_local: bool = True  # whether local-only training is trained beside the settings
 
     @cached_property
     def alone(self) -> tuple[SweepSetting | None, ...]:
         """Local-only training with each setting's values: equal ones are one; None where there are no personal models."""
+        if not self.with_local:
+            return (None,) * len(self.settings)
         known = [s for s in self.settings if s.config.algorithm["name"] == ALONE]
         found: list[SweepSetting | None] = []
         for setting in self.settings:
@@ -72,19 +75,40 @@ def plan_sweep(experiment: Config | str | Path, grid: Grid, seeds: int = 1, by: 
         raise ConfigError(f"--set {key}: settings are compared on the same hold-out rows, so it takes one value; {mend}")
     given = isinstance(experiment, Config)
     tables = tomllib.loads(dump_config(experiment)) if isinstance(experiment, Config) else read_tables(Path(experiment))
+    settings = _check_settings(
+        tables, "configuration" if given else str(experiment), list(list_combinations(lists)), several, by
+    )
+    first = settings[0].config
+    return SweepPlan(first.name, tuple(several), _held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
+
+
+def plan_combinations(config: Config, combinations: Sequence[Mapping[str, Any]]) -> SweepPlan:
+    """The sweep over these combinations of values, which all hold the same keys: one seed, no local-only training beside.
+
+    Raises:
+        ConfigError: as `plan_sweep`.
+    """
+    tables, keys = tomllib.loads(dump_config(config)), tuple(combinations[0])
+    settings = _check_settings(tables, "configuration", combinations, keys, None)
+    return SweepPlan(config.name, keys, _held_out(settings), (config.seed,), None, with_local=False)
+
+
+def _check_settings(
+    tables: Mapping[str, Any], source: str, combinations: Sequence[Mapping[str, Any]], several: Sequence[str], by: By | None
+) -> list[SweepSetting]:
+    """Each combination as a setting. Raises ConfigError where one is no experiment, or equals another."""
     settings: list[SweepSetting] = []
-    for values in list_combinations(lists):
+    for values in combinations:
         said = make_label({key: values[key] for key in several})
         try:
-            config = _unseen(parse_config(tables, "configuration" if given else str(experiment), values))
+            config = _unseen(parse_config(dict(tables), source, values))
             _check_by(config, by)
         except ConfigError as problem:
             raise ConfigError(f"with {said}: {problem}") from None
         if twice := [s.label for s in settings if s.config == config]:
             raise ConfigError(f"--set: {twice[0]} and {said} are the same setting; name each value once")
         settings.append(SweepSetting(values, said, config, make_folder_name(said)))
-    first = settings[0].config
-    return SweepPlan(first.name, tuple(several), _held_out(settings), tuple(range(first.seed, first.seed + seeds)), by)
+    return settings
 
 
 def _unseen(config: Config) -> Config:

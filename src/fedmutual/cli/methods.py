@@ -1,0 +1,66 @@
+"""`compare --methods` and `--tune`: which methods are trained, with which settings, and one line on each decision."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedmutual.cli.arguments import parse_names
+from fedmutual.cli.terminal import print_text, show_progress
+from fedmutual.config import Config, load_compared, parse_override, read_algorithm_name
+from fedmutual.config.grid import format_value
+from fedmutual.rundir.text import holdout_line
+from fedmutual.studies.compare import METHODS, Tuned
+from fedmutual.studies.eligibility import ALL, expand_methods, find_eligible_methods
+from fedmutual.studies.tune import tune
+
+
+def choose_methods(
+    file: Path, methods: str | None, overrides: Mapping[str, Any]
+) -> tuple[Config, tuple[str, ...], dict[str, Any]]:
+    """Read `--methods` -> (configuration, methods, the settings that other methods than the file's have).
+
+    methods: as on the command line; None: the file's algorithm with the default methods.
+
+    Raises:
+        UserError: the file, or a method that the file or `--methods` names, cannot be used.
+    """
+    names = None if methods is None else parse_names(methods)
+    algorithm = read_algorithm_name(file, overrides)
+    expanded = expand_methods(names, algorithm, METHODS)
+    config, own = load_compared(file, expanded, overrides)
+    if names is None or ALL not in names:
+        return config, expanded, own
+    eligible = find_eligible_methods(config, expanded, [*names, config.algorithm["name"]], own)
+    for method, reason in eligible.left_out.items():
+        print_text(f"left out: {method}: {reason}", soft_wrap=True)
+    config, own = load_compared(file, eligible.methods, overrides)
+    return config, eligible.methods, own
+
+
+def tune_methods(
+    config: Config,
+    methods: Sequence[str],
+    trials: int,
+    folder: Path,
+    resume: bool,
+    command: str,
+    own: Mapping[str, Any],
+    settings: Sequence[str],
+) -> dict[str, Tuned]:
+    """Tune each method and print the budget and what was chosen -> method -> the choice.
+
+    command: goes on after a stop. settings: the `--set` arguments, whose keys are not tuned.
+    """
+    print_text(
+        f"tune: each of {len(methods)} methods tries at most {trials} settings for {config.rounds} rounds with seed "
+        f"{config.seed}; rows held out of the clients' training data choose",
+        soft_wrap=True,
+    )
+    fixed = {parse_override(text)[0] for text in settings}
+    with show_progress(command, holdout_line) as watch:
+        tuned = tune(config, methods, trials, folder, resume, watch.of, own, fixed)
+    for method, choice in tuned.items():
+        values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
+        reason = "every trial diverged" if choice.tried else "no setting is left to tune"
+        print_text(f"tuned: {method}: {values or f'as configured, for {reason}'} ({choice.tried} tried)", soft_wrap=True)
+    return tuned

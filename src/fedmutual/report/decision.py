@@ -1,0 +1,99 @@
+"""What a decision between methods needs, a line a model: how good the model is, on which rows, for whom, and its costs."""
+
+from collections.abc import Callable, Sequence
+from statistics import fmean
+
+from fedmutual.report import measures
+from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share
+from fedmutual.report.comparison import Comparison, Method, Use
+from fedmutual.report.runs import Run
+from fedmutual.report.statistics import Gains, Missing, Value
+from fedmutual.report.text import fixed, size
+
+COSTS: Sequence[tuple[str, Callable[[Run], float | None], Callable[[float], str], str]] = (
+    (
+        "Bytes",
+        lambda run: run.ledger.total("up") + run.ledger.total("down") + sum(run.ledger.seed.values()),
+        lambda n: size(n),
+        "nothing was sent so far",
+    ),
+    (
+        "Gradient steps",
+        lambda run: run.ledger.steps,
+        lambda n: f"{n:,.0f}",
+        "real sites do not tell their steps, nor do runs of earlier versions",
+    ),
+    (
+        "Forward passes",
+        lambda run: run.ledger.forwards,
+        lambda n: f"{n:,.0f}",
+        "not counted: at real sites, with differential privacy, in runs of earlier versions",
+    ),
+    (
+        "Seconds",
+        lambda run: run.summary.seconds if run.summary else None,
+        lambda n: fixed(n, 1 if n < 100 else 0),
+        "the run is not finished",
+    ),
+)
+"""Name, number of a run, its text, and why it may be missing."""
+
+_FORWARDS = "passes of a network over the batch of a gradient step; passes that score are not among them"
+
+
+def make_decision_table(comparison: Comparison) -> Table:
+    """Own data (mean, worst client, clients harmed), the test set of all classes, and the costs of the whole run."""
+    rows, lines = [], []
+    for use in comparison.uses:
+        own, worst, test = measures.own_last(use), measures.own_last(use, min), score_all_classes(use)
+        gains, costs = measures.gains(comparison, use), list_costs(use.method)
+        rows.append(
+            (
+                Cell(use.label),
+                *(share(value, comparison.decimals) for value in (own, worst)),
+                missing(gains.why) if isinstance(gains, Missing) else Cell(f"{len(gains.harmed)} of {len(gains.pairs)}"),
+                share(test, comparison.decimals),
+                *(missing(why) if value is None else Cell(text) for value, text, why in costs),
+            )
+        )
+        harmed = len(gains.harmed) if isinstance(gains, Gains) else None
+        line = [*numbers(own)[:1], *numbers(worst)[:1], harmed, *numbers(test)[:1], *(value for value, *_ in costs)]
+        lines.append([use.method.label, use.name, *line])
+    columns = (
+        Column("Method", numeric=False),
+        Column("mean, %", "Own data"),
+        Column("worst client, %", "Own data"),
+        Column("clients harmed", "Own data"),
+        Column("all classes, %", "Test set"),
+        *(Column(name, "All clients, whole run", note=_FORWARDS if name == "Forward passes" else "") for name, *_ in COSTS),
+    )
+    header = ["method", "model", "own_mean", "own_worst", "harmed", "test", *(_key(name) for name, *_ in COSTS)]
+    caption = "What each method reaches after the last round, and what it costs; means over seeds"
+    return Table("decision", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
+
+
+def score_all_classes(use: Use) -> Value:
+    """The model on the test set of all classes after the last round: of personal models the clients' mean."""
+    if use.model == "global":
+        return measures.global_last(use)
+
+    def number(run: Run) -> float | None:
+        scores = run.own(run.last, use.model, "test").values()
+        return fmean(score.accuracy for score in scores) if scores else None
+
+    return measures.over_seeds(use.method.counted, number, "the model is scored on the clients' own rows only")
+
+
+def list_costs(method: Method) -> list[tuple[float | None, str, str]]:
+    """For each of `COSTS` (the mean over seeds, its text, why it is missing where it is)."""
+    found = []
+    for _, number, text, why in COSTS:
+        values = [number(run) for run in method.counted]
+        known = [value for value in values if value is not None]
+        mean = fmean(known) if known and len(known) == len(values) else None
+        found.append((mean, "" if mean is None else text(mean), why))
+    return found
+
+
+def _key(name: str) -> str:
+    return name.lower().replace(" ", "_")

@@ -1,0 +1,112 @@
+"""Each method's settings chosen on hold-out rows, before the seeds of a comparison are trained."""
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedmutual.config import Config, list_tunable_settings, with_algorithm
+from fedmutual.config.grid import make_folder_name
+from fedmutual.core import Schedule, Setting
+from fedmutual.errors import ConfigError
+from fedmutual.events import Observer
+from fedmutual.studies.compare import TRIALS, Tuned, list_variants
+from fedmutual.studies.sweep.plan import SHARE, plan_combinations
+from fedmutual.studies.sweep.work import carry_out
+
+RATE = "optimizer.lr"
+FACTORS = (1.0, 0.3, 3.0, 0.1, 10.0, 0.03, 30.0, 0.01, 100.0)  # of the configured learning rate, as they are tried
+LEAST, MOST = 2, 2 * len(FACTORS)  # trials of a method
+
+Values = dict[str, Any]
+"""Dotted key -> value."""
+
+
+def tune(
+    config: Config,
+    methods: Sequence[str],
+    trials: int,
+    out: Path,
+    resume: bool = False,
+    watch: Callable[[str], Observer] | None = None,
+    own: Mapping[str, Any] | None = None,
+    fixed: Collection[str] = (),
+) -> dict[str, Tuned]:
+    """Choose each method's settings by a sweep of at most `trials` runs into OUT/tune/<method> -> method -> the choice.
+
+    The learning rate comes first; then, at the best learning rate, the method's settings that declare values to try, one
+    after the other. Every trial has the configured rounds and seed, and rows held out of the training data choose.
+
+    own: as `compare` takes it. fixed: dotted keys that are not tuned.
+
+    Raises:
+        ConfigError: the configuration asks for differential privacy.
+        UserError: as `sweep`.
+    """
+    if config.privacy.nets != "none":
+        raise ConfigError(
+            "--tune: the trials would cost privacy that epsilon does not count; choose the settings with --set"
+        )
+    list(list_variants(config, methods, 1, own))  # which raises before the first trial
+    if not config.split.holdout and config.partition.kind != "file":
+        config = config.model_copy(update={"split": config.split.model_copy(update={"holdout": SHARE})})
+    chosen = {}
+    for method in methods:
+        variant, _ = with_algorithm(config, method, own)
+        observers = None if watch is None else (lambda name, method=method: watch(f"tune {method}, {name}"))
+        chosen[method] = _tune_method(variant, trials, out / TRIALS / make_folder_name(method), resume, observers, fixed)
+    return chosen
+
+
+def _tune_method(
+    config: Config,
+    trials: int,
+    out: Path,
+    resume: bool,
+    watch: Callable[[str], Observer] | None,
+    fixed: Collection[str],
+) -> Tuned:
+    tunable = {f"algorithm.{key}": values for key, values in list_tunable_settings(config).items()}
+    best: Values = {RATE: config.optimizer.lr} | {key: value for key, (value, _) in tunable.items()}
+    best = {key: value for key, value in best.items() if key not in fixed}
+    tried: list[Values] = []
+    for key, values in _plan_trials(best, {key: tunable[key][1] for key in best if key in tunable}, trials):
+        tried += [{**best, key: value} for value in values if {**best, key: value} not in tried]
+        if len(tried) < LEAST:
+            continue
+        found = carry_out(plan_combinations(config, tried), out, resume, watch)
+        if found.chosen is None:
+            return Tuned({}, len(tried), trials)
+        best, resume = dict(found.chosen.values), True  # the trials of the keys before stay
+    return Tuned(best if len(tried) >= LEAST else {}, len(tried), trials)
+
+
+def _plan_trials(
+    start: Mapping[str, Any], candidates: Mapping[str, Sequence[Any]], trials: int
+) -> Iterator[tuple[str, list[Any]]]:
+    """(key, its values) in the order in which they are tried: half of the trials for the learning rate, the rest in turn."""
+    left = trials
+    if RATE in start:
+        rates = [_scale(start[RATE], factor) for factor in FACTORS]
+        count = min(len(rates), math.ceil(trials / 2) if candidates else trials)
+        left -= count
+        yield RATE, rates[:count]
+    else:
+        left -= 1  # the first setting's configured value
+    for number, (key, values) in enumerate(candidates.items()):
+        others = [value for value in values if value != start[key]]
+        count = min(len(others), math.ceil(left / (len(candidates) - number)))
+        left -= count
+        yield key, [start[key], *others[:count]]
+
+
+def _scale(rate: Setting, factor: float) -> Setting:
+    """A learning rate times a factor, with three digits."""
+    if isinstance(rate, Schedule):
+        return replace(rate, start=_round(rate.start * factor), end=_round(rate.end * factor))
+    return _round(rate * factor)
+
+
+def _round(number: float) -> float:
+    return float(f"{number:.3g}")

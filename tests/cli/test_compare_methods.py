@@ -1,0 +1,96 @@
+"""Which methods `compare` trains: the file's own, those that `--methods` names, and with `all` those that fit."""
+
+import pytest
+
+import fedmutual
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.errors import ConfigError
+from fedmutual.studies.eligibility import find_eligible_methods
+
+PUBLIC_DATA = {"aggregate", "feddf", "fedh2l", "fedmd"}
+OWN = """
+from dataclasses import dataclass
+
+from fedmutual.algorithms import FedAvg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mine(FedAvg):
+    "FedAvg by another name."
+"""
+
+
+def eligible(path, **overrides):
+    config = fedmutual.load_config(path, **overrides)
+    return find_eligible_methods(config, tuple(ALGORITHMS), ["fml"], {"public_batch": 4})
+
+
+def trained(folder):
+    return {path.parent.parent.name for path in folder.glob("*/*/summary.json")}
+
+
+def test_methods_of_public_data_are_left_out_where_none_are_set_apart(small):
+    found = eligible(small)
+    assert set(found.left_out) == PUBLIC_DATA | {"fedbn"}
+    assert set(found.methods) == set(ALGORITHMS) - set(found.left_out)
+    assert all("split.public" in found.left_out[method] for method in PUBLIC_DATA)
+    assert "no BatchNorm layer" in found.left_out["fedbn"]
+
+
+def test_methods_that_count_steps_need_a_file_that_does(small):
+    passes, steps = (eligible(small, **{"split.public": 0.2, **more}) for more in ({}, {"training.local_steps": 2}))
+    assert {"fedh2l"} == set(passes.left_out) - set(steps.left_out)
+    assert "set training.local_steps" in passes.left_out["fedh2l"]
+    assert set(steps.left_out) == {"fedbn"}
+
+
+def test_methods_of_one_network_are_left_out_where_networks_differ(small):
+    found = eligible(small, **{"model.personal": ["mlp", "mlp", "cnn1"]})
+    assert {"apfl", "ditto", "fedavg-ft"} == set(found.left_out) - PUBLIC_DATA - {"fedbn"}
+
+
+def test_methods_of_classes_are_left_out_where_targets_are_numbers(small):
+    rows = "".join(f"{i % 5},{i},{-i}\n" for i in range(120))
+    (small.parent / "numbers.csv").write_text("label,a,b\n" + rows)
+    small.write_text(
+        'data = { name = "csv", root = "numbers.csv" }\npartition = { kind = "iid", clients = 3 }\n'
+        'model = { shared = "mlp" }\ntraining = { task = "regression" }\n'
+    )
+    assert {"fedproto", "fedtgp"} <= set(eligible(small).left_out)
+
+
+def test_a_method_that_is_named_is_not_left_out(small):
+    with pytest.raises(ConfigError, match=r"'fedmd' needs public data"):
+        find_eligible_methods(fedmutual.load_config(small), ("fml", "fedmd"), ["fedmd"])
+
+
+def test_all_trains_what_fits_and_has_a_line_for_what_does_not(small, cli):
+    code, out, err = cli("compare", small, "--methods", "all", "--seeds", 1, "--set", "rounds=1", "--out", "c")
+    assert code == 0, err
+    lines = [line for line in out.splitlines() if line.startswith("left out: ")]
+    assert {line.split(": ")[1] for line in lines} == PUBLIC_DATA | {"fedbn"}
+    assert trained(small.parent / "c") == set(ALGORITHMS) - PUBLIC_DATA - {"fedbn"}
+
+
+def test_a_setting_of_left_out_methods_alone_is_refused(small, cli):
+    code, _, err = cli("compare", small, "--methods", "all", "--set", "algorithm.consensus=posteriors")
+    assert (code, "key 'algorithm.consensus' is a setting of fedmd" in err) == (2, True), err
+
+
+def test_the_algorithm_of_the_file_is_compared(small, cli):
+    small.write_text(small.read_text().replace('"fml", alpha = 0.4, beta = 0.6', '"ditto", lam = 0.5'))
+    code, _, err = cli("compare", small, "--seeds", 1, "--set", "rounds=1", "--out", "c")
+    assert code == 0, err
+    assert trained(small.parent / "c") == {"ditto", "fml", "fedavg", "fedprox", "independent"}
+    assert fedmutual.load_config("c/ditto/0/config.toml").algorithm == {"name": "ditto", "lam": 0.5}
+
+
+@pytest.mark.parametrize("more", [(), ("--methods", "independent,my_method:Mine")])
+def test_a_method_by_its_import_path_has_a_folder_that_any_system_takes(small, cli, more):
+    (small.parent / "my_method.py").write_text(OWN)
+    small.write_text(small.read_text().replace('"fml", alpha = 0.4, beta = 0.6', '"my_method:Mine"'))
+    code, _, err = cli("compare", small, "--seeds", 1, "--set", "rounds=1", "--out", "c", *more)
+    assert code == 0, err
+    (folder,) = (small.parent / "c").glob("my_method-Mine-*")
+    assert fedmutual.load_config(folder / "0/config.toml").algorithm == {"name": "my_method:Mine"}
+    assert ":" not in "".join(trained(small.parent / "c"))
