@@ -41,7 +41,7 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
         (("reproduce", "stability"), "leaves out the validation and test scores that are compared"),
         (
             ("run", "small.toml", "--set", "records.keep_best=true", "--set", "share.metrics=none"),
-            "no client tells its hold-out scores, and nothing else is scored, so the server cannot know",
+            "no client sends its hold-out scores",
         ),
     ],
 )

@@ -88,4 +88,4 @@ def test_hold_out_rows_that_are_too_few_choose_no_setting(small):
 def test_hold_out_rows_that_are_too_few_keep_no_shared_model(small, cli):
     keep = ("records.evaluate_on=holdout", "records.keep_best=true", "share.metrics=accuracy", "split.holdout=0.2")
     code, _, err = cli("run", small, *(word for key in keep for word in ("--set", key)))
-    assert (code, "no client tells its hold-out scores" in " ".join(err.split())) == (2, True)
+    assert (code, "no client sends its hold-out scores" in " ".join(err.split())) == (2, True)

@@ -1,4 +1,4 @@
-"""What every engine does: run a function where each client lives. What a client does there is the same in all of them."""
+"""The interface of all engines, and the functions that an engine runs at each client."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -20,25 +20,25 @@ R = TypeVar("R")
 
 
 class Engine(Protocol):
-    """Holds the clients. Messages cross; clients do not."""
+    """Holds the clients of a run. Messages move between processes; clients stay in theirs."""
 
     def remarks(self) -> list[str]:
-        """What a user should know of how it works, not said before."""
+        """Return new remarks for the user about how this engine works; each remark is returned once."""
         ...
 
     def close(self) -> None:
-        """Let go of the clients, and of what they lived in."""
+        """Release the clients, and the processes or memory that held them."""
         ...
 
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """Run ``do(client, *arguments[id])`` for each id where that client lives -> (id, result) as they end."""
+        """Run ``do(client, *arguments[id])`` in the process of each client; yield (id, result) as clients finish."""
         ...
 
 
 class Reply(NamedTuple):
-    """What a client lets go of after a phase."""
+    """What a client sends after a phase."""
 
     message: Message
     train: dict[str, float]  # mean of each loss term; empty unless the client tells all
@@ -49,15 +49,15 @@ class Reply(NamedTuple):
 
 @flush_denormals()
 def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
-    """A client's whole part in a phase: the work, then the boundary."""
+    """Run a phase at a client: train, then return the reply that passed the boundary checks."""
     try:
         message, train = work(phase, client, inbox, at)
         return release_reply(client, phase, message, train, inbox, declared)
     except Exception as problem:
-        told = make_user_error(problem, phase, client.id)
-        if told is problem:
+        user_error = make_user_error(problem, phase, client.id)
+        if user_error is problem:
             raise
-        raise told from problem
+        raise user_error from problem
 
 
 def release_reply(
@@ -71,9 +71,10 @@ def release_reply(
 def evaluate_client(
     client: Client, exams: tuple[EvalSpec, ...], inbox: Message, round: int, home: Path | None, keep: Keep | None = None
 ) -> tuple[Score, ...]:
-    """Score a client's nets, the meme as it was trained, then with what the server sent -> what the client tells of it.
+    """Score a client's nets, and return the scores that the client shares.
 
-    A client that does not tell all keeps all at `home`; and any client its best personal weights, if they are to be kept.
+    The meme is scored as it was trained, then again with the tensors that the server sent in `inbox`. A client that does
+    not share all scores writes all of them to `home`. With `keep`, the client's best personal weights are saved there.
     """
     measured = compute_scores(client, exams, inbox)
     scores = tuple(measured.values())
@@ -89,14 +90,14 @@ def evaluate_client(
 def _keep_best(
     client: Client, exams: tuple[EvalSpec, ...], scores: tuple[Score, ...], round: int, home: Path, keep: Keep
 ) -> None:
-    """Keep the weights of a client's personal net at home, if they score better than those of the rounds before."""
-    called = {e.model for e in exams if e.net == "personal"}  # the one of pooled data is the "global" one
-    reported = "test" if "global" in called else "validation"
-    merit = best.merit([s for s in scores if s.model in called], reported, keep.by)
+    """Save the weights of a client's personal net in `home` if they score better than in all rounds before."""
+    models = {e.model for e in exams if e.net == "personal"}  # a net trained on pooled data is reported as "global"
+    reported = "test" if "global" in models else "validation"
+    merit = best.merit([s for s in scores if s.model in models], reported, keep.by)
     personal = client.nets["personal"]
     best.offer(home, lambda: {f"personal.{k}": v for k, v in personal.state_dict().items()}, merit, round, keep)
 
 
 def count_parameters(client: Client) -> dict[str, int]:
-    """How many parameters each of a client's nets has."""
+    """Return the number of parameters of each of a client's nets."""
     return {name: sum(p.numel() for p in net.parameters()) for name, net in client.nets.items()}

@@ -29,31 +29,36 @@ def compute_stacked_loss(phase: Phase, skeletons: Mapping[str, nn.Module], like:
 
 
 class CompiledLoss:
-    """The same through torch.compile; where that fails, as it was, and said once."""
+    """A `Forward` compiled by torch.compile; if compiling fails, one remark is added and the plain function is used."""
 
     def __init__(self, plain: Forward, remarks: list[str]) -> None:
         self._plain, self._remarks = plain, remarks
         self._compiled: Forward | None = torch.compile(plain, dynamic=False)
 
     def __call__(self, params: Any, rest: Any, batch: Batch, const: Message) -> Message:
-        """As `Forward`."""
+        """Return the loss terms [k] of the clients; see `Forward`."""
         if self._compiled is not None:
             try:
                 return self._compiled(params, rest, batch, const)
             except Exception as problem:  # no C++ compiler, code that dynamo cannot trace, ...
                 self._compiled = None
-                why = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
-                self._remarks.append(f"engine.compile has no effect here: torch.compile refuses ({why[:200]})")
+                reason = (str(problem).strip().splitlines() or [type(problem).__name__])[0]
+                self._remarks.append(f"engine.compile has no effect here: torch.compile refuses ({reason[:200]})")
         return self._plain(params, rest, batch, const)
 
 
 def compute_gradients(
     forward: Forward, params: Mapping[str, Message], rest: Mapping[str, Message], batch: Batch, const: Message
 ) -> tuple[Message, Message]:
-    """The gradients [k, ...] of each client's own losses, and the loss terms [k]."""
+    """Return the gradients [k, ...] of each client's loss, by "net.parameter", and the loss terms [k].
+
+    A parameter without a gradient is left out.
+    """
     terms = forward(dict(params), dict(rest), batch, const)
     flat = {f"{net}.{k}": p for net, own in params.items() for k, p in own.items()}
-    total = torch.stack([term.sum() for term in terms.values()]).sum()  # a client's terms hold its own parameters only
-    found = torch.autograd.grad(total, list(flat.values()), allow_unused=True)
-    grads = {k: g for k, g in zip(flat, found, strict=True) if g is not None}
+    total = torch.stack(
+        [term.sum() for term in terms.values()]
+    ).sum()  # one sum serves all: a client's terms depend on its own parameters only
+    gradients = torch.autograd.grad(total, list(flat.values()), allow_unused=True)
+    grads = {k: g for k, g in zip(flat, gradients, strict=True) if g is not None}
     return grads, {k: v.detach() for k, v in terms.items()}

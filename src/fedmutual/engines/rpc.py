@@ -1,4 +1,4 @@
-"""What crosses between an engine and the processes that keep its clients: jobs there, answers back, as bytes."""
+"""The messages between an engine and its worker processes, as bytes: requests to workers, replies from workers."""
 
 import io
 import os
@@ -15,22 +15,22 @@ from fedmutual.core import Client
 from fedmutual.errors import ConfigError
 
 Make = Callable[[str], Client]
-"""A client by its id, called where it is to live."""
+"""Builds the client with an id. It is called in the process that will hold the client."""
 
 
 class Unportable(ConfigError):
-    """What clients are made of cannot be handed to another process."""
+    """The data, networks or algorithm of clients cannot be pickled for another process."""
 
 
 class WorkerSettings(NamedTuple):
-    """What a worker is told before all: either may have changed since it was started, and what follows may name modules."""
+    """The first message to a worker: later messages may name modules, so it needs the paths of the present run."""
 
-    folder: str  # where relative paths begin
-    path: Sequence[str]  # where modules are found
+    folder: str  # the working folder
+    path: Sequence[str]  # sys.path
 
 
 class HostRequest(NamedTuple):
-    """What a worker is told then: to make these clients and keep them, instead of those it had."""
+    """Ask a worker to build these clients and to hold them in place of its earlier clients."""
 
     number: int
     make: Make
@@ -40,7 +40,7 @@ class HostRequest(NamedTuple):
 
 
 class JobRequest(NamedTuple):
-    """What a worker is told after that: what to do with which of its clients."""
+    """Ask a worker to run `do` with each of the named clients and their arguments."""
 
     number: int
     do: Callable[..., Any]
@@ -48,7 +48,7 @@ class JobRequest(NamedTuple):
 
 
 class WorkerReply(NamedTuple):
-    """What it says, a client at a time."""
+    """The reply of a worker for one client."""
 
     job: int
     client: str
@@ -57,7 +57,7 @@ class WorkerReply(NamedTuple):
 
 
 def answer_request(message: bytes, clients: dict[str, Client]) -> Iterator[WorkerReply]:
-    """Do what a message asks for with these clients, or make them: an answer for each, up to the first problem."""
+    """Carry out a request on these clients; yield a reply for each client, and stop after the first problem."""
     number, id = 0, ""
     try:
         told: WorkerSettings | HostRequest | JobRequest = unpack_payload(message)
@@ -82,7 +82,7 @@ def answer_request(message: bytes, clients: dict[str, Client]) -> Iterator[Worke
 
 
 def forget_modules() -> None:
-    """Drop modules that are not installed: a user may have changed them since the last run."""
+    """Remove modules that are not installed from sys.modules: a user may have changed them since the last run."""
     installed = tuple({sys.prefix, sys.base_prefix})
     for name, module in list(sys.modules.items()):
         place = getattr(module, "__file__", None)
@@ -95,14 +95,18 @@ def forget_modules() -> None:
 
 
 def pack_payload(what: WorkerSettings | JobRequest | WorkerReply) -> memoryview:
-    """As bytes, with tensors in main memory as their own."""
+    """Return a message as bytes; CPU tensors are written as their raw bytes."""
     file = io.BytesIO()
     _Pickler(file, protocol=5).dump(what)
     return file.getbuffer()
 
 
 def unpack_payload(message: bytes) -> Any:
-    """What was packed, or pickled, elsewhere. Raises Unportable where it cannot be made here."""
+    """Return the message that another process packed or pickled.
+
+    Raises:
+        Unportable: the message cannot be unpickled in this process.
+    """
     try:
         return pickle.loads(message)
     except Exception as problem:  # a module that is not found here, for instance
@@ -110,7 +114,7 @@ def unpack_payload(message: bytes) -> Any:
 
 
 def make_portable(problem: Exception) -> Exception:
-    """An exception that can cross, with its trace as a note; one that cannot becomes a RuntimeError with its text."""
+    """Return the exception with its traceback as a note; one that cannot be pickled becomes a RuntimeError with its text."""
     trace = "".join(traceback.format_exception(problem))
     try:
         pickle.loads(pickle.dumps(problem))
@@ -121,7 +125,7 @@ def make_portable(problem: Exception) -> Exception:
 
 
 def describe_unportable(problem: Exception) -> Unportable:
-    """What a failure to pickle, or to unpickle, means to the user."""
+    """Return the error for the user after a failure to pickle or to unpickle."""
     return Unportable(
         "the data, networks or algorithm cannot be handed to worker processes "
         f"({type(problem).__name__}: {problem}); use engine.name = 'inprocess'"

@@ -1,4 +1,4 @@
-"""Which of a meme's shared tensors may equal one of the personal net's: the boundary would else refuse them."""
+"""Find the meme's shared tensors that may equal a tensor of the personal net; the leak check lets these pass."""
 
 import copy
 from collections.abc import Mapping
@@ -11,11 +11,14 @@ from fedmutual.boundary import is_constant
 
 
 def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], shape: tuple[int, ...]) -> frozenset[str]:
-    """The meme's shared tensors that equal one of the personal net's by right, where an input has the given shape.
+    """Return the names of the meme's shared tensors that may legitimately equal a tensor of the personal net.
 
-    Those that start equal; of which such as have all elements equal, like every BatchNorm's ones and zeros, only where
-    all that is shared starts equal, for then they may also go on so. And, where both nets normalise the very input, the
-    running statistics of that: they tell of the same inputs, not of a net.
+    A shared tensor is exempt in three cases. First, all shared tensors start equal to those of the personal net: then
+    all are exempt. Second, the tensor alone starts equal and is not constant; a constant tensor (the ones and zeros of
+    a BatchNorm) is not exempt alone. Third, both nets normalise the input itself and the tensor is a running statistic
+    of that layer: the statistic describes the inputs, not a net.
+
+    shape: the shape of one input example.
     """
     if not {"personal", "meme"} <= nets.keys():
         return frozenset()
@@ -34,7 +37,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 @torch.no_grad()
 def _of_input(net: nn.Module, shape: tuple[int, ...]) -> set[str]:
-    """The running statistics that a net keeps of its input as it comes, wherever it declares them."""
+    """Return the names of the running statistics of layers that normalise the net's input directly."""
     tried, found = copy.deepcopy(net).eval(), set[str]()
     norms = {name: m for name, m in tried.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
     if not norms:

@@ -1,4 +1,4 @@
-"""From a configuration to an experiment: data read, everything that is named made once, and checked."""
+"""Build an experiment from a configuration: read the data, build each named part once, and check all of them."""
 
 from collections.abc import Mapping
 
@@ -44,7 +44,7 @@ def build(
 
 
 def pick_device(name: str) -> torch.device:
-    """The device by its name; "auto" takes a CUDA GPU, else Apple's, else the CPU."""
+    """Return the device by its name; "auto" is a CUDA GPU if there is one, else Apple's GPU, else the CPU."""
     if name == "auto":
         found = [
             n for n, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if there

@@ -1,4 +1,4 @@
-"""What a run's networks are, in the form that its folder has it."""
+"""Describe the networks and clients of a run in the form of environment.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from fedmutual.federation.experiment import Experiment
 
 
 def describe_networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """The networks, as environment.json holds them. sizes: of each client's, in parameters."""
+    """Return the networks as written to environment.json. sizes: parameters of each client's networks."""
     personal = {i: n["personal"] for i, n in sizes.items() if "personal" in n and not experiment.pooled}
     return {
         "algorithm": method(experiment),
@@ -33,7 +33,7 @@ def method(experiment: Experiment) -> dict[str, Any]:
 
 
 def describe_shared_network(experiment: Experiment) -> dict[str, Any] | None:
-    """The shared network; None where no method uses it."""
+    """Return the shared network; None if no method uses a shared network."""
     nets = experiment.nets
     if not nets.shares:
         return None
@@ -42,6 +42,6 @@ def describe_shared_network(experiment: Experiment) -> dict[str, Any] | None:
 
 
 def describe_space(space: Space) -> dict[str, Any]:
-    """What a client's networks take and give."""
+    """Return the inputs and outputs of a client's networks."""
     about = {"input": list(space.shape), "outputs": space.outputs, "classes": list(space.classes), "scaling": space.scaling}
     return about | {"task": space.task} | ({} if space.columns is None else {"columns": list(space.columns)})

@@ -1,4 +1,4 @@
-"""What a client sees of the data: the rows that it trains on, and which of its nets is scored on which rows."""
+"""The rows that a client trains on, and the rows that each of its nets is scored on."""
 
 from collections.abc import Iterable
 
@@ -49,13 +49,13 @@ def list_client_rows(data: Federation, client: str, algorithm: Algorithm) -> dic
 
 
 def are_validation_rows_test_rows(data: Federation) -> bool:
-    """Whether validation rows are test rows: what is chosen by them is then chosen by what it is judged by."""
+    """Return whether validation rows are test rows: a model chosen by them is then chosen by its test score."""
     test = set(data.test.index.tolist()) if isinstance(data.test, Rows) else set[int]()
     return any(not test.isdisjoint(s.validation.index.tolist()) for s in data.clients.values())
 
 
 def describe_evaluation_rows(data: Federation, best_by: str | None) -> tuple[str, ...]:
-    """What a user should know of it. best_by: `records.best_by`."""
+    """Return the remarks for the user about the evaluation rows. best_by: `records.best_by`."""
     if (
         all(s.test is None for s in data.clients.values())
         or not isinstance(data.test, Rows)

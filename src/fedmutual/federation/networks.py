@@ -1,4 +1,4 @@
-"""Whose networks are which, and with what weights they begin. Trains nothing."""
+"""The networks of each client, and their weights before round 1."""
 
 import copy
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from fedmutual.models.splice import build_meme, list_shared_tensors
 POOLED = "pooled"  # the one client of `centralised`
 
 Pretrained = Mapping[tuple[str, str], Weights]
-"""What networks begin with: (the client whose own it is, or "" for all; the network's name) -> weights."""
+"""Initial weights by (client id, or "" for all clients; network name)."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Networks:
 
     @property
     def pooled(self) -> bool:
-        """Whether all data lie in one place: `centralised`."""
+        """Whether one model is trained on the data of all clients together: `centralised`."""
         return bool(self.config.algorithm["name"] == "centralised")
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Who trains."""
+        """The ids of the clients that train."""
         return (POOLED,) if self.pooled else tuple(self.data.clients)
 
     @property
@@ -58,7 +58,7 @@ class Networks:
 
     @property
     def complete(self) -> bool:
-        """Whether the server's state is a whole model."""
+        """Whether the server holds all tensors of the shared model."""
         return "global" in self.scores and len(self.crossing) == len(self.shared.state_dict())
 
     @cached_property
@@ -71,23 +71,23 @@ class Networks:
 
     @cached_property
     def crossing(self) -> tuple[str, ...]:
-        """The names of its tensors that cross."""
+        """The names of the shared network's tensors that clients and server exchange."""
         return self._crossing(self.shared)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a user should know of the shared network."""
+        """Remarks for the user about the shared network."""
         if not self.forks or self.config.model.batchnorm == "average" or _norms(self.shared):
             return ()
         return (f"network {self.config.model.shared!r} has no BatchNorm layer, so 'model.batchnorm' has no effect",)
 
     def state(self) -> Message:
-        """The tensors that cross, as the server first has them."""
+        """The exchanged tensors, with the server's values before round 1."""
         state = self.shared.state_dict()
         return {k: state[k].detach().to("cpu", copy=True).contiguous() for k in self.crossing}
 
     def personal(self, client: str) -> str:
-        """The name of a client's own architecture."""
+        """Return the name of a client's personal architecture."""
         listed = self.config.model.personal or (self.config.model.shared,)
         if self.pooled:
             return self.config.model.shared
@@ -108,7 +108,7 @@ class Networks:
         return found
 
     def first_weights(self, client: str | None = None) -> str:
-        """What a client's own network begins with, in words; None: the shared one."""
+        """Return a description of the initial weights of a client's personal network; None: those of the shared network."""
         model = self.config.model
         if client is not None and model.start == "server":
             return "those of the shared network"
@@ -118,12 +118,12 @@ class Networks:
         return found.said if found else "random weights"
 
     def whole(self, space: Space) -> nn.Module:
-        """The shared architecture, whole, with the weights that all share."""
+        """Return the complete shared architecture with the weights that all clients share."""
         at, name = At(self.config.seed, -1, self.config.rounds), self.config.model.shared
         return self._net(name, space, at.rng("model", "shared"), "model.shared", self._weights(name))
 
     def of(self, client: str) -> dict[str, nn.Module]:
-        """A client's nets as they are before round 1, on its device."""
+        """Return a client's nets as they are before round 1, on its device."""
         nets = self._made(client)
         if self.config.model.start == "server" and "personal" in nets:
             try:
@@ -138,7 +138,7 @@ class Networks:
         return {name: self.placed(net) for name, net in nets.items()}
 
     def frozen(self, net: str, client: str) -> bool:
-        """Whether a client's net is not trained."""
+        """Return whether a client's net is frozen."""
         return net == "personal" and self.config.own(client).model.frozen
 
     def placed(self, net: nn.Module) -> nn.Module:
@@ -146,7 +146,7 @@ class Networks:
         return net.to(memory_format=torch.channels_last) if self.device.type == "cpu" else net.to(self.device)
 
     def costs(self) -> dict[str, float]:
-        """Floating-point operations of one example's way forward through all networks of each client."""
+        """Return each client's floating-point operations for a forward pass of one example through all its networks."""
         counted, found = dict[tuple[str, Any], float](), {}
         for client in self.clients:
             networks, space = self.named(client).values(), self.space(client)
@@ -158,7 +158,7 @@ class Networks:
         return found
 
     def space(self, client: str) -> Space:
-        """What a client's networks take and give."""
+        """Return the inputs and outputs of a client's networks."""
         return self.data.space if self.pooled else self.data.spaces[client]
 
     def begin_with(self, kept: Pretrained) -> "Networks":
@@ -222,12 +222,16 @@ class Networks:
 
 
 def _norms(net: nn.Module) -> list[str]:
-    """The names of a network's BatchNorm layers."""
+    """Return the names of a network's BatchNorm layers."""
     return [n for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
 
 def _begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | None) -> None:
-    """Load what another run shares into a net. Raises ConfigError where it is of another network."""
+    """Load the shared tensors of another run into a net.
+
+    Raises:
+        ConfigError: the other run shares a different network.
+    """
     own = net.state_dict()
     odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
     if odd:

@@ -1,4 +1,4 @@
-"""The plan of a run: what the round loop is told about the federation."""
+"""The plan of a run: everything that the round loop needs to know about the federation."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ from fedmutual.events import Score
 from fedmutual.rundir.best import Keep
 
 Judge = Callable[[Message], Score]
-"""Scores the complete shared model on the federation's test set: where there is none, nobody judges."""
+"""Return the score of the complete shared model on the federation's test set."""
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What a run does, told to no one but the loop."""
+    """The settings of one run, read only by the round loop."""
 
     algorithm: Algorithm
     seed: int
     rounds: int
     clients: tuple[str, ...]
     notes: tuple[str, ...]
-    participation: float  # the fraction of clients that a round asks
+    participation: float  # the fraction of clients that take part in a round
     evaluate_every: int
-    exams: Mapping[str, tuple[EvalSpec, ...]]  # what is scored where clients live
-    seeds: Mapping[str, int]  # bytes of the public data that each gave to all before, where the algorithm has such
-    homes: Mapping[str, Path]  # where a client keeps the scores that it does not share, and its best weights
-    bench: Bench | None = None  # what the server trains with, where it does
-    keep: Keep | None = None  # by what the best weights are chosen, where they are kept
+    exams: Mapping[str, tuple[EvalSpec, ...]]  # evaluations that run at each client
+    seeds: Mapping[str, int]  # bytes of public data that each client sent before round 1; empty without public data
+    homes: Mapping[str, Path]  # each client's folder for its best weights and for scores that are not shared
+    bench: Bench | None = None  # for algorithms that train at the server
+    keep: Keep | None = None  # how the best weights are chosen; None: they are not saved

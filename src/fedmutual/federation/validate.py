@@ -1,4 +1,4 @@
-"""What of a configuration does not go together with its data: told before anything is trained or written."""
+"""Check that a configuration fits its data, before anything is trained or written."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 're
 
 
 def check_clients(config: Config, data: Federation) -> None:
-    """Raise ConfigError where keys name a client that is not there, or networks for others than there are."""
+    """Raise ConfigError if a key names an unknown client, or if the number of personal networks does not fit."""
     clients = data.clients
     unknown = [i for i in config.clients if i not in clients]
     if unknown:
@@ -35,7 +35,7 @@ def check_clients(config: Config, data: Federation) -> None:
 
 
 def check_experiment(experiment: Experiment) -> None:
-    """Raise ConfigError, in one sentence, where an extra is missing, or networks, shared model and public data misfit."""
+    """Raise ConfigError if an extra is not installed, or if the networks, the shared model or the public data do not fit."""
     if experiment.config.records.tensorboard:
         tensorboard.check_installed()
     _check_holdout(experiment)
@@ -50,14 +50,14 @@ def check_experiment(experiment: Experiment) -> None:
 
 
 def _check_privacy(experiment: Experiment) -> None:
-    """What would void epsilon is refused."""
+    """Refuse settings that would make the reported epsilon invalid."""
     if experiment.noised:
         config, algorithm = experiment.config, experiment.algorithm
         rules.check_algorithm(config, algorithm, experiment.noised, experiment.server(), experiment.clients)
 
 
 def _check_holdout(experiment: Experiment) -> None:
-    """What rests on hold-out rows has them, and the shared model's scores on them where it is to be kept by these."""
+    """Check that each setting that uses hold-out rows has rows, and that the server receives the scores that it needs."""
     records, of = experiment.config.records, experiment.data.clients
     without = [i for i, shares in of.items() if shares.holdout is None]
     asked = next((k for k in ("best_by", "evaluate_on") if getattr(records, k) == "holdout"), None)
@@ -70,8 +70,8 @@ def _check_holdout(experiment: Experiment) -> None:
     tells = any(is_told(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in of.items())
     if records.keep_best and records.evaluate_on == "holdout" and shared and not tells:
         raise ConfigError(
-            "records.keep_best: no client tells its hold-out scores, and nothing else is scored, so the server cannot know "
-            "the shared model's best round; set share.metrics = 'all', or take records.keep_best out"
+            "records.keep_best: no client sends its hold-out scores, and no other rows are scored, so the server cannot "
+            "know the shared model's best round; set share.metrics = 'all', or take records.keep_best out"
         )
 
 
@@ -94,7 +94,7 @@ def _check_ensemble(experiment: Experiment) -> None:
 
 
 def _check_public(experiment: Experiment) -> None:
-    """An algorithm that speaks of public data needs enough of them at everybody."""
+    """Check that there are enough public examples for an algorithm that uses public data."""
     config, public, use = experiment.config, experiment.data.public, experiment.algorithm.public
     if use is None:
         return
@@ -111,7 +111,7 @@ def _check_public(experiment: Experiment) -> None:
 
 
 def check_enough(use: Public, rows: Mapping[str, int]) -> None:
-    """Raise ConfigError unless a message can speak of as many public examples as it is to. rows: of each client."""
+    """Raise ConfigError if there are fewer public examples than algorithm.public_batch. rows: examples of each client."""
     who, there = "there are", sum(rows.values())
     if use.own:
         least = min(rows, key=lambda i: rows[i])
@@ -132,7 +132,7 @@ def _check_weights(experiment: Experiment) -> None:
 
 
 def _check_shared(experiment: Experiment) -> None:
-    """What is shared has one shape at all clients."""
+    """Check that the shared tensors have one shape at all clients."""
     config, spaces = experiment.config, experiment.data.spaces
     if not experiment.nets.forks or experiment.pooled:
         return
@@ -154,17 +154,17 @@ def _check_shared(experiment: Experiment) -> None:
                 f"{len(first.classes)} ({listed(first.classes, 3)}), and the shared network is a whole one with an output a "
                 "class; name all classes in data.classes, by which labels are matched, or share a part of it ('model.part')"
             )
-        odd = find_shape_difference(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
-        if odd is not None:
-            cause, mend = _unlike(experiment, space)
+        different = find_shape_difference(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
+        if different is not None:
+            cause, fix = _unlike(experiment, space)
             raise ConfigError(
                 f"what is shared differs in shape between clients {one!r} and {client!r}, {cause}: "
-                f"{odd!r} of network {config.model.shared!r}; {mend}"
+                f"{different!r} of network {config.model.shared!r}; {fix}"
             )
 
 
 def _check_alike(experiment: Experiment) -> None:
-    """Clients' own networks are of the shared architecture, and the shared model is whole, where the algorithm needs it."""
+    """Check that personal networks equal the shared one and that the shared model is complete, if the method needs this."""
     algorithm, name, shared = experiment.algorithm, experiment.config.algorithm["name"], experiment.config.model.shared
     other = next((i for i in experiment.clients if experiment.nets.personal(i) != shared), None)
     if algorithm.alike and other is not None:
@@ -181,7 +181,7 @@ def _check_alike(experiment: Experiment) -> None:
 
 
 def _check_features(experiment: Experiment) -> None:
-    """Networks end in a linear layer where the algorithm looks at what that layer takes."""
+    """Check that networks end in a linear layer if the algorithm reads the input of that layer."""
     wanted, tried = experiment.algorithm.features, set[tuple[str, str, tuple[int, ...], int]]()
     for client in experiment.clients if wanted else ():
         space, named = experiment.nets.space(client), experiment.nets.named(client)
@@ -198,7 +198,7 @@ def _check_features(experiment: Experiment) -> None:
 
 
 def count_features(net: nn.Module, shape: tuple[int, ...], device: torch.device | None = None) -> int | None:
-    """How many numbers a network's last layer takes of an example; None where its output is not that of a linear layer."""
+    """Return the number of input features of a network's last linear layer; None if the output is not a linear layer's."""
     head, calls = find_head(net), list[tuple[torch.Tensor, torch.Tensor]]()
     if head is None:
         return None
@@ -210,10 +210,10 @@ def count_features(net: nn.Module, shape: tuple[int, ...], device: torch.device 
 
 
 def _check_classes(experiment: Experiment) -> None:
-    """Clients have the same classes where the server's first state has something of each class."""
+    """Check that all clients have equal classes if the server starts with a state for each class."""
     if experiment.algorithm.begins is None:
         return
-    experiment.server()  # which may say that a setting is missing
+    experiment.server()  # raises ConfigError if a setting is missing
     first, one = experiment.data.space, next(iter(experiment.data.spaces))
     for client, space in experiment.data.spaces.items():
         if space.numbers or space.classes != first.classes:
@@ -225,7 +225,7 @@ def _check_classes(experiment: Experiment) -> None:
 
 
 def _unlike(experiment: Experiment, space: Space) -> tuple[str, str]:
-    """Why what is shared has another shape there than at the first client, and the mend."""
+    """Return why the shared tensors differ in shape from the first client's, and how to fix it."""
     first, nets = experiment.data.space, experiment.nets
     if find_shape_difference(nets.shared, nets.whole(replace(space, shape=first.shape)), nets.crossing) is not None:
         outputs = f"whose networks have {first.outputs} and {space.outputs} outputs"
@@ -233,13 +233,13 @@ def _unlike(experiment: Experiment, space: Space) -> tuple[str, str]:
     shapes = f"whose examples have the shapes {list(first.shape)} and {list(space.shape)}"
     if 1 in (len(space.shape), len(first.shape)):
         return shapes, f"share another part ({LATER})"
-    mends = ["give all images the same number of channels"] if space.shape[0] != first.shape[0] else []
-    mends += ["resize images ('data.size')"] if space.shape[1:] != first.shape[1:] else []
-    return shapes, f"share another part ('model.part'), or {' and '.join(mends)}"
+    fixes = ["give all images the same number of channels"] if space.shape[0] != first.shape[0] else []
+    fixes += ["resize images ('data.size')"] if space.shape[1:] != first.shape[1:] else []
+    return shapes, f"share another part ('model.part'), or {' and '.join(fixes)}"
 
 
 def _takes_input(experiment: Experiment) -> bool:
-    """Whether what is shared takes a table's columns: all does, and so does a part that one more would change."""
+    """Return whether the shared tensors depend on a table's columns: their shapes then change with one more column."""
     space = experiment.data.space
     wider, nets = replace(space, shape=(space.shape[0] + 1,)), experiment.nets
     return (

@@ -1,4 +1,4 @@
-"""How much work a client has in a run: steps and floating-point operations, by which an engine is chosen."""
+"""Estimate the work of a client in a run, in steps and floating-point operations; the choice of engine uses it."""
 
 from typing import NamedTuple
 
@@ -9,24 +9,24 @@ _STEP, _RATE = 6e-4, 4e10  # a rough guess of a core: seconds that any step take
 
 
 class Workload(NamedTuple):
-    """What a client does in a run."""
+    """The work of one client in a run."""
 
     steps: float
     flops: float
 
     @property
     def seconds(self) -> float:
-        """About how long it takes a core; only ever compared."""
+        """Estimated seconds on one core; use it only to compare workloads."""
         return self.steps * _STEP + self.flops / _RATE
 
 
 def count_flops(net: nn.Module, shape: tuple[int, ...]) -> float:
-    """Floating-point operations of a forward of one example; 0 where they cannot be counted."""
-    from torch.utils.flop_counter import FlopCounterMode  # it takes Triton along, and workers do not count
+    """Return the floating-point operations of a forward pass of one example; 0 if they cannot be counted."""
+    from torch.utils.flop_counter import FlopCounterMode  # this import loads Triton, which worker processes do not need
 
     try:
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             net.eval()(torch.zeros(2, *shape))
-    except Exception:  # a user's network; it is an estimate only
+    except Exception:  # a user's network may fail in any way, and this is only an estimate
         return 0.0
     return float(counter.get_total_flops()) / 2

@@ -1,1 +1,1 @@
-"""What a run leaves behind: its folder, its state, its scores, its bytes."""
+"""The folder of a run: its files, saved state, scores and traffic."""

@@ -1,4 +1,4 @@
-"""environment.json, as far as who uses a run's models needs it: checked when it is read."""
+"""Read the part of environment.json that is needed to use a run's models, and check it against a schema."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ class EncodedColumn(_Record):
 
 
 class Scaled(_Record):
-    """What is done to inputs."""
+    """The scaling, resizing and augmentation of inputs."""
 
     divisor: Annotated[float, Field(gt=0)]
     mean: tuple[float, ...]
@@ -38,7 +38,7 @@ class Scaled(_Record):
 
 
 class Participant(_Record):
-    """What a client's networks take and give."""
+    """The inputs and outputs of a client's networks."""
 
     input: tuple[int, ...]  # the shape of one example
     outputs: int
@@ -49,7 +49,7 @@ class Participant(_Record):
 
 
 class Network(_Record):
-    """A client's own network."""
+    """The personal network of a client."""
 
     name: str
 
@@ -61,7 +61,7 @@ class Networks(_Record):
 
 
 class About(_Record):
-    """What a run's models are, and what its clients bring."""
+    """The networks of a run, and the inputs and outputs of each client."""
 
     pooled: bool
     models: Networks
@@ -69,10 +69,10 @@ class About(_Record):
 
 
 def about(folder: Path) -> About:
-    """What environment.json of a run's folder says.
+    """Return the content of environment.json in a run's folder.
 
     Raises:
-        RunError: it is missing, damaged, of another format, or not what fedmutual writes.
+        RunError: the file is missing, damaged, of another format, or does not follow the schema.
     """
     path = folder / ENVIRONMENT
     try:

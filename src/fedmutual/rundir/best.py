@@ -1,7 +1,8 @@
-"""The weights of the best round so far, kept where they belong: the shared model's at the server, a client's own with it.
+"""Save the weights of the best round so far: the shared model's in `server/`, a personal net's in its client's folder.
 
-A better round's are written beside the last as `best-<round>.safetensors`. When the run's state is saved they become
-`best.safetensors`: what a kill leaves of rounds that were not saved can be told from what counts, and is removed.
+The weights of a better round are written to a new file, `best-<round>.safetensors`. When the run's state is saved, this file
+becomes `best.safetensors`. If the process is killed before, the number in the name shows that the round was not saved, and
+the file is removed.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ BEST = "best.safetensors"
 
 
 class Keep(NamedTuple):
-    """What the best are chosen by."""
+    """How the best weights are chosen."""
 
     by: str | None  # records.best_by
     every: int  # records.evaluate_every
@@ -25,14 +26,14 @@ class Keep(NamedTuple):
 
 
 class Best:
-    """Observer: keeps the shared model of the best round, by its own score. To be told of a round before it is saved."""
+    """Observer: saves the shared model of its best round. It must receive a round's events before `Checkpoints` does."""
 
     def __init__(self, folder: Path, keep: Keep) -> None:
         self._half, self._keep = folder / "server", keep
         self._merit: float | None = None  # of the round that is not over yet
 
     def __call__(self, event: Event) -> None:
-        """Keep a round's model if none was better."""
+        """Save the model of a round if its score is the best so far."""
         if isinstance(event, Evaluated):
             self._merit = merit([s for s in event.scores if s.model == "global"], "test", self._keep.by)
         elif isinstance(event, RoundDone):
@@ -42,10 +43,12 @@ class Best:
 
 
 def merit(scores: Sequence[Score], reported: str, by: str | None) -> float | None:
-    """How good one model is, greater is better: its accuracy, else minus its loss; None where neither is told.
+    """Return how good one model is, greater is better: its accuracy, else minus its loss; None without either.
 
-    reported: the data that its results are reported on, which choose where `by` names none, or none that it is scored on.
-    Of data that all clients' rows are pooled for ("validation.all"), those; of several clients' scores, the mean.
+    Several clients' scores give their mean; a score on the pooled rows of all clients ("validation.all") comes first.
+
+    by: the kind of rows to score on. None means hold-out rows.
+    reported: the kind of rows that results are reported on; used if there is no score for `by`.
     """
     for data in (by or "holdout", reported):
         for name in (f"{data}.all", data):
@@ -59,10 +62,10 @@ def merit(scores: Sequence[Score], reported: str, by: str | None) -> float | Non
 
 
 def offer(half: Path, state: Callable[[], Message], merit: float | None, round: int, keep: Keep) -> None:
-    """Keep a state in its half of the run's folder, if it is better than the best there.
+    """Save a state in `half` (`server/` or a client's folder) if it is better than the best state there.
 
     Raises:
-        RunError: the best there is damaged, or it cannot be written.
+        RunError: the saved best file is damaged, or the new file cannot be written.
     """
     there = _generations(half)
     if merit is None or (there and merit <= float(_about(there[max(there)])["merit"])):
@@ -75,20 +78,22 @@ def offer(half: Path, state: Callable[[], Message], merit: float | None, round: 
 
 
 def settle(folder: Path, saved: int | None, rounds: int, every: int) -> None:
-    """In each half of a run's folder give the best of the rounds that count its name, and remove the others.
+    """Rename the best file of the saved rounds to best.safetensors in each folder of weights, and remove the others.
 
-    saved: the last saved round. Of rounds that were evaluated only for being the last, those count that are so still; the
-    best before such a one is kept beside it.
+    A last round outside the evaluation schedule counts only while it is the last; if the run may grow, the best scheduled
+    round stays beside it.
+
+    saved: the last saved round; None removes all files.
 
     Raises:
-        RunError: a best is damaged.
+        RunError: a best file is damaged.
     """
     for half in (folder / "server", *(folder / "clients").glob("*")):
         _settle(half, saved, rounds, every)
 
 
 def check(folder: Path) -> None:
-    """Raise RunError where a best is damaged. Changes nothing."""
+    """Raise RunError if a best file is damaged. Changes no file."""
     for half in (folder / "server", *(folder / "clients").glob("*")):
         for file in _generations(half).values():
             _about(file)
@@ -113,10 +118,10 @@ def _settle(half: Path, saved: int | None, rounds: int, every: int) -> None:
 
 
 def load(half: Path, saved: int, run: str) -> Message:
-    """The best state in a half of the folder of a run.
+    """Return the tensors of the best state in `half` (`server/` or a client's folder).
 
     Raises:
-        RunError: there is none, or it is damaged or another run's.
+        RunError: there is no best file, or the file is damaged or belongs to another run.
     """
     _, file = chosen(half, saved)
     tensors, about = read_tensors(file)
@@ -126,10 +131,10 @@ def load(half: Path, saved: int, run: str) -> Message:
 
 
 def chosen(half: Path, saved: int) -> tuple[int, Path]:
-    """The best round up to the saved one in a half of the folder of a run, and the file of its weights.
+    """Return the best round up to the saved round, and the file of its weights in `half`.
 
     Raises:
-        RunError: there is none.
+        RunError: there is no best file.
     """
     there = {round: file for round, file in _generations(half).items() if round <= saved}
     if not there:
@@ -146,7 +151,7 @@ def _about(file: Path) -> dict[str, str]:
 
 
 def _generations(half: Path) -> dict[int, Path]:
-    """The files of best rounds, by their rounds."""
+    """Return the best files in `half` by round."""
     files = {file.stem.removeprefix("best-"): file for file in half.glob("best-*.safetensors")}
     found = {int(number): file for number, file in files.items() if number.isdecimal()}  # others are not ours
     return found | ({int(_about(half / BEST)["round"]): half / BEST} if (half / BEST).exists() else {})

@@ -1,4 +1,4 @@
-"""A run told in lines, for log.txt and for a terminal that is none."""
+"""A run as lines of text, for log.txt and for output that is not a terminal."""
 
 import time
 from collections.abc import Mapping
@@ -21,38 +21,38 @@ class TextLog:
         self._path = folder / LOG
 
     def __call__(self, event: Event) -> None:
-        """Append what the event says, if anything."""
+        """Append the lines of the event, if there are any."""
         if said := [*told(event), *_trace(event)]:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             append(self._path, (f"{now}  {line}" for line in said))
 
 
 def _trace(event: Event) -> list[str]:
-    """Where an algorithm of the user's own went wrong."""
+    """Return the traceback lines of an error in a user's algorithm."""
     if isinstance(event, Failed) and isinstance(event.problem, AlgorithmError):
         return event.problem.trace.splitlines()
     return []
 
 
 class TimeLeft:
-    """How long the rounds that are left will take, at the pace so far."""
+    """Estimate the time of the remaining rounds from the time of the finished rounds."""
 
     def __init__(self) -> None:
         self._since, self._done, self._rounds = time.monotonic(), 0, 0
 
     def start(self, event: Started) -> None:
-        """The clock starts here."""
+        """Start the clock."""
         self._since, self._done, self._rounds = time.monotonic(), event.done, event.rounds
 
     def after(self, round: float) -> str:
-        """Words for what is left after `round` rounds; part of a round counts."""
+        """Return the remaining time after `round` rounds as text, "" before any progress; fractions of a round count."""
         if round <= self._done:
             return ""
         return f"{duration((time.monotonic() - self._since) / (round - self._done) * (self._rounds - round))} left"
 
 
 def told(event: Event) -> list[str]:
-    """The lines of an event; none of those that only count."""
+    """Return the lines of an event; events that only report progress have no line."""
     match event:
         case Started():
             whither = f"round {event.done + 1} of {event.rounds}" if event.done < event.rounds else "the summary"
@@ -117,7 +117,7 @@ def holdout_line(scores: tuple[Score, ...]) -> str:
 
 
 def said(values: Mapping[str, object]) -> str:
-    """The accuracy; of a task that has none its first score, "loss 0.123"."""
+    """Return the accuracy as text; for a task without an accuracy its first score, "loss 0.123"."""
     share = accuracy(values)
     if share is not None:
         return percent(share)
@@ -126,7 +126,7 @@ def said(values: Mapping[str, object]) -> str:
 
 
 def accuracy(values: Mapping[str, object]) -> float | None:
-    """The accuracy of a score; None where its task tells none."""
+    """Return the accuracy of a score; None for a task without an accuracy."""
     found = values.get("accuracy")
     return float(found) if isinstance(found, int | float) else None
 

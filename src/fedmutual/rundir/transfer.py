@@ -1,4 +1,4 @@
-"""Where clients are domains: how well a node's model does on all of them, on its own, and on the others."""
+"""ACC, BWT and FWT for clients that are domains: a node's accuracy on all domains, on its own, and on the others."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,15 +7,15 @@ Lines = Sequence[Mapping[str, Any]]
 PerClient = Mapping[str, float]
 
 MEASURES = {"acc": "test", "bwt": "test.own", "fwt": "test.others"}
-"""A measure -> whose test rows it is an accuracy on: of all nodes pooled, of the node's own domain, of the others pooled."""
+"""Measure -> test rows of the accuracy: of all nodes together, of the node's domain, of the other nodes together."""
 
 _CHOICE = {"holdout": ("holdout",), "validation": ("validation.all", "validation"), "test": ("test",)}
 
 
 def transfer(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] | None:
-    """ACC, BWT and FWT of the nodes' models, after the last round and after each node's own best one; None without domains.
+    """Return ACC, BWT and FWT of the nodes after the last round and after each node's best round; None without domains.
 
-    best_by: "holdout", "validation" (the validation rows of all nodes where they are scored, else the node's own) or "test".
+    best_by: "holdout", "validation" (rows of all nodes if they are scored, else the node's rows) or "test".
     """
     if model is None or not any(per_client(line, model, MEASURES["bwt"]) for line in metrics):
         return None
@@ -31,19 +31,19 @@ def transfer(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] 
 
 
 def projected(metrics: Lines) -> dict[str, Any] | None:
-    """The share of each node's mutual steps whose gradient was projected, as last told; None where none was told."""
+    """Return the last reported share of each node's mutual steps with a projected gradient; None if there is no report."""
     found = {i: terms["projected"] for line in metrics for i, terms in line["train"].items() if "projected" in terms}
     return {"mean": _mean(found), "per_client": found} if found else None
 
 
 def per_client(line: Mapping[str, Any], model: str, data: str) -> dict[str, float]:
-    """Client -> accuracy of a model on some rows, in one evaluation, of those whose task tells one."""
+    """Return the accuracy of a model on one kind of rows, by client; clients without an accuracy are left out."""
     found = {s["client"]: s.get("accuracy") for s in line["scores"] if (s["model"], s["data"]) == (model, data)}
     return {i: v for i, v in found.items() if i is not None and isinstance(v, int | float)}
 
 
 def _measured(metrics: Lines, model: str, data: str, rounds: Mapping[str, int]) -> dict[str, Any] | None:
-    """A measure after the last round, and each node's after its best; None where a single node has no others."""
+    """Return one measure after the last and after each node's best round; None without scores (FWT of a single node)."""
     scores = {line["round"]: per_client(line, model, data) for line in metrics}
     last = scores[max(scores)]
     best = {i: scores[r][i] for i, r in rounds.items() if i in scores[r]}
@@ -59,5 +59,5 @@ def _mean(found: PerClient) -> float:
 
 
 def _best(judged: Mapping[int, float]) -> int:
-    """The first round of the greatest value."""
+    """Return the first round with the greatest value."""
     return max(judged, key=lambda r: (judged[r], -r))
