@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fedmutual
-from fedmutual.cli import conclude, privacy, sites
+from fedmutual.cli import audit, conclude, privacy, sites
 from fedmutual.cli import demo as demo_plan
 from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, read_config
 from fedmutual.cli.data import app as data_app
@@ -321,6 +321,7 @@ def predict(
 
 
 app.command()(privacy.privacy)
+app.command()(audit.audit)
 app.command(rich_help_panel=SITES)(sites.provision)
 app.command(rich_help_panel=SITES)(sites.server)
 app.command(rich_help_panel=SITES)(sites.site)
