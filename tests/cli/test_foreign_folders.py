@@ -112,6 +112,8 @@ def refusal(answer: tuple[int, str, str]) -> str:
         (("run", "r/config.toml", "--out", "again"), {"training_task": "my_net:Net"}),
         (("compare", "r/config.toml", "--methods", "fml", "--out", "again"), {"data_name": "my_net:Net"}),
         (("sweep", "r/config.toml", "--set", "rounds=1,2", "--out", "again"), {"model_shared": "my_net:Net"}),
+        (("audit", "r"), {"model_shared": "my_net:Net"}),
+        (("audit", "r"), {"algorithm_name": "my_net:Net"}),
         (("data", "check", "r/config.toml"), {"data_name": "my_net:Net"}),
     ],
 )

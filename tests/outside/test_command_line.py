@@ -158,6 +158,7 @@ CALLS = {
         "data give sites/federation.toml --site missing.toml",
         "data give sites/federation.toml --site sites/north/site.toml",
     ],
+    "fedmutual audit": ["audit fml", "audit fml --shadows 0 --out audited", "audit missing", "audit centralised"],
     "fedmutual privacy": [
         "privacy fml.toml --epsilon 4 --set privacy.nets=both",
         "privacy fml.toml",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fedmutual
-from fedmutual.cli import conclude, deploy, privacy, sites
+from fedmutual.cli import audit, conclude, deploy, privacy, sites
 from fedmutual.cli import demo as demo_plan
 from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, Tune, read_config
 from fedmutual.cli.data import app as data_app
@@ -349,6 +349,7 @@ def predict(
 app.command()(deploy.export)
 app.command()(deploy.score)
 app.command()(privacy.privacy)
+app.command()(audit.audit)
 app.command(rich_help_panel=SITES)(sites.provision)
 app.command(rich_help_panel=SITES)(sites.server)
 app.command(rich_help_panel=SITES)(sites.site)

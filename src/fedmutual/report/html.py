@@ -90,12 +90,25 @@ def write_report(runs: Sequence[Path | Run], out: Path) -> None:
 
 def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Comparison], Verdict] = judge) -> None:
     """As `write_report`, of comparisons, with a verdict on each."""
-    out = Path(out)
+    check_page(Path(out))
+    write_text(render(found, judged), Path(out))
+
+
+def check_page(out: Path) -> None:
+    """Raise RunError where `out` is a folder, or a file of another kind than a page."""
     if not out.name:  # "." or "/"
         raise RunError(f"{out}: is a folder; name a file with -o")
     if _other(out):
         raise RunError(f"{out}: is there and no page of HTML; name another file with -o")
-    page = render(found, judged)
+
+
+def write_text(page: str, out: Path) -> None:
+    """Write a page in one step.
+
+    Raises:
+        RunError: as `check_page`, or `out` cannot be written.
+    """
+    check_page(out)
     part = out.with_name(f".{out.name}.{os.getpid()}-{token_hex(8)}.part")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,65 @@
+"""The command `fedmutual audit`: what attackers gain from a run, as a table and a page."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from fedmutual.cli.arguments import TrustCode
+from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
+
+if TYPE_CHECKING:
+    from fedmutual.report.audit_result import Audit
+
+PAGE = "audit.html"
+
+
+def audit(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, whose data are still there.")],
+    shadows: Annotated[
+        int,
+        typer.Option(min=0, help="Train so many shadow runs for the stronger membership attack; each takes as long as RUN."),
+    ] = 0,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="The folder of audit.json and audit.html; else RUN.")
+    ] = None,
+    trust_code: TrustCode = False,
+) -> None:
+    """Attack the models of a finished run with its own data: who was trained on, and which rows can a server read?
+
+    Two attacks: membership inference with intervals, and the imprint attack of a dishonest server. The result is no upper
+    bound. Example: `fedmutual audit runs/ward --shadows 8`
+    """
+    from fedmutual.report.audit import make_sentences, write_audit
+    from fedmutual.report.html import check_page
+    from fedmutual.studies.audit import AUDIT
+    from fedmutual.studies.audit import audit as audit_run
+
+    folder = run if out_folder is None else out_folder
+    check_page(folder / PAGE)
+    try:
+        with stop_on_sigterm():
+            result = audit_run(run, shadows, folder, trust_code, lambda step: err.print(step, highlight=False, markup=False))
+    except KeyboardInterrupt as stop:
+        code = Code.TERMINATED if isinstance(stop, Terminated) else Code.STOPPED
+        exit_with_error("stopped; nothing was written", code)
+    out.print(_make_table(result))
+    for sentence in make_sentences(result):
+        print_text(sentence)
+    write_audit(result, folder / PAGE)
+    print_text(f"{folder / AUDIT}; page: {folder / PAGE}", soft_wrap=True)
+
+
+def _make_table(result: "Audit") -> Table:
+    """One line for each membership attack."""
+    from fedmutual.report.audit import make_membership_rows
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in ("model", "attack by", "advantage", "interval", "AUC"):
+        table.add_column(title, justify="left" if title in ("model", "attack by") else "right")
+    for row in make_membership_rows(result):
+        table.add_row(*map(escape, row))
+    return table

@@ -1,0 +1,163 @@
+"""`fedmutual audit`: its statistics, what it sees where a model memorises and where there is nothing to see."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from sklearn.metrics import roc_auc_score
+
+import fedmutual
+from fedmutual.errors import RunError
+from fedmutual.report.audit import bound_advantage, make_sentences
+from fedmutual.studies.audit import audit
+from fedmutual.studies.audit.rows import Pool
+from fedmutual.studies.audit.shadows import draw_splits
+from fedmutual.studies.audit.statistics import (
+    choose_threshold,
+    clopper_pearson,
+    measure_auc,
+    measure_strength,
+    score_against_shadows,
+)
+from own_data import config, npz
+
+
+def test_clopper_pearson_is_the_interval_by_beta_quantiles():
+    low, high = clopper_pearson(7, 20, 0.9)
+    assert (low, high) == pytest.approx((stats.beta.ppf(0.05, 7, 14), stats.beta.ppf(0.95, 8, 13)))
+
+
+def test_the_auc_counts_pairs_and_ties_half():
+    rng = np.random.default_rng(0)
+    members, others = rng.integers(0, 9, 40).astype(float), rng.integers(0, 7, 30).astype(float)
+    auc, low, high = measure_auc(members, others, 0.95)
+    assert auc == pytest.approx(roc_auc_score([1] * 40 + [0] * 30, np.concatenate([members, others])))
+    assert low < auc < high
+
+
+def test_the_threshold_separates_best():
+    assert choose_threshold(np.array([3.0, 4.0, 9.0]), np.array([1.0, 2.0, 5.0])) == 2.0
+
+
+@pytest.mark.parametrize(("shift", "detected"), [(0.0, False), (2.0, True)])
+def test_the_interval_of_the_advantage(shift, detected):
+    rng = np.random.default_rng(1)
+    strength = measure_strength(rng.normal(shift, 1, 400), rng.normal(0, 1, 400), 0.95, rng)
+    assert (strength.low > 0) == detected
+    assert strength.low < stats.norm.cdf(shift / 2) - stats.norm.cdf(-shift / 2) < strength.high
+
+
+def test_the_interval_covers_no_advantage_as_often_as_it_says():
+    rng = np.random.default_rng(2)
+    misses = sum(measure_strength(*rng.normal(size=(2, 40)), 0.9, rng).low > 0 for _ in range(200))
+    assert misses <= 20
+
+
+def test_shadow_splits_leave_each_row_out_equally_often():
+    rows = type("Rows", (), {"__len__": lambda self: 10})()
+    splits = draw_splits([Pool("0", rows, 7)], 10, np.random.default_rng(0))
+    left_out = [set(range(10)) - set(split["0"].tolist()) for split in splits]
+    assert [len(s) for s in left_out] == [3] * 10
+    assert [sum(row in s for s in left_out) for row in range(10)] == [3] * 10
+
+
+def test_the_ratio_against_shadows_is_that_of_two_normal_densities():
+    """Trained on: 1 and 3, mean 2, variance 2; not: -1 and 1, mean 0, variance 2. The second row has no other kind."""
+    shadows = np.array([[1.0, 1.0], [3.0, 3.0], [-1.0, 5.0], [1.0, 7.0]])
+    trained = np.array([[True, True], [True, True], [False, True], [False, True]])
+    first, second = score_against_shadows(np.array([2.0, 1.0]), shadows, trained)
+    spread = (1 + 1 + 9 + 1 + 1 + 9) / (1 + 3)  # of both rows' trained shadow runs together
+    normal = stats.norm(2, math.sqrt(spread)).logpdf(2) - stats.norm(0, math.sqrt(2)).logpdf(2)
+    assert first == pytest.approx(normal)
+    assert math.isnan(second)
+
+
+def test_the_bound_of_a_guarantee():
+    """Epsilon log 3: (3 - 1) / (3 + 1)."""
+    assert bound_advantage(math.log(3), 0.0) == pytest.approx(0.5)
+    assert bound_advantage(0.0, 0.1) == pytest.approx(0.1)
+
+
+@pytest.fixture
+def make_run(tmp_path, monkeypatch):
+    """Train on random rows with random labels: there is nothing to learn, and all to memorise."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(3)
+    arrays = {"x": rng.normal(size=(300, 1, 4, 4)).astype(np.float32), "y": rng.integers(0, 2, 300)}
+    source = npz(tmp_path / "noise.npz", **arrays)
+
+    def make(rate, rounds=1, **more):
+        tables = {
+            "name": "noise",
+            "rounds": rounds,
+            "data": source,
+            "split": {"test": 0.1, "validation": 0.5},
+            "training": {"local_epochs": 60, "batch_size": 16},
+            "optimizer": {"lr": rate},
+            "engine": {"device": "cpu"},
+        }
+        return fedmutual.run(config(**tables | more), tmp_path / "run").folder
+
+    return make
+
+
+def test_an_audit_sees_memorised_rows(make_run):
+    result = audit(make_run(0.1), shadows=4)
+    personal = [m for m in result.memberships if m.model == "personal"]
+    assert {m.attack for m in personal} == {"loss", "answers", "shadows"}
+    assert {m.client for m in personal} == {"0", "1"}
+    assert all(m.is_detected and m.advantage > 0.3 for m in personal if m.attack == "loss")
+    assert any(m.is_detected for m in personal if m.attack == "shadows")
+    assert result.privacy is None
+
+
+def test_an_audit_sees_nothing_where_nothing_was_learned(make_run):
+    result = audit(make_run(1e-9), shadows=4)
+    assert len(result.memberships) == 15
+    assert not any(m.is_detected for m in result.memberships)
+    assert all(m.low < 0 < m.high for m in result.memberships)
+
+
+NOISED = {"privacy": {"nets": "both", "sigma": 2.0}, "training": {"local_epochs": 1, "batch_size": 16}}
+
+
+@pytest.mark.parametrize(("more", "is_read"), [({"training": NOISED["training"]}, True), (NOISED, False)])
+def test_the_imprint_attack_reads_rows_only_without_noise(make_run, more, is_read):
+    result = audit(make_run(0.05, **more))
+    assert [i.client for i in result.imprints] == ["0", "1"]
+    assert all((i.records > 0) == is_read and i.skipped is None for i in result.imprints)
+    assert sum(i.coincidences for i in result.imprints) == 0
+    assert (result.privacy is not None and result.privacy.epsilon > 0) != is_read
+    assert any("no upper bound" in sentence for sentence in make_sentences(result))
+
+
+def test_nothing_but_personal_models_is_attacked_where_nothing_is_shared(make_run):
+    short = {"local_epochs": 1, "batch_size": 16}
+    result = audit(make_run(0.05, algorithm={"name": "independent"}, training=short))
+    assert result.imprints == ()
+    assert {m.model for m in result.memberships} == {"personal"}
+
+
+def test_the_command_writes_its_record_and_its_page(make_run, cli, tmp_path):
+    folder = make_run(0.05, training={"local_epochs": 1, "batch_size": 16})
+    code, _, err = cli("audit", folder, "--out", "report")
+    assert code == 0, err
+    record = json.loads((tmp_path / "report" / "audit.json").read_text())
+    assert (record["format"], len(record["memberships"]), len(record["imprints"])) == (1, 10, 2)
+    assert (tmp_path / "report" / "audit.html").read_text().startswith("<!doctype html>")
+    assert not (folder / "audit.json").exists()
+
+
+def test_data_that_changed_are_refused(make_run, tmp_path):
+    folder = make_run(0.05, training={"local_epochs": 1, "batch_size": 16})
+    npz(tmp_path / "noise.npz", x=np.zeros((300, 1, 4, 4), np.float32), y=np.arange(300) % 2)
+    with pytest.raises(RunError, match="not those that the run was trained on"):
+        audit(folder)
+    (folder / "summary.json").unlink()
+    with pytest.raises(RunError, match="not finished"):
+        audit(folder)
+    with pytest.raises(RunError, match="is not a run's folder"):
+        audit(tmp_path / "nowhere")
+    assert not (folder / "audit.json").exists()
