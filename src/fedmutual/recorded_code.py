@@ -36,6 +36,11 @@ def trusting(trust_code: bool) -> Iterator[None]:
         _trusts.reset(token)
 
 
+def is_trusting() -> bool:
+    """Return whether the user trusts code that run folders name."""
+    return _trusts.get()
+
+
 def modules_named(tables: Mapping[str, Any]) -> dict[str, str]:
     """The modules of the user's own that a configuration's tables name -> for each, the first key that names it."""
     named: dict[str, str] = {}

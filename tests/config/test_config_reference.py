@@ -41,7 +41,7 @@ def test_every_key_has_a_meaning_in_one_line() -> None:
         ("data.size", "list of whole numbers >= 1", "unset"),
         ("data.std", "list of numbers > 0", "unset"),
         ("data.resident", "true or false", "unset"),
-        ("partition.kind", '"iid", "shards", "dirichlet", "domains" or "file"', '"iid"'),
+        ("partition.kind", '"iid", "shards", "dirichlet", "pfllib", "domains" or "file"', '"iid"'),
         ("partition.clients", "whole number >= 1", "5"),
         ("split.validation", "number >= 0, < 1", "unset"),
         ("optimizer.lr", "number or schedule", "0.01"),

@@ -24,7 +24,7 @@ def test_the_keys_that_change_no_number_of_a_result():
 
 
 def test_the_keys_that_change_scores_but_nothing_that_is_learned():
-    records = {f"records.{key}" for key in ("evaluate_every", "evaluate_on", "best_by", "copies")}
+    records = {f"records.{key}" for key in ("evaluate_every", "evaluate_on", "best_by", "copies", "ensemble")}
     assert keys_that(lambda effect: effect.affects == "scores") == records | {"share.metrics"}
 
 

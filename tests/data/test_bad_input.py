@@ -23,7 +23,7 @@ Y = np.array([0, 1] * 6)
     ("name", "words"),
     [
         ("cifar", "there is no data set 'cifar'; did you mean 'cifar10'?"),
-        ("imagenet", "there are digits, mnist,"),
+        ("nowhere", "there are digits, mnist,"),
         ("folder", "data.name = 'folder' needs the key 'data.root'"),
         ("npz", "data.name = 'npz' needs the key 'data.root'"),
     ],

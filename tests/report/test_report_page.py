@@ -98,7 +98,7 @@ def test_nothing_is_loaded_from_anywhere(page):
 
 
 def test_its_size(page):
-    assert len(page.encode()) < 140_000
+    assert len(page.encode()) < 150_000
 
 
 def test_headings_go_down_one_level_at_a_time(page):

@@ -13,7 +13,7 @@ import typer
 import fedmutual
 from fedmutual.cli import audit, conclude, deploy, privacy, sites
 from fedmutual.cli import demo as demo_plan
-from fedmutual.cli.arguments import By, File, Grid, Methods, Resume, Seeds, Set, TrustCode, Tune, read_config
+from fedmutual.cli.arguments import By, File, Grid, Jobs, Methods, Resume, Seeds, Set, TrustCode, Tune, read_config
 from fedmutual.cli.data import app as data_app
 from fedmutual.cli.terminal import (
     Code,
@@ -90,6 +90,7 @@ def compare(
     methods: Methods = None,
     seeds: Seeds = 3,
     tune: Tune = None,
+    jobs: Jobs = None,
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-compare.")] = None,
     resume: Resume = False,
@@ -110,7 +111,7 @@ def compare(
     command = format_resume_command("compare", set, folder, str(file), *words)
     tuned = None if tune is None else tune_methods(config, names, tune, folder, resume, command, own, set or [])
     with show_progress(command, runs=len(names) * seeds) as watch:
-        folders = _compare(config, names, seeds, folder, resume, watch, own, tuned)
+        folders = _compare(config, names, seeds, folder, resume, watch, own, tuned, jobs)
     conclude.print_comparison([(config.name, folders)], folder / "report.html")
 
 
@@ -160,6 +161,7 @@ def sweep(
 def demo(
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/demo.")] = None,
     seeds: Seeds = 5,
+    jobs: Jobs = None,
     resume: Resume = False,
 ) -> None:
     """Does federated mutual learning pay on real handwritten digits, for which clients, and how many bytes does it send?
@@ -179,7 +181,7 @@ def demo(
         for name, methods in demo_plan.EXPERIMENTS.items():
             with as_file(files("fedmutual") / "demo" / f"{name}.toml") as file:
                 config = fedmutual.load_config(file)
-            groups.append((name, _compare(config, list(methods), seeds, folder / name, resume, watch)))
+            groups.append((name, _compare(config, list(methods), seeds, folder / name, resume, watch, jobs=jobs)))
     conclude.print_comparison(groups, folder / demo_plan.PAGE)
 
 
@@ -428,7 +430,8 @@ def _compare(
     watch: "ProgressDisplay",
     own: dict[str, Any] | None = None,
     tuned: "Mapping[str, Tuned] | None" = None,
+    jobs: int | None = None,
 ) -> list[Path]:
     from fedmutual.studies.compare import compare as compare_all
 
-    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own, tuned)]
+    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own, tuned, jobs)]

@@ -72,6 +72,10 @@ Tune = Annotated[
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Seeds, from the configured one upwards.")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(min=1, help="Runs that are trained side by side; unset, one for each core where that is faster."),
+]
 
 
 def parse_names(text: str) -> list[str]:

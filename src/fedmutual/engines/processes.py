@@ -110,7 +110,7 @@ class _Worker:
         self.clients: tuple[str, ...] = ()
         self.process = CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
         self.due = 0  # answers that it owes
-        with _without_main():
+        with hide_main_module():
             self.process.start()
         theirs.close()
 
@@ -194,7 +194,7 @@ def _shared(host: HostRequest) -> bytes:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def hide_main_module() -> Iterator[None]:
     """Hide the main module: a new process would import it, and a script without `if __name__ == "__main__"` run itself."""
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")

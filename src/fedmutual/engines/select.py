@@ -1,5 +1,6 @@
 """Which engine runs an experiment, and why: "auto" picks by what there is to do and what there is to do it with."""
 
+import multiprocessing
 import os
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -45,6 +46,8 @@ def choose_engine(
         return EngineChoice("stacked", 1, "there is a GPU, and small networks fill it only together")
     if device.type != "cpu":
         return EngineChoice("inprocess", 1, f"the device is {device.type}")
+    if multiprocessing.current_process().daemon:
+        return EngineChoice("inprocess", 1, "this process trains one of several runs side by side")
     seconds = sum(w.seconds for w in work.values())
     if count < 2:
         return EngineChoice("inprocess", 1, "there is one client" if len(work) < 2 else "there is one core")

@@ -84,10 +84,8 @@ def reopen(folder: Path, config: Config) -> None:
     No code that the folder names is imported.
 
     Raises:
-        RunError: the run in the folder is of another configuration, the code that it names has changed since, or the
-            folder holds a symbolic link.
+        RunError: the run in the folder is of another configuration, or the code that it names has changed since.
     """
-    _check_no_links(folder)
     before = read_dumped(folder / CONFIG)
     changed = sorted(_changes(before.model_dump(), config.model_dump()))
     changed = [key for key in changed if key not in _RESUMABLE]
@@ -170,9 +168,14 @@ def environment(threads: int, device: torch.device) -> dict[str, Any]:
     }
 
 
-def _check_no_links(folder: Path) -> None:
-    """Refuse a folder that holds symbolic links: a resumed run writes and removes files, and a link in a folder of somebody
-    else's could lead to files outside that folder."""
+def check_no_links(folder: Path) -> None:
+    """Refuse to resume in a folder that holds symbolic links.
+
+    A resumed run writes and removes files, and a link in a folder of somebody else could lead to files outside that folder.
+
+    Raises:
+        RunError: a file or folder in it is a symbolic link.
+    """
     for parent, folders, files in os.walk(folder):
         link = next((path for name in (*folders, *files) if (path := Path(parent, name)).is_symlink()), None)
         if link is not None:

@@ -11,7 +11,8 @@ from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
 from fedmutual.files import write_json
 from fedmutual.rundir.folder import CONFIG, TUNED, check_free, reopen
-from fedmutual.studies.run import can_stack, run, run_together
+from fedmutual.studies.run import can_stack, run_together
+from fedmutual.studies.side_by_side import PlannedRun, can_run_side_by_side, train_runs
 from fedmutual.studies.trained_run import Run
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
@@ -76,13 +77,15 @@ def compare(
     watch: Callable[[str], Observer] | None = None,
     own: Mapping[str, Any] | None = None,
     tuned: Mapping[str, Tuned] | None = None,
+    jobs: int | None = None,
 ) -> list[Run]:
     """Run every method with every seed into OUT/<method>/<seed>; a finished one is not trained again on resume.
 
     The folder of a method "module:Class" is named without the colon, which Windows refuses.
 
     watch: an observer for the run of this name. own, tuned: as `list_variants` takes them; what was chosen is written into
-    each run's folder. With the engine "stacked", or "auto" on a GPU, all runs go on at once, their clients in common stacks.
+    each run's folder. jobs: as `train_all` takes it. With the engine "stacked", or "auto" on a GPU, all runs go on at once,
+    their clients in common stacks.
 
     Raises:
         UserError: as `run`; what is wrong with a method or a folder, before the first is trained.
@@ -92,7 +95,7 @@ def compare(
         for method, seed, variant in list_variants(config, methods, seeds, own, tuned)
     ]
     check_folders(planned, resume)
-    runs = train_all(planned, resume, watch)
+    runs = train_all(planned, resume, watch, jobs)
     for method in tuned or {}:
         for done in runs[methods.index(method) * seeds :][:seeds]:
             record_choice(done.folder, method, (tuned or {})[method])
@@ -123,11 +126,20 @@ def check_folders(planned: Sequence[Planned], resume: bool) -> None:
             check_free(folder)
 
 
-def train_all(planned: Sequence[Planned], resume: bool, watch: Callable[[str], Observer] | None = None) -> list[Run]:
-    """Run each into its folder, one after the other; all at once in common stacks where the first of them is for that."""
+def train_all(
+    planned: Sequence[Planned], resume: bool, watch: Callable[[str], Observer] | None = None, jobs: int | None = None
+) -> list[Run]:
+    """Train each run into its folder: all at once in common stacks where the first of them is for that; else several side by
+    side where that is faster.
+
+    jobs: how many side by side; None: chosen by what the first run took.
+    """
     configs, folders = [config for _, config, _ in planned], [folder for *_, folder in planned]
     observers = [[watch(label)] if watch else [] for label, *_ in planned]
     if can_stack(configs[0]):
         return run_together(configs, folders, resume, observers)
-    each = zip(configs, folders, observers, strict=True)
-    return [run(config, folder, resume, watching) for config, folder, watching in each]
+    runs = [PlannedRun(config, folder) for config, folder in zip(configs, folders, strict=True)]
+    is_possible = can_run_side_by_side(configs)
+    if jobs is not None and jobs > 1 and not is_possible:
+        raise ConfigError("--jobs needs the engine 'auto' or 'inprocess' on a CPU; leave out --jobs, or change the engine")
+    return train_runs(runs, resume, observers, jobs if is_possible else 1)

@@ -246,6 +246,7 @@ def _look(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
     if not (resume and (folder / folders.CONFIG).exists()):
         folders.check_free(folder)
         return {}
+    folders.check_no_links(folder)
     folders.reopen(folder, config)
     if Run(folder).finished and Run(folder).config.rounds == config.rounds:
         return None

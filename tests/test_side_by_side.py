@@ -1,0 +1,77 @@
+"""Whole runs in worker processes: the same bits, one progress display, and a clear end where something goes wrong."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from fedmutual.studies import side_by_side
+from fedmutual.studies.side_by_side import choose_jobs
+
+pytestmark = pytest.mark.process
+
+COMPARE = ("--methods", "fml,independent", "--seeds", "2")
+
+
+def read_results(folder):
+    """All files of the runs in a folder but those that hold the time, the machine or the command."""
+    files = {path.relative_to(folder): path for path in folder.glob("*/*/**/*") if path.is_file()}
+    kept = {name: path.read_bytes() for name, path in files.items() if name.suffix in (".safetensors", ".jsonl", ".toml")}
+    return {name: content for name, content in kept.items() if name.name != "log.txt"}
+
+
+def test_the_number_of_jobs_by_hand(monkeypatch):
+    monkeypatch.setattr(side_by_side, "count_cores", lambda: 4)
+    assert choose_jobs(runs=10, seconds=2.0, threads=1) == 4  # saves 15 of 20 seconds
+    assert choose_jobs(runs=3, seconds=2.0, threads=1) == 1  # saves 4 seconds, and the start takes more
+    assert choose_jobs(runs=3, seconds=60.0, threads=1) == 3
+    assert choose_jobs(runs=10, seconds=60.0, threads=3) == 1  # one run takes three of four cores
+    assert choose_jobs(runs=0, seconds=60.0, threads=1) == 1
+
+
+def test_runs_side_by_side_have_the_same_bits_and_one_page(cli, small, tmp_path):
+    code, alone, _ = cli("compare", small, *COMPARE, "--jobs", "1", "--out", "alone")
+    assert code == 0
+    code, together, _ = cli("compare", small, *COMPARE, "--jobs", "2", "--out", "together")
+    assert code == 0
+    assert read_results(tmp_path / "alone") == read_results(tmp_path / "together") != {}
+    assert (tmp_path / "together" / "report.html").is_file()
+    assert alone.count("%") == together.count("%")
+
+
+def test_a_run_that_fails_ends_the_command_and_names_itself(cli, small):
+    code, _, error = cli("compare", small, *COMPARE, "--jobs", "2", "--set", "optimizer.lr=1e30", "--out", "failed")
+    assert code != 0
+    assert "diverged" in error
+    assert "Traceback" not in error
+
+
+def test_a_worker_that_dies_is_named_and_the_command_can_be_resumed(cli, small, tmp_path, monkeypatch):
+    train = side_by_side._Worker.train
+
+    def train_and_die(worker, planned, resume):
+        train(worker, planned, resume)
+        if planned.folder.name == "1":
+            os.kill(worker._process.pid, signal.SIGKILL)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(side_by_side._Worker, "train", train_and_die)
+        code, _, error = cli("compare", small, *COMPARE, "--jobs", "2", "--out", "died")
+    assert code != 0
+    assert "--resume" in error
+    assert cli("compare", small, *COMPARE, "--jobs", "2", "--resume", "--out", "died")[0] == 0
+    assert len(list((tmp_path / "died").glob("*/*/summary.json"))) == 4
+
+
+def test_an_engine_with_workers_of_its_own_is_refused_beside_jobs(cli, small, tmp_path):
+    code, _, error = cli("compare", small, *COMPARE, "--jobs", "2", "--set", "engine.name=processes", "--out", "refused")
+    assert code == 2
+    assert "--jobs" in error
+    assert not list(tmp_path.glob("refused/*/*/summary.json"))
+
+
+def test_the_engine_of_a_run_side_by_side_is_recorded(cli, small, tmp_path):
+    assert cli("compare", small, *COMPARE, "--jobs", "2", "--out", "recorded")[0] == 0
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("recorded/*/*/environment.json")]
+    assert [record["engine"]["name"] for record in records] == ["inprocess"] * 4
