@@ -220,6 +220,24 @@ def test_other_sites_in_the_same_attempt_are_refused_once_it_was_opened() -> Non
             table.server.close_stage(stage, answers)
 
 
+def test_words_are_masked_once_for_one_set_of_sites() -> None:
+    """The server asks for the words again with fewer shares: the difference of both answers would be one pair mask."""
+    table = Table(5).run(Stage.UPLOAD)
+    order = table.server.make_orders(Stage.UPLOAD)["ash"]
+    again = table.ask(Stage.UPLOAD, "ash", order)  # an answer that was lost
+    assert again[letters.WORDS].tolist() == table.server.answers[Stage.UPLOAD]["ash"][letters.WORDS].tolist()
+    shares = letters.read_letter(letters.SealedShares, order, "ash").shares
+    fewer = letters.pack_letter(letters.SealedShares(shares={i: s for i, s in shares.items() if i != "elm"}))
+    with pytest.raises(Rejected, match="other sites"):
+        table.ask(Stage.UPLOAD, "ash", fewer)
+
+
+def test_words_of_an_opened_round_are_not_masked_again() -> None:
+    table = Table(5).run()
+    with pytest.raises(Rejected, match="opened before"):
+        table.ask(Stage.UPLOAD, "ash", table.server.make_orders(Stage.UPLOAD)["ash"])
+
+
 def test_the_same_sum_is_opened_again_with_the_same_shares() -> None:
     """An answer that was lost."""
     table = Table(5).run()

@@ -123,14 +123,18 @@ class SumSite:
         """Take in the shares of the others -> this site's words under its own mask and those of all pairs.
 
         Raises:
-            Rejected: shares were changed, or are of a site that announced no keys; or they are too few.
+            Rejected: shares were changed, or are of a site that announced no keys; or they are too few; or the round was opened;
+                or this site masked its words for other sites before: the difference of both answers would be a pair mask.
         """
+        self._check_opened(None)
         held, sealed = self._held(), letters.read_letter(letters.SealedShares, order, SERVER).shares
         public = {announcement.site: announcement for announcement in held.announcements}
         members = sorted({*sealed, self._site})
         if self._site in sealed or not public.keys() >= set(members):
             raise Rejected("the server sends shares of a site that announced no keys")
         self._check_sites(members, "shared their secrets")
+        if held.members and held.members != members:
+            raise Rejected("this site masked its words before, for other sites, and masks them once")
         shares = {self._site: held.shares[self._site]}
         for sender, content in sealed.items():
             keys = bytes.fromhex(held.seal_key), bytes.fromhex(public[sender].seal_key)
