@@ -123,8 +123,8 @@ class SumSite:
         """Take in the shares of the others -> this site's words under its own mask and those of all pairs.
 
         Raises:
-            Rejected: shares were changed, or are of a site that announced no keys; or they are too few; or the round was opened;
-                or this site masked its words for other sites before: the difference of both answers would be a pair mask.
+            Rejected: shares were changed, or are of a site that announced no keys; or they are too few; or the round was
+                opened; or this site masked its words for other sites before: both answers would tell a pair mask.
         """
         self._check_opened(None)
         held, sealed = self._held(), letters.read_letter(letters.SealedShares, order, SERVER).shares
