@@ -1,6 +1,7 @@
 """What a key affects, derived from the schema: held against what fingerprints and comparisons are known to depend on."""
 
-from fedmutual.config.schema import Config, list_effects
+from fedmutual.config.keys import list_effects
+from fedmutual.config.schema import Config
 from fedmutual.reproduce.plan import tells
 
 EFFECTS = list_effects(Config)

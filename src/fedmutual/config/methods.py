@@ -12,8 +12,10 @@ from fedmutual import plugins, tasks
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS, Preset
-from fedmutual.config.schema import ClientConfig, Config, Moving, Table, TrainingConfig
+from fedmutual.config.keys import Table
+from fedmutual.config.schema import ClientConfig, Config, TrainingConfig
 from fedmutual.config.sentences import format_unknown_key, format_validation_error, join_names
+from fedmutual.config.values import Moving
 from fedmutual.core import Algorithm, Setting
 from fedmutual.errors import ConfigError, UserError, format_error
 

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmutual.algorithms.presets import PRESETS
-from fedmutual.config.schema import Config, ModelConfig, Table
+from fedmutual.config.keys import Table
+from fedmutual.config.schema import Config, ModelConfig
 from fedmutual.errors import ConfigError
 
 

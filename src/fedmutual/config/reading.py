@@ -11,10 +11,11 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
+from fedmutual.config.keys import Table
 from fedmutual.config.methods import check_methods, describe_foreign_key, list_keys, list_setting_types, with_steps
 from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
 from fedmutual.config.privacy import check_privacy
-from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, SplitConfig, Table
+from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, SplitConfig
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.config.sites import has_own_data
 from fedmutual.core import Schedule

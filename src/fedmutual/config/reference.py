@@ -10,17 +10,9 @@ from pydantic_core import PydanticUndefined
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS
+from fedmutual.config.keys import KeyEffect, Section, read_effect
 from fedmutual.config.methods import list_setting_types
-from fedmutual.config.schema import (
-    ClientData,
-    ColumnConfig,
-    Config,
-    DataConfig,
-    KeyEffect,
-    Section,
-    ShareConfig,
-    read_effect,
-)
+from fedmutual.config.schema import ClientData, ColumnConfig, Config, DataConfig, ShareConfig
 from fedmutual.config.sentences import join_names
 from fedmutual.core import Schedule, Setting
 

@@ -1,181 +1,38 @@
 """Every key of a configuration, its type, its default and its meaning. Keys of [algorithm] are the algorithm's own: see
 methods.py. `fedmutual list keys` says them all, from here."""
 
-import math
-import os
-import re
-import unicodedata
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
-from pydantic.fields import FieldInfo
+from pydantic import BeforeValidator, Field, create_model, model_validator
 
-from fedmutual.settings import TRIM, Disclosure, Rule, Schedule, Setting, Sum, within
-
-Table = dict[str, Any]
-_EFFECT = "effect"
-
-
-class Section(BaseModel):
-    """A table of the configuration: no unknown keys, no coercion ("true" is no boolean, 1.5 no integer), no change."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
-
-
-Affects = Literal["result", "scores", "machine", "record"]
-"""What another value of a key changes: the numbers that are learned; only which scores there are; only where and how the
-work is done, which may change the last digits; only what is written. Fingerprints, comparisons and docs derive from it."""
-
-
-@dataclass(frozen=True)
-class KeyEffect:
-    """What depends on a key."""
-
-    affects: Affects = "result"
-    resumable: bool = False  # whether a run may be resumed with another value
-    engines: tuple[str, ...] = ()  # the engines that read the key; none: all do
-    unused_on_sites: str = ""  # why real sites do not read the key; "": they do
-    lead_may_change: bool = False  # whether a lead may change the key of a contract without the sites' consent
-
-
-def key(
-    default: Any,
-    about: str,
-    *,
-    affects: Affects = "result",
-    resumable: bool = False,
-    engines: tuple[str, ...] = (),
-    unused_on_sites: str = "",
-    lead_may_change: bool = False,
-) -> Any:
-    """Return the field of a key: its default, None where it is unset, its meaning in one line, and its `KeyEffect`."""
-    effect = KeyEffect(affects, resumable, engines, unused_on_sites, lead_may_change)
-    return Field(default, description=about, json_schema_extra=cast(Any, {_EFFECT: effect}))
-
-
-def read_effect(spec: FieldInfo) -> KeyEffect:
-    """Return what depends on the key of a field; the usual effect where the field does not say it."""
-    extra = spec.json_schema_extra
-    found = extra.get(_EFFECT) if isinstance(extra, dict) else None
-    return found if isinstance(found, KeyEffect) else KeyEffect()
-
-
-def list_effects(table: type[Section], prefix: str = "") -> dict[str, KeyEffect]:
-    """Return what depends on each key, by dotted name, of a table and the tables in it; those of clients are left out."""
-    effects: dict[str, KeyEffect] = {}
-    for name, spec in table.model_fields.items():
-        if isinstance(spec.annotation, type) and issubclass(spec.annotation, Section):
-            effects |= list_effects(spec.annotation, f"{prefix}{name}.")
-        elif prefix or name not in ("clients", "algorithm"):
-            effects[f"{prefix}{name}"] = read_effect(spec)
-    return effects
-
-
-def _path(value: object) -> object:
-    try:
-        return Path(value).expanduser() if isinstance(value, str) else value
-    except RuntimeError:
-        raise ValueError(f"there is no home folder for {value!r}") from None
-
-
-def _home(value: str) -> str:
-    return os.path.expanduser(value)
-
-
-def _folder(value: str) -> str:
-    if value in ("", ".", "..") or "/" in value or "\\" in value:
-        raise ValueError(f"a run's name is that of its folder, so it cannot be {value!r}")
-    if any(unicodedata.category(c) in ("Cc", "Cs") for c in value):  # control characters, halves of characters
-        raise ValueError(f"a run's name is that of its folder, so it cannot hold control characters, as {value!r} does")
-    return value
-
-
-def _cluster(value: str) -> str:
-    if value != "auto" and not re.fullmatch(r"[^/\s]+:\d{1,5}", value):
-        raise ValueError(f"a Ray cluster is 'auto' or HOST:PORT, not {value!r}")
-    return value
-
-
-def _listed(value: object) -> object:
-    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
-
-
-def _unset_if_empty(value: object) -> object:
-    return None if value == {} else value
-
-
-def _schedule(value: object) -> object:
-    """A table { start, end, shape } becomes a Schedule; its own message says what is wrong with it."""
-    if not isinstance(value, dict):
-        return value
-    unknown = [k for k in value if k not in ("start", "end", "shape", "at")]
-    if unknown or not {"start", "end"} <= value.keys():
-        raise ValueError(
-            f'a schedule is {{ start = 0.9, end = 0.3, shape = "linear" }}, not {value}'
-            + (f"; it has no {unknown[0]!r}" if unknown else "")
-        )
-    if not all(_finite(value.get(k, 0.0)) for k in ("start", "end", "at")):
-        raise ValueError(f"the start, end and at of a schedule are finite numbers, not {value}")
-    within("the at of a schedule", value.get("at", 0.0), 0, 1)
-    return Schedule(**value)
-
-
-def _finite(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _not_negative(value: Setting) -> Setting:
-    within("a learning rate", value, 0, math.inf)
-    return value
-
-
-def _column(value: object) -> object:
-    """A column's kind as text, or the values of a category as a list, become a table."""
-    if isinstance(value, str):
-        return {"kind": value}
-    return {"kind": "category", "values": value} if isinstance(value, list | tuple) else value
-
-
-def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
-    texts = [v.strip() for v in values]
-    if "" in texts or len(set(texts)) < len(texts):
-        raise ValueError("the values of a category must differ from one another, and none may be empty")
-    return tuple(texts)
-
-
-def _settings(value: object) -> object:
-    """The table of an algorithm's settings as TOML has it: schedules as tables."""
-    if not isinstance(value, dict):
-        return value
-    return {k: asdict(v) if isinstance(v, Schedule) else v for k, v in value.items()}
-
-
-def _named(value: object) -> object:
-    return {"name": "fml", **value} if isinstance(value, dict) else value
-
-
-PathSetting = Annotated[Path, BeforeValidator(_path)]
-Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_home)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
-Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
-ColumnValues = Annotated[Names, Field(min_length=1), AfterValidator(_distinct)]
-Floats = Annotated[tuple[float, ...], BeforeValidator(_listed)]
-Count = Annotated[int, Field(ge=1)]
-Positive = Annotated[float, Field(gt=0)]
-Angles = Annotated[tuple[float, ...], BeforeValidator(_listed), Field(min_length=1)]
-Spreads = Annotated[tuple[Positive, ...], BeforeValidator(_listed)]
-Sides = Annotated[tuple[Count, ...], BeforeValidator(_listed)]
-BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
-Fraction = Annotated[float, Field(ge=0, lt=1)]
-Share = Annotated[float, Field(gt=0, le=1)]
-Decay = Annotated[float, Field(ge=0)]
-Trim = Annotated[float, Field(ge=0, lt=0.5)]
-Moving = Annotated[float | Schedule, BeforeValidator(_schedule)]
-Rate = Annotated[Moving, AfterValidator(_not_negative)]
-Settings = Annotated[Table, BeforeValidator(_settings)]
+from fedmutual.config.keys import Section, Table, key, read_effect
+from fedmutual.config.values import (
+    Angles,
+    BatchSize,
+    ClusterAddress,
+    ColumnValues,
+    Count,
+    Decay,
+    Floats,
+    Fraction,
+    Names,
+    Parts,
+    PathSetting,
+    Positive,
+    Pretrained,
+    Rate,
+    RunName,
+    Settings,
+    Share,
+    Sides,
+    Spreads,
+    Trim,
+    make_column_table,
+    name_default_algorithm,
+    unset_if_empty,
+)
+from fedmutual.settings import TRIM, Disclosure, Rule, Sum
 
 
 class ColumnConfig(Section):
@@ -224,7 +81,7 @@ class DataConfig(Section):
     labels: dict[str, str] = key({}, "a table of label = class: renames the labels of the data")
     label: str = key("label", "csv, parquet: the column of the label")
     drop: Names | None = key(None, "csv, parquet: columns that are no features, for example an identifier")
-    columns: dict[str, Annotated[ColumnConfig, BeforeValidator(_column)]] = key(
+    columns: dict[str, Annotated[ColumnConfig, BeforeValidator(make_column_table)]] = key(
         {}, "csv, parquet: the features by name, each with its kind; unset, all other columns are features, and are numbers"
     )
     group_by: str | None = key(
@@ -381,7 +238,7 @@ class EngineConfig(Section):
         resumable=True,
         engines=("processes", "cluster"),
     )
-    address: Annotated[str, AfterValidator(_cluster)] | None = key(
+    address: ClusterAddress | None = key(
         None,
         'cluster: the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local one',
         affects="machine",
@@ -544,21 +401,19 @@ class ClientConfig(Section):
     model: ClientModel = ClientModel()
     training: ClientTraining = ClientTraining()
     optimizer: ClientOptimizer = ClientOptimizer()
-    share: Annotated[ShareConfig | None, BeforeValidator(_unset_if_empty)] = None
+    share: Annotated[ShareConfig | None, BeforeValidator(unset_if_empty)] = None
 
 
 class Config(Section):
     """A whole experiment, as `load_config` returns it and `run` takes it."""
 
-    name: Annotated[str, AfterValidator(_folder)] = key(
-        "run", "the name of the run; its folder is runs/NAME", affects="record"
-    )
+    name: RunName = key("run", "the name of the run; its folder is runs/NAME", affects="record")
     seed: Annotated[int, Field(ge=0)] = key(0, "the seed of all random numbers")
     rounds: Count = key(20, "the number of exchanges between the server and the clients", lead_may_change=True)
     data: DataConfig = DataConfig()
     partition: PartitionConfig = PartitionConfig()
     split: SplitConfig = SplitConfig()
-    algorithm: Annotated[Settings, BeforeValidator(_named)] = {"name": "fml"}
+    algorithm: Annotated[Settings, BeforeValidator(name_default_algorithm)] = {"name": "fml"}
     model: ModelConfig = ModelConfig()
     training: TrainingConfig = TrainingConfig()
     optimizer: OptimizerConfig = OptimizerConfig()

@@ -8,7 +8,8 @@ from typing import Any, get_args
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-from fedmutual.config.schema import ClientConfig, ClientData, ColumnConfig, Config, DataConfig, Section
+from fedmutual.config.keys import Section
+from fedmutual.config.schema import ClientConfig, ClientData, ColumnConfig, Config, DataConfig
 
 _WANTED = {
     "bool_type": "true or false",

@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Sequence
 
 from fedmutual.config import Config, has_aggregation
+from fedmutual.config.keys import list_effects
 from fedmutual.config.privacy import ineffective_keys
-from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig, list_effects
+from fedmutual.config.schema import ClientConfig, EngineConfig, ModelConfig, ServerConfig, TrainingConfig
 from fedmutual.errors import format_count
 
 _OWN = ("model", "training", "optimizer")

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedmutual.config.schema import Config, list_effects
+from fedmutual.config.keys import list_effects
+from fedmutual.config.schema import Config
 from fedmutual.errors import RunError
 from fedmutual.report.runs import Run
 

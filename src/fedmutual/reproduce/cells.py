@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from fedmutual.config import Config, check_scored, parse_config, read_tables
-from fedmutual.config.schema import Table
+from fedmutual.config.keys import Table
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce.checks import check_claims, check_measures, near
 from fedmutual.reproduce.schema import Arm, CellTable, Claim, Index, Notes

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedmutual import numerics
 from fedmutual.config import Config, read_dumped
-from fedmutual.config.schema import list_effects
+from fedmutual.config.keys import list_effects
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.federation.build import pick_device
 from fedmutual.files import read_json

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from fedmutual.config.schema import Table
+from fedmutual.config.keys import Table
 
 End = Literal["last", "best"]
 Of = Literal["mean", "every", "most"]

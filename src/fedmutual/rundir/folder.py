@@ -15,7 +15,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from fedmutual.config import Config, dump_config, read_client_settings, read_dumped
-from fedmutual.config.schema import list_effects
+from fedmutual.config.keys import list_effects
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
 from fedmutual.files import read_json, read_tensors, write_bytes, write_json, write_tensors

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import fedmutual
-from fedmutual.config.schema import Config, Table, list_effects
+from fedmutual.config.keys import Table, list_effects
+from fedmutual.config.schema import Config
 from fedmutual.errors import ConfigError
 from fedmutual.sites.protocol import clean_text
 from fedmutual.sites.schema import ServerTable, SitesTable

@@ -13,7 +13,8 @@ from pydantic import ValidationError
 
 import fedmutual
 from fedmutual.config import Config, has_aggregation, list_keys, make_algorithm, merge_overrides, parse_config, read_tables
-from fedmutual.config.schema import Section, ServerConfig, ShareConfig, Table, list_effects
+from fedmutual.config.keys import Section, Table, list_effects
+from fedmutual.config.schema import ServerConfig, ShareConfig
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.core import Algorithm
 from fedmutual.errors import ConfigError

@@ -2,16 +2,9 @@
 
 from collections.abc import Iterator
 
+from fedmutual.config.keys import Section
 from fedmutual.config.reference import Key, list_reference_keys, render_key
-from fedmutual.config.schema import (
-    ClientData,
-    ClientModel,
-    ClientOptimizer,
-    ClientTraining,
-    Section,
-    ServerConfig,
-    ShareConfig,
-)
+from fedmutual.config.schema import ClientData, ClientModel, ClientOptimizer, ClientTraining, ServerConfig, ShareConfig
 from fedmutual.sites.schema import (
     LimitsTable,
     PublicTable,

@@ -5,23 +5,18 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from fedmutual.config.keys import Section, key
 from fedmutual.config.schema import (
     ClientData,
     ClientModel,
     ClientOptimizer,
     ClientTraining,
-    Count,
-    Names,
-    PathSetting,
-    Section,
     ServerConfig,
-    Settings,
     ShareConfig,
-    Sides,
     SplitConfig,
-    key,
     optional,
 )
+from fedmutual.config.values import Count, Names, PathSetting, Settings, Sides
 from fedmutual.module_files import is_of_python
 
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fedmutual.algorithms.agree import difference
-from fedmutual.config.schema import Table
+from fedmutual.config.keys import Table
 from fedmutual.core import Message, Public
 from fedmutual.data import PublicSet
 from fedmutual.data.federation import Federation, Prepared, list_public_parts

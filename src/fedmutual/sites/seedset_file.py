@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationError
 
-from fedmutual.config.schema import Section
+from fedmutual.config.keys import Section
 from fedmutual.data import arrays
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.examples import ArrayExamples, listed

@@ -11,7 +11,7 @@ from typing import Any
 
 from fedmutual import data
 from fedmutual.config import ALONE, Config
-from fedmutual.config.schema import Table
+from fedmutual.config.keys import Table
 from fedmutual.data.examples import listed
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.evaluation import score

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedmutual import data
 from fedmutual.config import Config, check_scored, merge_overrides, parse_config, read_tables
-from fedmutual.config.schema import Table
+from fedmutual.config.keys import Table
 from fedmutual.data.examples import listed
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmutual.config.schema import Table
+from fedmutual.config.keys import Table
 from fedmutual.errors import RunError
 from fedmutual.sites.consent import LONGEST, check_agreed, read_record
 from fedmutual.sites.contract import parse_table

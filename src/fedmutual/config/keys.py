@@ -1,0 +1,65 @@
+"""What a table and a key of a configuration are, and what depends on a key."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+Table = dict[str, Any]
+_EFFECT = "effect"
+
+
+class Section(BaseModel):
+    """A table of the configuration: no unknown keys, no coercion ("true" is no boolean, 1.5 no integer), no change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
+
+
+Affects = Literal["result", "scores", "machine", "record"]
+"""What another value of a key changes: the numbers that are learned; only which scores there are; only where and how the
+work is done, which may change the last digits; only what is written. Fingerprints, comparisons and docs derive from it."""
+
+
+@dataclass(frozen=True)
+class KeyEffect:
+    """What depends on a key."""
+
+    affects: Affects = "result"
+    resumable: bool = False  # whether a run may be resumed with another value
+    engines: tuple[str, ...] = ()  # the engines that read the key; none: all do
+    unused_on_sites: str = ""  # why real sites do not read the key; "": they do
+    lead_may_change: bool = False  # whether a lead may change the key of a contract without the sites' consent
+
+
+def key(
+    default: Any,
+    about: str,
+    *,
+    affects: Affects = "result",
+    resumable: bool = False,
+    engines: tuple[str, ...] = (),
+    unused_on_sites: str = "",
+    lead_may_change: bool = False,
+) -> Any:
+    """Return the field of a key: its default, None where it is unset, its meaning in one line, and its `KeyEffect`."""
+    effect = KeyEffect(affects, resumable, engines, unused_on_sites, lead_may_change)
+    return Field(default, description=about, json_schema_extra=cast(Any, {_EFFECT: effect}))
+
+
+def read_effect(spec: FieldInfo) -> KeyEffect:
+    """Return what depends on the key of a field; the usual effect where the field does not say it."""
+    extra = spec.json_schema_extra
+    effect = extra.get(_EFFECT) if isinstance(extra, dict) else None
+    return effect if isinstance(effect, KeyEffect) else KeyEffect()
+
+
+def list_effects(table: type[Section], prefix: str = "") -> dict[str, KeyEffect]:
+    """Return what depends on each key, by dotted name, of a table and the tables in it; those of clients are left out."""
+    effects: dict[str, KeyEffect] = {}
+    for name, spec in table.model_fields.items():
+        if isinstance(spec.annotation, type) and issubclass(spec.annotation, Section):
+            effects |= list_effects(spec.annotation, f"{prefix}{name}.")
+        elif prefix or name not in ("clients", "algorithm"):
+            effects[f"{prefix}{name}"] = read_effect(spec)
+    return effects

@@ -1,0 +1,122 @@
+"""The types of the values of keys: what TOML holds becomes the value, or a sentence that says what is wrong."""
+
+import math
+import os
+import re
+import unicodedata
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from fedmutual.config.keys import Table
+from fedmutual.settings import Schedule, Setting, within
+
+
+def _path(value: object) -> object:
+    try:
+        return Path(value).expanduser() if isinstance(value, str) else value
+    except RuntimeError:
+        raise ValueError(f"there is no home folder for {value!r}") from None
+
+
+def _home(value: str) -> str:
+    return os.path.expanduser(value)
+
+
+def _check_run_name(value: str) -> str:
+    if value in ("", ".", "..") or "/" in value or "\\" in value:
+        raise ValueError(f"a run's name is that of its folder, so it cannot be {value!r}")
+    if any(unicodedata.category(c) in ("Cc", "Cs") for c in value):  # control characters, halves of characters
+        raise ValueError(f"a run's name is that of its folder, so it cannot hold control characters, as {value!r} does")
+    return value
+
+
+def _check_cluster(value: str) -> str:
+    if value != "auto" and not re.fullmatch(r"[^/\s]+:\d{1,5}", value):
+        raise ValueError(f"a Ray cluster is 'auto' or HOST:PORT, not {value!r}")
+    return value
+
+
+def _listed(value: object) -> object:
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def unset_if_empty(value: object) -> object:
+    """Return None for an empty table."""
+    return None if value == {} else value
+
+
+def _schedule(value: object) -> object:
+    """A table { start, end, shape } becomes a Schedule; its own message says what is wrong with it."""
+    if not isinstance(value, dict):
+        return value
+    unknown = [k for k in value if k not in ("start", "end", "shape", "at")]
+    if unknown or not {"start", "end"} <= value.keys():
+        raise ValueError(
+            f'a schedule is {{ start = 0.9, end = 0.3, shape = "linear" }}, not {value}'
+            + (f"; it has no {unknown[0]!r}" if unknown else "")
+        )
+    if not all(_finite(value.get(k, 0.0)) for k in ("start", "end", "at")):
+        raise ValueError(f"the start, end and at of a schedule are finite numbers, not {value}")
+    within("the at of a schedule", value.get("at", 0.0), 0, 1)
+    return Schedule(**value)
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _not_negative(value: Setting) -> Setting:
+    within("a learning rate", value, 0, math.inf)
+    return value
+
+
+def make_column_table(value: object) -> object:
+    """A column's kind as text, or the values of a category as a list, become a table."""
+    if isinstance(value, str):
+        return {"kind": value}
+    return {"kind": "category", "values": value} if isinstance(value, list | tuple) else value
+
+
+def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
+    texts = [v.strip() for v in values]
+    if "" in texts or len(set(texts)) < len(texts):
+        raise ValueError("the values of a category must differ from one another, and none may be empty")
+    return tuple(texts)
+
+
+def _settings(value: object) -> object:
+    """The table of an algorithm's settings as TOML has it: schedules as tables."""
+    if not isinstance(value, dict):
+        return value
+    return {k: asdict(v) if isinstance(v, Schedule) else v for k, v in value.items()}
+
+
+def name_default_algorithm(value: object) -> object:
+    """Return the table [algorithm] with a name: fml where it has none."""
+    return {"name": "fml", **value} if isinstance(value, dict) else value
+
+
+PathSetting = Annotated[Path, BeforeValidator(_path)]
+Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_home)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
+ColumnValues = Annotated[Names, Field(min_length=1), AfterValidator(_distinct)]
+Floats = Annotated[tuple[float, ...], BeforeValidator(_listed)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+Angles = Annotated[tuple[float, ...], BeforeValidator(_listed), Field(min_length=1)]
+Spreads = Annotated[tuple[Positive, ...], BeforeValidator(_listed)]
+Sides = Annotated[tuple[Count, ...], BeforeValidator(_listed)]
+BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Decay = Annotated[float, Field(ge=0)]
+Trim = Annotated[float, Field(ge=0, lt=0.5)]
+Moving = Annotated[float | Schedule, BeforeValidator(_schedule)]
+Rate = Annotated[Moving, AfterValidator(_not_negative)]
+Settings = Annotated[Table, BeforeValidator(_settings)]
+RunName = Annotated[str, AfterValidator(_check_run_name)]
+ClusterAddress = Annotated[str, AfterValidator(_check_cluster)]
