@@ -1,6 +1,5 @@
 """What many tests use: the command line called in this process, and a small experiment."""
 
-import multiprocessing
 import os
 import shutil
 import sys
@@ -46,19 +45,6 @@ def pytest_collection_modifyitems(items):
     for item in items:
         item.add_marker(find_tier(item.nodeid))
     items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid))
-
-
-@pytest.fixture(autouse=True, scope="session")
-def forked_workers():
-    """Worker processes of a test's own engines are forks of a server that imported torch: 0.1 s each instead of 4 s.
-
-    Those of the commands that tests run (`forked`) start as a user's do.
-    """
-    from fedmutual.engines import processes  # in processes that test, not in the one that hands tests out
-
-    if sys.platform == "linux":
-        processes.CONTEXT = multiprocessing.get_context("forkserver")
-        processes.CONTEXT.set_forkserver_preload(["torch._dynamo", "scipy.stats", "fedmutual.federation.experiment"])
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from fedmutual.engines import child_process
+
 COSTLY = (
     "torch._dynamo",
     "sklearn.datasets",
@@ -113,6 +115,7 @@ def _serve() -> None:
     """Take orders, one a line, until there are no more: say the number of each fork, then its exit code."""
     for name in COSTLY:
         import_module(name)
+    child_process.count_cores = lambda: 1  # a command starts no server of its own, which would import all that again
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

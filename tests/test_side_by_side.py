@@ -24,6 +24,7 @@ def read_results(folder):
 def test_the_number_of_jobs_by_hand(monkeypatch):
     monkeypatch.setattr(side_by_side, "count_cores", lambda: 4)
     assert choose_jobs(runs=10, seconds=2.0, threads=1) == 4  # saves 15 of 20 seconds
+    monkeypatch.setattr(side_by_side, "START", 5.0)
     assert choose_jobs(runs=3, seconds=2.0, threads=1) == 1  # saves 4 seconds, and the start takes more
     assert choose_jobs(runs=3, seconds=60.0, threads=1) == 3
     assert choose_jobs(runs=10, seconds=60.0, threads=3) == 1  # one run takes three of four cores
@@ -50,10 +51,10 @@ def test_a_run_that_fails_ends_the_command_and_names_itself(cli, small):
 def test_a_worker_that_dies_is_named_and_the_command_can_be_resumed(cli, small, tmp_path, monkeypatch):
     train = side_by_side._Worker.train
 
-    def train_and_die(worker, planned, resume):
-        train(worker, planned, resume)
-        if planned.folder.name == "1":
-            os.kill(worker._process.pid, signal.SIGKILL)
+    def train_and_die(worker, config, folder, resume):
+        train(worker, config, folder, resume)
+        if folder.name == "1":
+            os.kill(worker.process.pid, signal.SIGKILL)
 
     with monkeypatch.context() as patched:
         patched.setattr(side_by_side._Worker, "train", train_and_die)

@@ -235,6 +235,10 @@ class Absent(FML):
         return {} if client.id == "1" else super().end(client, at)
 
 
+def parent_pid(client):
+    return os.getppid()
+
+
 def pid(client: Client) -> int:
     """Where a client lives."""
     return os.getpid()

@@ -4,6 +4,7 @@ import importlib
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 
 import pytest
@@ -15,6 +16,7 @@ from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
 from fedmutual.engines import processes
 from fedmutual.engines.assignment import WorkerLost, assign_clients
+from fedmutual.engines.child_process import IS_FORKED
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.rpc import Unportable
 from fedmutual.engines.select import choose_engine
@@ -22,7 +24,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Failed, Replied, Started
 from fedmutual.federation.workload import Workload
 from fedmutual.studies import run
-from toy import Ready, client, echo, killed, odd, pid, refused
+from toy import Ready, client, echo, killed, odd, parent_pid, pid, refused
 
 E = {"local_epochs": 1, "batch_size": 8}
 CPU = torch.device("cpu")
@@ -67,6 +69,23 @@ def test_a_killed_worker_is_named_with_its_clients():
     engine.close()
 
 
+@pytest.mark.skipif(not IS_FORKED, reason="worker processes are forks on Linux only")
+def test_a_killed_fork_server_takes_no_worker_with_it_and_another_one_starts():
+    engine = hosted()
+    before = dict(engine.each(pid, dict.fromkeys("012", ())))
+    (server,) = set(dict(engine.each(parent_pid, dict.fromkeys("012", ()))).values())
+    assert server != os.getpid()
+    os.kill(server, signal.SIGKILL)
+    assert dict(engine.each(pid, dict.fromkeys("012", ()))) == before
+    with pytest.raises(WorkerLost, match="worker process"):
+        list(engine.each(killed, {"0": ()}))
+    engine.close()
+    engine = hosted()
+    (other,) = set(dict(engine.each(parent_pid, {"0": ()})).values())
+    assert other not in (server, os.getpid())
+    engine.close()
+
+
 def test_a_clients_exception_arrives_as_itself_and_one_that_cannot_cross_by_its_text():
     engine = hosted()
     with pytest.raises(ConfigError, match="not 1") as caught:
@@ -93,7 +112,7 @@ def test_the_heaviest_clients_are_spread_first():
     ("name", "workers", "seconds", "device", "picked", "why"),
     [
         ("auto", 2, 1, "cpu", ("inprocess", 1), "little to compute"),
-        ("auto", 2, 900, "cpu", ("processes", 2), "minutes of work"),
+        ("auto", 2, 900, "cpu", ("processes", 2), "seconds of work"),
         ("auto", 1, 900, "cpu", ("inprocess", 1), "one core"),
         ("auto", 2, 900, "mps", ("inprocess", 1), "mps"),
         ("inprocess", 2, 900, "cpu", ("inprocess", 1), "configured"),

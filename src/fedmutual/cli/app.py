@@ -24,6 +24,7 @@ from fedmutual.cli.terminal import (
     print_warning,
     show_progress,
 )
+from fedmutual.engines.child_process import start_fork_server
 from fedmutual.errors import ConfigError, UserError
 
 if TYPE_CHECKING:
@@ -63,6 +64,7 @@ def run(
     """
     config = read_config(file, set or [])
     folder = out_folder or Path("runs") / config.name
+    start_fork_server()
     with show_progress(format_resume_command("run", set, folder, str(file))) as watch:
         done = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
     if config.records.evaluate_on == "holdout":
@@ -104,6 +106,7 @@ def compare(
     from fedmutual.cli.methods import choose_methods, tune_methods
     from fedmutual.config import parse_override
 
+    start_fork_server()
     config, names, own = choose_methods(file, methods, dict(parse_override(text) for text in set or ()))
     folder = out_folder or Path("runs") / f"{config.name}-compare"
     chosen = () if methods is None else ("--methods", methods)
@@ -143,6 +146,7 @@ def sweep(
     from fedmutual.rundir.text import holdout_line
     from fedmutual.studies.sweep import carry_out, plan_sweep
 
+    start_fork_server()
     made = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
     folder = out_folder or Path("runs") / f"{made.name}-sweep"
     chosen_by = ("--by", by.value) if by else ()
@@ -174,6 +178,7 @@ def demo(
         demo_plan.print_finished(folder, seeds)
         return
     demo_plan.print_plan(folder, seeds)
+    start_fork_server()
     groups = []
     with show_progress(
         format_resume_command("demo", None, folder, "--seeds", str(seeds)), runs=demo_plan.count_runs(seeds)
@@ -267,6 +272,7 @@ def reproduce(
             print_text(str(path), soft_wrap=True)
         return None
     changed = dict(parse_override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
+    start_fork_server()
     with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
         folder = out_folder or Path("runs") / "reproduce"
         name = command.one_of(id)
@@ -307,6 +313,7 @@ def adapt(
         out_folder or Path("runs") / f"{newcomer.name_newcomer(data, overrides)}-adapt",
         adapt.parse_sizes(examples),
     )
+    start_fork_server()
     with show_progress(format_resume_command("adapt", set, folder, str(run), *words)) as watch:
         adapt.adapt(run, data, folder, sizes, seeds, fedavg, resume, overrides, watch.of)
     conclude.print_adaptation(folder, folder / "report.html")

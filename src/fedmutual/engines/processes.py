@@ -1,24 +1,21 @@
-"""Clients spread over worker processes, which keep them for the whole run: messages cross, clients do not."""
+"""Clients in worker processes, which hold the clients for the whole run: only messages move between processes."""
 
-import multiprocessing
 import os
 import pickle
-import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from types import ModuleType
 from typing import Any, Concatenate, TypeVar
 
 import torch
 import torch.multiprocessing
 
 from fedmutual.core import Client
-from fedmutual.engines import allocator
 from fedmutual.engines.assignment import WorkerLost, assign_clients
+from fedmutual.engines.child_process import ChildProcess, prepare_child_process
 from fedmutual.engines.rpc import (
     HostRequest,
     JobRequest,
@@ -32,30 +29,28 @@ from fedmutual.engines.rpc import (
 
 R = TypeVar("R")
 
-CONTEXT = multiprocessing.get_context("spawn")
-"""Worker processes start anew, on any system: they inherit nothing, and all that they need is handed to them."""
-
 
 class Processes:
-    """Worker processes with one thread each, or more. Results are bit for bit those of one process with as many threads.
+    """Worker processes. The results are bit-identical to those of one process with equally many threads.
 
-    make: a client by its id; called where it is to live. It must be picklable, and tensors in it cross as shared memory.
-    costs: the work of each client, in any unit, by which they are spread.
+    make: builds a client in its worker process; must be picklable, and its tensors are sent as shared memory.
+    costs: the work of each client, in any unit; clients are assigned to workers by it.
+    threads: of each worker process.
 
     Raises:
-        Unportable: what clients are made of cannot be handed to another process.
-        Lost: a worker died. The engine is then to be closed.
+        Unportable: the data, networks or algorithm cannot be sent to another process.
+        WorkerLost: a worker process died. The engine must then be closed.
     """
 
     def __init__(self, make: Make, costs: Mapping[str, float], workers: int, threads: int) -> None:
         self._workers: list[_Worker] = []
-        number = next(_numbers)
+        number = next(_request_numbers)
         try:
-            held = assign_clients(costs, workers)
-            self._workers = [_worker() for _ in held]  # all start at once
-            for worker, ids in zip(self._workers, held, strict=True):
+            assigned = assign_clients(costs, workers)
+            self._workers = [_take_worker() for _ in assigned]  # all processes start at once
+            for worker, ids in zip(self._workers, assigned, strict=True):
                 worker.host(HostRequest(number, make, ids, threads, torch.get_default_dtype()))
-            for _ in self._answers(number, len(self._workers)):
+            for _ in self._read_replies(number, len(self._workers)):
                 pass
         except BaseException:
             self.close()
@@ -64,104 +59,95 @@ class Processes:
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`, in the order in which clients end. Work begins with the call, not with the first result."""
-        number = next(_numbers)
+        """As `Engine.each`, in the order in which clients finish. Work begins with the call, not with the first result."""
+        number = next(_request_numbers)
         for worker in self._workers:
             worker.drain()
-            mine = {i: given for i, given in arguments.items() if i in worker.clients}
-            if mine:
-                worker.tell(pack_payload(JobRequest(number, do, mine)), len(mine))
-        return ((answer.client, answer.result) for answer in self._answers(number, len(arguments)))
+            arguments_here = {i: values for i, values in arguments.items() if i in worker.clients}
+            if arguments_here:
+                worker.send(pack_payload(JobRequest(number, do, arguments_here)), len(arguments_here))
+        return ((reply.client, reply.result) for reply in self._read_replies(number, len(arguments)))
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""
         return []
 
     def close(self) -> None:
-        """Let the workers go: one that waits for work is kept for the next engine of this process, for it took seconds."""
+        """Release the workers. An idle worker is kept for the next engine of this process, because a start takes seconds."""
         for worker in self._workers:
             try:
-                if worker.due:
+                if worker.pending:
                     raise WorkerLost("worker", (), "is busy")
-                worker.host(HostRequest(next(_numbers), _no_client, (), 1, torch.float32))
+                worker.host(HostRequest(next(_request_numbers), _build_no_client, (), 1, torch.float32))
                 _idle.append(worker)
             except (WorkerLost, OSError):
                 worker.stop()
         self._workers = []
 
-    def _answers(self, number: int, due: int) -> Iterator[WorkerReply]:
-        """That many answers to what was told under this number; the first problem is raised."""
-        while due:
-            for ready in wait([w.connection for w in self._workers]):
-                worker = next(w for w in self._workers if w.connection is ready)
-                answer = worker.answer()
-                if answer.problem is not None:
-                    raise answer.problem
-                if answer.job == number:  # else to the last thing that an earlier engine told
-                    due -= 1
-                    yield answer
+    def _read_replies(self, number: int, count: int) -> Iterator[WorkerReply]:
+        """Yield `count` replies to the request with this number. Raise the first problem."""
+        while count:
+            for ready in wait([worker.connection for worker in self._workers]):
+                worker = next(worker for worker in self._workers if worker.connection is ready)
+                reply = worker.receive()
+                if reply.problem is not None:
+                    raise reply.problem
+                if reply.job == number:  # others answer the last request of an earlier engine
+                    count -= 1
+                    yield reply
 
 
-class _Worker:
-    """A process, seen from here."""
+class _Worker(ChildProcess):
+    """A worker process that holds clients."""
 
     def __init__(self) -> None:
-        self.connection, theirs = CONTEXT.Pipe()
+        super().__init__(_serve)
         self.clients: tuple[str, ...] = ()
-        self.process = CONTEXT.Process(target=_serve, args=(theirs,), daemon=True)
-        self.due = 0  # answers that it owes
-        with hide_main_module():
-            self.process.start()
-        theirs.close()
+        self.pending = 0  # replies that the process still has to send
 
-    def host(self, told: HostRequest) -> None:
-        """Give it clients to make and keep."""
-        self.clients = tuple(told.clients)
-        self.tell(pack_payload(WorkerSettings(os.getcwd(), list(sys.path))), 0)
-        self.tell(_shared(told), 1)
+    def host(self, request: HostRequest) -> None:
+        """Ask the process to build clients, and to hold them."""
+        self.clients = tuple(request.clients)
+        self.send(pack_payload(WorkerSettings(os.getcwd(), list(sys.path))), 0)
+        self.send(_pack_shared(request), 1)
 
-    def tell(self, message: bytes | memoryview, answers: int) -> None:
-        """Send it something that it owes so many answers to."""
-        self.due += answers
+    def send(self, message: bytes | memoryview, replies: int) -> None:
+        """Send a message that the process answers with so many replies."""
+        self.pending += replies
         try:
             self.connection.send_bytes(message)
         except OSError:
-            raise self._lost() from None
+            raise self._make_lost() from None
 
-    def answer(self) -> WorkerReply:
-        """Its next answer. Raises Lost where it died."""
+    def receive(self) -> WorkerReply:
+        """Return the next reply.
+
+        Raises:
+            WorkerLost: the process died.
+        """
         try:
-            answer: WorkerReply = pickle.loads(self.connection.recv_bytes())
+            reply: WorkerReply = pickle.loads(self.connection.recv_bytes())
         except (EOFError, OSError):
-            raise self._lost() from None
-        self.due -= answer.problem is None  # with a problem it stays in debt, and is not used again
-        return answer
+            raise self._make_lost() from None
+        self.pending -= reply.problem is None  # after a problem replies stay pending, so that the process is not reused
+        return reply
 
     def drain(self) -> None:
-        """Take the answers that nobody waited for; else both ends might wait until the other reads."""
-        while self.due:
-            if (problem := self.answer().problem) is not None:
+        """Read replies that nobody waited for: with full pipes both processes would wait for each other."""
+        while self.pending:
+            if (problem := self.receive().problem) is not None:
                 raise problem
 
-    def stop(self) -> None:
-        """End it, whatever it does."""
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
-
-    def _lost(self) -> WorkerLost:
-        self.process.join(5)
-        code = self.process.exitcode
-        how = f"was killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"ended with code {code}"
-        return WorkerLost(f"worker process {self.process.pid}", self.clients, how)
+    def _make_lost(self) -> WorkerLost:
+        return WorkerLost(f"worker process {self.process.pid}", self.clients, self.describe_end())
 
 
-_idle: list[_Worker] = []
-_numbers = count(1)
+_idle: list[_Worker] = []  # processes without clients
+_request_numbers = count(1)
 
 
-def _worker() -> _Worker:
-    """One that waits for work, or a new one."""
+def _take_worker() -> _Worker:
+    """Return an idle worker, or start one."""
     while _idle:
         worker = _idle.pop()
         if worker.process.is_alive():
@@ -171,34 +157,22 @@ def _worker() -> _Worker:
 
 
 def _serve(connection: Connection) -> None:
-    """A worker's life: make clients, do what is asked with them, until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a stop by hand is the parent's to handle
-    allocator.keep_freed_memory()
+    """Answer the requests of the parent process until the parent process closes the pipe."""
+    prepare_child_process()
     clients: dict[str, Client] = {}
     with suppress(EOFError, OSError):
         while True:
-            for answer in answer_request(connection.recv_bytes(), clients):
-                connection.send_bytes(pack_payload(answer))
+            for reply in answer_request(connection.recv_bytes(), clients):
+                connection.send_bytes(pack_payload(reply))
 
 
-def _no_client(id: str) -> Client:
+def _build_no_client(id: str) -> Client:
     raise AssertionError(id)
 
 
-def _shared(host: HostRequest) -> bytes:
-    """For a worker, with tensors as shared memory."""
+def _pack_shared(request: HostRequest) -> bytes:
+    """Return a request as bytes; its tensors become shared memory."""
     try:
-        return bytes(ForkingPickler.dumps(host))
-    except Exception as problem:  # whatever a user's dataset or network says to being pickled; and a full /dev/shm
+        return bytes(ForkingPickler.dumps(request))
+    except Exception as problem:  # a user's dataset or network may raise anything, and /dev/shm may be full
         raise describe_unportable(problem) from None
-
-
-@contextmanager
-def hide_main_module() -> Iterator[None]:
-    """Hide the main module: a new process would import it, and a script without `if __name__ == "__main__"` run itself."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main

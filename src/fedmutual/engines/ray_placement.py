@@ -1,13 +1,13 @@
 """Room for workers on a Ray cluster: reserved, filled with actors, kept for the next engine."""
 
 import math
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from fedmutual.engines.assignment import WorkerLost
+from fedmutual.engines.child_process import count_cores
 from fedmutual.engines.ray_actors import ClientActor, Worker
 from fedmutual.engines.ray_init import connect_to_cluster, identify_session, import_ray, start_local_cluster
 from fedmutual.errors import ConfigError
@@ -134,7 +134,7 @@ def keep_reservation(place: Reservation) -> None:
 
 def _cpus(wish: ResourceRequest, clients: int) -> int:
     """Logical CPUs for the workers of a cluster of our own: one a core, unless the user says how many workers."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_cores()
     return min(wish.workers or cores, clients) * wish.threads
 
 

@@ -60,23 +60,23 @@ def answer_request(message: bytes, clients: dict[str, Client]) -> Iterator[Worke
     """Carry out a request on these clients; yield a reply for each client, and stop after the first problem."""
     number, id = 0, ""
     try:
-        told: WorkerSettings | HostRequest | JobRequest = unpack_payload(message)
-        if isinstance(told, WorkerSettings):
-            os.chdir(told.folder)
-            sys.path[:] = told.path
+        request: WorkerSettings | HostRequest | JobRequest = unpack_payload(message)
+        if isinstance(request, WorkerSettings):
+            os.chdir(request.folder)
+            sys.path[:] = request.path
             return
-        number = told.number
-        if isinstance(told, HostRequest):
+        number = request.number
+        if isinstance(request, HostRequest):
             clients.clear()
-            if not told.clients:
+            if not request.clients:
                 forget_modules()
-            torch.set_num_threads(told.threads)
-            torch.set_default_dtype(told.dtype)
-            clients |= {id: told.make(id) for id in told.clients}
+            torch.set_num_threads(request.threads)
+            torch.set_default_dtype(request.dtype)
+            clients |= {id: request.make(id) for id in request.clients}
             yield WorkerReply(number, "", None)
         else:
-            for id, given in told.arguments.items():
-                yield WorkerReply(number, id, told.do(clients[id], *given))
+            for id, arguments in request.arguments.items():
+                yield WorkerReply(number, id, request.do(clients[id], *arguments))
     except Exception as problem:
         yield WorkerReply(number, id, None, make_portable(problem))
 
@@ -85,19 +85,19 @@ def forget_modules() -> None:
     """Remove modules that are not installed from sys.modules: a user may have changed them since the last run."""
     installed = tuple({sys.prefix, sys.base_prefix})
     for name, module in list(sys.modules.items()):
-        place = getattr(module, "__file__", None)
+        file = getattr(module, "__file__", None)
         if (
-            place
-            and not place.startswith(installed)
+            file
+            and not file.startswith(installed)
             and name.partition(".")[0] not in ("fedmutual", "__main__", "__mp_main__")
         ):
             del sys.modules[name]
 
 
-def pack_payload(what: WorkerSettings | JobRequest | WorkerReply) -> memoryview:
+def pack_payload(message: WorkerSettings | JobRequest | WorkerReply) -> memoryview:
     """Return a message as bytes; CPU tensors are written as their raw bytes."""
     file = io.BytesIO()
-    _Pickler(file, protocol=5).dump(what)
+    _Pickler(file, protocol=5).dump(message)
     return file.getbuffer()
 
 
@@ -114,11 +114,16 @@ def unpack_payload(message: bytes) -> Any:
 
 
 def make_portable(problem: Exception) -> Exception:
-    """Return the exception with its traceback as a note; one that cannot be pickled becomes a RuntimeError with its text."""
+    """Return the exception with its traceback as a note.
+
+    An exception that changes when it is pickled, or cannot be pickled, becomes a RuntimeError with its text.
+    """
     trace = "".join(traceback.format_exception(problem))
     try:
-        pickle.loads(pickle.dumps(problem))
+        is_portable = str(pickle.loads(pickle.dumps(problem))) == str(problem)
     except Exception:
+        is_portable = False
+    if not is_portable:
         problem = RuntimeError(f"{type(problem).__name__}: {problem}")
     problem.add_note(trace)
     return problem
@@ -133,13 +138,13 @@ def describe_unportable(problem: Exception) -> Unportable:
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors as their bytes: plain pickle would write each as a file of torch's."""
+    """Writes tensors as their raw bytes: torch's own pickling writes each tensor in the format of a file."""
 
-    def reducer_override(self, thing: Any) -> Any:
-        if type(thing) is Tensor and thing.device.type == "cpu" and not thing.requires_grad:
-            return _tensor, (thing.contiguous().reshape(-1).view(torch.uint8).numpy(), thing.dtype, tuple(thing.shape))
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is Tensor and value.device.type == "cpu" and not value.requires_grad:
+            return _read_tensor, (value.contiguous().reshape(-1).view(torch.uint8).numpy(), value.dtype, tuple(value.shape))
         return NotImplemented
 
 
-def _tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _read_tensor(content: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.from_numpy(content).view(dtype).view(shape)

@@ -1,7 +1,6 @@
-"""Which engine runs an experiment, and why: "auto" picks by what there is to do and what there is to do it with."""
+"""Choose the engine of a run: "auto" compares the work of the run with the machine."""
 
 import multiprocessing
-import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -9,6 +8,7 @@ import torch
 
 from fedmutual.config.schema import EngineConfig
 from fedmutual.engines.base import Engine
+from fedmutual.engines.child_process import IS_FORKED, count_cores
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
@@ -16,27 +16,27 @@ from fedmutual.engines.rpc import Make, Unportable
 from fedmutual.engines.stacked import Stacked
 from fedmutual.federation.workload import Workload
 
-LONG = 60.0  # seconds of training in one process from which worker processes, whose start takes some, are worth it
+LONG = 5.0 if IS_FORKED else 60.0  # seconds of training in one process that pay for the start of worker processes
 
 
 class EngineChoice(NamedTuple):
-    """An engine by its name, and what to say of it."""
+    """The engine of a run."""
 
     name: str
     workers: int
-    why: str
+    why: str  # the reason of the choice, for the log
 
 
 def choose_engine(
     name: str, workers: int | None, device: torch.device, work: Mapping[str, Workload], stackable: bool = True
 ) -> EngineChoice:
-    """The engine of that name, or for "auto" the one that fits.
+    """Return the engine with this name, or for "auto" the engine that suits the work and the machine.
 
-    workers: as configured; unset, a worker a core.
-    work: of each client, in one place.
-    stackable: whether clients may be stepped as one; not where each example's gradient is clipped.
+    workers: as configured; None: one worker per core.
+    work: of each client in a round, if one process does all work.
+    stackable: whether clients may be stepped in one stack; False where the gradient of each example is clipped.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = count_cores()
     count = min(workers or cores, len(work))
     if name != "auto":
         return EngineChoice(name, count if name in ("processes", "cluster") else 1, "as configured")
@@ -52,19 +52,20 @@ def choose_engine(
     if count < 2:
         return EngineChoice("inprocess", 1, "there is one client" if len(work) < 2 else "there is one core")
     if seconds < LONG:
-        return EngineChoice("inprocess", 1, "there is little to compute, and workers take seconds to start")
-    return EngineChoice("processes", count, f"there are {cores} cores, and minutes of work")
+        return EngineChoice("inprocess", 1, "there is little to compute, and worker processes take time to start")
+    return EngineChoice("processes", count, f"there are {cores} cores, and about {seconds:.0f} seconds of work or more")
 
 
 def open_engine(
     choice: EngineChoice, make: Make, work: Mapping[str, Workload], config: EngineConfig, device: torch.device
 ) -> tuple[Engine, EngineChoice]:
-    """The engine with its clients in it, and how many workers it came to; where "auto" picked one that cannot hold them,
-    the plain one.
+    """Return the engine, which holds the clients, and the choice with the number of workers.
+
+    If "auto" chose an engine that cannot hold these clients, the engine "inprocess" is opened.
 
     Raises:
         ConfigError: the engine cannot hold these clients.
-        Lost: a worker died while it made its own.
+        WorkerLost: a worker died while it built its clients.
     """
     costs = {i: w.seconds for i, w in work.items()}
     if choice.name == "cluster":

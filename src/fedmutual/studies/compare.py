@@ -12,7 +12,7 @@ from fedmutual.events import Observer
 from fedmutual.files import write_json
 from fedmutual.rundir.folder import CONFIG, TUNED, check_free, reopen
 from fedmutual.studies.run import can_stack, run_together
-from fedmutual.studies.side_by_side import PlannedRun, can_run_side_by_side, train_runs
+from fedmutual.studies.side_by_side import can_run_side_by_side, train_runs
 from fedmutual.studies.trained_run import Run
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
@@ -138,8 +138,7 @@ def train_all(
     observers = [[watch(label)] if watch else [] for label, *_ in planned]
     if can_stack(configs[0]):
         return run_together(configs, folders, resume, observers)
-    runs = [PlannedRun(config, folder) for config, folder in zip(configs, folders, strict=True)]
     is_possible = can_run_side_by_side(configs)
     if jobs is not None and jobs > 1 and not is_possible:
         raise ConfigError("--jobs needs the engine 'auto' or 'inprocess' on a CPU; leave out --jobs, or change the engine")
-    return train_runs(runs, resume, observers, jobs if is_possible else 1)
+    return train_runs(configs, folders, resume, observers, jobs if is_possible else 1)

@@ -1,45 +1,29 @@
-"""Whole runs side by side: each in a worker process of its own, so that no core waits for the slowest client of a round.
+"""Whole runs side by side: each run in its own worker process, so that no core waits for the slowest client of a round.
 
-A run computes the same bits in a worker process as in this one: there `auto` picks the engine `inprocess`, and the engines
-that `auto` picks on a CPU have equal bits.
+A run has equal bits in a worker process and in this process: in a worker process `auto` picks the engine `inprocess`, and
+the engines that `auto` picks on a CPU have equal bits.
 """
 
 import os
 import pickle
-import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
 
 from fedmutual.config import Config
-from fedmutual.engines import allocator
-from fedmutual.engines.processes import CONTEXT, hide_main_module
+from fedmutual.engines.child_process import START, ChildProcess, count_cores, prepare_child_process
+from fedmutual.engines.rpc import make_portable
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Started
+from fedmutual.in_memory import PREFIX
 from fedmutual.recorded_code import is_trusting
 from fedmutual.studies.run import run
 from fedmutual.studies.trained_run import Run, open_trained_run
 
-START = 8.0  # seconds that the start of worker processes takes: shorter work is done in this process
-_SHOWN = (Started, Noted, Replied, Evaluated, Finished)  # events that cross: others hold models, or closures
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """A run to train: its configuration and its folder."""
-
-    config: Config
-    folder: Path
-
-
-def count_cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_SHOWN = (Started, Noted, Replied, Evaluated, Finished)  # events that are sent: others hold models, or closures
 
 
 def can_run_side_by_side(configs: Sequence[Config]) -> bool:
@@ -48,16 +32,16 @@ def can_run_side_by_side(configs: Sequence[Config]) -> bool:
     return all(
         config.engine.name in ("auto", "inprocess")
         and config.engine.device in ("auto", "cpu")
-        and "fedmutual.in_memory:" not in repr(config)
+        and PREFIX not in repr(config)
         for config in configs
     )
 
 
 def choose_jobs(runs: int, seconds: float, threads: int) -> int:
-    """Return how many runs to train at once: as many as there are cores for their threads, if that saves more than the start
+    """Return how many runs to train at once: as many as the cores have room for, if that saves more seconds than the start
     of worker processes takes.
 
-    runs: how many are left. seconds: what one takes. threads: of each run.
+    runs: still to train. seconds: of one run. threads: of each run.
     """
     jobs = min(runs, max(1, count_cores() // threads))
     saved = seconds * (runs - runs / jobs) if jobs else 0.0
@@ -65,41 +49,54 @@ def choose_jobs(runs: int, seconds: float, threads: int) -> int:
 
 
 def train_runs(
-    planned: Sequence[PlannedRun], resume: bool, observers: Sequence[Sequence[Observer]], jobs: int | None = None
+    configs: Sequence[Config],
+    folders: Sequence[Path],
+    resume: bool,
+    observers: Sequence[Sequence[Observer]],
+    jobs: int | None = None,
 ) -> list[Run]:
-    """Train each run into its folder, several at once where that is faster -> the runs, in their order.
+    """Train several experiments as `run_together` does, several at once where that is faster -> the runs, in their order.
 
-    observers: of each run. jobs: how many at once; None: chosen after the first run, whose seconds are known then.
+    jobs: how many at once; None: chosen after the first run, when the seconds of a run are known.
 
     Raises:
         UserError, Diverged: of the first run that failed; the others that are being trained are stopped, and can be resumed.
     """
-    left = list(range(len(planned)))
-    while left and (jobs is None or jobs == 1):
-        one, watching, since = planned[left[0]], observers[left.pop(0)], time.monotonic()
-        run(one.config, one.folder, resume, watching)
-        chosen = choose_jobs(len(left), time.monotonic() - since, one.config.engine.threads)
+    remaining = list(range(len(configs)))
+    while remaining and (jobs is None or jobs == 1):
+        number, start = remaining.pop(0), time.monotonic()
+        run(configs[number], folders[number], resume, observers[number])
+        chosen = choose_jobs(len(remaining), time.monotonic() - start, configs[number].engine.threads)
         jobs = chosen if jobs is None and chosen > 1 else jobs
-    if left:
-        _train_in_workers(planned, left, resume, observers, min(jobs or 1, len(left)))
-    return [open_trained_run(one.folder, one.config) for one in planned]
+    if remaining:
+        _train_in_workers(configs, folders, resume, observers, remaining, min(jobs or 1, len(remaining)))
+    return [open_trained_run(folder, config) for folder, config in zip(folders, configs, strict=True)]
 
 
 def _train_in_workers(
-    planned: Sequence[PlannedRun], left: list[int], resume: bool, observers: Sequence[Sequence[Observer]], jobs: int
+    configs: Sequence[Config],
+    folders: Sequence[Path],
+    resume: bool,
+    observers: Sequence[Sequence[Observer]],
+    remaining: list[int],
+    jobs: int,
 ) -> None:
-    """Train the runs of these numbers in worker processes; `left` is emptied."""
+    """Train the experiments with these numbers in worker processes; `remaining` is emptied."""
     workers = [_idle.pop() if _idle else _Worker() for _ in range(jobs)]
+    busy: dict[Connection, tuple[_Worker, int]] = {}
+
+    def train_next(worker: _Worker) -> None:
+        number = remaining.pop(0)
+        worker.train(configs[number], folders[number], resume)
+        busy[worker.connection] = (worker, number)
+
     try:
-        busy: dict[Connection, tuple[_Worker, int]] = {}
         for worker in workers:
-            number = left.pop(0)
-            worker.train(planned[number], resume)
-            busy[worker.connection] = (worker, number)
+            train_next(worker)
         while busy:
             for connection in wait(list(busy)):
                 worker, number = busy[connection]  # type: ignore[index]
-                event = worker.receive(planned[number])
+                event = worker.receive(folders[number])
                 if event is not None:
                     for observer in observers[number]:
                         observer(event)
@@ -107,34 +104,28 @@ def _train_in_workers(
                     raise event.problem
                 if event is None:
                     del busy[worker.connection]
-                    if left:
-                        number = left.pop(0)
-                        worker.train(planned[number], resume)
-                        busy[worker.connection] = (worker, number)
+                    if remaining:
+                        train_next(worker)
     except BaseException:
         for worker in workers:
             worker.stop()
         raise
-    _idle.extend(workers)  # for the next runs of this command; they end with this process
+    _idle.extend(workers)  # for the next runs of this command; the processes end with this process
 
 
-class _Worker:
-    """A process that trains runs, seen from here."""
+class _Worker(ChildProcess):
+    """A worker process that trains one run after the other."""
 
     def __init__(self) -> None:
-        self.connection, other_end = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(other_end,), daemon=True)
-        with hide_main_module():
-            self._process.start()
-        other_end.close()
+        super().__init__(_serve)
 
-    def train(self, planned: PlannedRun, resume: bool) -> None:
+    def train(self, config: Config, folder: Path, resume: bool) -> None:
         """Begin a run."""
-        with suppress(OSError):  # a dead worker is found where its answer is missing
-            self.connection.send((os.getcwd(), list(sys.path), planned.config, planned.folder, resume, is_trusting()))
+        with suppress(OSError):  # `receive` reports a process that died
+            self.connection.send((os.getcwd(), list(sys.path), config, folder, resume, is_trusting()))
 
-    def receive(self, planned: PlannedRun) -> Event | None:
-        """Return the next event of the run; None: it is finished.
+    def receive(self, folder: Path) -> Event | None:
+        """Return the next event of the run in this folder; None: the run is finished.
 
         Raises:
             RunError: the process died.
@@ -142,55 +133,34 @@ class _Worker:
         try:
             event: Event | None = self.connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
-            self._process.join(5)
             raise RunError(
-                f"{planned.folder}: the process that trained this run ended with code {self._process.exitcode}; is there "
-                "memory for all? Give the same command with --resume, and with --jobs 1 if it happens again"
+                f"{folder}: the process that trained this run {self.describe_end()}; is there memory for all? Give the "
+                "command again with --resume, and with --jobs 1 if it happens again"
             ) from None
         return event
 
-    def stop(self) -> None:
-        """End the process, whatever it does."""
-        self._process.kill()
-        self._process.join()
-        self.connection.close()
 
-
-_idle: list[_Worker] = []  # processes that wait for runs
+_idle: list[_Worker] = []  # processes without a run
 
 
 def _serve(connection: Connection) -> None:
-    """The life of a worker process: train run after run until the other end closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent process, which ends this one
-    allocator.keep_freed_memory()
+    """Train run after run until the parent process closes the pipe."""
+    prepare_child_process()
 
     def send(event: Event) -> None:
         if isinstance(event, _SHOWN):
             connection.send(event)
 
     with suppress(EOFError, OSError):
-        for working_folder, search_path, config, folder, resume, trusts in _receive(connection):
+        while True:
+            working_folder, search_path, config, folder, resume, trusts = connection.recv()
             os.chdir(working_folder)
             sys.path[:] = search_path
             try:
                 run(config, folder, resume, [send], trust_code=trusts)
             except BrokenPipeError:
-                return  # the parent process is gone
-            except BaseException as problem:
-                connection.send(Failed(0, _make_portable(problem)))
+                return  # the parent process has ended
+            except Exception as problem:
+                connection.send(Failed(0, make_portable(problem)))
             else:
                 connection.send(None)
-
-
-def _receive(connection: Connection) -> Iterator[tuple[Any, ...]]:
-    while True:
-        yield connection.recv()
-
-
-def _make_portable(problem: BaseException) -> BaseException:
-    """Return an exception that can be sent to another process: itself, or one with its text."""
-    try:
-        copy = pickle.loads(pickle.dumps(problem))
-        return problem if str(copy) == str(problem) else RunError(str(problem))
-    except Exception:
-        return RunError(f"{type(problem).__name__}: {problem}")
