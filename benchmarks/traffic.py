@@ -8,7 +8,8 @@ from bare import BATCH, NETS
 from common import Options
 from ours import hosted, noisy, train
 
-from fedmutual.rundir.logs import LEDGER, Ledger, read_lines
+from fedmutual.rundir.file_names import LEDGER
+from fedmutual.rundir.logs import Ledger, read_lines
 
 CLIENTS = 5
 METHODS = ("fml", "fedavg", "fedprox")

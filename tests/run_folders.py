@@ -10,8 +10,8 @@ from typing import Any
 import tomli_w
 
 from fedmutual.report.comparison import comparisons
-from fedmutual.report.runs import read_runs
 from fedmutual.report.verdicts import judge
+from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.rundir.transfer import transfer
 
 Own = Callable[[int, int, str], float]  # (seed, round, client) -> accuracy on the client's own validation data

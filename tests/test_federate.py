@@ -246,7 +246,7 @@ def test_progress_is_ten_lines_at_most_where_there_is_no_terminal():
 
 
 def test_history_of_a_run_without_scores_is_an_empty_table(tmp_path):
-    from fedmutual.studies.history import read_history
+    from fedmutual.rundir.frames import read_scores
 
-    assert isinstance(read_history(tmp_path), pd.DataFrame)
-    assert read_history(tmp_path).empty
+    assert isinstance(read_scores(tmp_path), pd.DataFrame)
+    assert read_scores(tmp_path).empty

@@ -65,9 +65,9 @@ def of_cli(found: Import) -> bool:
 
 
 def of_report(found: Import) -> bool:
-    """It reads run folders: of fedmutual it imports its own parts, the errors and the keys, nothing to train with."""
+    """It reads run folders: of fedmutual it imports what reads them, the errors and the keys, nothing to train with."""
     foreign = found.top == "torch" or found.top.startswith("fedmutual")
-    lower = ("fedmutual.report", "fedmutual.errors", "fedmutual.config")
+    lower = ("fedmutual.report", "fedmutual.rundir", "fedmutual.files", "fedmutual.errors", "fedmutual.config")
     return not foreign or found.top in lower or not found.file.startswith("report/")
 
 
@@ -92,6 +92,7 @@ ROOMS = (  # from the lowest to the highest: a module imports its own room and l
     ("errors", "network_timeout", "module_files", "numerics", "denormals", "settings"),
     ("core",),
     ("files", "scores", "fixed_sum", "ensemble"),
+    ("tensor_files",),
     ("events", "losses", "gradients", "aggregation", "batches", "boundary", "plugins", "in_memory"),
     ("recorded_code", "tasks", "stepping"),
     ("evaluation", "algorithms"),

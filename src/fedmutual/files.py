@@ -1,19 +1,20 @@
-"""Files that are whole or not there: written beside their place, flushed to the disk, then renamed into it."""
+"""Write files in one step: a part file is written, flushed to the disk, then renamed. Read and write JSON."""
 
 import errno
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, BinaryIO
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
-
 from fedmutual.errors import RunError
+
+Table = dict[str, Any]
+
+FORMAT = 1
+"""Of every JSON file that fedmutual writes and reads again."""
 
 
 @contextmanager
@@ -63,54 +64,22 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_bytes(path, (json.dumps(content, indent=1, allow_nan=False) + "\n").encode())
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file of format 1.
+def read_json(path: Path) -> Table:
+    """Return the table in a JSON file of format 1.
 
     Raises:
-        RunError: it is missing, damaged, or of another format.
+        RunError: the file is missing, damaged, or of another format.
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise RunError(f"{path}: there is no such file") from None
+        raise RunError(f"{path}: there is no such file; restore it, or begin again in another folder") from None
     except (OSError, ValueError, RecursionError) as problem:  # the last: brackets in brackets, by the thousand
-        raise RunError(f"{path}: is damaged or no JSON ({problem})") from None
-    if not isinstance(content, dict) or content.get("format") != 1:
-        raise RunError(f"{path}: is not of format 1, the only one that this version of fedmutual reads")
-    return content
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Replace a safetensors file in one step. `about` goes into its header, as one entry: of several, the order varies."""
-    whole = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
-    write_bytes(path, save(whole, metadata={"fedmutual": json.dumps(about)}))
-
-
-def read_tensors(path: Path, names: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A safetensors file -> (tensors, header). Nothing else is ever loaded: no pickle is opened.
-
-    names: of the tensors that are wanted; None: all.
-
-    Raises:
-        RunError: it is missing, unreadable, truncated, or no safetensors file.
-    """
-    try:
-        with path.open("rb") as raw:
-            head = raw.read(2)
-    except FileNotFoundError:
-        raise RunError(f"{path}: there is no such file") from None
-    except OSError as problem:
-        raise RunError(f"{path}: cannot be read ({problem.strerror or problem})") from None
-    try:
-        with safe_open(path, framework="pt") as file:
-            about = json.loads((file.metadata() or {}).get("fedmutual", "{}"))
-            if not isinstance(about, dict):
-                raise ValueError("what its header says of it is no table")
-            return {k: file.get_tensor(k) for k in file.keys() if names is None or k in names}, about  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError, RecursionError) as problem:
-        # asked only now: a safetensors file may begin with these bytes too, as its header's length
-        if head == b"PK" or head[:1] == b"\x80":
-            raise RunError(
-                f"{path}: is a pickle, which could run code when opened; fedmutual reads safetensors only"
-            ) from None
-        raise RunError(f"{path}: is truncated or no safetensors file ({problem})") from None
+        raise RunError(f"{path}: is damaged or no JSON ({problem}); begin again in another folder") from None
+    written = content.get("format") if isinstance(content, dict) else None
+    if written != FORMAT:
+        raise RunError(
+            f"{path}: is of format {written!r}, and this version of fedmutual reads format {FORMAT}; use the version of "
+            "fedmutual that wrote it"
+        )
+    return dict(content)

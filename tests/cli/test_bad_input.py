@@ -7,7 +7,7 @@ import signal as signals
 
 import pytest
 
-from fedmutual.files import read_tensors, write_tensors
+from fedmutual.tensor_files import read_tensors, write_tensors
 
 
 @pytest.mark.parametrize(
@@ -259,8 +259,8 @@ def test_a_checkpoint_of_another_network(small, cli):
     ("name", "text", "sentence"),
     [
         ("checkpoint.json", "{", "checkpoint.json: is damaged"),
-        ("checkpoint.json", '{"format": 9}', "checkpoint.json: is not of format 1"),
-        ("environment.json", "[]", "environment.json: is not of format 1"),
+        ("checkpoint.json", '{"format": 9}', "checkpoint.json: is of format 9"),
+        ("environment.json", "[]", "environment.json: is of format None"),
         ("metrics.jsonl", "{nonsense}\n", "metrics.jsonl: line 1 is damaged"),
     ],
 )

@@ -9,7 +9,7 @@ import fedmutual
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import parse_config
 from fedmutual.events import Replied
-from fedmutual.files import read_tensors
+from fedmutual.tensor_files import read_tensors
 from toy import difference
 
 NORMED = """

@@ -14,8 +14,8 @@ from fedmutual.data.rows import ResidentBatches
 from fedmutual.errors import DataError
 from fedmutual.events import Finished, Replied
 from fedmutual.federation import build
-from fedmutual.files import read_tensors
 from fedmutual.studies.compare import compare
+from fedmutual.tensor_files import read_tensors
 from toy import difference
 
 

@@ -49,7 +49,7 @@ def test_a_resumed_run_counts_each_round_once(small):
 def test_the_report_sums_them_and_has_none_where_a_line_lacks_them(small):
     from fedmutual.report.comparison import comparisons
     from fedmutual.report.decision import COSTS, list_costs
-    from fedmutual.report.runs import read_runs
+    from fedmutual.rundir.recorded_run import read_runs
 
     fedmutual.run(fedmutual.load_config(small, rounds=2), "out")
 

@@ -3,7 +3,8 @@
 import pytest
 
 import fedmutual
-from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.logs import read_lines
 
 
 def own(run, round, model):

@@ -10,8 +10,9 @@ from safetensors.torch import save
 
 from fedmutual.config import read_tables
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.files import read_json, read_tensors, write_bytes, write_tensors
+from fedmutual.files import read_json, write_bytes
 from fedmutual.rundir.logs import read_lines
+from fedmutual.tensor_files import read_tensors, write_tensors
 
 
 @pytest.mark.parametrize("length", range(60, 400, 5))

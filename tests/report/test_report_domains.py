@@ -13,8 +13,8 @@ from fedmutual.report import accuracy, domains, headline, tables
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.costs import cost_table, courses, draw_costs
 from fedmutual.report.curves import data_table, pictures, slots
-from fedmutual.report.runs import read_runs
 from fedmutual.report.statistics import last_common
+from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
 
 NODES = ("0", "40")

@@ -5,8 +5,8 @@ import math
 import pytest
 from scipy.stats import ttest_1samp
 
-from fedmutual.report.runs import read_run
 from fedmutual.report.statistics import Gains, Missing, estimate, pair_clients, pair_global
+from fedmutual.rundir.recorded_run import read_run
 from run_folders import Made, write
 
 ALONE = {"0": 0.5, "1": 0.4, "2": 0.3}

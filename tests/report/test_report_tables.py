@@ -10,8 +10,8 @@ import pytest
 from fedmutual.report import accuracy, holdings, measures, provenance, tables, traffic
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.curves import data_table, pictures, thin
-from fedmutual.report.runs import read_runs
 from fedmutual.report.statistics import Missing
+from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, write, write_all
 
 ALONE = {"0": 0.5, "1": 0.4, "2": 0.3}

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedmutual.report import headline, verdict
 from fedmutual.report.comparison import comparisons, differences
-from fedmutual.report.runs import read_runs
+from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
 
 ALONE = {"0": 0.8, "1": 0.7, "2": 0.6}

@@ -10,7 +10,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedmutual import run
 from fedmutual.config import make_algorithm, parse_config
 from fedmutual.core import Phase
-from fedmutual.report.runs import read_run
 from fedmutual.reproduce import Scale, Store, experiments, measures, read_experiment, reproduce
 from fedmutual.reproduce.budget import count_budget
 from fedmutual.reproduce.cell_results import Look, looks
@@ -18,6 +17,7 @@ from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.plan import arm_config, jobs
 from fedmutual.reproduce.result import Traffic
 from fedmutual.reproduce.spent import find_budget, spent
+from fedmutual.rundir.recorded_run import read_run
 from made_results import result
 
 TABLES = {

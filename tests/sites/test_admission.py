@@ -7,7 +7,8 @@ import torch
 
 from fedmutual.core import Data, Diverged, Message
 from fedmutual.federation.experiment import Experiment
-from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import admission, site_runtime
 from fedmutual.sites.disclosure import describe_disclosure
 from fedmutual.sites.journal import ROUNDS_BACK

@@ -16,7 +16,8 @@ from safetensors.torch import load, save
 from fedmutual.algorithms import FedH2L
 from fedmutual.algorithms.peers import agreed as owned_by
 from fedmutual.errors import UserError
-from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import engine
 from fedmutual.sites.coordinator import Coordinator, build_server_experiment, make_first_state
 from fedmutual.sites.engine import TooFew

@@ -4,8 +4,9 @@ from statistics import fmean
 
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.provenance import subtitle
-from fedmutual.report.runs import read_runs
-from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.logs import read_lines
+from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites.coordinator import Coordinator
 from run_folders import list_findings
 from wards import COMMON, SITES, Desk, contract, halves

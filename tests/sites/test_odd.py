@@ -13,7 +13,8 @@ from fedmutual.core import Message
 from fedmutual.engines.base import participate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Noted
-from fedmutual.rundir.logs import LEDGER, METRICS, read_lines
+from fedmutual.rundir.file_names import LEDGER, METRICS
+from fedmutual.rundir.logs import read_lines
 from fedmutual.rundir.text import told
 from fedmutual.sites import admission, journal, sent_log
 from fedmutual.sites import contract as contracts

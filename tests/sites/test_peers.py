@@ -10,7 +10,8 @@ import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.events import Noted, PhaseDone
 from fedmutual.rundir import text
-from fedmutual.rundir.logs import LEDGER, read_lines
+from fedmutual.rundir.file_names import LEDGER
+from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer, read_order

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator

@@ -12,7 +12,8 @@ from fedmutual.algorithms.fedkd import FedKD, restored
 from fedmutual.core import Algorithm
 from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import committed, file_name, read_state
-from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.logs import read_lines
 from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.coordinator import build_server_experiment, make_first_state
 from fedmutual.sites.protocol import SiteAnswer

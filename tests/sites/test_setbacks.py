@@ -6,7 +6,8 @@ import torch
 import fedmutual
 from fedmutual.errors import RunError
 from fedmutual.rundir.checkpoint import committed, file_name, read_state
-from fedmutual.rundir.logs import LEDGER, METRICS, read_lines
+from fedmutual.rundir.file_names import LEDGER, METRICS
+from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct

@@ -4,8 +4,9 @@ import pytest
 
 from fedmutual.events import Known
 from fedmutual.report.html import write_report
-from fedmutual.report.lines import Score
-from fedmutual.rundir.logs import METRICS, read_lines
+from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.logs import read_lines
+from fedmutual.rundir.schema import RecordedScore
 from fedmutual.sites.protocol import EXAM, ReleasedScore, SiteAnswer, pack_message, read_order
 from puppets import SITES, Federation, Puppet
 
@@ -51,7 +52,7 @@ def test_scores_that_are_none_are_left_out_and_the_report_can_be_read(tmp_path, 
 
 def test_a_server_takes_what_a_report_reads():
     """Two records of the same lines, for the report imports nothing that could train."""
-    taken, read = (kind.model_json_schema()["properties"] for kind in (Known, Score))
+    taken, read = (kind.model_json_schema()["properties"] for kind in (Known, RecordedScore))
     assert taken.pop("accuracy")["anyOf"][0].items() <= read["accuracy"].items()  # without one it is no `Score` there
     assert {k: read[k] for k in taken} == taken
 

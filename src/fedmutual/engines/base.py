@@ -13,7 +13,8 @@ from fedmutual.evaluation import EvalSpec, compute_scores, select_metrics
 from fedmutual.events import Score
 from fedmutual.rundir import best
 from fedmutual.rundir.best import Keep
-from fedmutual.rundir.logs import METRICS, append
+from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.logs import append
 from fedmutual.stepping import work
 
 R = TypeVar("R")

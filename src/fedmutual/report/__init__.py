@@ -6,9 +6,9 @@ What makes pages is imported when first used, so that a run's own table does not
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fedmutual.report.runs import find_runs, read_runs
 from fedmutual.report.terminal import headline, make_cost_table
 from fedmutual.report.verdicts import verdict
+from fedmutual.rundir.recorded_run import find_runs, read_runs
 
 if TYPE_CHECKING:
     from fedmutual.report.adaptation import adapted, write_adaptation

@@ -1,6 +1,5 @@
 """What `adapt` made: a newcomer that adapts a shared model by mutual learning, trains from scratch, or fine-tunes."""
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +10,18 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmutual.errors import RunError
+from fedmutual.files import read_json
 from fedmutual.report.cells import spread
 from fedmutual.report.comparison import ALONE, TUNED, Comparison, Method
 from fedmutual.report.html import write_page
-from fedmutual.report.lines import Record
 from fedmutual.report.measures import SEEDS
-from fedmutual.report.runs import NAMES, Run, checked, read_json, read_run
 from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Missing, estimate, pair_clients
 from fedmutual.report.text import count, percent
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict, away, chance
+from fedmutual.rundir.record_files import check_record
+from fedmutual.rundir.recorded_run import NAMES, RecordedRun, read_run
+from fedmutual.rundir.schema import Record
 
 _ARMS = ("fml", TUNED, "scratch")  # as they are shown; the first is held against the others
 
@@ -76,7 +77,7 @@ def read_adaptation(out: Path) -> Adaptation:
     found = read_json(out / "adapt.json")
     if "accuracy" not in found:
         raise RunError(f"{out}: what is to be adapted there is not finished; go on with it by --resume")
-    return checked(out / "adapt.json", Adaptation, json.dumps(found))
+    return check_record(out / "adapt.json", Adaptation, found)
 
 
 def adapted(out: Path) -> tuple[Table, list[str]]:
@@ -127,16 +128,16 @@ def _table(out: Path, found: Adaptation) -> Table:
     return table
 
 
-def _runs(out: Path, found: Adaptation, arm: str, size: str) -> tuple[Run, ...]:
+def _runs(out: Path, found: Adaptation, arm: str, size: str) -> tuple[RecordedRun, ...]:
     return tuple(read_run(out / arm / size / seed) for seed in found.accuracy[arm][size])
 
 
-def _forked(runs: Sequence[Run]) -> str | None:
+def _forked(runs: Sequence[RecordedRun]) -> str | None:
     """What the scores call the newcomer's other model, its fork of the shared one; None where it is not scored."""
     return next((m for run in runs for m in run.models if m != run.serves), None)
 
 
-def _fork(runs: Sequence[Run]) -> Estimate | None:
+def _fork(runs: Sequence[RecordedRun]) -> Estimate | None:
     """The accuracy of the newcomer's fork of the shared model; None where it is not scored."""
     model = _forked(runs)
     scores = [s.accuracy for run in runs for s in run.own(run.last, model).values()] if model else []

@@ -11,10 +11,10 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedmutual.report.comparison import Comparison
-from fedmutual.report.runs import Run
 from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing, Pair
 from fedmutual.report.text import listed, percent, points
 from fedmutual.report.wording import Verdict, chance, doubts, format_all
+from fedmutual.rundir.recorded_run import RecordedRun
 
 HIGHLIGHTS = 3  # sentences below the answer, at most
 
@@ -151,7 +151,7 @@ def decide(comparison: Comparison, gains: Mapping[str, Gains | Missing], questio
     )
 
 
-def _read_holdings(runs: Sequence[Run], all_classes: int) -> Holdings | None:
+def _read_holdings(runs: Sequence[RecordedRun], all_classes: int) -> Holdings | None:
     """The holdings over the clients of each seed; None where no run discloses them."""
     rows = [
         (run.seed, client, training, validation)

@@ -7,11 +7,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedmutual.report.lines import Evaluation
-from fedmutual.report.runs import Run, read_run
 from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing, estimate, pair_clients
 from fedmutual.report.text import count, fixed, listed
 from fedmutual.report.wording import too_few
+from fedmutual.rundir.recorded_run import RecordedRun, read_run
+from fedmutual.rundir.schema import Evaluation
 
 HOLDOUT = "holdout"
 _MODELS: Mapping[str | None, tuple[str, ...]] = {
@@ -33,7 +33,7 @@ class Tried:
     alone: Mapping[int, Path] | None = None  # local-only training beside it; None where it has no personal models
 
     @cached_property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RecordedRun, ...]:
         """Its finished runs."""
         return tuple(run for run in map(read_run, self.folders.values()) if run.finished)
 

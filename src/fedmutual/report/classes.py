@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from fedmutual.report.comparison import Comparison, Method
-from fedmutual.report.runs import Run
 from fedmutual.report.statistics import SAME, Gains, Pair, last_common, matches
 from fedmutual.report.text import percent
 from fedmutual.report.wording import away, chance
+from fedmutual.rundir.recorded_run import RecordedRun
 
 _CLEAR = 0.05  # a difference of recall that is told even where it is not certain
 
@@ -55,7 +55,7 @@ def _by_class(comparison: Comparison, method: Method, alone: Method, data: str) 
     return {name: Gains(tuple(of)) for name, of in pairs.items()}
 
 
-def _held(run: Run, client: str, number: int, data: str) -> int | None:
+def _held(run: RecordedRun, client: str, number: int, data: str) -> int | None:
     """How many examples of a class a client has there, where that is known."""
     holding = run.partition.clients.get(client)
     counts = holding.counts.validation if holding and data == "validation" else None

@@ -9,7 +9,7 @@ from typing import Any
 from fedmutual.config.keys import list_effects
 from fedmutual.config.schema import Config
 from fedmutual.errors import RunError
-from fedmutual.report.runs import Run
+from fedmutual.rundir.recorded_run import RecordedRun
 
 MODELS = {"personal": "personal models", "ensemble": "ensembles", "global": "shared model", "meme": "clients' forks"}
 SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "meme": "fork"}
@@ -30,10 +30,10 @@ class Method:
     algorithm: str
     variant: Variant  # the keys in which the compared runs differ, and their values here
     label: str
-    runs: tuple[Run, ...]  # in the order of their seeds, each seed once
+    runs: tuple[RecordedRun, ...]  # in the order of their seeds, each seed once
 
     @cached_property
-    def counted(self) -> tuple[Run, ...]:
+    def counted(self) -> tuple[RecordedRun, ...]:
         """The runs that numbers are made of: the finished ones; without any, those that were evaluated at all."""
         finished = tuple(r for r in self.runs if r.finished)
         return finished or tuple(r for r in self.runs if r.evaluations)
@@ -79,12 +79,12 @@ class Comparison:
     remarks: tuple[str, ...]  # what a reader must know about which runs count
 
     @property
-    def runs(self) -> tuple[Run, ...]:
+    def runs(self) -> tuple[RecordedRun, ...]:
         """All runs, method by method."""
         return tuple(r for m in self.methods for r in m.runs)
 
     @property
-    def first(self) -> Run:
+    def first(self) -> RecordedRun:
         """A run whose data and split stand for all."""
         return self.runs[0]
 
@@ -125,13 +125,13 @@ class Comparison:
         return max(local, key=lambda m: len(set(m.variant) & set(method.variant)), default=None)
 
 
-def comparisons(runs: Sequence[Run]) -> list[Comparison]:
+def comparisons(runs: Sequence[RecordedRun]) -> list[Comparison]:
     """Sort runs into comparisons, in the order in which they were given. A sweep's have no scores to compare by.
 
     Raises:
         RunError: there are none but a sweep's.
     """
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for run in _scored(runs):
         same = {k: v for k, v in flat({key: run.config.get(key, {}) for key in _SAME_DATA}) if _matters(k)}
         key = json.dumps([run.partition.source, run.partition.classes, same], sort_keys=True, default=str)
@@ -143,7 +143,7 @@ def comparisons(runs: Sequence[Run]) -> list[Comparison]:
     ]
 
 
-def _scored(runs: Sequence[Run]) -> Sequence[Run]:
+def _scored(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
     """Those that were scored on validation and test rows: beside these the others would be duplicates without numbers."""
     found = [run for run in runs if not run.held_out]
     if runs and not found:
@@ -192,14 +192,14 @@ def plain(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def _name(runs: Sequence[Run]) -> str:
+def _name(runs: Sequence[RecordedRun]) -> str:
     names = dict.fromkeys(r.settings.name for r in runs)
     return next(iter(names)) if len(names) == 1 else runs[0].partition.source
 
 
-def _comparison(runs: Sequence[Run], name: str) -> Comparison:
+def _comparison(runs: Sequence[RecordedRun], name: str) -> Comparison:
     variants, domains = _variants(runs), _domains(runs)
-    groups: dict[tuple[str, Variant], list[Run]] = {}
+    groups: dict[tuple[str, Variant], list[RecordedRun]] = {}
     for run, variant in zip(runs, variants, strict=True):
         groups.setdefault((run.algorithm, variant), []).append(run)
     told = {g: _telling(g[1], [v for name, v in groups if name == g[0]]) if domains else g[1] for g in groups}
@@ -225,7 +225,7 @@ def _label(name: str, said: Sequence[str], domains: bool) -> str:
     return ", ".join((name, *said))
 
 
-def _domains(runs: Sequence[Run]) -> bool:
+def _domains(runs: Sequence[RecordedRun]) -> bool:
     return any(s.data == OWN_DOMAIN for r in runs if r.last for s in r.last.scores)
 
 
@@ -253,11 +253,11 @@ def _unfinished(method: Method) -> Iterator[str]:
             yield f"{state} {use if run.evaluations else none}"
 
 
-def _variants(runs: Sequence[Run]) -> list[Variant]:
+def _variants(runs: Sequence[RecordedRun]) -> list[Variant]:
     """For each run the settings in which its comparison differs; an algorithm's own keys against the same algorithm's."""
     tables = [{k: plain(v) for k, v in flat(r.config) if _matters(k) and not _under(k, _SAME_DATA)} for r in runs]
 
-    def values(key: str, run: Run) -> set[str | None]:
+    def values(key: str, run: RecordedRun) -> set[str | None]:
         """What runs hold that choose the key themselves: a method's name, or trials on hold-out rows, may have set it."""
         if key in run.method.preset or key in run.tuned:
             return set()

@@ -11,11 +11,11 @@ from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.comparison import Comparison, Method
 from fedmutual.report.curves import DRAWN, slots, thin
 from fedmutual.report.domains import ACC
-from fedmutual.report.lines import Evaluation
 from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, end_labels, fitted, make_axes, room
-from fedmutual.report.runs import Run
 from fedmutual.report.svg import Hit, Styles, colour, inline
 from fedmutual.report.text import percent, size
+from fedmutual.rundir.recorded_run import RecordedRun
+from fedmutual.rundir.schema import Evaluation
 
 LISTED = 8  # points of a method in the table; the CSV has all
 TITLE = "Accuracy against bytes: mean ACC, %, by what a node has sent"
@@ -79,7 +79,7 @@ def _costs(method: Method) -> list[Cost]:
     return costs
 
 
-def _mean(run: Run, evaluation: Evaluation) -> float | None:
+def _mean(run: RecordedRun, evaluation: Evaluation) -> float | None:
     found = run.own(evaluation, data=ACC.data).values()
     return fmean(s.accuracy for s in found) if found else None
 

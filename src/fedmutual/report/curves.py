@@ -8,12 +8,12 @@ from typing import NamedTuple, TypeVar
 from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.comparison import Comparison, Method, Use
 from fedmutual.report.domains import ACC, MEASURES, Measure
-from fedmutual.report.lines import Evaluation
-from fedmutual.report.runs import NAMES, Run
 from fedmutual.report.svg import SLOTS
 from fedmutual.report.text import fixed, percent
+from fedmutual.rundir.recorded_run import NAMES, RecordedRun
+from fedmutual.rundir.schema import Evaluation
 
-Number = Callable[[Run, Evaluation], float | None]
+Number = Callable[[RecordedRun, Evaluation], float | None]
 DRAWN, LISTED = 100, 40  # points of a line, rows of a table (and what is pointed at): the CSV has all rounds
 TERMS = {"meme": "shared", "kl": "KL", "ce": "CE"}  # what the page calls a loss term
 MUTUAL = ("kl", "ce", "digest")  # the terms of learning from peers: of another size than what is learned from data
@@ -113,7 +113,7 @@ def _stretched(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
 
 
 def _of_clients(comparison: Comparison, taken: Mapping[str, int]) -> list[Picture]:
-    def shared(run: Run, evaluation: Evaluation) -> float | None:
+    def shared(run: RecordedRun, evaluation: Evaluation) -> float | None:
         score = evaluation.find("global", "test")
         return score.accuracy if score else None
 
@@ -140,7 +140,7 @@ def _of_domains(comparison: Comparison, taken: Mapping[str, int]) -> list[Pictur
 def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation") -> Number:
     """A model on rows that are the clients' own: their mean, or `pick` of them."""
 
-    def number(run: Run, evaluation: Evaluation) -> float | None:
+    def number(run: RecordedRun, evaluation: Evaluation) -> float | None:
         scores = [s.accuracy for s in run.own(evaluation, use.model, data).values()]
         return pick(scores) if scores else None
 
@@ -216,7 +216,7 @@ def _losses(method: Method, slot: int, wanted: Callable[[str], bool]) -> list[Cu
     terms = [t for t in told if wanted(t)]
 
     def of(term: str) -> Number:
-        def number(run: Run, evaluation: Evaluation) -> float | None:
+        def number(run: RecordedRun, evaluation: Evaluation) -> float | None:
             found = [losses[term] for losses in evaluation.train.values() if term in losses]
             return fmean(found) if found else None
 

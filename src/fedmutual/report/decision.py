@@ -6,11 +6,11 @@ from statistics import fmean
 from fedmutual.report import measures
 from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share
 from fedmutual.report.comparison import Comparison, Method, Use
-from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Gains, Missing, Value
 from fedmutual.report.text import fixed, size
+from fedmutual.rundir.recorded_run import RecordedRun
 
-COSTS: Sequence[tuple[str, Callable[[Run], float | None], Callable[[float], str], str]] = (
+COSTS: Sequence[tuple[str, Callable[[RecordedRun], float | None], Callable[[float], str], str]] = (
     (
         "Bytes",
         lambda run: run.ledger.total("up") + run.ledger.total("down") + sum(run.ledger.seed.values()),
@@ -77,7 +77,7 @@ def score_all_classes(use: Use) -> Value:
     if use.model == "global":
         return measures.global_last(use)
 
-    def number(run: Run) -> float | None:
+    def number(run: RecordedRun) -> float | None:
         scores = run.own(run.last, use.model, "test").values()
         return fmean(score.accuracy for score in scores) if scores else None
 

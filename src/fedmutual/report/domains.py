@@ -6,11 +6,11 @@ from statistics import fmean
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share, spread
 from fedmutual.report.comparison import OWN_DOMAIN, POOLED, Comparison, Method
-from fedmutual.report.lines import Clients
 from fedmutual.report.measures import SEEN, chosen_by, over_seeds
-from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Missing, Value
 from fedmutual.report.text import count, listed, percent
+from fedmutual.rundir.recorded_run import RecordedRun
+from fedmutual.rundir.schema import ClientScores
 
 Pick = Callable[[Sequence[float]], float]
 
@@ -48,17 +48,17 @@ _ONE = "one model is trained on all data, and no node has one; its score on the 
 def last(method: Method, measure: Measure, pick: Pick = fmean) -> Value:
     """A measure after the last round: the nodes' mean, or `pick` of them; over seeds."""
 
-    def number(run: Run) -> float | None:
+    def number(run: RecordedRun) -> float | None:
         found = per_node(run, measure)
         return pick([*found.values()]) if found else None
 
     return over_seeds(method.counted, number, _why(method))
 
 
-def best(method: Method, measure: Measure, of: Callable[[Clients], float | None] = lambda found: found.mean) -> Value:
+def best(method: Method, measure: Measure, of: Callable[[ClientScores], float | None] = lambda found: found.mean) -> Value:
     """The same after each node's best round: the nodes' mean, or what `of` takes; of finished runs."""
 
-    def number(run: Run) -> float | None:
+    def number(run: RecordedRun) -> float | None:
         reached = run.summary.transfer if run.summary else None
         found = getattr(reached, measure.key) if reached else None
         return of(found.best) if found else None
@@ -67,7 +67,7 @@ def best(method: Method, measure: Measure, of: Callable[[Clients], float | None]
     return over_seeds(method.counted, number, _ONE if method.algorithm == POOLED else unfinished)
 
 
-def per_node(run: Run, measure: Measure) -> dict[str, float]:
+def per_node(run: RecordedRun, measure: Measure) -> dict[str, float]:
     """Node -> a measure after the last round, of those that share their scores."""
     return {i: s.accuracy for i, s in run.own(run.last, data=measure.data).items()}
 
@@ -75,7 +75,7 @@ def per_node(run: Run, measure: Measure) -> dict[str, float]:
 def projected(method: Method, node: str | None = None) -> Value:
     """The share of mutual steps that were projected: the nodes' mean, or one node's; of finished runs, over seeds."""
 
-    def number(run: Run) -> float | None:
+    def number(run: RecordedRun) -> float | None:
         found = run.summary.projected if run.summary else None
         return None if found is None else found.mean if node is None else found.per_client.get(node)
 

@@ -2,7 +2,7 @@
 
 from fedmutual.report.cells import Cell, Column
 from fedmutual.report.comparison import Comparison, Method
-from fedmutual.report.lines import Guarantee
+from fedmutual.rundir.schema import RecordedGuarantee
 
 NONE, NOTHING = "none", "nothing leaves"
 
@@ -42,6 +42,6 @@ def cell(method: Method) -> Cell:
     return Cell(text(method))
 
 
-def _summaries(method: Method) -> list[Guarantee]:
+def _summaries(method: Method) -> list[RecordedGuarantee]:
     """What the counted runs say of their guarantees."""
     return [r.summary.privacy for r in method.counted if r.summary and r.summary.privacy]

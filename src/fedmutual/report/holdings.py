@@ -2,7 +2,7 @@
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.comparison import Comparison
-from fedmutual.report.runs import Run
+from fedmutual.rundir.recorded_run import RecordedRun
 
 LARGE = 500  # cells
 
@@ -20,7 +20,7 @@ def who_has_what(comparison: Comparison) -> list[Table]:
     return tables if len(comparison.classes) * len(comparison.first.partition.clients) <= LARGE else tables[:1]
 
 
-def _holdings(run: Run, caption: str) -> Table:
+def _holdings(run: RecordedRun, caption: str) -> Table:
     classes, clients = run.partition.classes, run.partition.clients
     counts = {i: c.counts.training for i, c in clients.items()}
     most = max(1, *(n for row in counts.values() for n in row))

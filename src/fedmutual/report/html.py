@@ -27,12 +27,12 @@ from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seede
 from fedmutual.report.curves import data_table, pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import draw_curves
-from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import count
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict
+from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 _CURVES = 2  # pictures of curves that are not folded
 
@@ -79,7 +79,7 @@ class Section:
     environment: provenance.Settings
 
 
-def write_report(runs: Sequence[Path | Run], out: Path) -> None:
+def write_report(runs: Sequence[Path | RecordedRun], out: Path) -> None:
     """Write the page of some run folders, in one step: `out` is the whole page, or as it was before.
 
     Raises:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedmutual.report.comparison import ALONE, OWN_DOMAIN, Comparison, Method, Use
-from fedmutual.report.lines import Evaluation, Score
-from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
+from fedmutual.rundir.recorded_run import RecordedRun
+from fedmutual.rundir.schema import Evaluation, RecordedScore
 
 SEEDS = "seeds"
 
@@ -21,7 +21,7 @@ class Best:
     rounds: tuple[int, ...] = ()
 
 
-def over_seeds(runs: Sequence[Run], number: Callable[[Run], float | None], why: str) -> Value:
+def over_seeds(runs: Sequence[RecordedRun], number: Callable[[RecordedRun], float | None], why: str) -> Value:
     """The mean of a number over the runs that have it; `why` says what is amiss where none does."""
     found = [value for run in runs if (value := number(run)) is not None]
     return estimate(found, SEEDS) if found else Missing(why)
@@ -32,7 +32,7 @@ def global_last(use: Use) -> Value:
     if use != use.method.uses[-1]:
         return Missing("the shared model has a line of its own")
 
-    def number(run: Run) -> float | None:
+    def number(run: RecordedRun) -> float | None:
         score = run.last.find("global", "test") if run.last else None
         return score.accuracy if score else None
 
@@ -53,7 +53,7 @@ def global_best(use: Use) -> Best:
 def own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
     """A model on the clients' own validation data after the last round: the clients' mean, or `pick` of them."""
 
-    def number(run: Run) -> float | None:
+    def number(run: RecordedRun) -> float | None:
         scores = [s.accuracy for s in run.own(run.last, use.model).values()]
         return pick(scores) if scores else None
 
@@ -102,7 +102,7 @@ class Subject:
     """Which model is scored on which rows: a line of the table of what accuracy hides."""
 
     title: str
-    scores: Callable[[Run], list[Score]]  # one, or one a client
+    scores: Callable[[RecordedRun], list[RecordedScore]]  # one, or one a client
     everything: bool = False  # whether on test rows of all that there is
 
 
@@ -126,18 +126,18 @@ def subjects(comparison: Comparison, method: Method) -> list[Subject]:
     return [s for s in all_of if any(s.scores(r) for r in method.counted)]
 
 
-def _scores(find: Callable[[Evaluation], list[Score | None]]) -> Callable[[Run], list[Score]]:
+def _scores(find: Callable[[Evaluation], list[RecordedScore | None]]) -> Callable[[RecordedRun], list[RecordedScore]]:
     return lambda run: [s for s in find(run.last) if s] if run.last else []
 
 
-def _own(model: str, data: str) -> Callable[[Run], list[Score]]:
+def _own(model: str, data: str) -> Callable[[RecordedRun], list[RecordedScore]]:
     return _scores(lambda e: list(e.per_client(model, data).values()))
 
 
 _UNCHOSEN = "a best round is chosen when the run is finished"
 
 
-def chosen_by(data: str, run: Run) -> str:
+def chosen_by(data: str, run: RecordedRun) -> str:
     """What chose the best round, so said that test data are never mistaken for anything else."""
     if data == "holdout":
         return "hold-out"
@@ -146,7 +146,7 @@ def chosen_by(data: str, run: Run) -> str:
     return data
 
 
-def validation_is_test(run: Run) -> bool:
+def validation_is_test(run: RecordedRun) -> bool:
     """Whether the clients' validation data are taken from the test set, as the papers do."""
     return any(c.validation and c.validation.of == "test" for c in run.partition.clients.values())
 
@@ -175,7 +175,7 @@ def _no_own(method: Method) -> str:
     return "no client shares its accuracy: share.metrics forbids it, or it was computed on fewer than 50 rows"
 
 
-def mean_of(scores: Sequence[Score], key: str) -> float | None:
+def mean_of(scores: Sequence[RecordedScore], key: str) -> float | None:
     """The mean of a score over those that have it; None where none does."""
     found = [v for s in scores if (v := getattr(s, key)) is not None]
     return fmean(found) if found else None

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers
 from fedmutual.report.comparison import SHORT, Comparison, Method
 from fedmutual.report.measures import over_seeds
-from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Estimate, Value
 from fedmutual.report.text import listed
+from fedmutual.rundir.recorded_run import RecordedRun
 
 _MOST = 3  # clients that the verdict names
 
@@ -63,7 +63,7 @@ def _label(method: Method, model: str) -> str:
 
 
 def _value(method: Method, model: str, client: str, score: str) -> Value:
-    def number(run: Run) -> float | None:
+    def number(run: RecordedRun) -> float | None:
         others = run.last.others if run.last else ()
         return next(
             (o.values.get(score) for o in others if (o.model, o.client, o.data) == (model, client, "validation")), None

@@ -8,8 +8,8 @@ import tomli_w
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text
 from fedmutual.report.comparison import Comparison, flat, plain
-from fedmutual.report.runs import Run
 from fedmutual.report.text import count, fixed, listed
+from fedmutual.rundir.recorded_run import RecordedRun
 
 _SAID = 4  # means and standard deviations that are told one by one: those of an image's channels
 
@@ -50,7 +50,7 @@ def facts(comparison: Comparison) -> list[tuple[str, str]]:
     ]
 
 
-def partition(run: Run) -> str:
+def partition(run: RecordedRun) -> str:
     """How the data were dealt out."""
     kind, given = run.partition.kind, run.config.get("partition", {})
     words = {
@@ -85,7 +85,7 @@ def _models(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[str
     return shared, [n for m in models for n in (m.get("personal") or {}).values()]
 
 
-def scaling(run: Run) -> str:
+def scaling(run: RecordedRun) -> str:
     """What was done to the inputs."""
     found = run.environment.get("scaling") or {}
     if not found:

@@ -6,7 +6,7 @@ from statistics import fmean, stdev
 
 from scipy.special import ndtri, stdtrit  # scipy.stats has the same functions and takes a second longer to import
 
-from fedmutual.report.runs import Run
+from fedmutual.rundir.recorded_run import RecordedRun
 
 LEVEL = 0.95
 SAME = 1e-12  # two accuracies nearer than this are equal: sums of floats, not examples, told them apart
@@ -145,8 +145,8 @@ def _grain(pairs: Sequence[Pair]) -> float:
 
 
 def pair_clients(
-    ours: Sequence[Run],
-    others: Sequence[Run],
+    ours: Sequence[RecordedRun],
+    others: Sequence[RecordedRun],
     model: str | None = None,
     other: str | None = None,
     data: str = "validation",
@@ -171,7 +171,7 @@ def pair_clients(
     return Missing("the two have no evaluated round, or no client that shares its scores, in common")
 
 
-def pair_global(ours: Sequence[Run], others: Sequence[Run]) -> Estimate | None:
+def pair_global(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> Estimate | None:
     """How much better our shared model is on the test set, over seeds; None where the two cannot be paired."""
     found, grain = [], 0.0
     for a, b in matches(ours, others):
@@ -183,12 +183,12 @@ def pair_global(ours: Sequence[Run], others: Sequence[Run]) -> Estimate | None:
     return estimate(found, "seeds", grain) if found else None
 
 
-def matches(ours: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:
+def matches(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> list[tuple[RecordedRun, RecordedRun]]:
     """Runs of the same seed on the same partition of the same data."""
     return [(a, b) for a in ours for b in others if (a.seed, a.partition.fingerprint) == (b.seed, b.partition.fingerprint)]
 
 
-def last_common(a: Run, b: Run) -> tuple[int, int]:
+def last_common(a: RecordedRun, b: RecordedRun) -> tuple[int, int]:
     """The last rounds after which both were evaluated and trained as much; 0, 0 where there are none.
 
     As much is the same round, or where rounds are told in local steps the same number of these; where only one run

@@ -7,9 +7,9 @@ from fedmutual.report import measures
 from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share
 from fedmutual.report.comparison import ALONE, Comparison, Use
 from fedmutual.report.measures import Subject, mean_of, over_seeds
-from fedmutual.report.runs import Run
 from fedmutual.report.statistics import Gains, Missing, Pair
 from fedmutual.report.text import fixed, percent, points
+from fedmutual.rundir.recorded_run import RecordedRun
 
 
 def beyond_accuracy(comparison: Comparison) -> Table:
@@ -65,7 +65,7 @@ def recall(comparison: Comparison) -> Table:
 def clients(comparison: Comparison) -> Table:
     """Every client of every seed: what it has, how well it is served, and what it gains."""
     pairs = {u: _pairs(comparison, u) for u in comparison.uses}
-    runs: dict[int, Run] = {}  # of the first method that has the seed
+    runs: dict[int, RecordedRun] = {}  # of the first method that has the seed
     for run in (r for m in comparison.methods for r in m.counted):
         runs.setdefault(run.seed, run)
     rows, lines = [], []
@@ -112,14 +112,14 @@ _UNDEFINED = {
 }
 
 
-def _partly(runs: Sequence[Run], subject: Subject, key: str) -> str:
+def _partly(runs: Sequence[RecordedRun], subject: Subject, key: str) -> str:
     """A footnote where a score is defined for some clients only."""
     scores = [s for run in runs for s in subject.scores(run)]
     there = sum(getattr(s, key) is not None for s in scores)
     return f"over the {there} of {len(scores)} for which it is defined" if 0 < there < len(scores) else ""
 
 
-def _recall(runs: Sequence[Run], subject: Subject, k: int) -> float | None:
+def _recall(runs: Sequence[RecordedRun], subject: Subject, k: int) -> float | None:
     """The mean recall of class k over seeds, and over clients within a seed."""
     found = [[s.recall[k] for s in subject.scores(run) if s.recall and s.recall[k] is not None] for run in runs]
     means = [fmean(v for v in values if v is not None) for values in found if values]

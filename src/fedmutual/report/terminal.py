@@ -13,9 +13,9 @@ from fedmutual.report.cells import spread
 from fedmutual.report.comparison import Comparison, Method, comparisons
 from fedmutual.report.decision import COSTS, list_costs
 from fedmutual.report.domains import ACC, MEASURES
-from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Gains, Missing, Value
 from fedmutual.report.text import percent, points
+from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 _CLIENTS = ("shared model\ntest set, %", "own data, %\nclients' mean", "own data, %\nworst client")
 _CLIENTS_GAIN = ("gain over\nlocal-only", "gain/\nharmed")
@@ -25,7 +25,7 @@ Lines = Sequence[tuple[str, ...]]
 _NONE = "n/a"
 
 
-def headline(runs: Sequence[Path | Run]) -> Group:
+def headline(runs: Sequence[Path | RecordedRun]) -> Group:
     """Every method of these run folders in a line, or each of its models; percent after the last round, with 95 % intervals.
 
     Gains have columns where there is one. Comparisons of nodes that are domains have a table of their own.
@@ -42,7 +42,7 @@ def headline(runs: Sequence[Path | Run]) -> Group:
     return Group(*tables)
 
 
-def make_cost_table(runs: Sequence[Path | Run]) -> Table:
+def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Table:
     """What every method costs, a line each: all clients, whole run, means over seeds.
 
     Raises:

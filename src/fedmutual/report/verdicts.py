@@ -7,13 +7,13 @@ from statistics import fmean
 from fedmutual.report import classes, joining, measures, other_tasks
 from fedmutual.report.answer import FEDERATING, conclude, decide
 from fedmutual.report.comparison import POOLED, Comparison, Method, Use, comparisons
-from fedmutual.report.runs import Run, read_runs
 from fedmutual.report.statistics import Estimate, Gains, Missing, Pair, pair_clients, pair_global
 from fedmutual.report.text import listed, percent
 from fedmutual.report.wording import Verdict, away, clients, score
+from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
 
-def verdict(runs: Sequence[Path | Run]) -> list[str]:
+def verdict(runs: Sequence[Path | RecordedRun]) -> list[str]:
     """The answer about run folders in one sentence a comparison: did federating pay.
 
     Raises:

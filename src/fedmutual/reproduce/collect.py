@@ -8,11 +8,11 @@ from typing import Any
 
 import fedmutual
 from fedmutual import numerics
-from fedmutual.report.lines import Evaluation
-from fedmutual.report.runs import Run, read_run
 from fedmutual.reproduce.budget import count_budget
 from fedmutual.reproduce.plan import Job
 from fedmutual.reproduce.result import Budget, ClientResult, CloseUp, Ends, Made, Result, Traffic
+from fedmutual.rundir.recorded_run import RecordedRun, read_run
+from fedmutual.rundir.schema import Evaluation
 from fedmutual.rundir.transfer import MEASURES
 
 DIGITS = 5  # of an accuracy
@@ -48,7 +48,7 @@ def collect(job: Job, folder: Path, together: int, noise: Mapping[str, float], c
     )
 
 
-def _traffic(run: Run) -> Traffic:
+def _traffic(run: RecordedRun) -> Traffic:
     """What the ledger counted: the rounds' messages, and apart from them the public examples that were given out once."""
     ledger = run.ledger
     return Traffic(
@@ -56,13 +56,13 @@ def _traffic(run: Run) -> Traffic:
     )
 
 
-def _budget(job: Job, run: Run) -> Budget | None:
+def _budget(job: Job, run: RecordedRun) -> Budget | None:
     counts = {i: held.counts for i, held in run.partition.clients.items()}
     public = {i: sum(c.public) for i, c in counts.items() if c.public is not None}
     return count_budget(job.config, {i: sum(c.private) for i, c in counts.items()}, public)
 
 
-def _transfer(run: Run) -> dict[str, Ends]:
+def _transfer(run: RecordedRun) -> dict[str, Ends]:
     """ACC, BWT and FWT of every node; none where clients are no domains."""
     found = run.summary.transfer if run.summary else None
     measured = {name: getattr(found, name) for name in MEASURES} if found else {}
@@ -75,7 +75,7 @@ def _transfer(run: Run) -> dict[str, Ends]:
     }
 
 
-def _projected(run: Run) -> float | None:
+def _projected(run: RecordedRun) -> float | None:
     """The share of mutual steps whose gradient was projected, mean over nodes."""
     found = run.summary.projected if run.summary else None
     return round(found.mean, DIGITS) if found else None
@@ -86,7 +86,7 @@ def failure(job: Job, folder: Path, together: int, why: str) -> Result:
     return Result(**_about(job, read_run(folder), together), seconds=0.0, failed=why)
 
 
-def _about(job: Job, run: Run, together: int) -> dict[str, Any]:
+def _about(job: Job, run: RecordedRun, together: int) -> dict[str, Any]:
     about, config = run.environment, job.config
     given = {k: about[k] for k in ("python", "torch", "torchvision", "platform", "cpus", "device", "threads")}
     engine = (about.get("engine") or {}).get("name", "")
@@ -105,7 +105,7 @@ def _about(job: Job, run: Run, together: int) -> dict[str, Any]:
     }
 
 
-def _weights(run: Run) -> tuple[str, ...]:
+def _weights(run: RecordedRun) -> tuple[str, ...]:
     """What the networks began with, in words, each once; () where all are random."""
     models = run.environment.get("models") or {}
     networks = [models.get("shared") or {}, *(models.get("personal") or {}).values()]
@@ -119,7 +119,7 @@ def command() -> str:
     return shlex.join(["fedmutual" if program == "__main__.py" else program, *sys.argv[1:]])
 
 
-def _mean(job: Job, run: Run, evaluation: Evaluation, model: str | None) -> float | None:
+def _mean(job: Job, run: RecordedRun, evaluation: Evaluation, model: str | None) -> float | None:
     """The mean accuracy of the clients that count, on their own validation data."""
     scores = run.own(evaluation, model) if model else {}
     counted = job.cell.about.clients or tuple(scores)
@@ -127,7 +127,7 @@ def _mean(job: Job, run: Run, evaluation: Evaluation, model: str | None) -> floa
     return sum(found) / len(found) if found else None
 
 
-def _clients(job: Job, run: Run) -> dict[str, ClientResult]:
+def _clients(job: Job, run: RecordedRun) -> dict[str, ClientResult]:
     networks = (run.environment.get("models") or {}).get("personal") or {}
     shared = (run.environment.get("models") or {}).get("shared") or {}
     found = {}

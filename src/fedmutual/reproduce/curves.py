@@ -4,11 +4,11 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from fedmutual.report.curves import Curve, Point
-from fedmutual.report.runs import NAMES
 from fedmutual.report.svg import SLOTS
 from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.entries import name
 from fedmutual.reproduce.result import Result
+from fedmutual.rundir.recorded_run import NAMES
 
 
 def curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:

@@ -3,13 +3,13 @@
 from collections.abc import Iterable
 
 from fedmutual.report.cells import Cell
-from fedmutual.report.runs import NAMES
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import Look, lacks
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
 from fedmutual.reproduce.schema import Arm
+from fedmutual.rundir.recorded_run import NAMES
 
 
 def name(key: str, arm: Arm) -> str:

@@ -10,8 +10,8 @@ from fedmutual.core import Data
 from fedmutual.data.division import divide
 from fedmutual.errors import ConfigError
 from fedmutual.evaluation import ROWS, forward_in_parts
-from fedmutual.report.runs import read_run
 from fedmutual.reproduce.result import CloseUp, Cloud
+from fedmutual.rundir.recorded_run import read_run
 from fedmutual.studies.trained_run import Run
 
 POINTS, DRAWN = 600, 0  # so many are kept, of the seed whose cloud is drawn

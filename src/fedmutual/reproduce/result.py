@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from fedmutual.report.lines import Share
+from fedmutual.rundir.schema import Share
 
 
 class _Kept(BaseModel):

@@ -28,7 +28,7 @@ from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.results import Store
 from fedmutual.reproduce.run_dirs import as_begun, claim, folder, foreign, lengthen, otherwise
 from fedmutual.reproduce.subset import placed
-from fedmutual.rundir.folder import SUMMARY
+from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.studies import run
 from fedmutual.studies.trained_run import Run
 

@@ -14,7 +14,8 @@ from fedmutual.federation.build import pick_device
 from fedmutual.files import read_json
 from fedmutual.reproduce.plan import Job, tells
 from fedmutual.rundir.checkpoint import committed, file_name
-from fedmutual.rundir.folder import CONFIG, ENVIRONMENT, LOCK, SUMMARY, held, reopen
+from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LOCK, SUMMARY
+from fedmutual.rundir.folder import held, reopen
 
 CLAIMS = "claims"  # below OUT; a folder a run, with the lock that who trains it holds
 BEST = "-best"  # a second folder, with the best weights that the first has not

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from fedmutual.core import Message
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, RoundDone, Score
-from fedmutual.files import read_tensors, write_tensors
+from fedmutual.tensor_files import read_tensors, write_tensors
 
 BEST = "best.safetensors"
 

@@ -17,11 +17,12 @@ from fedmutual.algorithms.peers import members
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
 from fedmutual.events import Event, RoundDone, Started
-from fedmutual.files import read_json, read_tensors, write_json, write_tensors
+from fedmutual.files import read_json, write_json
 from fedmutual.rundir import best
 from fedmutual.rundir.logs import settle
 from fedmutual.rundir.pretrained import FOLDER as PRETRAINED
 from fedmutual.stepping import laid_as
+from fedmutual.tensor_files import read_tensors, write_tensors
 
 COMMIT = "checkpoint.json"
 

@@ -18,15 +18,13 @@ from fedmutual.config import Config, dump_config, read_client_settings, read_dum
 from fedmutual.config.keys import list_effects
 from fedmutual.core import Message, Schedule
 from fedmutual.errors import Busy, RunError
-from fedmutual.files import read_json, read_tensors, write_bytes, write_json, write_tensors
-from fedmutual.recorded_code import CONFIG as CONFIG
-from fedmutual.recorded_code import ENVIRONMENT as ENVIRONMENT
+from fedmutual.files import read_json, write_bytes
 from fedmutual.recorded_code import MODULES, check_unchanged, digests
+from fedmutual.rundir.file_names import BEGUN, CONFIG, ENVIRONMENT, LOCK, PARTITION, SUMMARY
+from fedmutual.rundir.record_files import write_record
+from fedmutual.rundir.schema import Environment, RecordedPartition
+from fedmutual.tensor_files import read_tensors, write_tensors
 
-PARTITION, SUMMARY = "partition.json", "summary.json"
-TUNED = "tuned.json"  # of a run of `compare --tune`
-LOG, LOCK = "log.txt", ".lock"
-BEGUN = "begun.safetensors"
 _RESUMABLE = frozenset(key for key, effect in list_effects(Config).items() if effect.resumable)
 
 
@@ -149,8 +147,8 @@ def write_about(folder: Path, config: Config, environment: Mapping[str, Any], pa
         raise RunError(f"{folder}: the data, or their partition, are not those that this run was started with")
     (folder / SUMMARY).unlink(missing_ok=True)  # of fewer rounds
     modules = digests(config.model_dump())
-    write_json(folder / ENVIRONMENT, {**environment, **({MODULES: modules} if modules else {})})
-    write_json(folder / PARTITION, partition)
+    write_record(folder / ENVIRONMENT, Environment, {**environment, **({MODULES: modules} if modules else {})})
+    write_record(folder / PARTITION, RecordedPartition, dict(partition))
     write_bytes(folder / CONFIG, dump_config(config).encode())
 
 

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmutual.rundir.about import Participant, about
+from fedmutual.rundir.about import about
+from fedmutual.rundir.schema import Participant
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from typing import Any
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, PhaseDone
 from fedmutual.files import write_bytes
-
-METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
+from fedmutual.rundir.file_names import LEDGER, METRICS
 
 
 class Metrics:

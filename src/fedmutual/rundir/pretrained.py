@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedmutual.files import read_tensors, write_tensors
 from fedmutual.models import Weights
-from fedmutual.rundir.folder import CONFIG
+from fedmutual.rundir.file_names import CONFIG
+from fedmutual.tensor_files import read_tensors, write_tensors
 
 FOLDER, OWN = "pretrained", "pretrained.safetensors"
 

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.config import Config
-from fedmutual.files import write_json
-from fedmutual.rundir.folder import SUMMARY
-from fedmutual.rundir.logs import LEDGER, METRICS, read_lines
+from fedmutual.rundir.file_names import LEDGER, METRICS, SUMMARY
+from fedmutual.rundir.logs import read_lines
+from fedmutual.rundir.record_files import write_record
+from fedmutual.rundir.schema import Summary
 from fedmutual.rundir.transfer import per_client, projected, transfer
 
 SEED = "seed"  # the phase of round 0 in which nodes give out their public data: counted once, and apart
@@ -18,7 +19,7 @@ def write_summary(folder: Path, config: Config, **more: Any) -> None:
     """summary.json of a run, from its lines. more: what else it says, or says otherwise."""
     head = {"format": 1, "name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds}
     scores = summarise(config, read_lines(folder / METRICS), read_lines(folder / LEDGER))
-    write_json(folder / SUMMARY, {**head, "seed": config.seed, **scores, **more})
+    write_record(folder / SUMMARY, Summary, {**head, "seed": config.seed, **scores, **more})
 
 
 def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:

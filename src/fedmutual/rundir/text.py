@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedmutual.errors import AlgorithmError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Score, Started
-from fedmutual.rundir.folder import LOG
+from fedmutual.rundir.file_names import LOG
 from fedmutual.rundir.logs import append
 from fedmutual.rundir.transfer import MEASURES
 

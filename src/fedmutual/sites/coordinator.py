@@ -22,7 +22,8 @@ from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.checkpoint import Checkpoints, Saved, committed, file_name, read_state, sweep
-from fedmutual.rundir.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
+from fedmutual.rundir.file_names import LEDGER, METRICS
+from fedmutual.rundir.logs import Ledger, Metrics, rewind, stays_scored
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.sites.attempts import Attempts

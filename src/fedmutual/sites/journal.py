@@ -13,8 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedmutual.core import Client, Message
 from fedmutual.errors import RunError
-from fedmutual.files import read_json, write_bytes, write_json, write_tensors
+from fedmutual.files import read_json, write_bytes, write_json
 from fedmutual.rundir.checkpoint import COMMIT, client_state, file_name, load_client
+from fedmutual.tensor_files import write_tensors
 
 DIARY = "diary.json"
 ROUNDS_BACK = 3  # earlier rounds whose state is kept: so far a new attempt can go back

@@ -11,10 +11,10 @@ from pathlib import Path
 from fedmutual.algorithms.peers import Peering, forwarded
 from fedmutual.core import Algorithm, At, Message, Phase, Spec, Unusable
 from fedmutual.engines.loop import count_bytes
-from fedmutual.files import read_tensors, write_tensors
 from fedmutual.sites.mailbox import Mailbox, Place
 from fedmutual.sites.protocol import Order, SiteAnswer, clean_text, pack_message
 from fedmutual.sites.sizes import MessageSizes
+from fedmutual.tensor_files import read_tensors, write_tensors
 
 Letters = dict[str, bytes]
 """What goes to other sites: site -> bytes."""

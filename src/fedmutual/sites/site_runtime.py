@@ -23,7 +23,8 @@ from fedmutual.federation.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
 from fedmutual.privacy.budget import Budget, Spent
 from fedmutual.rundir import folder as folders
-from fedmutual.rundir.logs import METRICS, Metrics, read_lines, rewind, stays_scored
+from fedmutual.rundir.file_names import METRICS
+from fedmutual.rundir.logs import Metrics, read_lines, rewind, stays_scored
 from fedmutual.rundir.summary import write_summary
 from fedmutual.sites import guarantee
 from fedmutual.sites.admission import Bounds, Declined, admit, find_answer

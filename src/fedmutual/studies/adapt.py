@@ -20,7 +20,7 @@ from fedmutual.federation import build
 from fedmutual.files import read_json, write_json
 from fedmutual.losses import Classification
 from fedmutual.recorded_code import trusting
-from fedmutual.rundir.folder import CONFIG
+from fedmutual.rundir.file_names import CONFIG
 from fedmutual.studies import newcomer
 from fedmutual.studies.compare import Planned, check_folders, train_all
 from fedmutual.studies.newcomer import ARMS, Newcomer, Source

@@ -9,8 +9,10 @@ from fedmutual.config import Config, check_scored, override_config, with_algorit
 from fedmutual.config.grid import format_value, make_folder_name
 from fedmutual.errors import ConfigError
 from fedmutual.events import Observer
-from fedmutual.files import write_json
-from fedmutual.rundir.folder import CONFIG, TUNED, check_free, reopen
+from fedmutual.rundir.file_names import CONFIG, TUNED
+from fedmutual.rundir.folder import check_free, reopen
+from fedmutual.rundir.record_files import write_record
+from fedmutual.rundir.schema import TunedRecord
 from fedmutual.studies.run import can_stack, run_together
 from fedmutual.studies.side_by_side import can_run_side_by_side, train_runs
 from fedmutual.studies.trained_run import Run
@@ -104,8 +106,9 @@ def compare(
 
 def record_choice(folder: Path, method: str, choice: Tuned) -> None:
     """Write tuned.json into a run's folder: which values the trials chose, and where the trials are."""
-    write_json(
+    write_record(
         folder / TUNED,
+        TunedRecord,
         {
             "format": 1,
             "set": {key: format_value(value) for key, value in choice.values.items()},

@@ -10,7 +10,7 @@ from secrets import token_hex
 from typing import NamedTuple
 
 from fedmutual.errors import RunError
-from fedmutual.files import write_bytes, write_json, write_tensors
+from fedmutual.files import write_bytes, write_json
 from fedmutual.studies.exported_model import (
     INPUT,
     OUTPUT,
@@ -21,6 +21,7 @@ from fedmutual.studies.exported_model import (
 )
 from fedmutual.studies.model_card import write_model_card
 from fedmutual.studies.predict import AnsweringModel, choose_model, find_run_folder, list_columns, raw_shape
+from fedmutual.tensor_files import write_tensors
 
 WEIGHTS, PROGRAM, ONNX, ABOUT, CARD = "weights.safetensors", "model.pt2", "model.onnx", "model.json", "README.md"
 _MEANING = {

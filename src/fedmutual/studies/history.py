@@ -1,39 +1,16 @@
-"""The scores of a run over its rounds, as a table and as a plot."""
+"""Plot the scores of a run over its rounds."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from fedmutual.rundir.logs import METRICS, read_lines
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COLUMNS = ("round", "model", "client", "data", "metric", "value")
-
-
-def read_history(folder: Path) -> "pd.DataFrame":
-    """Return all scores of a run's folder, a row a number.
-
-    Columns: round (from 1), model ("global", "personal" or "meme"), client (None: the common test set), data ("validation",
-    "test" or "holdout"), metric, value (accuracies are fractions in [0, 1]). Scores that clients do not share are not in it.
-    """
-    import pandas as pd  # takes 0.3 s, and only tables need it
-
-    rows = [
-        (line["round"], score["model"], score["client"], score["data"], metric, float(value))
-        for line in (read_lines(folder / METRICS) if (folder / METRICS).exists() else ())
-        for score in line["scores"]
-        for metric, value in score.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
-
 
 def plot_history(history: "pd.DataFrame", metric: str, data: str, title: str) -> Any:
-    """Draw a metric over the rounds, a line a model and client -> the matplotlib Axes.
+    """Draw a metric over the rounds, one line for each model and client -> the matplotlib Axes.
 
     Raises:
-        ValueError: the history has no such metric on such data.
+        ValueError: the history has no such metric on these data; the message lists the metrics.
     """
     import matplotlib.pyplot as plt  # a second to import, and only plots need it
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from fedmutual.report.lines import Score
-from fedmutual.report.runs import Run, read_run
 from fedmutual.report.statistics import estimate, wilson_interval
 from fedmutual.report.text import percent
+from fedmutual.rundir.recorded_run import RecordedRun, read_run
+from fedmutual.rundir.schema import RecordedScore
 from fedmutual.studies.predict import AnsweringModel
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
@@ -86,14 +86,14 @@ def _describe_values(answering: AnsweringModel) -> str:
     return f"stored values, from 0 to {divisor:g}" if divisor != 1 else "stored values, not scaled"
 
 
-def _count_training_examples(run: Run, answering: AnsweringModel) -> int:
+def _count_training_examples(run: RecordedRun, answering: AnsweringModel) -> int:
     """Return how many examples trained the model: the client's own, or those of all clients."""
     clients = run.partition.clients
     chosen = [clients[answering.client]] if answering.client in clients and answering.role != "global" else clients.values()
     return sum(sum(holding.counts.training) for holding in chosen)
 
 
-def _list_scores(run: Run, answering: AnsweringModel) -> Iterator[CardScore]:
+def _list_scores(run: RecordedRun, answering: AnsweringModel) -> Iterator[CardScore]:
     """Yield the scores of the model after its round: on the test set, on the client's rows, or as a mean over clients."""
     evaluation = run.at(answering.round)
     scores = [s for s in evaluation.scores if s.model == answering.role] if evaluation else []
@@ -117,14 +117,14 @@ def _list_scores(run: Run, answering: AnsweringModel) -> Iterator[CardScore]:
             )
 
 
-def _format_score(score: Score, rows: str) -> CardScore:
+def _format_score(score: RecordedScore, rows: str) -> CardScore:
     if not score.examples:
         return CardScore(rows, "not shared", percent(score.accuracy), "unknown: the number of rows is not shared")
     low, high = wilson_interval(score.accuracy, score.examples)
     return CardScore(rows, str(score.examples), percent(score.accuracy), f"{percent(low)} to {percent(high)}")
 
 
-def _describe_privacy(run: Run, answering: AnsweringModel) -> list[str]:
+def _describe_privacy(run: RecordedRun, answering: AnsweringModel) -> list[str]:
     """Return sentences on differential privacy: what is guaranteed, and whether it covers this model."""
     nets = run.config.get("privacy", {}).get("nets", "none")
     if nets == "none":

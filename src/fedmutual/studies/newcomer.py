@@ -15,7 +15,7 @@ from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError
 from fedmutual.recorded_code import check_tables
 from fedmutual.rundir.checkpoint import file_name, shared_state
-from fedmutual.rundir.folder import CONFIG
+from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.interface import Interface, interface
 from fedmutual.studies.trained_run import Run
 

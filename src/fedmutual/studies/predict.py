@@ -23,7 +23,7 @@ from fedmutual.federation.networks import POOLED
 from fedmutual.rundir.about import about
 from fedmutual.rundir.best import BEST
 from fedmutual.rundir.checkpoint import committed, file_name
-from fedmutual.rundir.folder import CONFIG
+from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.interface import Interface, interface
 from fedmutual.studies.trained_run import Run
 

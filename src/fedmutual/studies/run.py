@@ -25,17 +25,19 @@ from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.description import describe_networks
 from fedmutual.federation.experiment import Experiment
-from fedmutual.files import read_json, read_tensors
+from fedmutual.files import read_json
 from fedmutual.recorded_code import trusting
 from fedmutual.rundir import best as bests
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained, tensorboard
 from fedmutual.rundir.checkpoint import Checkpoints, Saved, committed, file_name, load_client, read_state, sweep
-from fedmutual.rundir.logs import LEDGER, METRICS, Ledger, Metrics, rewind, stays_scored
+from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, METRICS
+from fedmutual.rundir.logs import Ledger, Metrics, rewind, stays_scored
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.trained_run import Run, open_trained_run
+from fedmutual.tensor_files import read_tensors
 
 
 def run(
@@ -243,14 +245,14 @@ def _look(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
     Raises:
         RunError: the folder is in use, or holds a run of another configuration.
     """
-    if not (resume and (folder / folders.CONFIG).exists()):
+    if not (resume and (folder / CONFIG).exists()):
         folders.check_free(folder)
         return {}
     folders.check_no_links(folder)
     folders.reopen(folder, config)
     if Run(folder).finished and Run(folder).config.rounds == config.rounds:
         return None
-    return read_json(folder / folders.ENVIRONMENT)
+    return read_json(folder / ENVIRONMENT)
 
 
 def _train(

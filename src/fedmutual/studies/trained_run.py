@@ -16,10 +16,11 @@ from fedmutual.files import read_json
 from fedmutual.models.splice import build_meme
 from fedmutual.recorded_code import RecordedCode
 from fedmutual.rundir import best as bests
-from fedmutual.rundir import folder as folders
 from fedmutual.rundir.about import about
 from fedmutual.rundir.checkpoint import Saved, committed, file_name, read_state, shared_state
-from fedmutual.studies.history import plot_history, read_history
+from fedmutual.rundir.file_names import CONFIG, SUMMARY
+from fedmutual.rundir.frames import read_scores
+from fedmutual.studies.history import plot_history
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,12 +40,12 @@ class Run:
             ConfigError: its config.toml is missing or damaged.
         """
         self.folder = Path(folder)
-        self.config = read_dumped(self.folder / folders.CONFIG)
+        self.config = read_dumped(self.folder / CONFIG)
         self._code: plugins.Rule = RecordedCode(self.folder, trust_code)
 
     def __repr__(self) -> str:
         """What the run is, how far it is, and the last scores that clients share."""
-        last = read_history(self.folder)
+        last = read_scores(self.folder)
         state = "finished" if self.finished else "not finished"
         text = (
             f"<Run {self.config.name!r}: {self.config.algorithm['name']}, {len(about(self.folder).clients)} clients, {state}"
@@ -58,7 +59,7 @@ class Run:
 
     def history(self) -> "pd.DataFrame":
         """All scores over the rounds, a row a number: round, model, client, data, metric, value."""
-        return read_history(self.folder)
+        return read_scores(self.folder)
 
     def plot(self, metric: str = "accuracy", data: str = "validation") -> Any:
         """Draw a metric over the rounds, a line a model and client -> the matplotlib Axes.
@@ -84,12 +85,12 @@ class Run:
     @property
     def finished(self) -> bool:
         """Whether all rounds are done and summed up."""
-        return (self.folder / folders.SUMMARY).is_file()
+        return (self.folder / SUMMARY).is_file()
 
     @property
     def summary(self) -> dict[str, Any]:
         """summary.json."""
-        return read_json(self.folder / folders.SUMMARY)
+        return read_json(self.folder / SUMMARY)
 
     @property
     def round(self) -> int:

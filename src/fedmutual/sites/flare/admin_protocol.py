@@ -4,8 +4,7 @@ import re
 from pathlib import Path
 
 from fedmutual.rundir.checkpoint import COMMIT, file_name
-from fedmutual.rundir.folder import CONFIG, ENVIRONMENT, PARTITION, SUMMARY
-from fedmutual.rundir.logs import LEDGER, METRICS
+from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, METRICS, PARTITION, SUMMARY
 
 STATUS, STOP, RESULT, AGAIN = (f"fedmutual_{what}" for what in ("status", "stop", "result", "again"))
 _FILES = (CONFIG, ENVIRONMENT, PARTITION, SUMMARY, COMMIT, METRICS, LEDGER, "log.txt")

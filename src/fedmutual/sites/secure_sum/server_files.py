@@ -11,10 +11,11 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.errors import RunError
-from fedmutual.files import read_json, read_tensors, write_json, write_tensors
+from fedmutual.files import read_json, write_json
 from fedmutual.sites.secure_sum.identity import Authority
 from fedmutual.sites.secure_sum.letters import Stage, SumContext
 from fedmutual.sites.secure_sum.server import SumServer
+from fedmutual.tensor_files import read_tensors, write_tensors
 
 FOLDER, RECORD = "secure-sum", "stages.json"
 

@@ -15,11 +15,12 @@ from pydantic import ValidationError
 
 from fedmutual.core import Message
 from fedmutual.errors import RunError
-from fedmutual.files import read_json, read_tensors, write_json, write_tensors
+from fedmutual.files import read_json, write_json
 from fedmutual.sites.secure_sum.identity import read_authority, read_signer
 from fedmutual.sites.secure_sum.letters import WORDS, Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.site import SiteRecord, SumSite
 from fedmutual.sites.secure_sum.words import pack_update
+from fedmutual.tensor_files import read_tensors, write_tensors
 
 RECORD, UPDATE = "secure-sum.json", "secure-sum.safetensors"
 _REPLY = "reply."

@@ -24,6 +24,7 @@ from fedmutual.rundir import folder as folders
 from fedmutual.rundir import pretrained
 from fedmutual.rundir.about import about
 from fedmutual.rundir.checkpoint import committed, file_name, load_client, read_state
+from fedmutual.rundir.file_names import CONFIG
 from fedmutual.stepping import work
 from fedmutual.studies.audit import imprint
 from fedmutual.studies.audit.rows import Confidence, Pool, compute_confidence, is_member, make_pools
@@ -88,7 +89,7 @@ class _Opened:
 
 
 def _open(folder: Path) -> _Opened:
-    if not (folder / folders.CONFIG).is_file():
+    if not (folder / CONFIG).is_file():
         raise RunError(f"{folder}: is not a run's folder; name the folder that `fedmutual run` made")
     run = Run(folder)
     if not run.finished:

@@ -15,7 +15,7 @@ from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import write_json
 from fedmutual.report.choice import Tried
-from fedmutual.rundir.folder import SUMMARY
+from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_told
 from fedmutual.studies.compare import check_folders
 from fedmutual.studies.run import attempt_together, can_stack, run

@@ -1,6 +1,6 @@
-"""What the files of a run folder hold, as far as a report reads them: each checked when it is read."""
+"""The schema of the files in a run's folder, as far as fedmutual reads them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -9,12 +9,12 @@ Number = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Record(BaseModel):
-    """What a file must hold to be read; what else it holds is not looked at."""
+    """The keys that a file must hold. Other keys are ignored, so that a later version may add keys."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
 
 
-class Score(Record):
+class RecordedScore(Record):
     """One model on one set of rows. Fractions in [0, 1]; None where a score is undefined."""
 
     model: str  # "global", "personal", or "meme": a client's fork where no complete global model exists
@@ -29,7 +29,7 @@ class Score(Record):
     recall: tuple[Share | None, ...] | None = None  # one a class
 
 
-class Other(BaseModel):
+class OtherScore(BaseModel):
     """One model on one set of rows, by a task that has no accuracy metric: its scores by name."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
@@ -49,28 +49,28 @@ class Evaluation(Record):
 
     round: Annotated[int, Field(ge=1)]
     train: dict[str, dict[str, float]] = {}  # client -> loss term -> its mean over the round
-    rows: tuple[Score | Other, ...] = Field(default=(), alias="scores")
+    rows: tuple[RecordedScore | OtherScore, ...] = Field(default=(), alias="scores")
 
     @property
-    def scores(self) -> tuple[Score, ...]:
+    def scores(self) -> tuple[RecordedScore, ...]:
         """Those that have an accuracy."""
-        return tuple(s for s in self.rows if isinstance(s, Score))
+        return tuple(s for s in self.rows if isinstance(s, RecordedScore))
 
     @property
-    def others(self) -> tuple[Other, ...]:
+    def others(self) -> tuple[OtherScore, ...]:
         """Those of tasks that know none."""
-        return tuple(s for s in self.rows if isinstance(s, Other))
+        return tuple(s for s in self.rows if isinstance(s, OtherScore))
 
-    def find(self, model: str, data: str, client: str | None = None) -> Score | None:
+    def find(self, model: str, data: str, client: str | None = None) -> RecordedScore | None:
         """The score of a model on some rows; None where there is none."""
         return next((s for s in self.scores if (s.model, s.data, s.client) == (model, data, client)), None)
 
-    def per_client(self, model: str, data: str) -> dict[str, Score]:
+    def per_client(self, model: str, data: str) -> dict[str, RecordedScore]:
         """Client -> the score of a model on that client's rows, in the order of the clients."""
         return {s.client: s for s in self.scores if s.client is not None and (s.model, s.data) == (model, data)}
 
 
-class Transfer(Record):
+class LedgerLine(Record):
     """A line of ledger.jsonl: bytes of the tensors sent down to a client and up from it in a phase."""
 
     round: Number  # 0: before the first
@@ -82,13 +82,13 @@ class Transfer(Record):
     forwards: Number | None = None  # forward passes of these steps; None where they were not counted
 
 
-class Rows(Record):
+class RecordedRows(Record):
     """One part of a client's rows, or the test set: of which files, and examples per class."""
 
     of: str | None = None
 
 
-class Counts(Record):
+class ClassCounts(Record):
     """Examples per class of a client's parts."""
 
     private: tuple[int, ...]
@@ -103,31 +103,31 @@ class Counts(Record):
         return tuple(map(sum, zip(self.private, self.public or (0,) * len(self.private), strict=True)))
 
 
-class Holding(Record):
+class RecordedClient(Record):
     """What one client holds."""
 
-    counts: Counts
-    validation: Rows | None = None
+    counts: ClassCounts
+    validation: RecordedRows | None = None
 
 
-class Partition(Record):
+class RecordedPartition(Record):
     """partition.json, without the rows."""
 
     source: str
     kind: str
     classes: tuple[str, ...]
     fingerprint: str
-    clients: dict[str, Holding]
+    clients: dict[str, RecordedClient]
 
 
-class Networks(Record):
+class RecordedNetworks(Record):
     """The networks of a run, in tables of what was recorded of each."""
 
     shared: dict[str, Any] | None = None
     personal: dict[str, dict[str, Any]] | None = None
 
 
-class Scaled(Record):
+class RecordedScaling(Record):
     """What was done to inputs."""
 
     divisor: float = 1
@@ -147,12 +147,12 @@ class Environment(Record):
     """environment.json, as far as a report looks into it by name."""
 
     algorithm: MethodAbout = MethodAbout(title="", shares=True, preset=[])
-    models: Networks | None = None
-    scaling: Scaled | None = None
+    models: RecordedNetworks | None = None
+    scaling: RecordedScaling | None = None
     clients: dict[str, Any] = {}
 
 
-class GlobalScore(Record):
+class GlobalSummary(Record):
     """The shared model on the test set: after the last round, and after the one that was chosen."""
 
     last: float
@@ -161,7 +161,7 @@ class GlobalScore(Record):
     best_by: str
 
 
-class Clients(Record):
+class ClientScores(Record):
     """The clients' scores after one round."""
 
     mean: float
@@ -171,61 +171,61 @@ class Clients(Record):
     best_by: str | None = None
 
 
-class ClientScore(Record):
+class ClientSummary(Record):
     """The model a client would use on its own validation data."""
 
-    last: Clients
-    best: Clients
+    last: ClientScores
+    best: ClientScores
 
 
-class Global(Record):
+class GlobalPart(Record):
     """The shared model's part of a summary."""
 
-    test_accuracy: GlobalScore | None = None
+    test_accuracy: GlobalSummary | None = None
 
 
-class Personal(Record):
+class PersonalPart(Record):
     """The clients' part of a summary."""
 
-    val_accuracy: ClientScore | None = None
+    val_accuracy: ClientSummary | None = None
 
 
-class Measured(Record):
+class NodeMeasure(Record):
     """ACC, BWT or FWT of the nodes: after the last round, and after each node's own best one."""
 
-    last: Clients
-    best: Clients
+    last: ClientScores
+    best: ClientScores
 
 
-class Reached(Record):
+class NodeMeasures(Record):
     """The part of a summary on nodes that are domains."""
 
-    acc: Measured | None = None
-    bwt: Measured | None = None
-    fwt: Measured | None = None  # a single node has no others
+    acc: NodeMeasure | None = None
+    bwt: NodeMeasure | None = None
+    fwt: NodeMeasure | None = None  # a single node has no others
     best_rounds: dict[str, int]
     best_by: str  # "validation.all", "validation", "holdout" or "test"
 
 
-class Projected(Record):
+class ProjectedShare(Record):
     """The share of each node's mutual steps whose gradient was projected."""
 
     mean: Share
     per_client: dict[str, Share]
 
 
-class Spent(Record):
+class RecordedBudget(Record):
     """What a client's part cost."""
 
     epsilon: float | None  # None: it is infinite
 
 
-class Guarantee(Record):
+class RecordedGuarantee(Record):
     """The differential privacy of what left in a run."""
 
     delta: float
     unit: str
-    clients: dict[str, Spent]
+    clients: dict[str, RecordedBudget]
 
 
 class Summary(Record):
@@ -233,37 +233,90 @@ class Summary(Record):
 
     rounds: int
     seconds: float | None = None
-    global_: Global | None = Field(default=None, alias="global")
-    personal: Personal | None = None
-    transfer: Reached | None = None
-    projected: Projected | None = None
-    privacy: Guarantee | None = None  # None: nothing was noised
+    global_: GlobalPart | None = Field(default=None, alias="global")
+    personal: PersonalPart | None = None
+    transfer: NodeMeasures | None = None
+    projected: ProjectedShare | None = None
+    privacy: RecordedGuarantee | None = None  # None: nothing was noised
     leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
 
 
-class Tuned(Record):
+class TunedRecord(Record):
     """tuned.json: what `compare --tune` chose for a method."""
 
     set: dict[str, str]  # dotted key -> value
 
 
-class Named(Record):
+class NamedTable(Record):
     """A table of which a report needs the name only."""
 
     name: str
 
 
-class Training(Record):
+class TrainingTable(Record):
     """The local work of a round, as far as a report tells of it."""
 
     local_steps: int | None = None  # gradient steps; unset where it is told in epochs
 
 
-class Settings(Record):
+class RunSettings(Record):
     """The keys of config.toml that a report looks at by name."""
 
     name: str
     seed: int
     rounds: int
-    algorithm: Named
-    training: Training = Training()
+    algorithm: NamedTable
+    training: TrainingTable = TrainingTable()
+
+
+class RecordedColumn(Record):
+    """The steps that make features of a table's column."""
+
+    name: str
+    kind: Literal["number", "category", "date"]
+    values: tuple[str, ...] = ()
+    fill: float = 0.0
+    mean: float = 0.0
+    std: Annotated[float, Field(gt=0)] = 1.0
+
+
+class ModelScaling(Record):
+    """The scaling, resizing and augmentation of inputs."""
+
+    divisor: Annotated[float, Field(gt=0)]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: tuple[int, int] | None = None
+    augment: str = "none"
+    columns: tuple[RecordedColumn, ...] | None = None
+
+
+class Participant(Record):
+    """The inputs and outputs of a client's networks."""
+
+    input: tuple[int, ...]  # the shape of one example
+    outputs: int
+    classes: tuple[str, ...]
+    scaling: ModelScaling
+    task: str
+    columns: tuple[str, ...] | None = None
+
+
+class RecordedNetwork(Record):
+    """The personal network of a client."""
+
+    name: str
+
+
+class PersonalNetworks(Record):
+    """The networks of a run."""
+
+    personal: dict[str, RecordedNetwork]
+
+
+class About(Record):
+    """The networks of a run, and the inputs and outputs of each client."""
+
+    pooled: bool
+    models: PersonalNetworks
+    clients: Annotated[dict[str, Participant], Field(min_length=1)]

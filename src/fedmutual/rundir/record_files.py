@@ -1,0 +1,101 @@
+"""Read and write the files of a run's folder by their schema."""
+
+import json
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from fedmutual.errors import RunError
+from fedmutual.files import Table, read_json, write_json
+from fedmutual.rundir.file_names import SUMMARY
+from fedmutual.rundir.schema import Record
+
+R = TypeVar("R", bound=Record)
+
+
+def read_record(path: Path, kind: type[R]) -> R:
+    """Return the content of a JSON file as a record.
+
+    Raises:
+        RunError: the file is missing, damaged, of another format, or does not follow the schema.
+    """
+    return check_record(path, kind, read_json(path))
+
+
+def check_record(path: Path, kind: type[R], table: Table) -> R:
+    """Return the table that a file holds as a record.
+
+    Raises:
+        RunError: the table does not follow the schema.
+    """
+    try:
+        return kind.model_validate_json(json.dumps(table, default=str))  # as JSON, where a list may stand for a tuple
+    except ValidationError as problem:
+        raise RunError(
+            f"{path}: is not what fedmutual writes ({_describe(problem)}); restore the file as the run wrote it, or begin "
+            "again in another folder"
+        ) from None
+
+
+def write_record(path: Path, kind: type[Record], table: Table) -> None:
+    """Write a JSON file that `read_record` can read.
+
+    Raises:
+        RunError: the table does not follow the schema, or the file cannot be written.
+    """
+    check_record(path, kind, table)
+    write_json(path, table)
+
+
+def read_toml(path: Path) -> Table:
+    """Return the table in a TOML file.
+
+    Raises:
+        RunError: the file is missing or damaged.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as problem:
+        raise RunError(f"{path}: cannot be read ({problem}); restore the file, or begin again in another folder") from None
+
+
+def read_records(path: Path, kind: type[R]) -> Iterator[R]:
+    """Yield each line of a log as a record; nothing if there is no log yet.
+
+    Raises:
+        RunError: the log cannot be read, or a line of it is cut off or does not follow the schema.
+    """
+    if not path.exists():
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as problem:
+        raise RunError(f"{path}: cannot be read ({problem})") from None
+    lines = text.splitlines()
+    is_cut = bool(text) and not text.endswith("\n")
+    for number, line in enumerate(lines, 1):
+        try:
+            yield kind.model_validate_json(line)
+        except ValidationError as problem:
+            raise make_line_error(path, number, _describe(problem), is_cut and number == len(lines)) from None
+    if is_cut:
+        raise make_line_error(path, len(lines), "the line has no end", is_cut)
+
+
+def make_line_error(path: Path, line: int, why: str, is_cut: bool = False) -> RunError:
+    """Return the error for a damaged line of a log. is_cut: a kill or a full disk left the line incomplete."""
+    if is_cut:
+        fix = "restore it" if (path.parent / SUMMARY).exists() else "`--resume` removes an incomplete last line"
+        return RunError(f"{path}: line {line} is cut off ({why}); {fix}, or begin again in another folder")
+    return RunError(f"{path}: line {line} is not what fedmutual writes ({why}); begin again in another folder")
+
+
+def _describe(problem: ValidationError) -> str:
+    """Return the first violation of a schema in a few words, with its key."""
+    first = problem.errors()[0]
+    key = ".".join(map(str, first["loc"]))
+    text = "it is not valid JSON" if first["type"] == "json_invalid" else first["msg"][:1].lower() + first["msg"][1:]
+    return f"{key}: {text}" if key else text

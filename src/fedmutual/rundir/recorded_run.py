@@ -1,0 +1,216 @@
+"""A run as its folder records it, for reports: read and checked, never changed, and without torch."""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fedmutual.errors import RunError
+from fedmutual.files import Table, read_json
+from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SUMMARY, TUNED
+from fedmutual.rundir.ledger_columns import LedgerColumns, make_columns
+from fedmutual.rundir.record_files import check_record, make_line_error, read_record, read_records, read_toml
+from fedmutual.rundir.schema import (
+    Environment,
+    Evaluation,
+    LedgerLine,
+    MethodAbout,
+    RecordedPartition,
+    RecordedScore,
+    RunSettings,
+    Summary,
+    TunedRecord,
+)
+
+NAMES = {  # the titles of methods in folders that do not hold them, in the order of their colours
+    "fml": "FML",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "independent": "Local-only",
+    "centralised": "Centralised",
+    "fedh2l": "FedH2L",
+    "fedmd": "FedMD",
+    "aggregate": "AGG",
+}
+ALONE = ("independent", "fedh2l", "fedmd", "aggregate")  # of those, the ones without a shared model
+_DIVERGED = re.compile(r"\S+  stopped in round (?P<round>\d+): Diverged: ")  # the last line of log.txt
+_NOTE = re.compile(r"\S+  note(?: (?P<start>at the start)| in round (?P<round>\d+))?: (?P<text>.+)")  # a line of log.txt
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedRun:
+    """A run: finished, stopped, or still running."""
+
+    folder: Path
+    settings: RunSettings
+    config: Table  # all of config.toml
+    environment: Table
+    partition: RecordedPartition
+    evaluations: tuple[Evaluation, ...]
+    ledger: LedgerColumns
+    summary: Summary | None
+
+    @cached_property
+    def notes(self) -> Mapping[str, set[int]]:
+        """Return the notes in log.txt, each with the rounds in which it was written (0: the start); empty without a log."""
+        rounds_by_note = dict[str, set[int]]()
+        for line in filter(None, map(_NOTE.match, self._log)):
+            rounds = rounds_by_note.setdefault(line["text"], set())
+            if line["start"] or line["round"]:
+                rounds.add(int(line["round"] or 0))
+        return rounds_by_note
+
+    @cached_property
+    def _log(self) -> Sequence[str]:
+        """Return the lines of log.txt; none without a log."""
+        try:
+            return (self.folder / LOG).read_text(encoding="utf-8", errors="replace").splitlines()
+        except OSError:
+            return ()
+
+    @cached_property
+    def diverged(self) -> int | None:
+        """Return the round in which the run diverged; None if divergence did not end the run."""
+        line = _DIVERGED.match(self._log[-1]) if self._log and not self.finished else None
+        return int(line["round"]) if line else None
+
+    @property
+    def state(self) -> str:
+        """Return "finished", "unfinished: round 2 of 5" or "diverged in round 3 of 5"."""
+        if self.finished:
+            return "finished"
+        state = f"unfinished: round {self.reached}" if self.diverged is None else f"diverged in round {self.diverged}"
+        return f"{state} of {self.settings.rounds}"
+
+    @property
+    def algorithm(self) -> str:
+        """Return the name of the algorithm."""
+        return self.settings.algorithm.name
+
+    @cached_property
+    def method(self) -> MethodAbout:
+        """Return how the run's method describes itself; for a folder of an earlier version, by the algorithm's name."""
+        if "algorithm" in self.environment:
+            return MethodAbout.model_validate(self.environment["algorithm"])
+        return MethodAbout(title=NAMES.get(self.algorithm, self.algorithm), shares=self.algorithm not in ALONE, preset=[])
+
+    @cached_property
+    def tuned(self) -> Mapping[str, str]:
+        """Return the keys that trials on hold-out rows chose, with values as `--set` takes them; empty without trials."""
+        path = self.folder / TUNED
+        return read_record(path, TunedRecord).set if path.is_file() else {}
+
+    @property
+    def seed(self) -> int:
+        """Return the seed of the run."""
+        return self.settings.seed
+
+    @property
+    def local_steps(self) -> int | None:
+        """Return the gradient steps of a client in a round; None if the configuration counts epochs."""
+        return self.settings.training.local_steps
+
+    @property
+    def reached(self) -> int:
+        """Return the last evaluated round; 0 before the first evaluation."""
+        return self.evaluations[-1].round if self.evaluations else 0
+
+    @property
+    def held_out(self) -> bool:
+        """Return whether only hold-out rows were scored, as in a sweep."""
+        return bool(self.config.get("records", {}).get("evaluate_on") == "holdout")
+
+    @property
+    def finished(self) -> bool:
+        """Return whether all rounds are done and summary.json is written."""
+        return self.summary is not None and self.summary.rounds >= self.settings.rounds
+
+    @property
+    def last(self) -> Evaluation | None:
+        """Return the last evaluation; None before the first evaluation."""
+        return self.evaluations[-1] if self.evaluations else None
+
+    @cached_property
+    def models(self) -> tuple[str, ...]:
+        """Return the models that clients score on their validation data; none if no client shares its scores."""
+        scored = {s.model for e in self.evaluations for s in e.scores if s.client is not None and s.data == "validation"}
+        return tuple(m for m in ("personal", "ensemble", "global", "meme") if m in scored)
+
+    @property
+    def serves(self) -> str | None:
+        """Return the model that a client would use: the first of `models`."""
+        return next(iter(self.models), None)
+
+    def at(self, round: int) -> Evaluation | None:
+        """Return the evaluation after a round; None if the round was not evaluated."""
+        return next((e for e in self.evaluations if e.round == round), None)
+
+    def own(
+        self, evaluation: Evaluation | None, model: str | None = None, data: str = "validation"
+    ) -> dict[str, RecordedScore]:
+        """Client -> the score of a model on its own rows; without a name, of the one that it would use."""
+        model = model or self.serves
+        return evaluation.per_client(model, data) if evaluation and model else {}
+
+
+def find_runs(path: Path) -> list[Path]:
+    """Return the run folders at a path: the path itself, or the folders in it that `compare` or `demo` wrote, sorted.
+
+    Raises:
+        RunError: there are none.
+    """
+    path = Path(path)
+    if (path / CONFIG).is_file():
+        return [path]
+    candidates = {file.parent for depth in range(1, 4) for file in path.glob("*/" * depth + CONFIG)}
+    folders = sorted((folder for folder in candidates if not candidates & set(folder.parents)), key=_make_sort_key)
+    if not folders:
+        what = "holds no run" if path.is_dir() else "is no folder"
+        raise RunError(f"{path}: {what}; name a run's folder, or one that `fedmutual compare` made")
+    return folders
+
+
+def read_runs(folders: Iterable[Path | RecordedRun]) -> list[RecordedRun]:
+    """Return the runs in some folders, each folder once. A run that is read already is returned as it is.
+
+    Raises:
+        RunError: a folder is no run folder, or a file in it is missing, damaged or of another format.
+    """
+    by_path = {(f.folder if isinstance(f, RecordedRun) else Path(f)).resolve(): f for f in reversed(list(folders))}
+    if not by_path:
+        raise RunError("there is no run to report; name a run's folder, or one that `fedmutual compare` made")
+    return [run if isinstance(run, RecordedRun) else read_run(Path(run)) for run in reversed(by_path.values())]
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Return the run in a folder.
+
+    Raises:
+        RunError: as `read_runs`.
+    """
+    if not (folder / CONFIG).is_file():
+        raise RunError(f"{folder}: is no run folder, it has no {CONFIG}; name a folder that `fedmutual run` made")
+    config = read_toml(folder / CONFIG)
+    evaluations = tuple(read_records(folder / METRICS, Evaluation))
+    for number, (earlier, later) in enumerate(itertools.pairwise(evaluations), 2):
+        if later.round <= earlier.round:
+            raise make_line_error(folder / METRICS, number, f"round {later.round} follows round {earlier.round}")
+    environment = read_json(folder / ENVIRONMENT)
+    check_record(folder / ENVIRONMENT, Environment, environment)
+    return RecordedRun(
+        folder=folder,
+        settings=check_record(folder / CONFIG, RunSettings, config),
+        config=config,
+        environment=environment,
+        partition=read_record(folder / PARTITION, RecordedPartition),
+        evaluations=evaluations,
+        ledger=make_columns(read_records(folder / LEDGER, LedgerLine)),
+        summary=read_record(folder / SUMMARY, Summary) if (folder / SUMMARY).exists() else None,
+    )
+
+
+def _make_sort_key(folder: Path) -> list[tuple[int, int, str]]:
+    """Return a key that sorts seed 10 after seed 2."""
+    return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in folder.parts]

@@ -1,0 +1,48 @@
+"""Read and write tensors as safetensors files."""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from fedmutual.errors import RunError
+from fedmutual.files import write_bytes
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
+    """Replace a safetensors file in one step. `about` goes into its header, as one entry: of several, the order varies."""
+    whole = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
+    write_bytes(path, save(whole, metadata={"fedmutual": json.dumps(about)}))
+
+
+def read_tensors(path: Path, names: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A safetensors file -> (tensors, header). Nothing else is ever loaded: no pickle is opened.
+
+    names: of the tensors that are wanted; None: all.
+
+    Raises:
+        RunError: it is missing, unreadable, truncated, or no safetensors file.
+    """
+    try:
+        with path.open("rb") as raw:
+            head = raw.read(2)
+    except FileNotFoundError:
+        raise RunError(f"{path}: there is no such file") from None
+    except OSError as problem:
+        raise RunError(f"{path}: cannot be read ({problem.strerror or problem})") from None
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = json.loads((file.metadata() or {}).get("fedmutual", "{}"))
+            if not isinstance(about, dict):
+                raise ValueError("what its header says of it is no table")
+            return {k: file.get_tensor(k) for k in file.keys() if names is None or k in names}, about  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError, RecursionError) as problem:
+        # asked only now: a safetensors file may begin with these bytes too, as its header's length
+        if head == b"PK" or head[:1] == b"\x80":
+            raise RunError(
+                f"{path}: is a pickle, which could run code when opened; fedmutual reads safetensors only"
+            ) from None
+        raise RunError(f"{path}: is truncated or no safetensors file ({problem})") from None
