@@ -112,7 +112,7 @@ class Big:
     ("threads", "gpus", "workers"), [(1, 0.0, 11), (2, 0.0, 5), (1, 0.25, 4), (4, 0.25, 2), (2, None, 4), (9, 0.0, 1)]
 )
 def test_the_nodes_hold_as_many_workers_as_have_room(threads, gpus, workers):
-    assert ray_placement._capacity(Big, ResourceRequest(None, threads, None, gpus)) == workers
+    assert ray_placement._count_workers(Big, ResourceRequest(None, threads, None, gpus)) == workers
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_equal_shares_of_gpus_leave_room_for_all(workers, gpus, share):
         def cluster_resources():
             return {"GPU": float(gpus)}
 
-    assert ray_placement._share(Ray, None, workers) == {"GPU": share}
-    assert ray_placement._share(Ray, 0.2, workers) == {"GPU": 0.2}
-    assert ray_placement._share(Ray, 0.0, workers) == {}
+    assert ray_placement._choose_gpu_share(Ray, None, workers) == {"GPU": share}
+    assert ray_placement._choose_gpu_share(Ray, 0.2, workers) == {"GPU": 0.2}
+    assert ray_placement._choose_gpu_share(Ray, 0.0, workers) == {}
 
 
 def test_without_ray_the_mend_is_said(small, monkeypatch, cli):

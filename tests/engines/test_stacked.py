@@ -203,7 +203,7 @@ def test_on_a_gpu_what_is_slower_together_is_stepped_one_after_the_other(small, 
     run = fedmutual.run(loaded(small, **{"engine.name": "stacked"}), "run").folder
     assert len(trials) == 1, "once, not in every round"
     log = (run / "log.txt").read_text()
-    said = "clients 0, 1, 2 step one after the other, not stacked: it takes 0.5 ms for a step of all"
+    said = "clients 0, 1, 2 step one after the other, not stacked: a step of all takes 0.5 ms"
     assert log.count(said) == (0 if stacks else 1)
     plain = fedmutual.run(loaded(small, **{"engine.name": "inprocess"}), "plain").folder
     assert (difference(tensors(run), tensors(plain)) == 0.0) is not stacks

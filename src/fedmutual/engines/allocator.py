@@ -1,4 +1,4 @@
-"""Memory that a step frees stays with the process, where the C library can be told so."""
+"""Keep freed memory in the process, where the C library supports it."""
 
 import ctypes
 import sys
@@ -11,9 +11,9 @@ _NEVER = 2**31 - 1
 def keep_freed_memory() -> None:
     """Let glibc reuse large blocks instead of handing each back to the kernel at once.
 
-    By its defaults the activations of a wide network are mapped anew and zeroed page by page at every step: CNN2 of FML
-    takes 1.5 times as long. It holds for the whole process, so only processes of our own ask for it: the command line's and
-    the workers'. Elsewhere than on Linux with glibc it does nothing.
+    By default, glibc maps the activations of a wide network anew at every step, and the kernel zeroes each page: a step of
+    FML with CNN2 takes 1.5 times as long. The setting holds for the whole process, so only the command line and worker
+    processes use it. It has no effect on systems other than Linux with glibc.
     """
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):  # another C library

@@ -42,10 +42,10 @@ class Reply(NamedTuple):
     """What a client sends after a phase."""
 
     message: Message
-    train: dict[str, float]  # mean of each loss term; empty unless the client tells all
-    up: int | None = None  # bytes that it sent to others and not by the server, where clients do that
-    down: int | None = None  # bytes that it had from them
-    work: Work | None = None  # None of a real site, which does not tell it
+    train: dict[str, float]  # mean of each loss term; empty unless the client shares all metrics
+    up: int | None = None  # bytes that the client sent to other clients directly; None: it sends to the server
+    down: int | None = None  # bytes that the client received from other clients
+    work: Work | None = None  # None from a real site
 
 
 @flush_denormals()
@@ -64,9 +64,13 @@ def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at
 def release_reply(
     client: Client, phase: Phase, message: Message, train: dict[str, float], inbox: Message, declared: Spec
 ) -> Reply:
-    """What of a client's work passes the boundary."""
-    told = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
-    return Reply(release(message, declared, client, inbox), told, work=client.work)
+    """Return the reply of a client after the boundary checks.
+
+    Raises:
+        Refused: the message or the metrics hold more than declared.
+    """
+    metrics = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
+    return Reply(release(message, declared, client, inbox), metrics, work=client.work)
 
 
 def evaluate_client(

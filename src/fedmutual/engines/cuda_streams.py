@@ -1,4 +1,4 @@
-"""Clients stepped in turns, each on a CUDA stream of its own: the kernels of one fill the gaps of another's."""
+"""Step clients in turns, each on its own CUDA stream: kernels of one client run while another client's stream waits."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,47 +9,47 @@ from fedmutual.core import Message
 from fedmutual.engines.group import PhaseInput
 from fedmutual.stepping import steps
 
-Done = tuple[Message, dict[str, float]]
+PhaseResult = tuple[Message, dict[str, float]]
 
 
 class InterleavedSteps:
-    """A phase of several clients, as `stepping.work` does it, a step of each after a step of each.
+    """A phase of several clients, as `stepping.work` runs it, one step of each client in turn.
 
-    Not for clients whose networks draw random numbers: they would draw from one generator in turns.
+    Networks that draw random numbers are not supported: the clients would share one random generator.
     """
 
     def __init__(self, parts: Sequence[PhaseInput]) -> None:
-        self._left = [(part, steps(part.phase, part.client, part.inbox, part.at), _stream(part)) for part in parts]
+        self._remaining = [(part, steps(part.phase, part.client, part.inbox, part.at), _make_stream(part)) for part in parts]
 
-    def take(self, most: int | None = None) -> Iterator[tuple[PhaseInput, Done | Exception]]:
-        """All steps, or at most so many of each -> (part, what its work came to, or raised), as they end."""
+    def take(self, most: int | None = None) -> Iterator[tuple[PhaseInput, PhaseResult | Exception]]:
+        """Take all steps, or at most `most` of each client -> (part, result or exception), as clients finish."""
         taken = 0
-        while self._left and taken != most:
-            for entry in list(self._left):
+        while self._remaining and taken != most:
+            for entry in list(self._remaining):
                 part, stepping, stream = entry
                 try:
-                    with _on(stream):
+                    with _use(stream):
                         next(stepping)
                     continue
                 except StopIteration as done:
-                    ended: Done | Exception = done.value
+                    result: PhaseResult | Exception = done.value
                 except Exception as problem:  # of this client alone
-                    ended = problem
-                _rejoin(stream)
-                self._left.remove(entry)
-                yield part, ended
+                    result = problem
+                _wait_for(stream)
+                self._remaining.remove(entry)
+                yield part, result
             taken += 1
-        for _, _, stream in self._left:
-            _rejoin(stream)
+        for _, _, stream in self._remaining:
+            _wait_for(stream)
 
 
 def find_device(parts: Sequence[PhaseInput]) -> torch.device:
-    """Where these clients' networks are."""
+    """Return the device of these clients' networks."""
     return next(p.device for net in parts[0].client.nets.values() for p in net.parameters())
 
 
-def _stream(part: PhaseInput) -> torch.cuda.Stream | None:
-    """A stream that begins after what was asked of the device so far; None on a device that has none."""
+def _make_stream(part: PhaseInput) -> torch.cuda.Stream | None:
+    """Return a stream that waits for the work queued on the device so far; None on a device without streams."""
     device = find_device([part])
     if device.type != "cuda":
         return None
@@ -58,11 +58,11 @@ def _stream(part: PhaseInput) -> torch.cuda.Stream | None:
     return stream
 
 
-def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
+def _use(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
     return nullcontext() if stream is None else torch.cuda.stream(stream)
 
 
-def _rejoin(stream: torch.cuda.Stream | None) -> None:
-    """What comes after sees what was done there."""
+def _wait_for(stream: torch.cuda.Stream | None) -> None:
+    """Let later work on the device wait for the work on this stream."""
     if stream is not None:
         torch.cuda.current_stream(stream.device).wait_stream(stream)

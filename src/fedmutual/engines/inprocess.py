@@ -1,4 +1,4 @@
-"""The plain engine: all clients in this process, one after the other."""
+"""The engine that runs all clients in this process, one after the other."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Concatenate, TypeVar
@@ -9,7 +9,7 @@ R = TypeVar("R")
 
 
 class InProcess:
-    """Clients in a dictionary."""
+    """An engine without other processes."""
 
     def __init__(self, clients: Iterable[Client]) -> None:
         self._clients = {client.id: client for client in clients}
@@ -17,9 +17,9 @@ class InProcess:
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """One client after the other, in the order of `arguments`."""
-        for id, given in arguments.items():
-            yield id, do(self._clients[id], *given)
+        """As `Engine.each`, in the order of `arguments`."""
+        for id, values in arguments.items():
+            yield id, do(self._clients[id], *values)
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""

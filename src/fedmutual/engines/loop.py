@@ -1,4 +1,4 @@
-"""The rounds of a federation, the same over every engine: who takes part, what is sent, what comes back, what is told."""
+"""The rounds of a federation on any engine: draw participants, send messages, receive replies, and report events."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,141 +25,148 @@ from fedmutual.federation.plan import Judge, RoundPlan
 
 
 class Paused(Exception):
-    """Raised by an observer of `RoundDone`: the rounds end here for now; what was saved goes on later."""
+    """Raised by an observer of `RoundDone` to stop the rounds; the saved run can be resumed."""
 
 
 def federate(
     plan: RoundPlan, engine: Engine, server: Message, saved: int | None, observers: Sequence[Observer], judge: Judge | None
 ) -> Message:
-    """Run the rounds that are left after the `saved` ones -> the server's last state.
+    """Run the rounds after the `saved` rounds -> the server's state after the last round.
 
-    saved: None before anything was; the algorithm's start then comes first.
-    An exception of any client's, and a stop by hand, is told as `Failed` and raised again.
+    saved: the number of saved rounds; None: a new run, which begins with the start phases of the algorithm.
+    judge: scores the shared model at the server; None: it is not scored there.
+
+    Raises:
+        Exception: any exception of a client, and KeyboardInterrupt; observers receive `Failed` first.
     """
 
-    def tell(event: Event) -> None:
+    def report(event: Event) -> None:
         for observer in observers:
             observer(event)
 
     round = done = saved or 0
     try:
-        tell(Started(done, plan.rounds, plan.clients, plan.notes))
+        report(Started(done, plan.rounds, plan.clients, plan.notes))
         if saved is None and plan.seeds:
-            others = {i: _others(plan, own) for i, own in plan.seeds.items()}
-            tell(PhaseDone(0, "seed", others, plan.seeds, {}))
+            others = {i: _count_received_seeds(plan, size) for i, size in plan.seeds.items()}
+            report(PhaseDone(0, "seed", others, plan.seeds, {}))
         if saved is None and plan.algorithm.start:
-            server, _ = _exchange(plan, engine, server, -1, plan.algorithm.start, tell)
-            tell(RoundDone(0, plan.rounds, server, engine.each))
+            server, _ = _exchange(plan, engine, server, -1, plan.algorithm.start, report)
+            report(RoundDone(0, plan.rounds, server, engine.each))
         for round in range(done, plan.rounds):
-            server, train = _exchange(plan, engine, server, round, plan.algorithm.phases, tell)
+            server, train = _exchange(plan, engine, server, round, plan.algorithm.phases, report)
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
-                tell(_evaluate(plan, engine, server, round, train, judge))
-                _say_remarks(engine, round, tell)
-            tell(RoundDone(round + 1, plan.rounds, server, engine.each))
+                report(_evaluate(plan, engine, server, round, train, judge))
+                _report_remarks(engine, round, report)
+            report(RoundDone(round + 1, plan.rounds, server, engine.each))
     except Paused:
         raise
     except BaseException as problem:
-        told = make_user_error(problem)
-        tell(Failed(round + 1, told))
-        if told is problem:
+        error = make_user_error(problem)
+        report(Failed(round + 1, error))
+        if error is problem:
             raise
-        raise told from problem
-    tell(Finished(plan.rounds))
+        raise error from problem
+    report(Finished(plan.rounds))
     return server
 
 
-def _others(plan: RoundPlan, own: int) -> int:
-    """Bytes of the public data that a client has from the others: none where they are the server's."""
+def _count_received_seeds(plan: RoundPlan, sent: int) -> int:
+    """Return the bytes of public data that a client receives from the other clients; 0 if the server holds the data."""
     use = plan.algorithm.public
-    return 0 if use is not None and use.server else sum(plan.seeds.values()) - own
+    return 0 if use is not None and use.server else sum(plan.seeds.values()) - sent
 
 
 Train = dict[str, dict[str, float]]
 
 
 def _exchange(
-    plan: RoundPlan, engine: Engine, server: Message, round: int, phases: Sequence[Phase], tell: Observer
+    plan: RoundPlan, engine: Engine, server: Message, round: int, phases: Sequence[Phase], report: Observer
 ) -> tuple[Message, Train]:
-    """All phases of a round, or of the start -> (server's next state, mean of each client's loss terms)."""
+    """Run the phases of a round, or of the start -> (server's next state, each client's mean loss terms)."""
     train: Train = {}
     for number, phase in enumerate(phases):
         at = At(plan.seed, round, plan.rounds, number)
         name = type(phase).__name__.lower()
-        asked = draw_participants(plan.clients, plan.participation if round >= 0 else 1.0, at)
+        participants = draw_participants(plan.clients, plan.participation if round >= 0 else 1.0, at)
         declared = phase.leaves(server)
-        inboxes = {i: phase.send(server, i, at) for i in asked}
+        inboxes = {i: phase.send(server, i, at) for i in participants}
         replies: dict[str, Message] = {}
-        told: Train = {}
+        losses: Train = {}
         works: dict[str, Work] = {}
         down = {i: count_bytes(inbox) for i, inbox in inboxes.items()}
-        up = dict.fromkeys(asked, 0)
-        for i, reply in engine.each(participate, {i: (phase, inboxes[i], declared, at) for i in asked}):
+        up = dict.fromkeys(participants, 0)
+        for i, reply in engine.each(participate, {i: (phase, inboxes[i], declared, at) for i in participants}):
             if reply.message or not declared:
                 replies[i] = reply.message
-            told[i] = reply.train
+            losses[i] = reply.train
             if reply.work is not None:
                 works[i] = reply.work
             up[i], down[i] = reply.up or count_bytes(reply.message), reply.down or down[i]
-            tell(Replied(round + 1, name, i, len(told), len(asked)))
-        replies = {i: replies[i] for i in asked if i in replies}  # in one order, whoever answered first
-        server = _received(_equip(phase, plan.bench), server, replies, at, tell)
-        _say_remarks(engine, round, tell)
-        told = {i: told[i] for i in asked if told.get(i)}
-        tell(PhaseDone(round + 1, name, down, up, told, works))
-        check_state(phase, server, declared, inboxes[asked[0]], "global" in plan.algorithm.scores)
-        for i, terms in told.items():
+            report(Replied(round + 1, name, i, len(losses), len(participants)))
+        replies = {i: replies[i] for i in participants if i in replies}  # the order of arrival has no effect
+        server = _receive(_equip(phase, plan.bench), server, replies, at, report)
+        _report_remarks(engine, round, report)
+        losses = {i: losses[i] for i in participants if losses.get(i)}
+        report(PhaseDone(round + 1, name, down, up, losses, works))
+        check_state(phase, server, declared, inboxes[participants[0]], "global" in plan.algorithm.scores)
+        for i, terms in losses.items():
             train[i] = train.get(i, {}) | terms
     return server, train
 
 
 def _equip(phase: Phase, bench: Bench | None) -> Phase:
-    """The phase as the server has it: with the bench, where the phase has a field for it. No client's copy ever has one."""
+    """Return the server's copy of a phase: with the bench if the phase has that field. A client's copy never has a bench."""
     return replace(phase, bench=bench) if bench is not None and hasattr(phase, "bench") else phase  # type: ignore[type-var]
 
 
-def _received(phase: Phase, server: Message, replies: dict[str, Message], at: At, tell: Observer) -> Message:
-    """The server's next state; whose reply is of no use is named, and left out."""
+def _receive(phase: Phase, server: Message, replies: dict[str, Message], at: At, report: Observer) -> Message:
+    """Return the server's next state. Report the clients whose replies cannot be used, and leave the replies out."""
     try:
         return phase.receive(server, replies, at)
     except Unusable as problem:
         if not problem.why.keys() & replies.keys():
             raise
         for i, why in problem.why.items():
-            tell(Noted(at.round + 1, f"the message of client {i!r} is left out: {why}"))
-        return _received(phase, server, {i: r for i, r in replies.items() if i not in problem.why}, at, tell)
+            report(Noted(at.round + 1, f"the message of client {i!r} is left out: {why}"))
+        return _receive(phase, server, {i: r for i, r in replies.items() if i not in problem.why}, at, report)
 
 
-def _say_remarks(engine: Engine, round: int, tell: Observer) -> None:
-    """What came up at the engine since it was last asked."""
+def _report_remarks(engine: Engine, round: int, report: Observer) -> None:
+    """Report the new remarks of the engine."""
     for remark in engine.remarks():
-        tell(Noted(round + 1, remark))
+        report(Noted(round + 1, remark))
 
 
 def _evaluate(plan: RoundPlan, engine: Engine, server: Message, round: int, train: Train, judge: Judge | None) -> Evaluated:
-    """Score the shared model beside the clients, and their nets where they live, in the order of the clients."""
+    """Score the shared model at the server and the clients' nets in their processes; scores are in the clients' order."""
     at = At(plan.seed, round, plan.rounds, len(plan.algorithm.phases) - 1)
-    asked = draw_participants(plan.clients, plan.participation, at)
-    exams = {i: tuple(e for e in all_ if i in asked or e.model != COPY) for i, all_ in plan.exams.items()}
-    given = {i: (own, _shared(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep) for i, own in exams.items()}
-    answers = engine.each(evaluate_client, given)
-    scores = [judge(server)] if judge else []  # while workers, where there are any, score theirs
-    told = dict(answers)
-    return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in told.get(i, ()))))
+    participants = draw_participants(plan.clients, plan.participation, at)
+    exams = {i: tuple(e for e in all_ if i in participants or e.model != COPY) for i, all_ in plan.exams.items()}
+    arguments = {
+        i: (specs, _get_inbox(plan, server, i, at), round + 1, plan.homes.get(i), plan.keep) for i, specs in exams.items()
+    }
+    answers = engine.each(evaluate_client, arguments)
+    scores = [judge(server)] if judge else []  # worker processes score their clients meanwhile
+    by_client = dict(answers)
+    return Evaluated(round + 1, train, (*scores, *(s for i in plan.exams for s in by_client.get(i, ()))))
 
 
-def _shared(plan: RoundPlan, server: Message, to: str, at: At) -> Message:
-    """What a client is sent to be scored: by the last of a round's phases that sends anything."""
-    sent = (phase.send(server, to, replace(at, phase=n)) for n, phase in reversed(list(enumerate(plan.algorithm.phases))))
-    return next((message for message in sent if message), {})
+def _get_inbox(plan: RoundPlan, server: Message, to: str, at: At) -> Message:
+    """Return the message that a client is scored with: that of the last phase of a round that sends tensors."""
+    messages = (
+        phase.send(server, to, replace(at, phase=n)) for n, phase in reversed(list(enumerate(plan.algorithm.phases)))
+    )
+    return next((message for message in messages if message), {})
 
 
 def draw_participants(clients: Sequence[str], fraction: float, at: At) -> tuple[str, ...]:
-    """Who is asked in a round: that fraction of the clients, at least one, drawn anew each round; the same in its phases."""
+    """Return the clients that take part in a round: a random fraction, at least one. All phases of a round draw equally."""
     count = max(1, round(fraction * len(clients)))
     drawn = torch.randperm(len(clients), generator=At(at.seed, at.round, at.rounds).rng("participants"))[:count]
     return tuple(clients[i] for i in sorted(drawn.tolist()))
 
 
 def count_bytes(message: Message) -> int:
-    """Bytes of the tensors of a message."""
+    """Return the bytes of the tensors of a message."""
     return sum(t.numel() * t.element_size() for t in message.values())

@@ -1,7 +1,7 @@
-"""Several federations stepped as one: runs that differ in seed, split, alpha or method, over one stack of all their clients.
+"""Train several runs together: runs that differ in seed, split, setting or method share one stack of all their clients.
 
-Each run goes on in a thread of its own, but only one at a time: the baton is passed where a run waits for its clients.
-When all wait, their phases are done at once.
+Each run has a thread, and one thread works at a time. A run that needs its clients waits. When all runs wait, the phases of
+all their clients are run together.
 """
 
 import threading
@@ -14,36 +14,36 @@ from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.stacked import Stacker
 
 R = TypeVar("R")
-Asked = Mapping[str, tuple[Any, ...]]
+Arguments = Mapping[str, tuple[Any, ...]]
 
 
 class RunScheduler:
-    """The meeting point of several runs."""
+    """Runs the clients of several runs together."""
 
     def __init__(self, federations: Sequence[Sequence[Client]], compile: bool = False) -> None:
         self._stacker = Stacker([client for clients in federations for client in clients], compile)
-        self._baton = threading.Condition()
-        self._asked: dict[ScheduledRun, Asked] = {}
-        self._answers: dict[ScheduledRun, dict[str, Callable[[], Reply]] | Exception] = {}
-        self.lanes = [ScheduledRun(self, clients) for clients in federations]
-        self._open = set(self.lanes)
-        self._unsaid: dict[ScheduledRun, list[str]] = {lane: [] for lane in self.lanes}
+        self._turn = threading.Condition()
+        self._waiting: dict[ScheduledRun, Arguments] = {}
+        self._replies: dict[ScheduledRun, dict[str, Callable[[], Reply]] | Exception] = {}
+        self.runs = [ScheduledRun(self, clients) for clients in federations]
+        self._open = set(self.runs)
+        self._unread: dict[ScheduledRun, list[str]] = {run: [] for run in self.runs}
         self._stopped = False
 
     def run(self, works: Sequence[Callable[["ScheduledRun"], None]]) -> list[BaseException | None]:
-        """Do each work with its lane as engine, until all have ended -> what each raised. A stop by hand stops all."""
+        """Call each work with its run as the engine -> the exception of each; None: finished. Ctrl-C stops all runs."""
         problems: list[BaseException | None] = [None] * len(works)
 
         def go(number: int) -> None:
-            with self._baton:
+            with self._turn:
                 try:
                     if not self._stopped:
-                        works[number](self.lanes[number])
+                        works[number](self.runs[number])
                 except BaseException as problem:
                     problems[number] = problem
                     self._stopped |= isinstance(problem, KeyboardInterrupt)
                 finally:
-                    self._leave(self.lanes[number])
+                    self._leave(self.runs[number])
 
         threads = [threading.Thread(target=go, args=(n,), daemon=True) for n in range(len(works))]
         for thread in threads:
@@ -52,83 +52,83 @@ class RunScheduler:
             for thread in threads:
                 thread.join()
         except BaseException:  # a signal: it comes to the main thread only
-            self._stopped = True  # before the baton, which a lane that waits for no other holds to its end
-            with self._baton:
-                self._baton.notify_all()
+            self._stopped = True  # before the lock, which a run that does not wait holds until it ends
+            with self._turn:
+                self._turn.notify_all()
             for thread in threads:
                 thread.join()
             raise
         return problems
 
-    def meet(self, lane: "ScheduledRun", asked: Asked) -> dict[str, Callable[[], Reply]]:
-        """Wait until all open lanes ask for a phase, which is then done for all -> this one's replies."""
-        self._asked[lane] = asked
-        while lane not in self._answers:
+    def meet(self, run: "ScheduledRun", arguments: Arguments) -> dict[str, Callable[[], Reply]]:
+        """Wait until all runs ask for a phase, run the phases of all -> the replies of this run's clients."""
+        self._waiting[run] = arguments
+        while run not in self._replies:
             if self._stopped:
                 raise KeyboardInterrupt
-            if self._asked.keys() >= self._open:
-                self._answer()
-                self._baton.notify_all()
+            if self._waiting.keys() >= self._open:
+                self._run_phases()
+                self._turn.notify_all()
             else:
-                self._baton.wait()
-        answer = self._answers.pop(lane)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+                self._turn.wait()
+        replies = self._replies.pop(run)
+        if isinstance(replies, Exception):
+            raise replies
+        return replies
 
-    def remarks(self, lane: "ScheduledRun") -> list[str]:
-        """As `Engine.remarks`: what concerns some clients of the stacks is said to all lanes."""
-        said = self._stacker.remarks()
-        for each in self.lanes:
-            self._unsaid[each] += said
-        left, self._unsaid[lane] = self._unsaid[lane], []
-        return left
+    def remarks(self, run: "ScheduledRun") -> list[str]:
+        """As `Engine.remarks`: every run receives all remarks, because the runs share their stacks."""
+        remarks = self._stacker.remarks()
+        for each in self.runs:
+            self._unread[each] += remarks
+        unread, self._unread[run] = self._unread[run], []
+        return unread
 
-    def _answer(self) -> None:
-        asked, self._asked = self._asked, {}
-        whose = {id(client): lane for lane in asked for client in lane.clients}
-        everyone = [(lane.client(i), given) for lane, arguments in asked.items() for i, given in arguments.items()]
-        answers: dict[ScheduledRun, dict[str, Callable[[], Reply]]] = {lane: {} for lane in asked}
+    def _run_phases(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        run_of = {id(client): run for run in waiting for client in run.clients}
+        work = [(run.client(i), values) for run, arguments in waiting.items() for i, values in arguments.items()]
+        replies: dict[ScheduledRun, dict[str, Callable[[], Reply]]] = {run: {} for run in waiting}
         try:
-            for client, reply in self._stacker.participate(everyone):
-                answers[whose[id(client)]][client.id] = reply
-            self._answers |= answers
-        except Exception as problem:  # of a step that is common: every lane's
-            self._answers |= dict.fromkeys(asked, problem)
+            for client, reply in self._stacker.participate(work):
+                replies[run_of[id(client)]][client.id] = reply
+            self._replies |= replies
+        except Exception as problem:  # in a step of all clients: every run fails
+            self._replies |= dict.fromkeys(waiting, problem)
 
-    def _leave(self, lane: "ScheduledRun") -> None:
-        self._open.discard(lane)
-        self._asked.pop(lane, None)
-        self._baton.notify_all()
+    def _leave(self, run: "ScheduledRun") -> None:
+        self._open.discard(run)
+        self._waiting.pop(run, None)
+        self._turn.notify_all()
 
 
 class ScheduledRun(InProcess):
-    """What one of the runs takes for its engine."""
+    """The engine of one of several runs that are trained together."""
 
-    def __init__(self, lanes: RunScheduler, clients: Sequence[Client]) -> None:
+    def __init__(self, scheduler: RunScheduler, clients: Sequence[Client]) -> None:
         super().__init__(clients)
-        self._lanes = lanes
+        self._scheduler = scheduler
 
     @property
     def clients(self) -> Sequence[Client]:
-        """Its clients."""
+        """Return the clients of this run."""
         return list(self._clients.values())
 
     def client(self, id: str) -> Client:
-        """One of them."""
+        """Return the client of this run with this id."""
         return self._clients[id]
 
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`; a phase is done together with the other lanes'."""
+        """As `Engine.each`; a phase is run together with the phases of the other runs."""
         if do is not participate:
             yield from super().each(do, arguments)
             return
-        replies = self._lanes.meet(self, arguments)
+        replies = self._scheduler.meet(self, arguments)
         for id in arguments:
             yield id, replies[id]()  # type: ignore[misc]  # R is Reply
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""
-        return self._lanes.remarks(self)
+        return self._scheduler.remarks(self)

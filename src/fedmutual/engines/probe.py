@@ -1,4 +1,4 @@
-"""Steps on copies of clients, before any is stacked: does vmap take the phase, and is it faster together."""
+"""Try a phase on copies of clients: whether vmap supports it, and whether stacked steps are faster."""
 
 import copy
 import time
@@ -10,12 +10,12 @@ import torch
 from fedmutual.engines.cuda_streams import InterleavedSteps, find_device
 from fedmutual.engines.group import Group, PhaseInput, plan_batches
 
-STEPS = 5  # that are timed, after as many to warm up
+STEPS = 5  # steps that are timed, after the same number of steps to warm up
 
 
 def check_stackable(parts: Sequence[PhaseInput]) -> None:
-    """The first step of copies of these clients; raises what vmap raises."""
-    copies = _copies(parts)
+    """Take the first step of copies of these clients, stacked. Raise what vmap raises if vmap does not support the phase."""
+    copies = _copy_parts(parts)
     steps = Group([part.client for part in copies]).begin(copies)
     if steps is not None:
         steps.take(plan_batches(copies), most=1)
@@ -23,39 +23,39 @@ def check_stackable(parts: Sequence[PhaseInput]) -> None:
 
 
 def time_steps(parts: Sequence[PhaseInput]) -> tuple[float, float] | None:
-    """Seconds that a step of all takes: stacked, and in turns. None where a phase has too few steps to tell."""
-    copies = _copies(parts)
+    """Return the seconds of a step of all clients: (stacked, in turns). None if the phase has too few steps to measure."""
+    copies = _copy_parts(parts)
     steps = Group([part.client for part in copies]).begin(copies)
     if steps is None:
         return None
     device, plans = find_device(parts), plan_batches(copies)
-    together = _timed(device, lambda: steps.take(plans, most=STEPS))
+    together = _time_second_call(device, lambda: steps.take(plans, most=STEPS))
     if min(steps.took) < 2 * STEPS:
         return None
-    turns = InterleavedSteps(_copies(parts))
-    apart = _timed(device, lambda: list(turns.take(STEPS)))
+    turns = InterleavedSteps(_copy_parts(parts))
+    apart = _time_second_call(device, lambda: list(turns.take(STEPS)))
     return together / STEPS, apart / STEPS
 
 
-def _timed(device: torch.device, work: Callable[[], object]) -> float:
-    """Seconds of a piece of work when it is done the second time."""
+def _time_second_call(device: torch.device, work: Callable[[], object]) -> float:
+    """Return the seconds of the second call of `work`."""
     seconds = 0.0
     for _ in range(2):
-        _finish(device)
-        begun = time.perf_counter()
+        _synchronize(device)
+        start = time.perf_counter()
         work()
-        _finish(device)
-        seconds = time.perf_counter() - begun
+        _synchronize(device)
+        seconds = time.perf_counter() - start
     return seconds
 
 
-def _finish(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def _copies(parts: Sequence[PhaseInput]) -> list[PhaseInput]:
-    """Of clients, that may be stepped in vain."""
+def _copy_parts(parts: Sequence[PhaseInput]) -> list[PhaseInput]:
+    """Return copies of the clients, so that trial steps change nothing."""
     copies = []
     for part in parts:
         nets, optimizers = copy.deepcopy((part.client.nets, part.client.optimizers))

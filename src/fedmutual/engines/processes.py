@@ -150,8 +150,10 @@ def _take_worker() -> _Worker:
     """Return an idle worker, or start one."""
     while _idle:
         worker = _idle.pop()
-        if worker.process.is_alive():
-            return worker
+        with suppress(WorkerLost):
+            worker.drain()
+            if not worker.connection.poll():  # the pipe of a dead process is readable: it has an end
+                return worker
         worker.stop()
     return _Worker()
 

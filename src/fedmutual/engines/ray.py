@@ -1,4 +1,4 @@
-"""Clients spread over a Ray cluster, the extra `ray`: messages cross, clients do not."""
+"""Clients in Ray actors, which hold the clients for the whole run: only messages move. Needs the extra `ray`."""
 
 import pickle
 import time
@@ -15,24 +15,24 @@ from fedmutual.engines.rpc import JobRequest, Make, WorkerReply, describe_unport
 from fedmutual.errors import RunError
 
 R = TypeVar("R")
-MOMENT = 1.0  # seconds that a worker is waited for which is not needed any more
+MOMENT = 1.0  # seconds to wait for a worker that is no longer needed
 
 
 class Cluster:
-    """Ray actors with one thread each, or more. Results are bit for bit those of one process with as many threads.
+    """Ray actors. The results are bit-identical to those of one process with equally many threads.
 
-    make: a client by its id; called where it is to live. It must be picklable; each worker is sent a copy, once.
-    costs: the work of each client, in any unit, by which they are spread.
-    workers: how many; None: as many as the cluster's CPUs hold. None is without a client.
-    threads: of a worker, which reserves as many CPUs.
-    address: of an existing cluster, "auto" or "HOST:PORT"; None: a local one, which ends with the engine. Where the caller
-        has initialised Ray, that is used instead and left running.
-    gpus: of a GPU, the share that a worker reserves; None: equal shares of all that there are.
+    make: builds a client in its worker; must be picklable. Each worker receives one copy.
+    costs: the work of each client, in any unit; clients are assigned to workers by it.
+    workers: the number of workers; None: as many as the CPUs of the cluster allow. No worker is without a client.
+    threads: of each worker, which reserves as many CPUs.
+    address: of a running cluster, "auto" or "HOST:PORT"; None: start a local cluster, which ends with the engine. If the
+        caller has initialised Ray, that cluster is used and left running.
+    gpus: the share of a GPU that a worker reserves; None: equal shares of all GPUs.
 
     Raises:
-        ConfigError: Ray is not installed, does not answer, or has no room.
-        Unportable: what clients are made of cannot be handed to another process.
-        Lost: a worker died, or its node. The engine is then to be closed.
+        ConfigError: Ray is not installed, does not answer, or has too few free resources.
+        Unportable: the data, networks or algorithm cannot be sent to another process.
+        WorkerLost: a worker or its node died. The engine must then be closed.
     """
 
     def __init__(
@@ -45,56 +45,56 @@ class Cluster:
         gpus: float | None = 0.0,
     ) -> None:
         try:
-            content = pickle.dumps(make, protocol=5)  # plain: it keeps the layout of tensors in memory, and so the bits
-        except Exception as problem:  # whatever a user's dataset or network says to it
+            content = pickle.dumps(make, protocol=5)  # plain pickle keeps the memory layout of tensors, and so the bits
+        except Exception as problem:  # a user's dataset or network may raise anything
             raise describe_unportable(problem) from None
-        place = take_reservation(ResourceRequest(workers, threads, address, gpus), len(costs))
-        self._place: Reservation | None = place
-        self._streams: dict[Any, Worker] = {}  # of answers that are still to come
+        reservation = take_reservation(ResourceRequest(workers, threads, address, gpus), len(costs))
+        self._reservation: Reservation | None = reservation
+        self._streams: dict[Any, Worker] = {}  # of replies that are still to come
         try:
-            put = place.ray.put(content)  # once a node
-            spread = zip(place.workers, assign_clients(costs, place.full), strict=False)
-            for worker, answer in [(worker, worker.host(put, ids, threads)) for worker, ids in spread]:
-                _answer(worker.told(answer))
+            content_ref = reservation.ray.put(content)  # sent to each node once
+            assigned = zip(reservation.workers, assign_clients(costs, reservation.most_workers), strict=False)
+            for worker, reply in [(worker, worker.host(content_ref, ids, threads)) for worker, ids in assigned]:
+                _unpack_reply(worker.wait_for(reply))
         except BaseException:
-            place.end()
+            reservation.end()
             raise
 
     @property
     def workers(self) -> int:
-        """How many hold clients."""
+        """Return the number of workers that hold clients."""
         return sum(bool(worker.clients) for worker in self._workers)
 
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`, in the order in which clients end. Work begins with the call, not with the first result.
+        """As `Engine.each`, in the order in which clients finish. Work begins with the call, not with the first result.
 
-        A worker is sent one job for all its clients, so that what they are all told crosses once.
+        A worker receives one job for all its clients, so that arguments that the clients share are sent once.
         """
         streams = {}
         for worker in self._workers:
-            mine = {i: given for i, given in arguments.items() if i in worker.clients}
-            if mine:
-                streams[worker.actor.work.remote(bytes(pack_payload(JobRequest(0, do, mine))))] = worker
+            arguments_here = {i: values for i, values in arguments.items() if i in worker.clients}
+            if arguments_here:
+                streams[worker.actor.work.remote(bytes(pack_payload(JobRequest(0, do, arguments_here))))] = worker
         self._streams |= streams
-        return ((answer.client, answer.result) for answer in self._answers(list(streams)))
+        return ((reply.client, reply.result) for reply in self._read_replies(list(streams)))
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""
         return []
 
     def reach(self, folder: Path) -> None:
-        """Check that all workers see a file that is written into this folder here: clients write their state there.
+        """Check that all workers see this folder, into which the clients write their state.
 
         Raises:
-            RunError: one does not.
-            Lost: one died.
+            RunError: a worker does not see a file that this process writes there.
+            WorkerLost: a worker died.
         """
         file = folder / f".reach-{token_hex(8)}.part"
         file.touch()
         try:
-            seen = [worker.told(worker.actor.sees.remote(str(file))) for worker in self._workers]
+            seen = [worker.wait_for(worker.actor.sees.remote(str(file))) for worker in self._workers]
         finally:
             file.unlink(missing_ok=True)
         for worker, sees in zip(self._workers, seen, strict=True):
@@ -105,57 +105,60 @@ class Cluster:
                 )
 
     def close(self) -> None:
-        """Let the workers go. In a cluster that we joined, those that wait for work are kept for this process's next engine,
-        with their room, until the process ends or calls `ray.shutdown`."""
-        place = self._place
-        if place is None:
+        """Release the workers.
+
+        In a running cluster that this process joined, idle workers and their resources are kept for the next engine of this
+        process, until the process ends or calls `ray.shutdown`.
+        """
+        reservation = self._reservation
+        if reservation is None:
             return
-        if place.joined and not place.gone and self._rest(place):
-            for worker in place.workers:
+        if reservation.is_joined and not reservation.is_gone and self._are_idle(reservation):
+            for worker in reservation.workers:
                 worker.host(b"", ())
-            keep_reservation(place)
+            keep_reservation(reservation)
         else:
-            place.end()
-        self._place, self._streams = None, {}
+            reservation.end()
+        self._reservation, self._streams = None, {}
 
     @property
     def _workers(self) -> list[Worker]:
-        return self._place.workers if self._place else []
+        return self._reservation.workers if self._reservation else []
 
-    def _answers(self, streams: list[Any]) -> Iterator[WorkerReply]:
-        """What workers stream back as it comes; the first problem is raised."""
-        while self._place is not None and (streams := [s for s in streams if s in self._streams]):
-            for stream in self._place.ray.wait(streams)[0]:
-                content = self._next(stream)
+    def _read_replies(self, streams: list[Any]) -> Iterator[WorkerReply]:
+        """Yield the replies of the workers as they come. Raise the first problem."""
+        while self._reservation is not None and (streams := [s for s in streams if s in self._streams]):
+            for stream in self._reservation.ray.wait(streams)[0]:
+                content = self._read_next(stream)
                 if content is not None:
-                    yield _answer(content)
+                    yield _unpack_reply(content)
 
-    def _next(self, stream: Any) -> bytes | None:
-        """The next answer of a stream that has one, or has ended. Raises Lost."""
+    def _read_next(self, stream: Any) -> bytes | None:
+        """Return the next reply of a stream; None: the stream has ended. Raises WorkerLost."""
         reference = next(stream, None)
         if reference is None:
             del self._streams[stream]
             return None
-        content: bytes = self._streams[stream].told(reference)
+        content: bytes = self._streams[stream].wait_for(reference)
         return content
 
-    def _rest(self, place: Reservation) -> bool:
-        """Whether all workers live and have done what they were told, at once or in a moment."""
+    def _are_idle(self, reservation: Reservation) -> bool:
+        """Return whether all workers live and have finished their jobs, now or within MOMENT."""
         until = time.monotonic() + MOMENT
         try:
             while self._streams:
-                ready = place.ray.wait(list(self._streams), timeout=max(0.0, until - time.monotonic()))[0]
+                ready = reservation.ray.wait(list(self._streams), timeout=max(0.0, until - time.monotonic()))[0]
                 if not ready:
                     return False
-                self._next(ready[0])
-        except Exception:  # of Ray's, or Lost
+                self._read_next(ready[0])
+        except Exception:  # of Ray, or WorkerLost
             return False
         return True
 
 
-def _answer(content: bytes) -> WorkerReply:
-    """What a worker answered; a problem is raised."""
-    answer: WorkerReply = pickle.loads(content)
-    if answer.problem is not None:
-        raise answer.problem
-    return answer
+def _unpack_reply(content: bytes) -> WorkerReply:
+    """Return the reply of a worker. Raise the problem in it."""
+    reply: WorkerReply = pickle.loads(content)
+    if reply.problem is not None:
+        raise reply.problem
+    return reply

@@ -1,4 +1,4 @@
-"""Ray actors that keep clients, and how one is seen from the engine."""
+"""The Ray actor that holds clients, and the engine's handle of an actor."""
 
 import os
 import re
@@ -19,7 +19,7 @@ from fedmutual.engines.rpc import WorkerReply, answer_request, forget_modules, m
 
 
 class ClientActor:
-    """An actor: keeps its clients, and does with them what it is asked to."""
+    """A Ray actor that holds clients and runs jobs with them."""
 
     def __init__(self) -> None:
         allocator.keep_freed_memory()
@@ -27,18 +27,18 @@ class ClientActor:
         self._path = list(sys.path)
 
     def name(self) -> str:
-        """What messages call it."""
+        """Return the name of this worker for messages."""
         return f"worker process {os.getpid()} on node {import_ray().util.get_node_ip_address()}"
 
     def host(
         self, make: bytes, ids: Sequence[str], threads: int, dtype: torch.dtype, folder: str, path: Sequence[str]
     ) -> bytes:
-        """Make these clients instead of those it had -> an answer, which holds what went wrong.
+        """Build these clients in place of the earlier clients -> a packed reply, which holds the problem if there was one.
 
-        folder, path: the working folder of who asks, and where Python looks for modules there.
+        folder, path: the working folder and sys.path of the process that asks.
         """
         self._clients.clear()
-        with suppress(OSError):  # not on this node: whatever is named from it will not be found
+        with suppress(OSError):  # the folder is not on this node; a module in it will be reported as missing
             os.chdir(folder)
         sys.path[:] = [*self._path, *(p for p in path if p not in self._path)]
         torch.set_num_threads(threads)
@@ -46,27 +46,27 @@ class ClientActor:
         problem = None
         try:
             if ids:
-                made = unpack_payload(make)
-                self._clients |= {id: made(id) for id in ids}
+                build = unpack_payload(make)
+                self._clients |= {id: build(id) for id in ids}
             else:
-                forget_modules()  # modules of the last run's
+                forget_modules()  # of the last run
         except Exception as caught:
             problem = make_portable(caught)
         return bytes(pack_payload(WorkerReply(0, "", None, problem)))
 
     def work(self, job: bytes) -> Iterator[bytes]:
-        """Do a job -> answers, a client at a time."""
-        for answer in answer_request(job, self._clients):
-            yield bytes(pack_payload(answer))
+        """Run a job -> packed replies, one for each client."""
+        for reply in answer_request(job, self._clients):
+            yield bytes(pack_payload(reply))
 
     def sees(self, file: str) -> bool:
-        """Whether there is such a file here."""
+        """Return whether this file exists on the node of this worker."""
         return Path(file).exists()
 
 
 @dataclass(eq=False)
 class Worker:
-    """An actor, seen from here."""
+    """The engine's handle of an actor."""
 
     ray: Any
     actor: Any
@@ -74,24 +74,24 @@ class Worker:
     clients: tuple[str, ...] = ()
 
     def host(self, make: Any, ids: Sequence[str], threads: int = 1) -> Any:
-        """Give it clients to make and keep -> a reference to its answer."""
+        """Ask the actor to build and hold clients -> a reference to its reply."""
         self.clients = tuple(ids)
         return self.actor.host.remote(make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path)
 
-    def told(self, reference: Any) -> Any:
-        """What it answered. Raises Lost where it, or its node, died."""
+    def wait_for(self, reference: Any) -> Any:
+        """Return the value of a reference. Raises WorkerLost if the worker or its node died."""
         try:
             return self.ray.get(reference)
-        except self.ray.exceptions.RayTaskError:  # it lives
+        except self.ray.exceptions.RayTaskError:  # the worker is alive
             raise
         except self.ray.exceptions.ActorUnavailableError:
             raise WorkerLost(self.name, self.clients, "is out of reach, as its node or the network is down") from None
         except self.ray.exceptions.RayError as problem:
-            raise WorkerLost(self.name, self.clients, f"died ({_reason(problem)})") from None
+            raise WorkerLost(self.name, self.clients, f"died ({_find_reason(problem)})") from None
 
 
-def _reason(problem: Exception) -> str:
-    """What Ray says of a death, without its advice."""
+def _find_reason(problem: Exception) -> str:
+    """Return the reason in Ray's message about a death, without the advice."""
     text = str(problem).strip()
     detail = re.search(r"Worker exit detail: (.+?)(?: Some common causes|$)", text)
     return detail[1] if detail else text.splitlines()[-1][:300]

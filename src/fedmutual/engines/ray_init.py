@@ -1,7 +1,7 @@
-"""Ray itself: imported when asked for, started on this machine, or joined where a cluster runs.
+"""Import Ray, start a local cluster, or join a running cluster.
 
-Whoever can speak to a Ray cluster can run code in it. A cluster of our own listens on the loopback interface alone, and asks
-for a token that nobody but its own processes has, unless RAY_AUTH_MODE=disabled is set.
+Any process that can connect to a Ray cluster can run code in it. A local cluster listens only on the loopback interface, and
+requires a token that only its own processes have, unless RAY_AUTH_MODE=disabled is set.
 """
 
 import logging
@@ -17,16 +17,20 @@ from typing import Any
 from fedmutual.errors import ConfigError
 
 _QUIET = {"log_to_driver": False, "logging_level": logging.ERROR}
-_LEAST = (2, 59)  # from which Ray asks for a token in clusters that it starts
+_LEAST = (2, 59)  # the first version of Ray whose local clusters require a token
 _INSTALL = f"pip install 'ray>={'.'.join(map(str, _LEAST))}'"
-_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # where a user can give a token
-_ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # one of which takes 40 s
+_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")  # with which a user gives a token
+_ATTEMPTS = "RAY_gcs_server_port_wait_time_s"  # an attempt to connect takes 40 s
 
 
 def import_ray() -> Any:
-    """Ray, which tells nobody that it is used and does not copy the working folder about, unless the user wants it to."""
+    """Return the module `ray`, set to send no usage statistics and to copy no working folder unless the environment asks.
+
+    Raises:
+        ConfigError: Ray is not installed, or its local clusters require no token.
+    """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    copies = os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0") != "0"  # all files of that folder, under `uv run`
+    copies = os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0") != "0"  # under `uv run`, all files of the folder
     try:
         import ray
     except ImportError:
@@ -37,23 +41,25 @@ def import_ray() -> Any:
             f"{_INSTALL}, which asks for a token"
         )
     if not copies:
-        ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = False  # it was read, where Ray had been imported before
+        ray._private.ray_constants.RAY_ENABLE_UV_RUN_RUNTIME_ENV = (
+            False  # if Ray was imported before, it has read the variable
+        )
     return ray
 
 
 def start_local_cluster(ray: Any, cpus: int) -> None:
-    """A cluster on this machine, with so many logical CPUs, that no other machine and no other user can speak to."""
+    """Start a cluster on this machine with so many logical CPUs. No other machine and no other user can connect to it."""
     with _sigterm_kept(), _on_loopback(ray), _fresh_token():
         ray.init(address="local", num_cpus=cpus, include_dashboard=False, **_QUIET)
 
 
 def connect_to_cluster(ray: Any, address: str) -> None:
-    """Become a client of a running cluster. Raises ConfigError where there is none."""
+    """Join a running cluster. Raises ConfigError if no cluster answers at the address."""
     before = os.environ.get(_ATTEMPTS)
     try:
         if address != "auto":
             host, _, port = address.rpartition(":")
-            socket.create_connection((host, int(port)), 10).close()  # Ray tries for a quarter of an hour
+            socket.create_connection((host, int(port)), 10).close()  # Ray itself would try for 15 minutes
         os.environ.setdefault(_ATTEMPTS, "1")
         with _sigterm_kept():
             ray.init(address=address, **_QUIET)
@@ -69,7 +75,7 @@ def connect_to_cluster(ray: Any, address: str) -> None:
 
 
 def identify_session(ray: Any) -> tuple[str, str]:
-    """What tells one connection to a cluster from another."""
+    """Return a value that differs between connections to clusters."""
     if not ray.is_initialized():
         return "", ""
     about = ray.get_runtime_context()
@@ -78,9 +84,9 @@ def identify_session(ray: Any) -> tuple[str, str]:
 
 @contextmanager
 def _on_loopback(ray: Any) -> Iterator[None]:
-    """Have Ray take 127.0.0.1 for this node's address, as it does where it supports no cluster of several nodes.
+    """Make Ray use 127.0.0.1 as the address of this node, as Ray does on systems without clusters of several nodes.
 
-    Its servers listen on all interfaces otherwise, and it replaces a loopback address that it is given.
+    Otherwise the servers of Ray listen on all interfaces, and Ray replaces a loopback address in its settings.
     """
     constants = ray._private.ray_constants
     before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
@@ -92,8 +98,10 @@ def _on_loopback(ray: Any) -> Iterator[None]:
 
 @contextmanager
 def _fresh_token() -> Iterator[None]:
-    """Start Ray's processes with a token of their own, unless the user gives one. Ray would write it into a file that other
-    users of this machine may read."""
+    """Start Ray's processes with a new token, unless the user gives one.
+
+    Ray itself would write the token into a file that other users of this machine may read.
+    """
     if any(name in os.environ for name in _TOKENS):
         yield
         return
@@ -106,7 +114,7 @@ def _fresh_token() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Leave SIGTERM to who handled it before: `ray.init` takes it, and lets the process abort."""
+    """Restore the handler of SIGTERM: `ray.init` installs a handler that aborts the process."""
     before = signal.getsignal(signal.SIGTERM)
     yield
     if before is not None and threading.current_thread() is threading.main_thread():

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import At, Client, Message, Phase, Spec
 from fedmutual.engines.base import Reply, participate, release_reply
-from fedmutual.engines.cuda_streams import Done, InterleavedSteps, find_device
+from fedmutual.engines.cuda_streams import InterleavedSteps, PhaseResult, find_device
 from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identify_loss
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.probe import check_stackable, time_steps
@@ -23,7 +23,7 @@ R = TypeVar("R")
 
 
 class Stacked(InProcess):
-    """Clients in this process, those of one architecture as one. Results differ from the other engines' by rounding."""
+    """Clients in this process; those with one architecture step together. Results differ from other engines by rounding."""
 
     def __init__(self, clients: Iterable[Client], compile: bool = False) -> None:
         super().__init__(clients)
@@ -32,11 +32,11 @@ class Stacked(InProcess):
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`; a phase is done by all clients alike at once."""
+        """As `Engine.each`; clients with one architecture run a phase together."""
         if do is not participate:
             yield from super().each(do, arguments)
             return
-        asked: list[tuple[Client, tuple[Any, ...]]] = [(self._clients[i], given) for i, given in arguments.items()]
+        asked: list[tuple[Client, tuple[Any, ...]]] = [(self._clients[i], values) for i, values in arguments.items()]
         for client, reply in self._stacker.participate(asked):
             yield client.id, reply()  # type: ignore[misc]  # R is Reply
 
@@ -46,48 +46,48 @@ class Stacked(InProcess):
 
 
 class Stacker:
-    """Phases of many clients at once, be they of one federation or of several."""
+    """Runs a phase of many clients together; the clients may belong to several runs."""
 
     def __init__(self, clients: Iterable[Client], compile: bool = False) -> None:
         self._remarks: list[str] = []
-        said = self._remarks if compile else None
-        whole = [c for c in clients if c.optimizers.keys() == c.nets.keys() and c.privacy is None]  # no net is frozen
-        self._groups = [Group(group, said) for group in group_alike(whole) if len(group) > 1]
-        self._how: dict[Any, StepMode] = {}
+        remarks = self._remarks if compile else None
+        trainable = [c for c in clients if c.optimizers.keys() == c.nets.keys() and c.privacy is None]  # no net is frozen
+        self._groups = [Group(group, remarks) for group in group_alike(trainable) if len(group) > 1]
+        self._modes: dict[Any, StepMode] = {}
 
     def participate(self, asked: Sequence[tuple[Client, tuple[Any, ...]]]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
-        """As `base.participate` of each client with its arguments -> (client, its reply or the exception, when called)."""
-        left = {id(client): (client, given) for client, given in asked}
+        """As `base.participate` for each client with its arguments -> (client, function that returns the reply)."""
+        remaining = {id(client): (client, values) for client, values in asked}
         for group in self._groups:
-            parts = [_part(*left[id(client)]) for client in group.clients if id(client) in left]
-            for together in _by_key(parts):
-                how = self._chosen(group, together)
-                begun = group.begin(together) if how is StepMode.STACKED else None
-                if begun is None and how is not StepMode.TURNS:
+            parts = [_make_part(*remaining[id(client)]) for client in group.clients if id(client) in remaining]
+            for together in _group_by_key(parts):
+                mode = self._choose_mode(group, together)
+                steps = group.begin(together) if mode is StepMode.STACKED else None
+                if steps is None and mode is not StepMode.TURNS:
                     continue
                 for part in together:
-                    del left[id(part.client)]
-                yield from _in_turns(together) if begun is None else group.run(together, begun)
-        for client, given in left.values():
-            yield client, partial(participate, client, *given)
+                    del remaining[id(part.client)]
+                yield from _run_in_turns(together) if steps is None else group.run(together, steps)
+        for client, values in remaining.values():
+            yield client, partial(participate, client, *values)
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""
-        said = list(self._remarks)
+        remarks = list(self._remarks)
         self._remarks.clear()
-        return said
+        return remarks
 
-    def _chosen(self, group: "Group", parts: Sequence[PhaseInput]) -> "StepMode":
-        """How these clients do this phase: tried once, on copies."""
+    def _choose_mode(self, group: "Group", parts: Sequence[PhaseInput]) -> "StepMode":
+        """Return how these clients step in this phase; tried once on copies of the clients."""
         if len(parts) < 2:
             return StepMode.ALONE
         key = (id(group), identify_loss(parts[0]))
-        if key not in self._how:
-            self._how[key] = self._tried(parts)
-        return self._how[key]
+        if key not in self._modes:
+            self._modes[key] = self._try_mode(parts)
+        return self._modes[key]
 
-    def _tried(self, parts: Sequence[PhaseInput]) -> "StepMode":
-        """Stacked if vmap takes the phase, and on a GPU if it is not slower: large convolutions fill one without it."""
+    def _try_mode(self, parts: Sequence[PhaseInput]) -> "StepMode":
+        """Return STACKED if vmap supports the phase and is not slower: large convolutions fill a GPU without a stack."""
         who = f"clients {', '.join(dict.fromkeys(p.client.id for p in parts))} step one after the other, not stacked"
         try:
             check_stackable(parts[:2])
@@ -99,38 +99,38 @@ class Stacker:
         if together <= apart:
             return StepMode.STACKED
         self._remarks.append(
-            f"{who}: it takes {1e3 * apart:.2g} ms for a step of all, each on a stream of its own, and stacked "
+            f"{who}: a step of all takes {1e3 * apart:.2g} ms with a stream for each client, and stacked "
             f"{1e3 * together:.2g} ms (measured)"
         )
         return StepMode.TURNS
 
 
 class StepMode(Enum):
-    """How clients alike do a phase."""
+    """How clients with one architecture run a phase."""
 
     STACKED = auto()
-    TURNS = auto()  # step by step in turns, each on a stream of its own
+    TURNS = auto()  # one step of each client in turn, each client on its own CUDA stream
     ALONE = auto()  # one client after the other
 
 
-def _in_turns(parts: Sequence[PhaseInput]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
-    for part, done in InterleavedSteps(parts).take():
-        yield part.client, partial(_reply, part, done)
+def _run_in_turns(parts: Sequence[PhaseInput]) -> Iterator[tuple[Client, Callable[[], Reply]]]:
+    for part, result in InterleavedSteps(parts).take():
+        yield part.client, partial(_make_reply, part, result)
 
 
-def _reply(part: PhaseInput, done: Done | Exception) -> Reply:
-    if isinstance(done, Exception):
-        raise done
-    return release_reply(part.client, part.phase, *done, part.inbox, part.declared)
+def _make_reply(part: PhaseInput, result: PhaseResult | Exception) -> Reply:
+    if isinstance(result, Exception):
+        raise result
+    return release_reply(part.client, part.phase, *result, part.inbox, part.declared)
 
 
-def _part(client: Client, given: tuple[Phase, Message, Spec, At]) -> PhaseInput:
-    phase, inbox, declared, at = given
+def _make_part(client: Client, arguments: tuple[Phase, Message, Spec, At]) -> PhaseInput:
+    phase, inbox, declared, at = arguments
     return PhaseInput(client, own(phase, client), inbox, declared, at)
 
 
-def _by_key(parts: Sequence[PhaseInput]) -> list[list[PhaseInput]]:
-    """Those that are stepped as one, which takes one learning rate and memories of one form besides."""
+def _group_by_key(parts: Sequence[PhaseInput]) -> list[list[PhaseInput]]:
+    """Return groups that can step together: equal losses, learning rates, and shapes of memories."""
     groups: dict[Any, list[PhaseInput]] = {}
     for part in parts:
         key = (identify_loss(part), rate(part.phase, part.client, part.at), describe_tensors(part.client.memory))

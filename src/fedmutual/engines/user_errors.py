@@ -1,4 +1,4 @@
-"""What goes wrong in an algorithm of the user's own, in one sentence: the phase, its hook, what was raised, and where."""
+"""Describe an exception in a user's algorithm in one sentence: the phase, the hook, the exception, and the line."""
 
 import traceback
 from collections.abc import Mapping
@@ -13,65 +13,68 @@ HOOKS = ("leaves", "send", "begin", "batches", "loss", "edit", "end", "receive")
 
 
 def make_user_error(problem: BaseException, phase: Phase | None = None, client: str = "") -> BaseException:
-    """What to tell of an exception: an AlgorithmError where it comes from a phase of the user's own; else itself.
+    """Return an AlgorithmError for an exception in a phase that the user wrote; for another exception, the exception itself.
 
-    phase: whose client's part it came out of; without one, only what a hook raised is of a phase.
+    phase: the phase that a client ran; None: the phase is searched for in the traceback.
     """
-    if not isinstance(problem, Exception) or _ours(type(problem)):  # ours are sentences already
+    if not isinstance(problem, Exception) or _is_fedmutuals(type(problem)):  # such an exception is one sentence already
         return problem
-    whose, hook = _raised_in(problem)
-    phase = whose or phase
-    if phase is None or _ours(type(phase)):
+    raising_phase, hook = _find_hook(problem)
+    phase = raising_phase or phase
+    if phase is None or _is_fedmutuals(type(phase)):
         return problem
     where = f" at client {client!r}" if client else ""
-    raised = f"{hook or 'its work'}{where} raised {format_error(problem)}{_line(problem, phase)}"
-    sentence = f"{_called(phase)}: {raised}; log.txt has the traceback"
+    raised = f"{hook or 'its work'}{where} raised {format_error(problem)}{_find_line(problem, phase)}"
+    sentence = f"{_name_phase(phase)}: {raised}; log.txt has the traceback"
     return AlgorithmError(sentence, "".join(traceback.format_exception(problem)))
 
 
 def check_state(phase: Phase, state: object, declared: Spec, sent: Message, shared: bool) -> None:
-    """Raise AlgorithmError where `receive` of a user's own phase gave no message, or changed the form of the shared model.
+    """Check the result of `receive` in a phase that the user wrote.
 
-    declared: what replies could hold. sent: to one of the clients. shared: whether there is a shared model.
+    declared: the tensors that replies may hold. sent: a message to a client. shared: whether there is a shared model.
+
+    Raises:
+        AlgorithmError: the result is no message, or the shared model has another shape or dtype.
     """
-    if _ours(type(phase)):
+    if _is_fedmutuals(type(phase)):
         return
-    gave = f"{_called(phase)}: receive gave"
+    gave = f"{_name_phase(phase)}: receive gave"
     if not isinstance(state, Mapping):
         raise AlgorithmError(f"{gave} {type(state).__name__}, and a dictionary of tensors by their names is wanted")
     for name, value in state.items():
         if not isinstance(value, Tensor):
             raise AlgorithmError(f"{gave} {type(value).__name__} for {name!r}, and a tensor is wanted")
     for name in (k for k in sent if shared and k in declared):
-        before, after = _form(sent[name]), _form(state[name]) if name in state else "nothing"
+        before, after = _describe_tensor(sent[name]), _describe_tensor(state[name]) if name in state else "nothing"
         if before != after:
             raise AlgorithmError(f"{gave} {after} for {name!r} of the shared model, and {before} is wanted")
 
 
-def _ours(kind: type) -> bool:
+def _is_fedmutuals(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "fedmutual"
 
 
-def _called(phase: Phase) -> str:
+def _name_phase(phase: Phase) -> str:
     kind = type(phase)
     return f"phase {kind.__name__.lower()!r} of your algorithm ({kind.__module__}:{kind.__qualname__})"
 
 
-def _form(tensor: Tensor) -> str:
+def _describe_tensor(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
-def _raised_in(problem: Exception) -> tuple[Phase | None, str]:
-    """The user's phase and its hook that were at work, if any were."""
+def _find_hook(problem: Exception) -> tuple[Phase | None, str]:
+    """Return the user's phase and hook in a traceback; (None, "") without one."""
     for frame, _ in traceback.walk_tb(problem.__traceback__):
         phase = frame.f_locals.get("self")
-        if frame.f_code.co_name in HOOKS and isinstance(phase, Phase) and not _ours(type(phase)):
+        if frame.f_code.co_name in HOOKS and isinstance(phase, Phase) and not _is_fedmutuals(type(phase)):
             return phase, frame.f_code.co_name
     return None, ""
 
 
-def _line(problem: Exception, phase: Phase) -> str:
-    """The last line in the phase's own module, if it came there."""
+def _find_line(problem: Exception, phase: Phase) -> str:
+    """Return the last line of the phase's module in a traceback, as text; "" without one."""
     lines = [
         f" (line {number} of {Path(frame.f_code.co_filename).name})"
         for frame, number in traceback.walk_tb(problem.__traceback__)
