@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from fedmutual.report.comparison import Comparison
+from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing, Pair
 from fedmutual.report.text import listed, percent, points
 from fedmutual.report.wording import Verdict, chance, doubts, format_all
@@ -195,9 +194,7 @@ def render(decision: Decision, macro: str, decimals: int = 1) -> str:
 
 @cache
 def _macros() -> Any:
-    environment = Environment(
-        loader=PackageLoader("fedmutual.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = make_environment("fedmutual.report", html=False)
     environment.filters |= {"listed": listed, "percent": percent, "points": points}
     environment.filters |= {"span": _format_span, "interval": _format_interval, "chance": chance}
     return environment.get_template("answer.j2").module

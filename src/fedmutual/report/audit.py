@@ -4,10 +4,9 @@ import math
 from importlib.metadata import version
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from fedmutual.report.audit_result import Audit, Guarantee, Imprint, Membership
-from fedmutual.report.html import mark_prose, write_text
+from fedmutual.report.html import write_text
+from fedmutual.report.rendering import make_environment
 
 _ATTACKS = {
     "loss": "loss",
@@ -127,15 +126,8 @@ def write_audit(audit: Audit, out: Path) -> None:
     Raises:
         RunError: `out` cannot be written, or is a file of another kind.
     """
-    environment = Environment(
-        loader=PackageLoader("fedmutual.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["prose"] = mark_prose
-    page = environment.get_template("audit.html.j2").render(
+    template = make_environment("fedmutual.report", html=True).get_template("audit.html.j2")
+    page = template.render(
         audit=audit,
         sentences=make_sentences(audit),
         memberships=make_membership_rows(audit),

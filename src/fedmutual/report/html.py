@@ -8,16 +8,12 @@ rounds make 130 kB; every further comparison in the page costs its own.
 
 import codecs
 import os
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from fedmutual.errors import RunError
 from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
@@ -27,6 +23,7 @@ from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seede
 from fedmutual.report.curves import data_table, pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import draw_curves
+from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import count
@@ -134,23 +131,8 @@ def render(found: Sequence[Comparison], judged: Callable[[Comparison], Verdict] 
     """The page of some comparisons as HTML."""
     styles: Styles = {}
     sections = [_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(found, 1)]
-    environment = Environment(
-        loader=PackageLoader("fedmutual.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["prose"] = mark_prose
-    template = environment.get_template("report.html.j2")
+    template = make_environment("fedmutual.report", html=True).get_template("report.html.j2")
     return template.render(sections=sections, styles=styles, differences=differences(found), version=version("fedmutual"))
-
-
-def mark_prose(text: str) -> Markup:
-    """A sentence as HTML: `commands` in their own letters, and no line break between a number and its unit."""
-    for unit in ("%", "points"):
-        text = text.replace(f" {unit}", f"\N{NO-BREAK SPACE}{unit}")
-    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
 
 
 def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) -> Section:

@@ -1,0 +1,34 @@
+"""One way to render all Jinja templates: an unknown name is an error, and lines that hold a tag only leave no blank line."""
+
+import re
+from pathlib import Path
+
+from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+
+def make_environment(*sources: str | Path, html: bool, keep_trailing_newline: bool = False) -> Environment:
+    """Return a Jinja environment that looks a template up in each source in turn.
+
+    sources: a package by its dotted name, whose templates lie in its folder `templates`, or a folder of templates.
+    html: whether values are escaped for HTML, and the filter `prose` (`mark_prose`) exists; else the text is plain.
+    """
+    loaders: list[BaseLoader] = [FileSystemLoader(s) if isinstance(s, Path) else PackageLoader(s) for s in sources]
+    environment = Environment(
+        loader=ChoiceLoader(loaders),
+        autoescape=html,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=keep_trailing_newline,
+    )
+    if html:
+        environment.filters["prose"] = mark_prose
+    return environment
+
+
+def mark_prose(text: str) -> Markup:
+    """Return a sentence as HTML: text in backquotes as code, and no line break between a number and its unit."""
+    for unit in ("%", "points"):
+        text = text.replace(f" {unit}", f"\N{NO-BREAK SPACE}{unit}")
+    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
