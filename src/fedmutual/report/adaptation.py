@@ -15,10 +15,10 @@ from fedmutual.report.cells import spread
 from fedmutual.report.comparison import ALONE, TUNED, Comparison, Method
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
-from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Missing, estimate, pair_clients
+from fedmutual.report.statistics import SAME, Estimate, Missing, estimate, pair_clients
 from fedmutual.report.text import count, percent
 from fedmutual.report.verdicts import judge
-from fedmutual.report.wording import Verdict, away, chance
+from fedmutual.report.wording import Verdict, describe_chance, describe_difference
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.recorded_run import NAMES, RecordedRun, read_run
 from fedmutual.rundir.schema import Record
@@ -210,8 +210,8 @@ def _other(comparison: Comparison, found: Adaptation, size: str) -> str:
 
 
 def _against(name: str, gain: Estimate, comparison: Comparison) -> str:
-    far = away(gain, comparison.decimals, ("ahead", "behind", "level"))
+    difference = describe_difference(gain, comparison.decimals, "ahead", "behind", "level")
     if gain.sign:
-        return f"against {name} it {'pays' if gain.sign > 0 else 'does not pay'}: {far}"
-    doubt = chance(gain) if abs(gain.mean) > SAME or gain.n < ENOUGH else ""
-    return f"against {name} it is {far}{doubt}"
+        return f"against {name} it {'pays' if gain.sign > 0 else 'does not pay'}: {difference}"
+    doubt = describe_chance(gain) if abs(gain.mean) > SAME or gain.is_few else ""
+    return f"against {name} it is {difference}{doubt}"

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing, estimate, pair_clients
+from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
 from fedmutual.report.text import count, fixed, listed
-from fedmutual.report.wording import too_few
+from fedmutual.report.wording import describe_too_few
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import Evaluation
 
@@ -114,8 +114,8 @@ def _sure(e: Estimate) -> str:
     """How certain a harm is."""
     if e.half is None:
         return f"there is one {e.unit.removesuffix('s')}, so no interval"
-    if e.n < ENOUGH:
-        return too_few(e)
+    if e.is_few:
+        return describe_too_few(e)
     over = count(e.n, e.unit.removesuffix("s"))
     if e.tied:
         return f"the same over {over}{'' if e.sign else ', but no more than one example'}"
