@@ -101,6 +101,14 @@ def test_a_method_is_compared_with_local_only_and_with_its_rivals(tmp_path):
     assert (both.label, both.personal, both.shared) == ("FML", pytest.approx(0.4), pytest.approx(0.7))
 
 
+def test_of_methods_that_are_no_reference_the_first_is_compared_with_the_others(tmp_path):
+    fedavg = Made("fedavg", lambda s, r, c: ALONE[c])
+    fedprox = Made("fedprox", lambda s, r, c: ALONE[c] - 0.1)
+    [rivalry] = find(Rivalry, write_all(tmp_path, [fedprox, fedavg, alone], [0, 1, 2]))
+    [contest] = rivalry.contests
+    assert (rivalry.rival, contest.name, contest.estimate.mean) == ("FedProx", "FedAvg", pytest.approx(0.1))
+
+
 @pytest.mark.parametrize(
     ("shared", "sign", "better", "wins"), [(0.1, 1, "shared model", 9), (-0.1, -1, "personal models", 9)]
 )

@@ -16,6 +16,7 @@ SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "me
 ALONE, POOLED = "independent", "centralised"
 TUNED = "fine-tune"  # a newcomer's way of `adapt`
 _ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
+_REFERENCES = ("fml", "fedh2l")  # the methods of this package's papers: compared with every other method that federates
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
 _NO_MATTER = {"seed", *(key for key, effect in list_effects(Config).items() if effect.affects != "result")}
@@ -97,6 +98,11 @@ class Comparison:
     def federated(self) -> tuple[Method, ...]:
         """The methods that federate."""
         return tuple(m for m in self.methods if m.federated)
+
+    @property
+    def references(self) -> tuple[Method, ...]:
+        """The methods that are compared with every other that federates; where none is known as such, the first of all."""
+        return tuple(m for m in self.federated if m.algorithm in _REFERENCES) or self.federated[:1]
 
     @property
     def uses(self) -> tuple[Use, ...]:

@@ -9,15 +9,13 @@ from fedmutual.report.findings import Contest, Finding, Rivalry
 from fedmutual.report.local_only import compare_with_local_only
 from fedmutual.report.statistics import Gains, pair_clients
 
-_HELD_AGAINST = ("fedh2l", "fml")  # the methods of this package's papers: compared with every other way to join
-
 
 def find_findings(comparison: Comparison) -> Iterator[Finding]:
     """Return the findings on nodes, in the order of the page."""
     for method in comparison.methods:
         yield from compare_with_local_only(comparison, method, ACC.data, BWT.data)
-    ours = {m.algorithm: m for m in reversed(comparison.methods) if m.algorithm in _HELD_AGAINST}  # of variants the first
-    for method in reversed(ours.values()):
+    first_variants = {method.algorithm: method for method in reversed(comparison.references)}
+    for method in reversed(first_variants.values()):
         yield from _compare_with_rivals(comparison, method)
     yield from classes.find_worst_classes(comparison, ACC.data)
 

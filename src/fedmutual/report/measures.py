@@ -89,12 +89,12 @@ def gains(comparison: Comparison, use: Use, data: str = "validation") -> Gains |
 
 
 def no_local(comparison: Comparison) -> str:
-    """What is amiss where there is no local-only training, and how to get it."""
-    ours = next((m.algorithm for m in comparison.federated), "fml")
-    mend = f"`fedmutual compare FILE.toml --methods {ours},independent` makes it"
+    """Return the clause that local-only training is missing, and how to get it."""
+    first = (*comparison.federated, *comparison.methods)[0].algorithm
+    fix = f"`fedmutual compare FILE.toml --methods {first},{ALONE}` makes it"
     if comparison.at_sites:
-        mend = "submit the federation once more with the algorithm independent and another name, and report on both results"
-    return f"local-only training (independent) is not among these runs; {mend}"
+        fix = f"submit the federation once more with the algorithm {ALONE} and another name, and report on both results"
+    return f"local-only training ({ALONE}) is not among these runs; {fix}"
 
 
 @dataclass(frozen=True)

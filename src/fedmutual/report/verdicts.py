@@ -49,9 +49,8 @@ def _find_client_findings(comparison: Comparison) -> Iterator[Finding]:
     for method in comparison.methods:
         yield from compare_with_local_only(comparison, method, "validation")
         yield from _compare_models(method)
-    for method in comparison.methods:
-        if method.algorithm == "fml":
-            yield from _compare_with_rivals(comparison, method)
+    for method in comparison.references:
+        yield from _compare_with_rivals(comparison, method)
     yield from other_tasks.find_other_tasks(comparison)
     for method in comparison.methods:
         yield from _find_all_classes(method)
