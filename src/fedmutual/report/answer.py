@@ -119,7 +119,7 @@ class Decision:
 
     @property
     def most_harmful(self) -> Way | None:
-        """Of the other ways the one with the lowest mean gain, where it harms a client; None where none does."""
+        """Of the ways that harm a client, without the best way, the one with the lowest mean gain; else None."""
         others = [way for way in self.ways if way != self.best and way.gains.harmed]
         return min(others, key=lambda way: way.estimate.mean, default=None)
 
@@ -130,7 +130,7 @@ class Decision:
 
 
 def decide(comparison: Comparison, gains: Mapping[str, Gains | Missing], question: Question) -> Decision:
-    """The decision on one comparison. gains: label of a method or model -> its gains over local-only training."""
+    """Return the decision on one comparison. gains: label of a method or model -> its gains over local-only training."""
     ways = tuple(Way(label, value) for label, value in gains.items() if isinstance(value, Gains))
     clients = {pair.client for way in ways for pair in way.gains.pairs} or {*comparison.first.partition.clients}
     sites = comparison.first.environment.get("clients", {}) if comparison.at_sites else {}
@@ -145,7 +145,7 @@ def decide(comparison: Comparison, gains: Mapping[str, Gains | Missing], questio
 
 
 def _read_holdings(runs: Sequence[RecordedRun], all_classes: int) -> Holdings | None:
-    """The holdings over the clients of each seed; None where no run discloses them."""
+    """Return the holdings over the clients of each seed; None where no run discloses them."""
     rows = [
         (run.seed, client, training, validation)
         for run in {run.seed: run for run in runs}.values()

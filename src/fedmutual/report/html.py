@@ -85,10 +85,10 @@ def write_report(runs: Sequence[Path | RecordedRun], out: Path) -> None:
     write_page(comparisons(read_runs(runs)), out)
 
 
-def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Comparison], Verdict] = judge) -> None:
-    """As `write_report`, of comparisons, with a verdict on each."""
+def write_page(compared: Sequence[Comparison], out: Path, judged: Callable[[Comparison], Verdict] = judge) -> None:
+    """Write the page of some comparisons in one step, with a verdict on each."""
     check_page(Path(out))
-    write_text(render(found, judged), Path(out))
+    write_text(render(compared, judged), Path(out))
 
 
 def check_page(out: Path) -> None:
@@ -119,7 +119,7 @@ def write_text(page: str, out: Path) -> None:
 
 
 def _other(out: Path) -> bool:
-    """Whether a file is there that is no page: a run's own, by a slip of the hand."""
+    """Whether the path is a file of another kind than a page, for example a file of a run."""
     try:
         start = out.read_bytes()[:64].removeprefix(codecs.BOM_UTF8) if out.is_file() else b""
     except OSError:
@@ -127,12 +127,12 @@ def _other(out: Path) -> bool:
     return bool(start) and not start.lstrip().lower().startswith((b"<!doctype html", b"<html"))
 
 
-def render(found: Sequence[Comparison], judged: Callable[[Comparison], Verdict] = judge) -> str:
-    """The page of some comparisons as HTML."""
+def render(compared: Sequence[Comparison], judged: Callable[[Comparison], Verdict] = judge) -> str:
+    """Return the page of some comparisons as HTML."""
     styles: Styles = {}
-    sections = [_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(found, 1)]
+    sections = [_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(compared, 1)]
     template = make_environment("fedmutual.report", html=True).get_template("report.html.j2")
-    return template.render(sections=sections, styles=styles, differences=differences(found), version=version("fedmutual"))
+    return template.render(sections=sections, styles=styles, differences=differences(compared), version=version("fedmutual"))
 
 
 def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) -> Section:
@@ -182,14 +182,14 @@ def _draw_gains(comparison: Comparison, measure: domains.Measure | None, id: str
         uses = [(use.label, use) for use in comparison.uses]
         title, noun = "Gain over local-only on own validation data", "client"
     data = measure.data if measure else "validation"
-    found = [(label, g) for label, use in uses if isinstance(g := measures.gains(comparison, use, data), Gains)]
-    return Drawn(title, draw_gains(found, id, styles, noun)) if found else None
+    method_gains = [(label, g) for label, use in uses if isinstance(g := measures.gains(comparison, use, data), Gains)]
+    return Drawn(title, draw_gains(method_gains, id, styles, noun)) if method_gains else None
 
 
 def _costs(comparison: Comparison, id: str, styles: Styles) -> Drawn | None:
     """Accuracy against bytes, where clients are domains."""
-    found = courses(comparison) if comparison.domains else []
-    if not found:
+    drawn = courses(comparison) if comparison.domains else []
+    if not drawn:
         return None
     decimals = comparison.decimals
-    return Drawn(TITLE, draw_costs(found, decimals, f"{id}-costs", styles), cost_table(found, decimals), seeded(found))
+    return Drawn(TITLE, draw_costs(drawn, decimals, f"{id}-costs", styles), cost_table(drawn, decimals), seeded(drawn))
