@@ -9,10 +9,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedmutual.report import accuracy, domains, headline, tables
+from fedmutual.report import accuracy, domains, headline, tables, verdicts
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.costs import cost_table, courses, draw_costs
 from fedmutual.report.curves import data_table, pictures, slots
+from fedmutual.report.findings import ComparedAfter
 from fedmutual.report.statistics import last_common
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
@@ -192,11 +193,11 @@ def test_joining_pays_over_all_domains_and_costs_the_own_one(tmp_path):
     assert said[0] == ("Joining pays with FedH2L, AGG and FedAvg: nodes do better over all domains than alone.")
     assert said[1] == (
         "FedH2L: over all domains (ACC) nodes score 72.0 %, 22.0 points above local-only "
-        "(95 % interval 17.0 to 27.0, 3 seeds). Of 2 nodes all gain."
+        "(95 % interval 17.0 to 27.0, 3 seeds). Of 2 nodes, all gain."
     )
     assert said[2] == (
         "FedH2L, on a node's own domain (BWT): joining costs accuracy there; 77.0 %, 13.0 points below local-only "
-        "(95 % interval 8.0 to 18.0, 3 seeds). Of 2 nodes all are harmed: node 40 by 23.0 points and "
+        "(95 % interval 8.0 to 18.0, 3 seeds). Of 2 nodes, all are harmed: node 40 by 23.0 points and "
         "node 0 by 3.0 (may be chance)."
     )
     # AGG is 0.1 below FedH2L everywhere
@@ -211,12 +212,12 @@ def test_joining_pays_over_all_domains_and_costs_the_own_one(tmp_path):
 @pytest.mark.parametrize(
     ("gain", "cost", "who"),
     [
-        ({"0": 0.02, "40": 0.03}, "joining costs nothing: nodes gain there too", "Of 2 nodes all gain."),
-        ({"0": 0.0, "40": 0.03}, "no cost of joining is certain", "Of 2 nodes 1 gains, 1 stays equal and none is harmed."),
+        ({"0": 0.02, "40": 0.03}, "joining costs nothing: nodes gain there too", "Of 2 nodes, all gain."),
+        ({"0": 0.0, "40": 0.03}, "no cost of joining is certain", "Of 2 nodes, 1 gains, 1 stays equal and none is harmed."),
         (
             {"0": -0.04, "40": 0.01},
             "no cost of joining is certain",
-            "Of 2 nodes 1 gains and 1 is harmed: node 0 by 4.0 points.",
+            "Of 2 nodes, 1 gains and 1 is harmed: node 0 by 4.0 points.",
         ),
     ],
 )
@@ -237,8 +238,8 @@ def test_many_harmed_nodes_are_not_all_named(tmp_path):
     )
     assert said[0] == "In this one seed, joining does not pay: with FedH2L nodes do worse over all domains than alone."
     assert said[1].endswith(
-        "Of 8 nodes all are harmed: node h by 17.0 points, node g by 16.0, node f by 15.0, node e by 14.0, node d by 13.0 "
-        "and 3 more by less."
+        "Of 8 nodes, all are harmed: node h by 17.0 points, node g by 16.0, node f by 15.0, node e by 14.0, node d by 13.0 "
+        "and 3 others, each by no more."
     )
 
 
@@ -261,10 +262,8 @@ def test_methods_that_exchange_ever_so_often_are_held_against_each_other_after_a
     assert "nodes score 40.0 %, 20.0 points above local-only" in said[1]  # 0.4 and 0.2
     [short] = read_runs([write(tmp_path / "short", replace(plain[0], rounds=3))])
     assert last_common(short, b) == (2, 10)
-    assert (
-        "FedAvg is held against local-only after round 2, the last after which both had trained as much."
-        in list_findings([short, b])
-    )
+    [after] = [found for found in verdicts.find_findings(comparison([short, b])) if isinstance(found, ComparedAfter)]
+    assert after == ComparedAfter("FedAvg", (2,))
 
 
 def test_rounds_that_only_one_of_two_tells_in_steps_are_compared_at_both_ends(tmp_path):

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from fedmutual.report import headline, verdict
+from fedmutual.report import headline, verdict, verdicts
 from fedmutual.report.comparison import comparisons, differences
+from fedmutual.report.findings import ComparedAfter
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
 
@@ -50,8 +51,8 @@ def test_it_pays_with_one_and_costs_with_another(tmp_path):
     )
     assert said[2] == (
         "FedAvg: the shared model scores 56.7 % on the clients' own validation data, 13.3 points below local-only "
-        "(the same in all 3 seeds). Of 9 clients over 3 seeds, none gains, 3 stay equal and 6 are harmed, "
-        "most of all client 0 in seed 0 by 30.0 points."
+        "(the same in all 3 seeds). Of 9 clients over 3 seeds, none gains, 3 stay equal and 6 are harmed: "
+        "client 0 in seed 0 by 30.0 points and 5 others, each by no more."
     )
     assert said[3] == (
         "Against FedAvg: on the clients' own validation data FML wins by 23.3 points (the same in all 3 seeds); "
@@ -93,7 +94,7 @@ def test_it_does_not_pay(tmp_path):
     methods = [Made("fml", plus(-0.1, -0.1, -0.1)), alone]
     said = list_findings(write_all(tmp_path, methods, [0, 1, 2]))
     assert said[0] == "Federating does not pay: with FML clients do worse on their own data than alone."
-    assert "Of 9 clients over 3 seeds, all are harmed, most of all client" in said[1]
+    assert "Of 9 clients over 3 seeds, all are harmed: client" in said[1]
 
 
 def test_it_may_be_chance(tmp_path):
@@ -286,9 +287,10 @@ def test_an_unfinished_run_alone_is_used_and_compared_at_its_round(tmp_path):
 def test_runs_of_different_length_are_compared_at_the_last_common_round(tmp_path):
     short = write(tmp_path / "alone", replace(alone, rounds=2))
     long = write(tmp_path / "fml", Made("fml", lambda s, r, c: ALONE[c] + 0.1 * (r > 2), rounds=4))
-    said = list_findings([long, short])
-    assert said[1].startswith("FML, rounds = 4: personal models score 70.0 %")
-    assert "FML, rounds = 4 is held against local-only after round 2, the last that both have." in said
+    [found] = comparisons(read_runs([long, short]))
+    gain, after = list(verdicts.find_findings(found))[:2]
+    assert (gain.label, gain.accuracy, gain.estimate.mean) == ("FML, rounds = 4", pytest.approx(0.7), 0)
+    assert after == ComparedAfter("FML, rounds = 4", (2,))
 
 
 def test_a_seed_that_is_there_twice_counts_once(tmp_path):

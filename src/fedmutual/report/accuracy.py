@@ -13,7 +13,7 @@ SHARED, OWN, GAIN = "Shared model, test set", "Client's model, own data", "Gain 
 
 
 def headline(comparison: Comparison) -> Table:
-    """A line a method, or one for each of its models: the shared model, the clients' own, the gain over training alone."""
+    """Return the headline table: for each model of each method its accuracies and its gain over local-only training."""
     decimals, private = comparison.decimals, guarantee.is_stated(comparison)
     shared = {u: measures.global_best(u) for u in comparison.uses}
     own = {u: measures.own_best(u) for u in comparison.uses}
@@ -23,7 +23,7 @@ def headline(comparison: Comparison) -> Table:
     for u in comparison.uses:
         last, mean, worst = measures.global_last(u), measures.own_last(u), measures.own_last(u, min)
         worst_best = measures.own_best(u, worst=True)
-        found = measures.gains(comparison, u)
+        gains = measures.gains(comparison, u)
         rows.append(
             (
                 Cell(u.method.label, sub=_state(comparison, u)),
@@ -33,14 +33,14 @@ def headline(comparison: Comparison) -> Table:
                 _best(own[u], decimals, chosen_own),
                 share(worst, decimals),
                 _best(worst_best, decimals, chosen_own),
-                *_gains(found, decimals),
+                *_gains(gains, decimals),
                 *([guarantee.cell(u.method)] if private else []),
             )
         )
         values = (last, shared[u].value, mean, own[u].value, worst, worst_best.value)
         about = (u.method.label, u.name, len(u.method.counted))
         spent = [guarantee.epsilon(u.method)] if private else []
-        lines.append([*about, *(v for value in values for v in numbers(value)[:2]), *_gain_numbers(found), *spent])
+        lines.append([*about, *(v for value in values for v in numbers(value)[:2]), *_gain_numbers(gains), *spent])
     columns = (
         Column("Method", numeric=False, brief="Method"),
         Column("last round", SHARED, brief=SHARED),
@@ -69,19 +69,19 @@ def _over(comparison: Comparison) -> str:
 
 
 def _state(comparison: Comparison, use: Use) -> str:
-    """Said beneath a method's name: whose numbers on own data these are; its rounds and seeds where they need saying."""
+    """Return the line below a method's name: the model, the seeds where their number differs, the state if unfinished."""
     counted = use.method.counted
     if not counted:
         return "nothing evaluated yet"
-    said = [use.name] if use.name else []
-    said += [] if len({len(m.counted) for m in comparison.methods}) == 1 else [count(len(counted), "seed")]
+    words = [use.name] if use.name else []
+    words += [] if len({len(m.counted) for m in comparison.methods}) == 1 else [count(len(counted), "seed")]
     run = counted[0]
-    return ", ".join(said + ([] if run.finished else [run.state]))
+    return ", ".join(words + ([] if run.finished else [run.state]))
 
 
-def _chosen(found: Iterable[Best]) -> str:
-    """What chose the best rounds, if it is the same for all."""
-    by = {b.by for b in found if b.by}
+def _chosen(bests: Iterable[Best]) -> str:
+    """Return the data that chose the best rounds; "" where models differ in that."""
+    by = {b.by for b in bests if b.by}
     return by.pop() if len(by) == 1 else ""
 
 
@@ -95,22 +95,22 @@ def _best(best: Best, decimals: int, common: str) -> Cell:
 
 
 def _caution(comparison: Comparison, by: str, own: bool) -> str:
-    """A footnote to a best that was chosen on the very data that it is scored on."""
+    """Return the footnote for a best round that was chosen on the rows on which it is scored."""
     if "test" not in by or (own and not measures.validation_is_test(comparison.first)):
         return ""
     return measures.SEEN
 
 
-def _gains(found: Gains | Missing, decimals: int) -> tuple[Cell, Cell]:
-    if isinstance(found, Missing):
-        return missing(found.why), missing(found.why)
-    gained, harmed = len(found.gained), len(found.harmed)
-    equal = f", {found.equal} equal" if found.equal else ""
-    return gain(found.estimate, decimals), Cell(f"{gained}/{harmed}", sub=f"of {len(found.pairs)}{equal}")
+def _gains(gains: Gains | Missing, decimals: int) -> tuple[Cell, Cell]:
+    if isinstance(gains, Missing):
+        return missing(gains.why), missing(gains.why)
+    gained, harmed = len(gains.gained), len(gains.harmed)
+    equal = f", {gains.equal} equal" if gains.equal else ""
+    return gain(gains.estimate, decimals), Cell(f"{gained}/{harmed}", sub=f"of {len(gains.pairs)}{equal}")
 
 
-def _gain_numbers(found: Gains | Missing) -> list[object]:
-    if isinstance(found, Missing):
+def _gain_numbers(gains: Gains | Missing) -> list[object]:
+    if isinstance(gains, Missing):
         return [None] * 7
-    e = found.estimate
-    return [e.mean, e.half, e.n, e.unit, len(found.gained), len(found.harmed), found.equal]
+    estimate = gains.estimate
+    return [estimate.mean, estimate.half, estimate.n, estimate.unit, len(gains.gained), len(gains.harmed), gains.equal]

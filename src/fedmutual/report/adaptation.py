@@ -15,10 +15,10 @@ from fedmutual.report.cells import spread
 from fedmutual.report.comparison import ALONE, TUNED, Comparison, Method
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
-from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Missing, estimate, pair_clients
+from fedmutual.report.statistics import SAME, Estimate, Missing, estimate, pair_clients
 from fedmutual.report.text import count, percent
 from fedmutual.report.verdicts import judge
-from fedmutual.report.wording import Verdict, away, chance
+from fedmutual.report.wording import Verdict, describe_chance, describe_difference
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.recorded_run import NAMES, RecordedRun, read_run
 from fedmutual.rundir.schema import Record
@@ -36,7 +36,7 @@ class Shared(Record):
 
     @property
     def label(self) -> str:
-        """Whose it is: the name of its algorithm."""
+        """The title of the model's algorithm."""
         return NAMES.get(self.algorithm, self.algorithm)
 
 
@@ -60,34 +60,34 @@ class Adaptation(Record):
     as_it_is: dict[str, dict[str, float]] | None = Field(alias="as it is")
 
     def estimate(self, arm: str, size: str) -> Estimate:
-        """The mean accuracy of a way over its seeds."""
+        """Return the mean accuracy of a way to adapt over its seeds."""
         return estimate([*self.accuracy[arm][size].values()], SEEDS)
 
     def said(self, arm: str) -> str:
-        """What a way is called."""
+        """Return the title of a way to adapt."""
         return {"fml": "FML", TUNED: f"Fine-tuned {self.tuned.label}", "scratch": "From scratch"}[arm]
 
 
 def read_adaptation(out: Path) -> Adaptation:
-    """What `adapt` left in its folder.
+    """Return the result of `adapt` from its folder.
 
     Raises:
         RunError: there is none, it is unfinished, or a file is damaged.
     """
-    found = read_json(out / "adapt.json")
-    if "accuracy" not in found:
+    content = read_json(out / "adapt.json")
+    if "accuracy" not in content:
         raise RunError(f"{out}: what is to be adapted there is not finished; go on with it by --resume")
-    return check_record(out / "adapt.json", Adaptation, found)
+    return check_record(out / "adapt.json", Adaptation, content)
 
 
 def adapted(out: Path) -> tuple[Table, list[str]]:
-    """The table for the terminal, ways by sizes; and for each size a sentence: does adapting pay, against what, how surely.
+    """Return the table for the terminal, ways by sizes, and for each size a sentence: does adapting pay?
 
     Raises:
         RunError: as `read_adaptation`.
     """
-    found = read_adaptation(out)
-    return _table(out, found), [_lead(c, found).lead for c in _comparisons(out, found)]
+    adaptation = read_adaptation(out)
+    return _table(out, adaptation), [_lead(c, adaptation).lead for c in _comparisons(out, adaptation)]
 
 
 def write_adaptation(out: Path, page: Path) -> None:
@@ -96,16 +96,20 @@ def write_adaptation(out: Path, page: Path) -> None:
     Raises:
         RunError: as `read_adaptation`; the page cannot be written.
     """
-    found = read_adaptation(out)
-    write_page(_comparisons(out, found), page, lambda comparison: _lead(comparison, found))
+    adaptation = read_adaptation(out)
+    write_page(_comparisons(out, adaptation), page, lambda comparison: _lead(comparison, adaptation))
 
 
-def _table(out: Path, found: Adaptation) -> Table:
-    held = sorted({c.validation for c in found.examples.values()})
-    rows = f"{held[0]:,}" if len(held) == 1 else f"{held[0]:,} to {held[-1]:,}"
-    seeds = len(next(iter(found.accuracy["fml"].values())))
+def _table(out: Path, adaptation: Adaptation) -> Table:
+    validation_counts = sorted({c.validation for c in adaptation.examples.values()})
+    rows = (
+        f"{validation_counts[0]:,}"
+        if len(validation_counts) == 1
+        else f"{validation_counts[0]:,} to {validation_counts[-1]:,}"
+    )
+    seeds = len(next(iter(adaptation.accuracy["fml"].values())))
     table = Table(
-        caption=f"Accuracy on the newcomer's {rows} validation examples, %, after {count(found.rounds, 'round')}; "
+        caption=f"Accuracy on the newcomer's {rows} validation examples, %, after {count(adaptation.rounds, 'round')}; "
         + ("one seed." if seeds == 1 else f"mean ± 95 % interval over {seeds} seeds."),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
@@ -114,22 +118,22 @@ def _table(out: Path, found: Adaptation) -> Table:
         show_edge=False,
     )
     table.add_column("newcomer's model", overflow="fold")
-    for size, counts in found.examples.items():
+    for size, counts in adaptation.examples.items():
         table.add_column(f"{'all ' if size == 'all' else ''}{counts.training:,}\nexamples", justify="right", no_wrap=True)
-    if found.as_it_is is not None:
-        said = f"{found.source.label}'s shared model as it is ({found.source.model})"
-        table.add_row(escape(said), *(_cell(estimate([*s.values()], SEEDS)) for s in found.as_it_is.values()))
+    if adaptation.as_it_is is not None:
+        label = f"{adaptation.source.label}'s shared model as it is ({adaptation.source.model})"
+        table.add_row(escape(label), *(_cell(estimate([*s.values()], SEEDS)) for s in adaptation.as_it_is.values()))
     for arm in reversed(_ARMS):
-        cells = (_cell(found.estimate(arm, size)) for size in found.examples)
-        table.add_row(escape(f"{found.said(arm)} ({found.networks[arm]})"), *cells)
-    forks = [_fork(_runs(out, found, "fml", size)) for size in found.examples]
+        cells = (_cell(adaptation.estimate(arm, size)) for size in adaptation.examples)
+        table.add_row(escape(f"{adaptation.said(arm)} ({adaptation.networks[arm]})"), *cells)
+    forks = [_fork(_runs(out, adaptation, "fml", size)) for size in adaptation.examples]
     if all(forks):
-        table.add_row(escape(f"FML's fork of the shared model ({found.source.model})"), *(_cell(f) for f in forks if f))
+        table.add_row(escape(f"FML's fork of the shared model ({adaptation.source.model})"), *(_cell(f) for f in forks if f))
     return table
 
 
-def _runs(out: Path, found: Adaptation, arm: str, size: str) -> tuple[RecordedRun, ...]:
-    return tuple(read_run(out / arm / size / seed) for seed in found.accuracy[arm][size])
+def _runs(out: Path, adaptation: Adaptation, arm: str, size: str) -> tuple[RecordedRun, ...]:
+    return tuple(read_run(out / arm / size / seed) for seed in adaptation.accuracy[arm][size])
 
 
 def _forked(runs: Sequence[RecordedRun]) -> str | None:
@@ -148,70 +152,71 @@ def _cell(e: Estimate) -> str:
     return f"{percent(e.mean)} {spread(e)}".rstrip()
 
 
-def _comparisons(out: Path, found: Adaptation) -> list[Comparison]:
+def _comparisons(out: Path, adaptation: Adaptation) -> list[Comparison]:
     """A comparison a size, whose local-only training is that from scratch."""
     return [
         Comparison(
-            f"{found.name}, {'all ' if size == 'all' else ''}{counts.training:,} examples",
+            f"{adaptation.name}, {'all ' if size == 'all' else ''}{counts.training:,} examples",
             tuple(
                 Method(
                     ALONE if arm == "scratch" else arm,
                     (),
-                    found.said(arm),
-                    _runs(out, found, arm, size),
+                    adaptation.said(arm),
+                    _runs(out, adaptation, arm, size),
                 )
                 for arm in _ARMS
             ),
-            tuple(_untouched(found, size)),
+            tuple(_untouched(adaptation, size)),
         )
-        for size, counts in found.examples.items()
+        for size, counts in adaptation.examples.items()
     ]
 
 
-def _untouched(found: Adaptation, size: str) -> Iterator[str]:
-    if found.as_it_is is not None:
-        score = percent(estimate([*found.as_it_is[size].values()], SEEDS).mean)
-        yield f"The shared model as it came ({found.source.run}, round {found.source.round}) scores {score} % on these data."
+def _untouched(adaptation: Adaptation, size: str) -> Iterator[str]:
+    if adaptation.as_it_is is not None:
+        score = percent(estimate([*adaptation.as_it_is[size].values()], SEEDS).mean)
+        source = f"{adaptation.source.run}, round {adaptation.source.round}"
+        yield f"The shared model as it came ({source}) scores {score} % on these data."
 
 
-def _lead(comparison: Comparison, found: Adaptation) -> Verdict:
+def _lead(comparison: Comparison, adaptation: Adaptation) -> Verdict:
     """Does adapting pay at this size?"""
     fml, tuned, scratch = comparison.methods
     size = fml.runs[0].folder.parent.name
     parts = []
-    for other, name in ((scratch, "training from scratch"), (tuned, f"fine-tuning {found.tuned.label}'s shared model")):
+    for other, name in ((scratch, "training from scratch"), (tuned, f"fine-tuning {adaptation.tuned.label}'s shared model")):
         gains = pair_clients(fml.counted, other.counted)
         parts.append(
             f"against {name} it cannot be said: {gains.why}"
             if isinstance(gains, Missing)
             else _against(name, gains.estimate, comparison)
         )
-    if found.as_it_is is not None:
-        ours = found.accuracy["fml"][size]
-        ahead = [ours[seed] - score for seed, score in found.as_it_is[size].items()]
-        gain = estimate(ahead, SEEDS, 1 / found.examples[size].validation)
+    if adaptation.as_it_is is not None:
+        ours = adaptation.accuracy["fml"][size]
+        ahead = [ours[seed] - score for seed, score in adaptation.as_it_is[size].items()]
+        gain = estimate(ahead, SEEDS, 1 / adaptation.examples[size].validation)
         parts.append(_against("the shared model as it came", gain, comparison))
-    many = comparison.name.removeprefix(f"{found.name}, ")
-    lead = f"Adapting by mutual learning with {many}: {'; '.join(parts)}."
-    lead += _other(comparison, found, size)
+    examples = comparison.name.removeprefix(f"{adaptation.name}, ")
+    lead = f"Adapting by mutual learning with {examples}: {'; '.join(parts)}."
+    lead += _other(comparison, adaptation, size)
     return replace(judge(comparison), question="Does adapting help this newcomer?", lead=lead)
 
 
-def _other(comparison: Comparison, found: Adaptation, size: str) -> str:
+def _other(comparison: Comparison, adaptation: Adaptation, size: str) -> str:
     """That the newcomer ends with two models, and the one that was not held against the others is the better one."""
     fml, tuned, _ = comparison.methods
     fork, model = _fork(fml.counted), _forked(fml.counted)
     gains = pair_clients(fml.counted, tuned.counted, model) if model else Missing("")
-    if fork is None or isinstance(gains, Missing) or fork.mean <= found.estimate("fml", size).mean:
+    if fork is None or isinstance(gains, Missing) or fork.mean <= adaptation.estimate("fml", size).mean:
         return ""
-    against = _against(f"fine-tuning {found.tuned.label}'s shared model", gains.estimate, comparison)
+    against = _against(f"fine-tuning {adaptation.tuned.label}'s shared model", gains.estimate, comparison)
     score = percent(fork.mean, comparison.decimals)
     return f" That is its personal model; its fork of the shared model, which it may use too, scores {score} %: {against}."
 
 
 def _against(name: str, gain: Estimate, comparison: Comparison) -> str:
-    far = away(gain, comparison.decimals, ("ahead", "behind", "level"))
+    difference = describe_difference(gain, comparison.decimals, "ahead", "behind", "level")
     if gain.sign:
-        return f"against {name} it {'pays' if gain.sign > 0 else 'does not pay'}: {far}"
-    doubt = chance(gain) if abs(gain.mean) > SAME or gain.n < ENOUGH else ""
-    return f"against {name} it is {far}{doubt}"
+        return f"against {name} it {'pays' if gain.sign > 0 else 'does not pay'}: {difference}"
+    doubt = describe_chance(gain) if abs(gain.mean) > SAME or gain.is_few else ""
+    return f"against {name} it is {difference}{doubt}"

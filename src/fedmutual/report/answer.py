@@ -5,15 +5,12 @@ The decision holds numbers and names only; `templates/answer.j2` renders the sen
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from fedmutual.report.comparison import Comparison
-from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing, Pair
-from fedmutual.report.text import listed, percent, points
-from fedmutual.report.wording import Verdict, chance, doubts, format_all
+from fedmutual.report.findings import Finding, describe_finding, find_doubts
+from fedmutual.report.rendering import render_macro
+from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, Pair
+from fedmutual.report.wording import Verdict
 from fedmutual.rundir.recorded_run import RecordedRun
 
 HIGHLIGHTS = 3  # sentences below the answer, at most
@@ -53,7 +50,7 @@ class Way:
     @property
     def is_doubtful(self) -> bool:
         """Whether chance may be the reason for the difference, or for its absence."""
-        return bool(self.direction) or self.estimate.n < ENOUGH
+        return bool(self.direction) or self.estimate.is_few
 
     @property
     def worst(self) -> Pair | None:
@@ -100,14 +97,15 @@ class Decision:
     @property
     def leanings(self) -> dict[int, list[str]]:
         """Direction of the mean gain -> the labels of the uncertain ways; +1 first, 0 last."""
-        of = {sign: [w.label for w in self.ways if not w.estimate.sign and w.direction == sign] for sign in (1, -1, 0)}
-        return {sign: labels for sign, labels in of.items() if labels}
+        uncertain = [way for way in self.ways if not way.estimate.sign]
+        labels = {direction: [way.label for way in uncertain if way.direction == direction] for direction in (1, -1, 0)}
+        return {direction: names for direction, names in labels.items() if names}
 
     @property
     def doubt(self) -> Estimate | None:
         """The estimate over the fewest units of those that chance may explain; None where chance explains none."""
-        found = [way.estimate for way in self.ways if not way.estimate.sign and way.is_doubtful]
-        return min(found, key=lambda e: e.n, default=None)
+        estimates = [way.estimate for way in self.ways if not way.estimate.sign and way.is_doubtful]
+        return min(estimates, key=lambda estimate: estimate.n, default=None)
 
     @property
     def is_one_seed(self) -> bool:
@@ -121,24 +119,19 @@ class Decision:
 
     @property
     def most_harmful(self) -> Way | None:
-        """Of the other ways the one with the lowest mean gain, where it harms a client; None where none does."""
+        """Of the ways that harm a client, without the best way, the one with the lowest mean gain; else None."""
         others = [way for way in self.ways if way != self.best and way.gains.harmed]
         return min(others, key=lambda way: way.estimate.mean, default=None)
 
     @property
-    def alone(self) -> float | None:
+    def accuracy_alone(self) -> float | None:
         """The accuracy of local-only training on the rows of the gain: mean over clients, then seeds."""
-        if self.best is None:
-            return None
-        import pandas as pd  # takes 0.3 s: a command that prints a table alone does not wait for it
-
-        frame = pd.DataFrame([(p.seed, p.other) for p in self.best.gains.pairs], columns=["seed", "accuracy"])
-        return float(frame.groupby("seed")["accuracy"].mean().mean())
+        return self.best.gains.accuracies[1] if self.best else None
 
 
 def decide(comparison: Comparison, gains: Mapping[str, Gains | Missing], question: Question) -> Decision:
-    """The decision on one comparison. gains: label of a method or model -> its gains over local-only training."""
-    ways = tuple(Way(label, found) for label, found in gains.items() if isinstance(found, Gains))
+    """Return the decision on one comparison. gains: label of a method or model -> its gains over local-only training."""
+    ways = tuple(Way(label, value) for label, value in gains.items() if isinstance(value, Gains))
     clients = {pair.client for way in ways for pair in way.gains.pairs} or {*comparison.first.partition.clients}
     sites = comparison.first.environment.get("clients", {}) if comparison.at_sites else {}
     return Decision(
@@ -146,13 +139,13 @@ def decide(comparison: Comparison, gains: Mapping[str, Gains | Missing], questio
         len(clients | {*sites}),
         bool(comparison.federated),
         ways,
-        tuple(dict.fromkeys(found.why for found in gains.values() if isinstance(found, Missing))),
+        tuple(dict.fromkeys(value.why for value in gains.values() if isinstance(value, Missing))),
         _read_holdings([run for method in comparison.methods for run in method.counted], len(comparison.classes)),
     )
 
 
 def _read_holdings(runs: Sequence[RecordedRun], all_classes: int) -> Holdings | None:
-    """The holdings over the clients of each seed; None where no run discloses them."""
+    """Return the holdings over the clients of each seed; None where no run discloses them."""
     rows = [
         (run.seed, client, training, validation)
         for run in {run.seed: run for run in runs}.values()
@@ -163,7 +156,7 @@ def _read_holdings(runs: Sequence[RecordedRun], all_classes: int) -> Holdings | 
     ]
     if not rows:
         return None
-    import pandas as pd  # as in Decision.alone
+    import pandas as pd  # as in Gains.accuracies
 
     counts = pd.DataFrame(rows, columns=["seed", "client", "training", "validation"]).set_index(["seed", "client"])
     examples = counts["training"].groupby(level=["seed", "client"]).sum()
@@ -176,44 +169,22 @@ def _read_holdings(runs: Sequence[RecordedRun], all_classes: int) -> Holdings | 
     )
 
 
-def conclude(comparison: Comparison, decision: Decision, sentences: Sequence[str], estimates: Sequence[Estimate]) -> Verdict:
-    """The verdict: the decision in words, then all sentences. estimates: the gains of which few seeds leave a doubt.
+def conclude(
+    comparison: Comparison, decision: Decision, findings: Sequence[Finding], estimates: Sequence[Estimate]
+) -> Verdict:
+    """Return the verdict: the decision in words, then the sentences of all findings.
 
-    Its highlights are at most `HIGHLIGHTS`: the best way, the most harmful one, and a doubt or else what the clients hold.
+    estimates: the gains of which few seeds leave a doubt. The highlights are at most `HIGHLIGHTS` sentences: the best way,
+    the most harmful way, and a doubt, or without a doubt the data that the clients hold.
     """
-    doubtful = [*doubts(comparison, estimates)]
-    question, lead, *found = (render(decision, name, comparison.decimals) for name in ("question", "lead", "best", "harm"))
-    found += doubtful[:1] or [render(decision, "data", comparison.decimals)]
-    highlights = tuple([sentence for sentence in found if sentence][:HIGHLIGHTS])
-    return Verdict(question, lead, highlights, (*sentences, *doubtful, *comparison.remarks))
+    decimals = comparison.decimals
+    sentences = [describe_finding(finding, decimals) for finding in findings]
+    doubts = [describe_finding(finding, decimals) for finding in find_doubts(comparison, estimates)]
+    question, lead, best, harm, data = (render(decision, m, decimals) for m in ("question", "lead", "best", "harm", "data"))
+    highlights = [sentence for sentence in (best, harm, *(doubts[:1] or [data])) if sentence]
+    return Verdict(question, lead, tuple(highlights[:HIGHLIGHTS]), (*sentences, *doubts, *comparison.remarks))
 
 
 def render(decision: Decision, macro: str, decimals: int = 1) -> str:
-    """A macro of `templates/answer.j2`, its white space folded. Names are plain text here; the page escapes them."""
-    return " ".join(str(getattr(_macros(), macro)(decision, decimals)).split())
-
-
-@cache
-def _macros() -> Any:
-    environment = Environment(
-        loader=PackageLoader("fedmutual.report"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    environment.filters |= {"listed": listed, "percent": percent, "points": points}
-    environment.filters |= {"span": _format_span, "interval": _format_interval, "chance": chance}
-    return environment.get_template("answer.j2").module
-
-
-def _format_span(ends: tuple[int, int]) -> str:
-    """ "40", "36 to 40"."""
-    low, high = ends
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
-
-
-def _format_interval(gain: Estimate, decimals: int) -> str:
-    """ "95 % interval +1.8 to +4.7", over seeds unless something else is named; accuracies differ by 100 points at most."""
-    if gain.half is None:
-        return f"one {gain.unit.removesuffix('s')}, so no interval"
-    if gain.tied:
-        return f"equal {format_all(gain)}"
-    low, high = points(max(gain.low, -1.0), decimals), points(min(gain.high, 1.0), decimals)
-    return f"95 % interval {low} to {high}{' over the clients' if gain.unit == 'clients' else ''}"
+    """Return the text of a macro of `templates/answer.j2`."""
+    return render_macro("answer.j2", macro, decision, decimals)

@@ -4,10 +4,9 @@ import math
 from importlib.metadata import version
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from fedmutual.report.audit_result import Audit, Guarantee, Imprint, Membership
-from fedmutual.report.html import mark_prose, write_text
+from fedmutual.report.html import write_text
+from fedmutual.report.rendering import make_environment
 
 _ATTACKS = {
     "loss": "loss",
@@ -21,7 +20,7 @@ NO_BOUND = (
 
 
 def describe_model(membership: Membership) -> str:
-    """Which model was attacked: "shared model", "meme returned by 0", "personal model of 0"."""
+    """Return the attacked model: "shared model", "meme returned by 0", "personal model of 0"."""
     if membership.client is None:
         return "shared model"
     return (
@@ -32,7 +31,7 @@ def describe_model(membership: Membership) -> str:
 
 
 def make_membership_rows(audit: Audit) -> list[tuple[str, str, str, str, str]]:
-    """One row for each membership attack: model, attack, advantage, its interval, AUC with its interval."""
+    """Return a row for each membership attack: model, attack, advantage, its interval, AUC with its interval."""
     return [
         (
             describe_model(m),
@@ -46,7 +45,7 @@ def make_membership_rows(audit: Audit) -> list[tuple[str, str, str, str, str]]:
 
 
 def make_sentences(audit: Audit) -> list[str]:
-    """What the audit means, one sentence each; the first is the result."""
+    """Return what the audit means, one sentence each; the first sentence is the result."""
     return [
         _summarise_memberships(audit),
         *_summarise_imprints(audit.imprints),
@@ -94,7 +93,7 @@ def _summarise_imprints(imprints: tuple[Imprint, ...]) -> list[str]:
 
 
 def describe_guarantee(privacy: Guarantee | None) -> str:
-    """What differential privacy the run states, and what advantage it allows."""
+    """Return the differential privacy that the run states, and the advantage that it allows."""
     if privacy is None:
         return "Differential privacy: none. Nothing bounds what an attacker learns (`privacy.nets` sets it)."
     if privacy.epsilon is None:
@@ -114,7 +113,7 @@ def bound_advantage(epsilon: float, delta: float) -> float:
 
 
 def make_imprint_rows(audit: Audit) -> list[tuple[str, str, str, str]]:
-    """One row for each client: client, training rows, rows that were read, coincidences."""
+    """Return a row for each client: client, training rows, rows that were read, coincidences."""
     return [
         (i.client, f"{i.rows}", *(("not tried", "") if i.skipped else (f"{i.records}", f"{i.coincidences}")))
         for i in audit.imprints
@@ -127,15 +126,8 @@ def write_audit(audit: Audit, out: Path) -> None:
     Raises:
         RunError: `out` cannot be written, or is a file of another kind.
     """
-    environment = Environment(
-        loader=PackageLoader("fedmutual.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["prose"] = mark_prose
-    page = environment.get_template("audit.html.j2").render(
+    template = make_environment("fedmutual.report", html=True).get_template("audit.html.j2")
+    page = template.render(
         audit=audit,
         sentences=make_sentences(audit),
         memberships=make_membership_rows(audit),

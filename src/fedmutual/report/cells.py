@@ -38,7 +38,7 @@ class Column:
 
     @property
     def title(self) -> str:
-        """Both heads in one, for a phone's cards."""
+        """Group and name in one text, for the cards on a phone."""
         return f"{self.group}: {self.name}" if self.group else self.name
 
 
@@ -66,8 +66,8 @@ class Table:
     @property
     def notes(self) -> tuple[str, ...]:
         """The footnotes, each once, in the order of their marks."""
-        found = [*(c.note for c in self.columns), *(c.note for row in self.rows for c in row)]
-        return tuple(dict.fromkeys(note for note in found if note))
+        notes = [*(c.note for c in self.columns), *(c.note for row in self.rows for c in row)]
+        return tuple(dict.fromkeys(note for note in notes if note))
 
     @property
     def spreads(self) -> tuple[bool, ...]:
@@ -120,20 +120,20 @@ def _csv_cell(value: object) -> object:
 
 
 def share(value: Value, decimals: int, sub: str = "", note: str = "") -> Cell:
-    """A fraction as percent, with its interval."""
+    """Return a cell with a fraction in percent and its interval."""
     if isinstance(value, Missing):
         return missing(value.why)
     return Cell(percent(value.mean, decimals), spread(value, decimals), sub, note)
 
 
 def gain(value: Estimate, decimals: int) -> Cell:
-    """A difference in points, with its interval and what that is over."""
+    """Return a cell with a difference in points, its interval, and the number of units."""
     tone = {1: "gain", -1: "harm"}.get(value.sign, "")
     return Cell(points(value.mean, decimals), spread(value, decimals), f"over {over(value)}", tone=tone)
 
 
 def missing(why: str) -> Cell:
-    """Why a number is not there."""
+    """Return a cell without number, with the reason as its footnote."""
     return Cell("n/a", note=f"n/a: {why}")
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedmutual.report.statistics import ENOUGH, SAME, Estimate, Gains, Missing, estimate, pair_clients
+from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
 from fedmutual.report.text import count, fixed, listed
-from fedmutual.report.wording import too_few
+from fedmutual.report.wording import describe_too_few
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import Evaluation
 
@@ -34,34 +34,34 @@ class Tried:
 
     @cached_property
     def runs(self) -> tuple[RecordedRun, ...]:
-        """Its finished runs."""
+        """The finished runs of this setting."""
         return tuple(run for run in map(read_run, self.folders.values()) if run.finished)
 
     @cached_property
     def model(self) -> str | None:
         """The model that is scored: "personal", "global" (shared), or "meme" where no complete shared model exists."""
-        there = {s.model for r in self.runs for e in r.evaluations for s in e.scores if s.client and s.data == HOLDOUT}
-        return next((m for m in _MODELS[self.by] if m in there), None)
+        scored = {s.model for r in self.runs for e in r.evaluations for s in e.scores if s.client and s.data == HOLDOUT}
+        return next((m for m in _MODELS[self.by] if m in scored), None)
 
     @cached_property
     def rounds(self) -> tuple[dict[int, float], ...]:
-        """Of each run: round -> the mean over clients of that model's score on their hold-out rows."""
+        """For each run: round -> the model's mean accuracy over clients on their hold-out rows."""
         scores = [{e.round: self._scores(e) for e in run.evaluations} for run in self.runs]
-        return tuple({r: fmean(own) for r, own in each.items() if own} for each in scores)
+        return tuple({r: fmean(accuracies) for r, accuracies in each.items() if accuracies} for each in scores)
 
     def _scores(self, evaluation: Evaluation) -> list[float]:
         return [s.accuracy for s in evaluation.per_client(self.model, HOLDOUT).values()] if self.model else []
 
     @property
     def last(self) -> Estimate | None:
-        """After the last round, over seeds: what the choice is made by. None where a seed diverged or nothing is told."""
+        """The mean over seeds after the last round, which decides; None where a seed diverged or has no score."""
         if self.diverged or not self.rounds or not all(self.rounds):
             return None
         return estimate([means[max(means)] for means in self.rounds], "seeds")
 
     @property
     def best(self) -> Estimate | None:
-        """After each seed's best round, over seeds."""
+        """The mean over seeds after each seed's best round."""
         return estimate([max(means.values()) for means in self.rounds], "seeds") if self.last else None
 
     @property
@@ -73,7 +73,7 @@ class Tried:
     def examples(self) -> int:
         """How many hold-out examples the score rests on, over all clients and seeds."""
         lasts = [run.own(run.last, self.model, HOLDOUT).values() for run in self.runs if self.model]
-        return sum(score.examples or 0 for own in lasts for score in own)
+        return sum(score.examples or 0 for scores in lasts for score in scores)
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -93,29 +93,29 @@ class Tried:
 
 
 def pick(tried: Sequence[Tried]) -> tuple[Tried, ...]:
-    """The settings of the highest mean after the last round: one, or those that are equal, in the order given."""
+    """Return the settings with the highest mean after the last round, in the given order: one, or several that are equal."""
     means = [(t, t.last.mean) for t in tried if t.last is not None]
     top = max((mean for _, mean in means), default=0.0)
     return tuple(t for t, mean in means if top - mean < SAME)
 
 
 def harm(tried: Tried) -> str | None:
-    """A sentence where the setting makes personal models worse than local-only training does; None where it does not."""
+    """Return a sentence where personal models with this setting are worse than local-only training; else None."""
     if isinstance(tried.gain, Missing):
         return f"{tried.label}: not held against local-only training: {tried.gain.why}"
     if tried.gain is None or tried.gain.estimate.mean > -SAME:
         return None
     e = tried.gain.estimate
-    much = fixed(-100 * e.mean, 2) if -100 * e.mean >= 0.005 else "less than 0.01"
-    return f"{tried.label}: personal models are {much} points worse than local-only ({_sure(e)})"
+    loss = fixed(-100 * e.mean, 2) if -100 * e.mean >= 0.005 else "less than 0.01"
+    return f"{tried.label}: personal models are {loss} points worse than local-only ({_sure(e)})"
 
 
 def _sure(e: Estimate) -> str:
-    """How certain a harm is."""
+    """Return how certain a harm is."""
     if e.half is None:
         return f"there is one {e.unit.removesuffix('s')}, so no interval"
-    if e.n < ENOUGH:
-        return too_few(e)
+    if e.is_few:
+        return describe_too_few(e)
     over = count(e.n, e.unit.removesuffix("s"))
     if e.tied:
         return f"the same over {over}{'' if e.sign else ', but no more than one example'}"
@@ -124,24 +124,24 @@ def _sure(e: Estimate) -> str:
 
 
 def edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, float]]:
-    """Where the chosen value of a numeric key is the least or greatest tried -> (key, that value, its neighbour)."""
-    found = []
+    """Return (key, chosen value, next value) for each numeric key whose chosen value is the lowest or highest tried."""
+    edge_values = []
     for key, value in chosen.values.items():
         values = sorted({t.values[key] for t in tried if _number(t.values[key])})
         if len(values) > 1 and _number(value) and value in (values[0], values[-1]):
-            found.append((key, value, values[1] if value == values[0] else values[-2]))
-    return found
+            edge_values.append((key, value, values[1] if value == values[0] else values[-2]))
+    return edge_values
 
 
 def tie(best: Sequence[Tried]) -> str | None:
-    """A sentence where settings share the first place."""
+    """Return a sentence where several settings are equally good; else None."""
     if len(best) < 2:
         return None
     return f"{listed([t.label for t in best])} score the same on hold-out data; the first of them is chosen"
 
 
 def uncounted(tried: Sequence[Tried]) -> str | None:
-    """A sentence where clients have no part in the choice."""
+    """Return a sentence that names the clients which the choice does not count; None where it counts all."""
     names = list(dict.fromkeys(name for t in tried for name in t.uncounted))
     whose = "their tasks have" if len(names) > 1 else "its task has"
     return f"the choice does not count {listed([repr(n) for n in names])}: {whose} no accuracy metric" if names else None

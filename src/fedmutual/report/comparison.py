@@ -16,6 +16,7 @@ SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "me
 ALONE, POOLED = "independent", "centralised"
 TUNED = "fine-tune"  # a newcomer's way of `adapt`
 _ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
+_REFERENCES = ("fml", "fedh2l")  # the methods of this package's papers: compared with every other method that federates
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
 _NO_MATTER = {"seed", *(key for key, effect in list_effects(Config).items() if effect.affects != "result")}
@@ -34,7 +35,7 @@ class Method:
 
     @cached_property
     def counted(self) -> tuple[RecordedRun, ...]:
-        """The runs that numbers are made of: the finished ones; without any, those that were evaluated at all."""
+        """The runs whose numbers count: the finished runs; where no run is finished, the runs with an evaluation."""
         finished = tuple(r for r in self.runs if r.finished)
         return finished or tuple(r for r in self.runs if r.evaluations)
 
@@ -45,7 +46,7 @@ class Method:
 
     @cached_property
     def uses(self) -> tuple["Use", ...]:
-        """The models that its clients could use on their own data, the one that they would use first; at least one."""
+        """The models that clients can use on their own data, at least one; the first is the model that they would use."""
         models = next((r.models for r in self.counted if r.models), ())
         return tuple(Use(self, m) for m in models) or (Use(self, None),)
 
@@ -66,7 +67,7 @@ class Use:
 
     @property
     def name(self) -> str:
-        """What the model is called; "" where there is none."""
+        """The model's name; "" where there is no model."""
         return MODELS[self.model] if self.model else ""
 
 
@@ -99,6 +100,11 @@ class Comparison:
         return tuple(m for m in self.methods if m.federated)
 
     @property
+    def references(self) -> tuple[Method, ...]:
+        """The methods that are compared with every other method that federates: those of the papers, else the first."""
+        return tuple(m for m in self.federated if m.algorithm in _REFERENCES) or self.federated[:1]
+
+    @property
     def uses(self) -> tuple[Use, ...]:
         """The models of all methods."""
         return tuple(use for m in self.methods for use in m.uses)
@@ -120,7 +126,7 @@ class Comparison:
         return 2 if max(tests, default=0) >= 5000 else 1
 
     def alone(self, method: Method) -> Method | None:
-        """The local-only training that a method is held against: of several, the one with the most equal settings."""
+        """The local-only training with which a method is compared: of several, the one with the most equal settings."""
         local = [m for m in self.methods if m.algorithm == ALONE]
         return max(local, key=lambda m: len(set(m.variant) & set(method.variant)), default=None)
 
@@ -144,19 +150,19 @@ def comparisons(runs: Sequence[RecordedRun]) -> list[Comparison]:
 
 
 def _scored(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
-    """Those that were scored on validation and test rows: beside these the others would be duplicates without numbers."""
-    found = [run for run in runs if not run.held_out]
-    if runs and not found:
+    """Return the runs with scores on validation and test rows; a sweep's runs would only repeat them without numbers."""
+    scored = [run for run in runs if not run.held_out]
+    if runs and not scored:
         raise RunError(
             f"{runs[0].folder}: hold-out rows alone were scored (records.evaluate_on), as `sweep` does, so there is nothing "
             "to report; a sweep's sweep.json holds what chose, and a run without that key can be reported"
         )
-    return found
+    return scored
 
 
-def differences(found: Sequence[Comparison]) -> list[tuple[str, list[str]]]:
-    """The keys in which comparisons differ, their algorithms' own left out, each with its values in every one."""
-    tables = [[dict(flat(run.config)) for run in c.runs] for c in found]
+def differences(compared: Sequence[Comparison]) -> list[tuple[str, list[str]]]:
+    """Return (key, its values in each comparison) for each key in which comparisons differ, without keys of algorithms."""
+    tables = [[dict(flat(run.config)) for run in c.runs] for c in compared]
     keys = dict.fromkeys(k for runs in tables for t in runs for k in t if _matters(k) and not _under(k, ("algorithm",)))
     rows = [(key, [_values(runs, key) for runs in tables]) for key in keys]
     return [(key, values) for key, values in rows if len(set(values)) > 1]
@@ -164,8 +170,8 @@ def differences(found: Sequence[Comparison]) -> list[tuple[str, list[str]]]:
 
 def _matters(key: str) -> bool:
     """Whether runs that differ in this key, or in a client's own such key, are other runs."""
-    *_, own = key.split(".", 2) if key.startswith("clients.") else (key,)
-    return not _under(own, _NO_MATTER)
+    *_, client_key = key.split(".", 2) if key.startswith("clients.") else (key,)
+    return not _under(client_key, _NO_MATTER)
 
 
 def _under(key: str, names: Iterable[str]) -> bool:
@@ -174,12 +180,12 @@ def _under(key: str, names: Iterable[str]) -> bool:
 
 
 def _values(tables: Sequence[Mapping[str, Any]], key: str) -> str:
-    """A key's values in the runs of a comparison, each once."""
+    """Return the distinct values of a key in the runs of a comparison."""
     return "; ".join(dict.fromkeys(plain(t[key]) if key in t else "not set" for t in tables))
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The dotted keys of nested tables, with their values."""
+    """Return (dotted key, value) for each value of nested tables."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{prefix}{key}.")
@@ -188,7 +194,7 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def plain(value: Any) -> str:
-    """A setting's value as a person writes it."""
+    """Return a setting's value as a person writes it."""
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
@@ -202,12 +208,12 @@ def _comparison(runs: Sequence[RecordedRun], name: str) -> Comparison:
     groups: dict[tuple[str, Variant], list[RecordedRun]] = {}
     for run, variant in zip(runs, variants, strict=True):
         groups.setdefault((run.algorithm, variant), []).append(run)
-    told = {g: _telling(g[1], [v for name, v in groups if name == g[0]]) if domains else g[1] for g in groups}
+    distinctive = {g: _telling(g[1], [v for name, v in groups if name == g[0]]) if domains else g[1] for g in groups}
     order = {name: number for number, name in enumerate(_ORDER)}
     methods, remarks = [], []
-    for group in sorted(groups, key=lambda g: (order.get(g[0], len(_ORDER)), domains and bool(told[g]))):
+    for group in sorted(groups, key=lambda g: (order.get(g[0], len(_ORDER)), domains and bool(distinctive[g]))):
         (algorithm, variant), members = group, groups[group]
-        label = _label(members[0].method.title, [f"{_short(k)} = {v}" for k, v in told[group]], domains)
+        label = _label(members[0].method.title, [f"{_short(k)} = {v}" for k, v in distinctive[group]], domains)
         once = {r.seed: r for r in reversed(members)}
         method = Method(algorithm, variant, label, tuple(once[seed] for seed in sorted(once)))
         methods.append(method)
@@ -218,11 +224,11 @@ def _comparison(runs: Sequence[RecordedRun], name: str) -> Comparison:
     return Comparison(name, tuple(methods), tuple(remarks))
 
 
-def _label(name: str, said: Sequence[str], domains: bool) -> str:
+def _label(name: str, settings: Sequence[str], domains: bool) -> str:
     """ "FML, alpha = 0.3"; where clients are domains "FedH2L (kl = false)", for many are named in a row there."""
     if domains:
-        return f"{name} ({', '.join(said)})" if said else name
-    return ", ".join((name, *said))
+        return f"{name} ({', '.join(settings)})" if settings else name
+    return ", ".join((name, *settings))
 
 
 def _domains(runs: Sequence[RecordedRun]) -> bool:
@@ -230,7 +236,7 @@ def _domains(runs: Sequence[RecordedRun]) -> bool:
 
 
 def _telling(variant: Variant, beside: Sequence[Variant]) -> Variant:
-    """Of what differs, that which tells a variant from others of its algorithm: not what most of these have alike.
+    """Return the settings that distinguish a variant from most other variants of its algorithm.
 
     Where clients are domains, methods exchange ever so often by nature: what differs between them would be in every label.
     """
@@ -247,10 +253,10 @@ def _unfinished(method: Method) -> Iterator[str]:
         if not run.finished:
             unfinished = run.diverged is None
             state = f"{method.label}, seed {run.seed}{', is' if unfinished else ''} {run.state}."
-            there = "that round" if unfinished else f"round {run.reached}"
-            use = f"Its numbers are from {there}." if run in method.counted else "Its numbers are left out."
+            last_round = "that round" if unfinished else f"round {run.reached}"
+            numbers = f"Its numbers are from {last_round}." if run in method.counted else "Its numbers are left out."
             none = f"It has no numbers{' yet' if unfinished else ''}."
-            yield f"{state} {use if run.evaluations else none}"
+            yield f"{state} {numbers if run.evaluations else none}"
 
 
 def _variants(runs: Sequence[RecordedRun]) -> list[Variant]:
@@ -261,8 +267,8 @@ def _variants(runs: Sequence[RecordedRun]) -> list[Variant]:
         """What runs hold that choose the key themselves: a method's name, or trials on hold-out rows, may have set it."""
         if key in run.method.preset or key in run.tuned:
             return set()
-        own = key.startswith("algorithm.") or ".algorithm." in key
-        pairs = [(t, r) for t, r in zip(tables, runs, strict=True) if not own or r.algorithm == run.algorithm]
+        is_setting = key.startswith("algorithm.") or ".algorithm." in key
+        pairs = [(t, r) for t, r in zip(tables, runs, strict=True) if not is_setting or r.algorithm == run.algorithm]
         return {t.get(key) for t, r in pairs if key not in r.method.preset and key not in r.tuned}
 
     keys = sorted({k for t in tables for k in t} - {"algorithm.name"})

@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 
     @property
     def whole(self) -> float:
-        """All that a node has given out."""
+        """The bytes that a node has sent, with its public data."""
         return self.sent + self.seed
 
 
@@ -58,10 +58,10 @@ class Course:
 
 
 def courses(comparison: Comparison) -> list[Course]:
-    """What every method reaches, and for how many bytes; of those that were scored and have a ledger."""
+    """Return for each method its accuracies and bytes, round by round; methods without scores or ledger are left out."""
     taken = slots(comparison.methods)
-    found = [Course(m.label, taken[m.label], len(m.counted), tuple(_costs(m))) for m in comparison.methods]
-    return [c for c in found if c.costs]
+    all_courses = [Course(m.label, taken[m.label], len(m.counted), tuple(_costs(m))) for m in comparison.methods]
+    return [c for c in all_courses if c.costs]
 
 
 def _costs(method: Method) -> list[Cost]:
@@ -73,25 +73,25 @@ def _costs(method: Method) -> list[Cost]:
     seed = fmean(sum(r.ledger.seed.values()) / n for r, n in zip(runs, nodes, strict=True)) if runs else 0.0
     costs = []
     for k, round in enumerate(common):
-        reached = [found[round] for found in scores if round in found]
+        reached = [accuracies[round] for accuracies in scores if round in accuracies]
         if len(reached) == len(runs):
             costs.append(Cost(round, fmean(s[k] for s in sent), seed, fmean(reached), min(reached), max(reached)))
     return costs
 
 
 def _mean(run: RecordedRun, evaluation: Evaluation) -> float | None:
-    found = run.own(evaluation, data=ACC.data).values()
-    return fmean(s.accuracy for s in found) if found else None
+    scores = run.own(evaluation, data=ACC.data).values()
+    return fmean(s.accuracy for s in scores) if scores else None
 
 
-def seeded(found: Sequence[Course]) -> bool:
+def seeded(drawn: Sequence[Course]) -> bool:
     """Whether any method gives out a public seed set."""
-    return any(cost.seed for c in found for cost in c.costs)
+    return any(cost.seed for course in drawn for cost in course.costs)
 
 
-def cost_table(found: Sequence[Course], decimals: int) -> Table:
-    """The numbers of the picture; where there is a seed set, with it and without."""
-    public = seeded(found)
+def cost_table(drawn: Sequence[Course], decimals: int) -> Table:
+    """Return the table of the picture's numbers; where there is a public seed set, bytes with it and without it."""
+    public = seeded(drawn)
     rows = [
         (
             Cell(c.label),
@@ -99,14 +99,14 @@ def cost_table(found: Sequence[Course], decimals: int) -> Table:
             *(Cell(size(sent)) for sent in ((cost.whole, cost.sent) if public else (cost.sent,))),
             Cell(percent(cost.mean, decimals)),
         )
-        for c in found
+        for c in drawn
         for cost in thin(c.costs, LISTED)
     ]
     sent = [Column(name, "A node") for name in (("sent, with the seed set", "without") if public else ("sent",))]
     columns = (Column("Method", numeric=False), Column("Round"), *sent, Column("ACC, %"))
-    lines = [[c.label, k.round, k.whole, k.sent, k.mean, k.low, k.high] for c in found for k in c.costs]
+    lines = [[c.label, k.round, k.whole, k.sent, k.mean, k.low, k.high] for c in drawn for k in c.costs]
     header = ["method", "round", "sent_with_seed_set", "sent", "acc", "acc_lowest_seed", "acc_highest_seed"]
-    some = "" if all(len(c.costs) <= LISTED for c in found) else f"; {LISTED} evaluations of each method, the CSV has all"
+    some = "" if all(len(c.costs) <= LISTED for c in drawn) else f"; {LISTED} evaluations of each method, the CSV has all"
     return Table(
         "costs",
         f"Bytes that a node has sent, and mean ACC; means over seeds{some}",
@@ -116,19 +116,19 @@ def cost_table(found: Sequence[Course], decimals: int) -> Table:
     )
 
 
-def draw_costs(found: Sequence[Course], decimals: int, prefix: str, styles: Styles) -> str:
-    """The picture as SVG: bytes on a log scale, the seed set's among them; who sends nothing is a line across."""
-    figure, axes = make_axes(WIDTH, HEIGHT, left=34, right=room(c.label for c in found), bottom=38, top=8)
-    paid = [c for c in found if not c.free]
+def draw_costs(drawn: Sequence[Course], decimals: int, prefix: str, styles: Styles) -> str:
+    """Return the picture as SVG: bytes on a log scale, with the seed set's; a method that sends nothing is a level line."""
+    figure, axes = make_axes(WIDTH, HEIGHT, left=34, right=room(c.label for c in drawn), bottom=38, top=8)
+    paid = [c for c in drawn if not c.free]
     if paid:
         axes.set_xscale("log")
     for course in paid:
         _draw(axes, course)
-    for course in (c for c in found if c.free):
+    for course in (c for c in drawn if c.free):
         tone, reached = colour(f"s{course.slot}"), 100 * course.costs[-1].mean
         axes.axhline(reached, color=tone, linewidth=1.4, linestyle=(0, (1, 1.6)), clip_on=False)
     axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
-    among = ", its public data among them" if seeded(found) else ""
+    among = ", its public data among them" if seeded(drawn) else ""
     axes.set_xlabel(f"bytes that a node has sent{among}", color=colour("muted"), fontsize=TEXT)
     if paid:
         axes.set_xticks(_ticks(axes))
@@ -137,7 +137,7 @@ def draw_costs(found: Sequence[Course], decimals: int, prefix: str, styles: Styl
     else:
         axes.set_xticks([])
     axes.yaxis.set_major_locator(MaxNLocator(6))
-    end_labels(axes, [(c.label, c.slot, 100 * c.costs[-1].mean) for c in found if not c.once])
+    end_labels(axes, [(c.label, c.slot, 100 * c.costs[-1].mean) for c in drawn if not c.once])
     hits = [hit for course in paid for hit in _hits(axes, course, decimals)]
     return inline(figure, prefix, f"{TITLE}; the numbers are in the table below", styles, hits)
 
@@ -151,14 +151,14 @@ def _ticks(axes: Any) -> list[float]:
     low, high = axes.get_xlim()
     decades = LogLocator(subs=(1, 3) if high < 1000 * low else (1,), numticks=8)
     places = (MaxNLocator(4) if high < 10 * low else decades).tick_values(low, high)
-    kept: list[float] = []
+    ticks: list[float] = []
     end = -float("inf")  # of the last label, in pixels
     for bytes in (float(b) for b in places if low <= b <= high):
         middle, half = float(axes.transData.transform((bytes, 0))[0]), 0.3 * TEXT * len(_told(bytes))
         if middle - half > end:
-            kept.append(bytes)
+            ticks.append(bytes)
             end = middle + half + TEXT / 2
-    return kept
+    return ticks
 
 
 def _draw(axes: Any, course: Course) -> None:
@@ -181,6 +181,6 @@ def _hits(axes: Any, course: Course, decimals: int) -> list[Hit]:
     for cost in (c for c in thin(course.costs, LISTED) if c.whole > 0):
         x, y = (float(v) for v in axes.transData.transform((cost.whole, 100 * cost.mean)))
         of_it = f", {size(cost.sent)} of it in rounds" if cost.seed else ""
-        told = f"{course.label}, round {cost.round:,}\n{size(cost.whole)} sent{of_it}"
-        hits.append(Hit(x - 8, height - y - 8, 16, 16, f"{told}\nACC {percent(cost.mean, decimals)} %"))
+        title = f"{course.label}, round {cost.round:,}\n{size(cost.whole)} sent{of_it}"
+        hits.append(Hit(x - 8, height - y - 8, 16, 16, f"{title}\nACC {percent(cost.mean, decimals)} %"))
     return hits

@@ -62,43 +62,47 @@ class Picture:
 
     @property
     def rounds(self) -> list[int]:
-        """All rounds that a curve has a point at."""
+        """All rounds at which a curve has a point."""
         return sorted({p.round for c in self.curves for p in c.points})
 
     @property
     def listed(self) -> list[int]:
-        """The rounds that the table lists, and that can be pointed at."""
+        """The rounds that the table lists and that show their numbers under the pointer."""
         return thin(self.rounds, LISTED)
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """The curves of a comparison; a picture without a curve is left out."""
+    """Return the pictures of a comparison; a picture without a curve is left out."""
     taken = slots(comparison.methods)
-    found = _of_domains(comparison, taken) if comparison.domains else _of_clients(comparison, taken)
+    drawn = _of_domains(comparison, taken) if comparison.domains else _of_clients(comparison, taken)
     losses = [c for m in comparison.methods for c in _losses(m, taken[m.label], lambda term: term not in (*MUTUAL, SHARE))]
     mutual = [c for m in comparison.methods for c in _losses(m, taken[m.label], lambda term: term in MUTUAL)]
     shares = [c for m in comparison.methods for c in _losses(m, taken[m.label], lambda term: term == SHARE)]
     who = "nodes" if comparison.domains else "clients"
-    found.append(Picture("loss", f"Training loss, mean over {who}", False, tuple(losses)))
-    found.append(Picture("mutual", f"Mutual loss: what peers teach, mean over {who}", False, tuple(mutual)))
-    found.append(Picture("shares", f"Mutual steps projected so far, %, mean over {who}", True, tuple(shares)))
-    found = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in found]
-    return _over_steps([p for p in found if p.curves], {m.label: m.runs[0].local_steps for m in comparison.methods})
+    drawn.append(Picture("loss", f"Training loss, mean over {who}", False, tuple(losses)))
+    drawn.append(Picture("mutual", f"Mutual loss: what peers teach, mean over {who}", False, tuple(mutual)))
+    drawn.append(Picture("shares", f"Mutual steps projected so far, %, mean over {who}", True, tuple(shares)))
+    drawn = [replace(p, curves=tuple(c for c in p.curves if c.points)) for p in drawn]
+    return _over_steps([p for p in drawn if p.curves], {m.label: m.runs[0].local_steps for m in comparison.methods})
 
 
-def _over_steps(found: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
+def _over_steps(over_rounds: list[Picture], paces: Mapping[str, int | None]) -> list[Picture]:
     """The pictures over local steps where methods take different numbers of them in a round; then the first over rounds too.
 
     Where all take the same number, it is a second axis; where some rounds are told in epochs, only the first picture is
     drawn over local steps beside.
     """
     if len(set(paces.values())) == 1:
-        return [replace(p, steps=next(iter(paces.values())) or 1) for p in found]
-    told = [_stretched(p, paces) for p in found]
+        return [replace(p, steps=next(iter(paces.values())) or 1) for p in over_rounds]
+    over_steps = [_stretched(p, paces) for p in over_rounds]
     if None not in paces.values():
-        return [*told[:1], replace(found[0], id=f"{found[0].id}-rounds", title=f"{found[0].title}; over rounds"), *told[1:]]
-    beside = replace(told[0], id=f"{told[0].id}-steps", title=f"{told[0].title}; over local steps")
-    return [found[0], *([beside] if beside.curves else []), *found[1:]]
+        return [
+            *over_steps[:1],
+            replace(over_rounds[0], id=f"{over_rounds[0].id}-rounds", title=f"{over_rounds[0].title}; over rounds"),
+            *over_steps[1:],
+        ]
+    beside = replace(over_steps[0], id=f"{over_steps[0].id}-steps", title=f"{over_steps[0].title}; over local steps")
+    return [over_rounds[0], *([beside] if beside.curves else []), *over_rounds[1:]]
 
 
 def _stretched(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
@@ -133,8 +137,8 @@ def _of_domains(comparison: Comparison, taken: Mapping[str, int]) -> list[Pictur
     def over(measure: Measure, pick: Callable[[list[float]], float] = fmean) -> tuple[Curve, ...]:
         return tuple(_curve(m, m.label, taken[m.label], 0, _own(m.uses[0], pick, measure.data)) for m in comparison.methods)
 
-    found = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, over(m)) for m in MEASURES]
-    return [*found, Picture("worst", f"{ACC.name} of the worst node, %", True, over(ACC, min))]
+    means = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, over(m)) for m in MEASURES]
+    return [*means, Picture("worst", f"{ACC.name} of the worst node, %", True, over(ACC, min))]
 
 
 def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation") -> Number:
@@ -148,7 +152,7 @@ def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation
 
 
 def slots(methods: Sequence[Method]) -> dict[str, int]:
-    """A colour and a mark for each method: always the same for the known ones, what is free for others."""
+    """Return label -> number of colour and mark: a fixed number for each known method, a free number for the others."""
     known = {name: number for number, name in enumerate(NAMES, 1)}
     firsts = {m.algorithm: m.label for m in reversed(methods) if m.algorithm in known}
     taken = {label: known[algorithm] for algorithm, label in firsts.items()}
@@ -162,23 +166,23 @@ def slots(methods: Sequence[Method]) -> dict[str, int]:
 T = TypeVar("T")
 
 
-def thin(found: Sequence[T], most: int) -> list[T]:
-    """At most so many, evenly over the rounds, the first and the last among them."""
-    if len(found) <= most:
-        return list(found)
-    return [found[round(k * (len(found) - 1) / (most - 1))] for k in range(most)]
+def thin(items: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` items at even distances, with the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
 def data_table(picture: Picture, decimals: int) -> Table:
-    """The numbers of a picture, round by round."""
+    """Return the table of a picture's numbers, round by round."""
     at = {c.label: {p.round: p for p in c.points} for c in picture.curves}
-    rounds, kept = picture.rounds, picture.listed
+    rounds, shown_rounds = picture.rounds, picture.listed
     rows = []
-    for round in kept:
+    for round in shown_rounds:
         points = [at[c.label].get(round) for c in picture.curves]
-        told = [(percent(p.mean, decimals) if picture.percent else fixed(p.mean, 3)) if p else "" for p in points]
-        rows.append((Cell(str(round)), *map(Cell, told)))
-    some = "" if len(kept) == len(rounds) else f"; {len(kept)} of {len(rounds)} evaluations, the CSV has all"
+        texts = [(percent(p.mean, decimals) if picture.percent else fixed(p.mean, 3)) if p else "" for p in points]
+        rows.append((Cell(str(round)), *map(Cell, texts)))
+    some = "" if len(shown_rounds) == len(rounds) else f"; {len(shown_rounds)} of {len(rounds)} evaluations, the CSV has all"
     return Table(
         id=f"{picture.id}-data",
         caption=f"{picture.title}; means over seeds{some}",
@@ -205,20 +209,20 @@ def _curve(method: Method, label: str, slot: int, style: int, number: Number) ->
     common = sorted(set.intersection(*(set(values) for _, values in runs))) if runs else []
     points = []
     for round in common:
-        found = [values[round] for _, values in runs]
-        points.append(Point(round, fmean(found), min(found), max(found)))
+        seed_values = [values[round] for _, values in runs]
+        points.append(Point(round, fmean(seed_values), min(seed_values), max(seed_values)))
     return Curve(label, slot, style, tuple(points), len(runs), tuple(runs), method.label)
 
 
 def _losses(method: Method, slot: int, wanted: Callable[[str], bool]) -> list[Curve]:
     """A curve a loss term: the mean over the clients that took part in the round."""
-    told = dict.fromkeys(t for r in method.counted for e in r.evaluations for c in e.train.values() for t in c)
-    terms = [t for t in told if wanted(t)]
+    trained_terms = dict.fromkeys(t for r in method.counted for e in r.evaluations for c in e.train.values() for t in c)
+    terms = [t for t in trained_terms if wanted(t)]
 
     def of(term: str) -> Number:
         def number(run: RecordedRun, evaluation: Evaluation) -> float | None:
-            found = [losses[term] for losses in evaluation.train.values() if term in losses]
-            return fmean(found) if found else None
+            losses_of_clients = [losses[term] for losses in evaluation.train.values() if term in losses]
+            return fmean(losses_of_clients) if losses_of_clients else None
 
         return number
 

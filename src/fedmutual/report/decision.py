@@ -42,7 +42,7 @@ _FORWARDS = "passes of a network over the batch of a gradient step; passes that 
 
 
 def make_decision_table(comparison: Comparison) -> Table:
-    """Own data (mean, worst client, clients harmed), the test set of all classes, and the costs of the whole run."""
+    """Return a table with a line for each model: accuracies on own data and all classes, clients harmed, costs."""
     rows, lines = [], []
     for use in comparison.uses:
         own, worst, test = measures.own_last(use), measures.own_last(use, min), score_all_classes(use)
@@ -73,7 +73,7 @@ def make_decision_table(comparison: Comparison) -> Table:
 
 
 def score_all_classes(use: Use) -> Value:
-    """The model on the test set of all classes after the last round: of personal models the clients' mean."""
+    """Return the accuracy on the test set of all classes after the last round; for personal models the mean over clients."""
     if use.model == "global":
         return measures.global_last(use)
 
@@ -85,14 +85,14 @@ def score_all_classes(use: Use) -> Value:
 
 
 def list_costs(method: Method) -> list[tuple[float | None, str, str]]:
-    """For each of `COSTS` (the mean over seeds, its text, why it is missing where it is)."""
-    found = []
+    """Return for each of `COSTS` (the mean over seeds or None, its text, the reason where it is missing)."""
+    costs = []
     for _, number, text, why in COSTS:
         values = [number(run) for run in method.counted]
         known = [value for value in values if value is not None]
         mean = fmean(known) if known and len(known) == len(values) else None
-        found.append((mean, "" if mean is None else text(mean), why))
-    return found
+        costs.append((mean, "" if mean is None else text(mean), why))
+    return costs
 
 
 def _key(name: str) -> str:

@@ -25,7 +25,7 @@ class Measure:
 
     @property
     def name(self) -> str:
-        """As the paper has it."""
+        """The measure's name in the paper."""
         return self.key.upper()
 
 
@@ -46,44 +46,46 @@ _ONE = "one model is trained on all data, and no node has one; its score on the 
 
 
 def last(method: Method, measure: Measure, pick: Pick = fmean) -> Value:
-    """A measure after the last round: the nodes' mean, or `pick` of them; over seeds."""
+    """Return the mean over seeds of a measure after the last round: the mean over nodes, or `pick` of the nodes' values."""
 
     def number(run: RecordedRun) -> float | None:
-        found = per_node(run, measure)
-        return pick([*found.values()]) if found else None
+        accuracies = per_node(run, measure)
+        return pick([*accuracies.values()]) if accuracies else None
 
     return over_seeds(method.counted, number, _why(method))
 
 
-def best(method: Method, measure: Measure, of: Callable[[ClientScores], float | None] = lambda found: found.mean) -> Value:
-    """The same after each node's best round: the nodes' mean, or what `of` takes; of finished runs."""
+def best(
+    method: Method, measure: Measure, of: Callable[[ClientScores], float | None] = lambda measured: measured.mean
+) -> Value:
+    """Return the mean over finished runs of a measure after each node's best round: the mean over nodes, or `of` them."""
 
     def number(run: RecordedRun) -> float | None:
         reached = run.summary.transfer if run.summary else None
-        found = getattr(reached, measure.key) if reached else None
-        return of(found.best) if found else None
+        measured = getattr(reached, measure.key) if reached else None
+        return of(measured.best) if measured else None
 
     unfinished = "best rounds are chosen when the run is finished"
     return over_seeds(method.counted, number, _ONE if method.algorithm == POOLED else unfinished)
 
 
 def per_node(run: RecordedRun, measure: Measure) -> dict[str, float]:
-    """Node -> a measure after the last round, of those that share their scores."""
+    """Return node -> a measure after the last round; nodes that do not share their scores are left out."""
     return {i: s.accuracy for i, s in run.own(run.last, data=measure.data).items()}
 
 
 def projected(method: Method, node: str | None = None) -> Value:
-    """The share of mutual steps that were projected: the nodes' mean, or one node's; of finished runs, over seeds."""
+    """Return the share of mutual steps whose gradient was projected, mean over finished runs: over all nodes, or of one."""
 
     def number(run: RecordedRun) -> float | None:
-        found = run.summary.projected if run.summary else None
-        return None if found is None else found.mean if node is None else found.per_client.get(node)
+        shares = run.summary.projected if run.summary else None
+        return None if shares is None else shares.mean if node is None else shares.per_client.get(node)
 
     return over_seeds(method.counted, number, "it projects no gradient")
 
 
 def choice(comparison: Comparison) -> str:
-    """A sentence: what chose the best rounds."""
+    """Return a sentence: which data chose the best rounds."""
     by = _chosen(comparison)
     if not by:
         return "Best rounds are chosen when a run is finished."
@@ -103,20 +105,20 @@ def _caution(comparison: Comparison) -> str:
 
 
 def tables(comparison: Comparison) -> list[Table]:
-    """All of them: the averages, node by node, and what was projected."""
+    """Return all tables on nodes: averages, each measure node by node, and the projected steps."""
     shares = [_projections(comparison)] if _projecting(comparison) else []
     return [averages(comparison), *(by_node(comparison, m) for m in MEASURES), *shares]
 
 
 def averages(comparison: Comparison) -> Table:
-    """A line a method: the nodes' means, after the last round and after their best ones, and the worst node."""
+    """Return a table with a line for each method: means over nodes after last and best rounds, and the worst node."""
     decimals, projecting = comparison.decimals, _projecting(comparison)
     rows, lines = [], []
     for m in comparison.methods:
-        found = [value for measure in MEASURES for value in (last(m, measure), best(m, measure))]
-        found += [last(m, ACC, min), *([projected(m)] if projecting else [])]
-        rows.append((Cell(m.label, sub=_pace(comparison, m)), *(share(value, decimals) for value in found)))
-        lines.append([m.label, len(m.counted), *(v for value in found for v in numbers(value)[:2])])
+        values = [value for measure in MEASURES for value in (last(m, measure), best(m, measure))]
+        values += [last(m, ACC, min), *([projected(m)] if projecting else [])]
+        rows.append((Cell(m.label, sub=_pace(comparison, m)), *(share(value, decimals) for value in values)))
+        lines.append([m.label, len(m.counted), *(v for value in values for v in numbers(value)[:2])])
     columns = [Column("Method", numeric=False, brief="Method")]
     ends = (("last", ""), ("best", _caution(comparison)))
     columns += [
@@ -136,19 +138,19 @@ def averages(comparison: Comparison) -> Table:
 
 
 def by_node(comparison: Comparison, measure: Measure) -> Table:
-    """A line a node, a column a method: after the last round, and below it after the node's best."""
+    """Return a table of nodes by methods: a measure after the last round, and below it after the node's best round."""
     decimals = comparison.decimals
     rows, lines = [], []
     for node in _nodes(comparison):
-        found = [
+        cells = [
             (
                 over_seeds(m.counted, lambda run, i=node: per_node(run, measure).get(i), _why(m)),  # type: ignore[misc]
                 best(m, measure, lambda best, i=node: best.per_client.get(i)),  # type: ignore[misc]
             )
             for m in comparison.methods
         ]
-        rows.append((Cell(node), *(_both(*values, decimals) for values in found)))
-        lines.append([node, *(v for values in found for value in values for v in numbers(value)[:2])])
+        rows.append((Cell(node), *(_both(*values, decimals) for values in cells)))
+        lines.append([node, *(v for values in cells for value in values for v in numbers(value)[:2])])
     means = [(last(m, measure), best(m, measure)) for m in comparison.methods]
     rows.append((Cell("mean"), *(_both(*values, decimals) for values in means)))
     ends = ("last", "last_half_width", "best", "best_half_width")
@@ -162,9 +164,9 @@ def by_node(comparison: Comparison, measure: Measure) -> Table:
 def _projections(comparison: Comparison) -> Table:
     methods = [m for m in comparison.methods if not isinstance(projected(m), Missing)]
     names: list[str | None] = [*_nodes(comparison), None]
-    found = [(node or "mean", [projected(m, node) for m in methods]) for node in names]
-    rows = tuple((Cell(name), *(share(value, 1) for value in values)) for name, values in found)
-    lines = [[name, *(v for value in values for v in numbers(value)[:2])] for name, values in found]
+    node_values = [(node or "mean", [projected(m, node) for m in methods]) for node in names]
+    rows = tuple((Cell(name), *(share(value, 1) for value in values)) for name, values in node_values)
+    lines = [[name, *(v for value in values for v in numbers(value)[:2])] for name, values in node_values]
     header = ["node", *(f"{m.label}{end}" for m in methods for end in ("", "_half_width"))]
     columns = (Column("Node", numeric=False), *(Column(m.label) for m in methods))
     caption = "Mutual steps whose gradient was projected, %"

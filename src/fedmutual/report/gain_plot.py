@@ -30,7 +30,7 @@ class Row:
     has_interval: bool = True  # whether it is drawn
 
 
-def draw_gains(found: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, noun: str = "client") -> str:
+def draw_gains(method_gains: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, noun: str = "client") -> str:
     """Gains in points as SVG: for each method (label, gains) a row for the mean and a row a client, with 95 % intervals.
 
     Triangles point up where the mean lies above 0, and down below; a filled one has an interval without 0. Where there are
@@ -38,8 +38,8 @@ def draw_gains(found: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, 
 
     noun: the word for a client whose name is a number.
     """
-    is_dense = sum(1 + len(gains.by_client) for _, gains in found) > MOST_ROWS
-    rows = _make_rows(found, noun, is_dense)
+    is_dense = sum(1 + len(gains.by_client) for _, gains in method_gains) > MOST_ROWS
+    rows = _make_rows(method_gains, noun, is_dense)
     labels = {row.height: row for row in rows if row.label}
     left = 12 + _CHARACTER * max(len(row.label) for row in labels.values())
     depth = rows[-1].height + 1.3
@@ -60,15 +60,15 @@ def draw_gains(found: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, 
     axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
     axes.xaxis.set_major_locator(MaxNLocator(6))
     axes.set_xlabel("points", color=colour("muted"), fontsize=TEXT)
-    methods = ", ".join(f"{label} {points(gains.estimate.mean)}" for label, gains in found)
+    methods = ", ".join(f"{label} {points(gains.estimate.mean)}" for label, gains in method_gains)
     label = f"Gain over local-only in points, by method and {noun}; means: {methods}; all numbers are in a table below"
     return inline(figure, prefix, label, styles, _make_hits(axes, rows, is_dense))
 
 
-def _make_rows(found: Sequence[tuple[str, Gains]], noun: str, is_dense: bool) -> list[Row]:
+def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: bool) -> list[Row]:
     rows: list[Row] = []
     height = 0.0
-    for label, gains in found:
+    for label, gains in method_gains:
         rows.append(Row(fitted(label), height, gains.estimate, _describe(label, gains.estimate), is_mean=True))
         for number, (client, estimate) in enumerate(gains.by_client.items()):
             name = f"{noun} {client}" if client.isdigit() else client

@@ -13,15 +13,15 @@ def is_stated(comparison: Comparison) -> bool:
 
 
 def epsilon(method: Method) -> float | None:
-    """The largest epsilon of any client in any counted run; None where a run has none, or none that is finite."""
-    found = [c.epsilon for s in _summaries(method) for c in s.clients.values()]
-    if not found or len(_summaries(method)) < len(method.counted):
+    """Return the largest epsilon of any client in any counted run; None where a run has no finite epsilon."""
+    epsilons = [c.epsilon for s in _summaries(method) for c in s.clients.values()]
+    if not epsilons or len(_summaries(method)) < len(method.counted):
         return None
-    return None if None in found else max(e for e in found if e is not None)
+    return None if None in epsilons else max(e for e in epsilons if e is not None)
 
 
 def text(method: Method) -> str:
-    """Epsilon as a table has it: "4.5", "none", or "nothing leaves"."""
+    """Return the epsilon in a table: "4.5", "none", or "nothing leaves"."""
     value = epsilon(method)
     if value is not None:
         return f"{value:.3g}"
@@ -30,7 +30,7 @@ def text(method: Method) -> str:
 
 
 def column(comparison: Comparison) -> Column:
-    """The head of a column of epsilons."""
+    """Return the head of the column of epsilons."""
     known = {(s.delta, s.unit) for m in comparison.methods for s in _summaries(m)}
     of = ", ".join(f"at delta {delta:g}, of each {unit}" for delta, unit in sorted(known))
     note = f"Epsilon {of}: the largest of any client, of what leaves in one run; it counts no scores and no validation rows."
@@ -38,7 +38,7 @@ def column(comparison: Comparison) -> Column:
 
 
 def cell(method: Method) -> Cell:
-    """A method's epsilon."""
+    """Return the cell with a method's epsilon."""
     return Cell(text(method))
 
 

@@ -8,15 +8,15 @@ LARGE = 500  # cells
 
 
 def who_has_what(comparison: Comparison) -> list[Table]:
-    """Clients by classes, shaded by the number of training examples: a table for each seed that has its own partition.
+    """Return tables of training examples, clients by classes: one for each seed that has its own partition.
 
     Of large ones only the first: each costs about 30 bytes a class and client. None where sites keep it to themselves.
     """
     known = [r for r in comparison.runs if r.partition.clients]
     runs = sorted(known, key=lambda r: r.seed, reverse=True)
     distinct = {str({i: c.counts.training for i, c in r.partition.clients.items()}): r for r in runs}
-    found = sorted(distinct.values(), key=lambda r: r.seed)
-    tables = [_holdings(r, "Training examples" + (f", seed {r.seed}" if len(found) > 1 else "")) for r in found]
+    shown = sorted(distinct.values(), key=lambda r: r.seed)
+    tables = [_holdings(r, "Training examples" + (f", seed {r.seed}" if len(shown) > 1 else "")) for r in shown]
     return tables if len(comparison.classes) * len(comparison.first.partition.clients) <= LARGE else tables[:1]
 
 
@@ -34,7 +34,10 @@ def _holdings(run: RecordedRun, caption: str) -> Table:
         rows = [(Cell(i), *(_held(n, most) for n in counts[i]), Cell(f"{totals[i]:,}")) for i in clients]
     parts = ("private", "public", "validation", "holdout", "test")
     lines = [
-        [i, part, *found] for i, c in clients.items() for part in parts if (found := getattr(c.counts, part)) is not None
+        [i, part, *examples]
+        for i, c in clients.items()
+        for part in parts
+        if (examples := getattr(c.counts, part)) is not None
     ]
     return Table(f"holdings-{run.seed}", caption, columns, tuple(rows), csv_text(["client", "part", *classes], lines))
 

@@ -8,16 +8,12 @@ rounds make 130 kB; every further comparison in the page costs its own.
 
 import codecs
 import os
-import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
-
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
 
 from fedmutual.errors import RunError
 from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
@@ -27,6 +23,7 @@ from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seede
 from fedmutual.report.curves import data_table, pictures
 from fedmutual.report.gain_plot import draw_gains
 from fedmutual.report.plots import draw_curves
+from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import Gains
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import count
@@ -88,10 +85,10 @@ def write_report(runs: Sequence[Path | RecordedRun], out: Path) -> None:
     write_page(comparisons(read_runs(runs)), out)
 
 
-def write_page(found: Sequence[Comparison], out: Path, judged: Callable[[Comparison], Verdict] = judge) -> None:
-    """As `write_report`, of comparisons, with a verdict on each."""
+def write_page(compared: Sequence[Comparison], out: Path, judged: Callable[[Comparison], Verdict] = judge) -> None:
+    """Write the page of some comparisons in one step, with a verdict on each."""
     check_page(Path(out))
-    write_text(render(found, judged), Path(out))
+    write_text(render(compared, judged), Path(out))
 
 
 def check_page(out: Path) -> None:
@@ -122,7 +119,7 @@ def write_text(page: str, out: Path) -> None:
 
 
 def _other(out: Path) -> bool:
-    """Whether a file is there that is no page: a run's own, by a slip of the hand."""
+    """Whether the path is a file of another kind than a page, for example a file of a run."""
     try:
         start = out.read_bytes()[:64].removeprefix(codecs.BOM_UTF8) if out.is_file() else b""
     except OSError:
@@ -130,27 +127,12 @@ def _other(out: Path) -> bool:
     return bool(start) and not start.lstrip().lower().startswith((b"<!doctype html", b"<html"))
 
 
-def render(found: Sequence[Comparison], judged: Callable[[Comparison], Verdict] = judge) -> str:
-    """The page of some comparisons as HTML."""
+def render(compared: Sequence[Comparison], judged: Callable[[Comparison], Verdict] = judge) -> str:
+    """Return the page of some comparisons as HTML."""
     styles: Styles = {}
-    sections = [_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(found, 1)]
-    environment = Environment(
-        loader=PackageLoader("fedmutual.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["prose"] = mark_prose
-    template = environment.get_template("report.html.j2")
-    return template.render(sections=sections, styles=styles, differences=differences(found), version=version("fedmutual"))
-
-
-def mark_prose(text: str) -> Markup:
-    """A sentence as HTML: `commands` in their own letters, and no line break between a number and its unit."""
-    for unit in ("%", "points"):
-        text = text.replace(f" {unit}", f"\N{NO-BREAK SPACE}{unit}")
-    return Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
+    sections = [_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(compared, 1)]
+    template = make_environment("fedmutual.report", html=True).get_template("report.html.j2")
+    return template.render(sections=sections, styles=styles, differences=differences(compared), version=version("fedmutual"))
 
 
 def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) -> Section:
@@ -200,14 +182,14 @@ def _draw_gains(comparison: Comparison, measure: domains.Measure | None, id: str
         uses = [(use.label, use) for use in comparison.uses]
         title, noun = "Gain over local-only on own validation data", "client"
     data = measure.data if measure else "validation"
-    found = [(label, g) for label, use in uses if isinstance(g := measures.gains(comparison, use, data), Gains)]
-    return Drawn(title, draw_gains(found, id, styles, noun)) if found else None
+    method_gains = [(label, g) for label, use in uses if isinstance(g := measures.gains(comparison, use, data), Gains)]
+    return Drawn(title, draw_gains(method_gains, id, styles, noun)) if method_gains else None
 
 
 def _costs(comparison: Comparison, id: str, styles: Styles) -> Drawn | None:
     """Accuracy against bytes, where clients are domains."""
-    found = courses(comparison) if comparison.domains else []
-    if not found:
+    drawn = courses(comparison) if comparison.domains else []
+    if not drawn:
         return None
     decimals = comparison.decimals
-    return Drawn(TITLE, draw_costs(found, decimals, f"{id}-costs", styles), cost_table(found, decimals), seeded(found))
+    return Drawn(TITLE, draw_costs(drawn, decimals, f"{id}-costs", styles), cost_table(drawn, decimals), seeded(drawn))

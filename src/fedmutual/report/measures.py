@@ -22,13 +22,13 @@ class Best:
 
 
 def over_seeds(runs: Sequence[RecordedRun], number: Callable[[RecordedRun], float | None], why: str) -> Value:
-    """The mean of a number over the runs that have it; `why` says what is amiss where none does."""
-    found = [value for run in runs if (value := number(run)) is not None]
-    return estimate(found, SEEDS) if found else Missing(why)
+    """Return the mean of a number over the runs that have one; without such a run, `why` is the reason."""
+    values = [value for run in runs if (value := number(run)) is not None]
+    return estimate(values, SEEDS) if values else Missing(why)
 
 
 def global_last(use: Use) -> Value:
-    """The shared model on the test set after the last round; of a method's models, personal ones are not it."""
+    """Return the shared model's accuracy on the test set after the last round; missing for a use of another model."""
     if use != use.method.uses[-1]:
         return Missing("the shared model has a line of its own")
 
@@ -40,18 +40,18 @@ def global_last(use: Use) -> Value:
 
 
 def global_best(use: Use) -> Best:
-    """The same after the chosen round."""
+    """Return the shared model's accuracy on the test set after the chosen round."""
     last = global_last(use)
     scores = [r.summary.global_.test_accuracy for r in use.method.counted if r.summary and r.summary.global_]
-    found = [s for s in scores if s]
-    if isinstance(last, Missing) or not found:
+    chosen = [s for s in scores if s]
+    if isinstance(last, Missing) or not chosen:
         return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
-    by = dict.fromkeys(chosen_by(s.best_by, use.method.runs[0]) for s in found)
-    return Best(estimate([s.best for s in found], SEEDS), " or ".join(by), tuple(s.best_round for s in found))
+    by = dict.fromkeys(chosen_by(s.best_by, use.method.runs[0]) for s in chosen)
+    return Best(estimate([s.best for s in chosen], SEEDS), " or ".join(by), tuple(s.best_round for s in chosen))
 
 
 def own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
-    """A model on the clients' own validation data after the last round: the clients' mean, or `pick` of them."""
+    """Return a model's accuracy on own validation data after the last round: the mean over clients, or `pick` of them."""
 
     def number(run: RecordedRun) -> float | None:
         scores = [s.accuracy for s in run.own(run.last, use.model).values()]
@@ -61,22 +61,22 @@ def own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
 
 
 def own_best(use: Use, worst: bool = False) -> Best:
-    """The same after the chosen round: the clients' mean, or the worst client."""
+    """Return the accuracy on own validation data after the chosen round: the mean over clients, or the worst client's."""
     method = use.method
     if use != method.uses[0]:
         return Best(Missing(f"on own data a run chooses its best round for the {method.uses[0].name}"), "")
     scores = [r.summary.personal.val_accuracy for r in method.counted if r.summary and r.summary.personal]
-    found = [s.best for s in scores if s]
-    if not found:
+    chosen = [s.best for s in scores if s]
+    if not chosen:
         last = own_last(use)
         return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
-    by = dict.fromkeys(chosen_by(s.best_by or "validation", method.runs[0]) for s in found)
-    value = estimate([s.worst if worst else s.mean for s in found], SEEDS)
-    return Best(value, " or ".join(by), tuple(s.best_round for s in found if s.best_round))
+    by = dict.fromkeys(chosen_by(s.best_by or "validation", method.runs[0]) for s in chosen)
+    value = estimate([s.worst if worst else s.mean for s in chosen], SEEDS)
+    return Best(value, " or ".join(by), tuple(s.best_round for s in chosen if s.best_round))
 
 
 def gains(comparison: Comparison, use: Use, data: str = "validation") -> Gains | Missing:
-    """Each client's gain over training alone, on rows of its own: which ones `data` says."""
+    """Return each client's gain over local-only training on its rows of one kind: `data`."""
     method = use.method
     alone = comparison.alone(method)
     if method.algorithm == ALONE:
@@ -89,12 +89,12 @@ def gains(comparison: Comparison, use: Use, data: str = "validation") -> Gains |
 
 
 def no_local(comparison: Comparison) -> str:
-    """What is amiss where there is no local-only training, and how to get it."""
-    ours = next((m.algorithm for m in comparison.federated), "fml")
-    mend = f"`fedmutual compare FILE.toml --methods {ours},independent` makes it"
+    """Return the clause that local-only training is missing, and how to get it."""
+    first = (*comparison.federated, *comparison.methods)[0].algorithm
+    fix = f"`fedmutual compare FILE.toml --methods {first},{ALONE}` makes it"
     if comparison.at_sites:
-        mend = "submit the federation once more with the algorithm independent and another name, and report on both results"
-    return f"local-only training (independent) is not among these runs; {mend}"
+        fix = f"submit the federation once more with the algorithm {ALONE} and another name, and report on both results"
+    return f"local-only training ({ALONE}) is not among these runs; {fix}"
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class Subject:
 
 
 def subjects(comparison: Comparison, method: Method) -> list[Subject]:
-    """What was scored under a method."""
+    """Return the models and rows that were scored under a method."""
     all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]), True)]
     seen = comparison.domains and validation_is_test(comparison.first)  # validation rows are those of the own domain
     for model in (use.model for use in method.uses if use.model):
@@ -138,7 +138,7 @@ _UNCHOSEN = "a best round is chosen when the run is finished"
 
 
 def chosen_by(data: str, run: RecordedRun) -> str:
-    """What chose the best round, so said that test data are never mistaken for anything else."""
+    """Return the name of the data that chose the best round; test examples are always named as such."""
     if data == "holdout":
         return "hold-out"
     if data.startswith("validation") and validation_is_test(run):
@@ -176,11 +176,11 @@ def _no_own(method: Method) -> str:
 
 
 def mean_of(scores: Sequence[RecordedScore], key: str) -> float | None:
-    """The mean of a score over those that have it; None where none does."""
-    found = [v for s in scores if (v := getattr(s, key)) is not None]
-    return fmean(found) if found else None
+    """Return the mean of a score over those that are known; None where none is known."""
+    values = [v for s in scores if (v := getattr(s, key)) is not None]
+    return fmean(values) if values else None
 
 
 def shown(value: Value) -> Estimate | None:
-    """The estimate, or None where it is missing."""
+    """Return the estimate, or None where it is missing."""
     return value if isinstance(value, Estimate) else None

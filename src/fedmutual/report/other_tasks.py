@@ -1,78 +1,80 @@
-"""Clients whose task has no accuracy metric, as a regression: their scores, in the units of their task."""
+"""Clients whose task has no accuracy metric, such as a regression: their scores, in the units of their task."""
 
 from collections.abc import Iterator
 
 from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers
 from fedmutual.report.comparison import SHORT, Comparison, Method
+from fedmutual.report.findings import Finding, MoreTasks, OtherTask
 from fedmutual.report.measures import over_seeds
 from fedmutual.report.statistics import Estimate, Value
-from fedmutual.report.text import listed
 from fedmutual.rundir.recorded_run import RecordedRun
 
 _MOST = 3  # clients that the verdict names
 
 
 def other_tasks(comparison: Comparison) -> Table | None:
-    """A line a client and score: each model on the client's own validation data, after the last round; None without such."""
-    models = list(_models(comparison))
-    clients = _clients(comparison)
+    """Return a table with a line for each client and score: each model on the client's own validation data, last round.
+
+    None where every client's task has accuracy.
+    """
+    models = _list_models(comparison)
+    clients = _list_scores(comparison)
     if not clients:
         return None
     rows, lines = [], []
     for client, scores in clients.items():
         for score in scores:
-            found = [_value(method, model, client, score) for method, model in models]
-            rows.append((Cell(client), Cell(score), *(_cell(value) for value in found)))
-            lines.append([client, score, *(v for value in found for v in numbers(value)[:2])])
-    names = [_label(method, model) for method, model in models]
-    columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(name) for name in names))
-    header = ["client", "score", *(f"{name}{end}" for name in names for end in ("", "_half_width"))]
+            values = [_average_score(method, model, client, score) for method, model in models.values()]
+            rows.append((Cell(client), Cell(score), *(_make_cell(value) for value in values)))
+            lines.append([client, score, *(number for value in values for number in numbers(value)[:2])])
+    columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(label) for label in models))
+    header = ["client", "score", *(f"{label}{end}" for label in models for end in ("", "_half_width"))]
     caption = "Clients whose task has no accuracy metric: scores on their own validation data, last round"
     return Table("others", caption, columns, tuple(rows), csv_text(header, lines))
 
 
-def sentences(comparison: Comparison) -> Iterator[str]:
-    """What to say of the first few of them."""
-    clients, models = _clients(comparison), list(_models(comparison))
+def find_other_tasks(comparison: Comparison) -> Iterator[Finding]:
+    """Return the first few of these clients, each with its first score, and how many more there are."""
+    clients, models = _list_scores(comparison), _list_models(comparison)
     for client, scores in list(clients.items())[:_MOST]:
-        found = [(_label(*m), _value(*m, client, scores[0])) for m in models]
-        said = [f"{value.mean:.4g} with {label}" for label, value in found if isinstance(value, Estimate)]
-        yield f"Client {client!r} has a task without accuracy: its {scores[0]} on its own validation data is {listed(said)}."
+        values = {label: _average_score(*model, client, scores[0]) for label, model in models.items()}
+        means = tuple((label, value.mean) for label, value in values.items() if isinstance(value, Estimate))
+        yield OtherTask(client, scores[0], means)
     if len(clients) > _MOST:
-        yield f"{len(clients) - _MOST} more clients have a task without accuracy; the page has a table of all."
+        yield MoreTasks(len(clients) - _MOST)
 
 
-def _clients(comparison: Comparison) -> dict[str, list[str]]:
-    """Client -> the names of its scores."""
-    found: dict[str, dict[str, None]] = {}
+def _list_scores(comparison: Comparison) -> dict[str, list[str]]:
+    """Return client -> the names of its scores."""
+    names: dict[str, dict[str, None]] = {}
     for run in (r for m in comparison.methods for r in m.counted if r.last):
         for other in run.last.others if run.last else ():
             if other.client is not None and other.data == "validation":
-                found.setdefault(other.client, {}).update(dict.fromkeys(other.values))
-    return {client: list(scores) for client, scores in found.items() if scores}
+                names.setdefault(other.client, {}).update(dict.fromkeys(other.values))
+    return {client: list(scores) for client, scores in names.items() if scores}
 
 
-def _models(comparison: Comparison) -> Iterator[tuple[Method, str]]:
+def _list_models(comparison: Comparison) -> dict[str, tuple[Method, str]]:
+    """Return label -> a method and one of its models; the label names the model where the method has several."""
+    models = {}
     for method in comparison.methods:
-        there = {o.model for r in method.counted if r.last for o in r.last.others if o.client is not None}
-        yield from ((method, model) for model in SHORT if model in there)
+        scored = {o.model for r in method.counted if r.last for o in r.last.others if o.client is not None}
+        for model in (m for m in SHORT if m in scored):
+            models[f"{method.label}, {SHORT[model]}" if len(scored) > 1 else method.label] = (method, model)
+    return models
 
 
-def _label(method: Method, model: str) -> str:
-    return method.label if method.algorithm != "fml" else f"{method.label}, {SHORT[model]}"
-
-
-def _value(method: Method, model: str, client: str, score: str) -> Value:
-    def number(run: RecordedRun) -> float | None:
+def _average_score(method: Method, model: str, client: str, score: str) -> Value:
+    def read_score(run: RecordedRun) -> float | None:
         others = run.last.others if run.last else ()
         return next(
             (o.values.get(score) for o in others if (o.model, o.client, o.data) == (model, client, "validation")), None
         )
 
-    return over_seeds(method.counted, number, "not scored")
+    return over_seeds(method.counted, read_score, "not scored")
 
 
-def _cell(value: Value) -> Cell:
+def _make_cell(value: Value) -> Cell:
     if not isinstance(value, Estimate):
         return missing(value.why)
     return Cell(f"{value.mean:.4g}", f"± {value.half:.2g}" if value.half is not None else "")

@@ -23,7 +23,7 @@ class Settings:
 
 
 def subtitle(comparison: Comparison) -> str:
-    """What was run, in a line."""
+    """Return one line on what was run."""
     run = comparison.first
     rounds = sorted({r.settings.rounds for r in comparison.runs})
     who = count(len(run.partition.clients), "client")
@@ -41,7 +41,7 @@ def subtitle(comparison: Comparison) -> str:
 
 
 def facts(comparison: Comparison) -> list[tuple[str, str]]:
-    """What else was run: (term, description)."""
+    """Return the facts of the runs: (term, description)."""
     return [
         ("Methods", listed([m.label for m in comparison.methods])),
         ("Networks", networks(comparison)),
@@ -51,7 +51,7 @@ def facts(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def partition(run: RecordedRun) -> str:
-    """How the data were dealt out."""
+    """Return how the data were partitioned."""
     kind, given = run.partition.kind, run.config.get("partition", {})
     words = {
         "iid": "dealt at random (iid)",
@@ -66,16 +66,16 @@ def partition(run: RecordedRun) -> str:
 
 
 def networks(comparison: Comparison) -> str:
-    """The shared and the personal networks, with their sizes."""
+    """Return the shared and the personal networks with their sizes."""
     shared, own = _models(comparison)
-    said = [f"{kind} {_networks(found)}" for kind, found in (("shared", shared), ("personal", own)) if found]
-    return "; ".join(said) or "not recorded"
+    parts = [f"{kind} {_networks(recorded)}" for kind, recorded in (("shared", shared), ("personal", own)) if recorded]
+    return "; ".join(parts) or "not recorded"
 
 
 def first_weights(comparison: Comparison) -> str:
-    """What the networks began with: random weights, or whose; and why not those that were asked for."""
-    said = dict.fromkeys(str(n["weights"]) for found in _models(comparison) for n in found if "weights" in n)
-    return "; ".join(said) or "not recorded"
+    """Return the first weights of the networks: random, or from which source; and why not the requested ones."""
+    weights = dict.fromkeys(str(n["weights"]) for recorded in _models(comparison) for n in recorded if "weights" in n)
+    return "; ".join(weights) or "not recorded"
 
 
 def _models(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -86,19 +86,19 @@ def _models(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[str
 
 
 def scaling(run: RecordedRun) -> str:
-    """What was done to the inputs."""
-    found = run.environment.get("scaling") or {}
-    if not found:
+    """Return how the inputs were scaled."""
+    recorded = run.environment.get("scaling") or {}
+    if not recorded:
         return "not recorded"
-    mean, std = (found.get(key) or () for key in ("mean", "std"))
-    scaled = [f"divided by {found['divisor']:g}"] if found.get("divisor", 1) != 1 else []
+    mean, std = (recorded.get(key) or () for key in ("mean", "std"))
+    scaled = [f"divided by {recorded['divisor']:g}"] if recorded.get("divisor", 1) != 1 else []
     if len(mean) > _SAID:
         scaled.append(f"scaled by {len(mean)} means and standard deviations, which the environment below lists")
     elif mean and std:
         scaled.append("minus mean ({}), over standard deviation ({})".format(*map(_numbers, (mean, std))))
-    if found.get("columns"):
-        scaled.append(f"{len(found['columns'])} columns encoded by data.columns, as the environment below lists")
-    return f"{', '.join(scaled) or 'not scaled'}; augmentation: {found.get('augment', 'not recorded')}"
+    if recorded.get("columns"):
+        scaled.append(f"{len(recorded['columns'])} columns encoded by data.columns, as the environment below lists")
+    return f"{', '.join(scaled) or 'not scaled'}; augmentation: {recorded.get('augment', 'not recorded')}"
 
 
 def _numbers(values: Sequence[float]) -> str:
@@ -106,7 +106,7 @@ def _numbers(values: Sequence[float]) -> str:
 
 
 def run_list(comparison: Comparison) -> Table:
-    """Every run: how far it is, how long it took, on which partition."""
+    """Return the table of all runs: state, time, partition and folder."""
     rows, lines = [], []
     for m in comparison.methods:
         for r in m.runs:
@@ -135,17 +135,17 @@ def run_list(comparison: Comparison) -> Table:
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """What the runs noted in their logs, which methods did, where not all, and when, of what came up in rounds."""
-    found = dict[str, list[tuple[str, set[int]]]]()  # note -> of each run that has it its method, and the rounds
+    """Return the notes of the runs' logs, each with its methods (where not all have it) and its rounds."""
+    runs_by_note = dict[str, list[tuple[str, set[int]]]]()  # note -> of each run that has it its method, and the rounds
     for m in comparison.methods:
         for note, rounds in (noted for r in m.runs for noted in r.notes.items()):
-            found.setdefault(note, []).append((m.label, rounds))
-    told = []
-    for note, runs in found.items():
+            runs_by_note.setdefault(note, []).append((m.label, rounds))
+    sentences = []
+    for note, runs in runs_by_note.items():
         labels = list(dict.fromkeys(label for label, _ in runs))
         whose = "" if len(labels) == len(comparison.methods) else f"{listed(labels)}: "
-        told.append(f"{whose}{note}{_when([rounds for _, rounds in runs])}")
-    return [*told, *_tuned(comparison)]
+        sentences.append(f"{whose}{note}{_when([rounds for _, rounds in runs])}")
+    return [*sentences, *_tuned(comparison)]
 
 
 def _tuned(comparison: Comparison) -> Iterator[str]:
@@ -169,7 +169,7 @@ def _when(of_runs: Sequence[set[int]]) -> str:
 
 
 def configuration(comparison: Comparison) -> Settings:
-    """The resolved configurations, as TOML where they are equal."""
+    """Return the resolved configurations: equal keys as TOML, the others in a table."""
     tables = [{k: v for k, v in flat(r.config) if k != "seed"} for r in comparison.runs]
     common, differing = _split(tables)
     nested: dict[str, Any] = {}
@@ -186,7 +186,7 @@ def configuration(comparison: Comparison) -> Settings:
 
 
 def environment(comparison: Comparison) -> Settings:
-    """The machine, the versions and the models' sizes."""
+    """Return the environments of the runs: machine, versions and sizes of the models."""
     tables = [dict(_about(r.environment)) for r in comparison.runs]
     common, differing = _split(tables)
     text = "\n".join(f"{k} = {plain(v)}" for k, v in common.items())
@@ -194,13 +194,15 @@ def environment(comparison: Comparison) -> Settings:
 
 
 def _about(environment: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """What is told of it; a client's scaling not where it is the run's own, and told with that."""
-    whole = environment.get("scaling")
+    """Return the keys of an environment that the page shows; a client's scaling only where it differs from the run's."""
+    run_scaling = environment.get("scaling")
     yield from flat({k: v for k, v in environment.items() if k not in ("format", "command", "clients")})
     for id, client in (environment.get("clients") or {}).items():
-        same = isinstance(client, Mapping) and client.get("scaling") == whole
-        own = {k: v for k, v in client.items() if k != "scaling" or not same} if isinstance(client, Mapping) else client
-        yield from flat({"clients": {id: own}})
+        same = isinstance(client, Mapping) and client.get("scaling") == run_scaling
+        client_about = (
+            {k: v for k, v in client.items() if k != "scaling" or not same} if isinstance(client, Mapping) else client
+        )
+        yield from flat({"clients": {id: client_about}})
 
 
 def _split(tables: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[str]]:
@@ -216,19 +218,27 @@ def _by_method(
     """A line a key, a column a method; where seeds differ, all their values."""
     if not keys:
         return None
-    of = {m.label: [t for t, r in zip(tables, comparison.runs, strict=True) if r in m.runs] for m in comparison.methods}
+    tables_by_method = {
+        m.label: [t for t, r in zip(tables, comparison.runs, strict=True) if r in m.runs] for m in comparison.methods
+    }
     rows = [
-        [key, *("; ".join(dict.fromkeys(plain(t[key]) if key in t else "–" for t in found)) for found in of.values())]
+        [
+            key,
+            *(
+                "; ".join(dict.fromkeys(plain(t[key]) if key in t else "–" for t in method_tables))
+                for method_tables in tables_by_method.values()
+            ),
+        ]
         for key in keys
     ]
-    columns = (Column("Key", numeric=False), *(Column(label, numeric=False) for label in of))
+    columns = (Column("Key", numeric=False), *(Column(label, numeric=False) for label in tables_by_method))
     cells = tuple(tuple(Cell(text) for text in row) for row in rows)
-    return Table(f"{id}-differs", caption, columns, cells, csv_text(["key", *of], rows))
+    return Table(f"{id}-differs", caption, columns, cells, csv_text(["key", *tables_by_method], rows))
 
 
-def _networks(found: Sequence[Mapping[str, Any]]) -> str:
+def _networks(recorded: Sequence[Mapping[str, Any]]) -> str:
     """ "mlp and cnn1 (1,000 to 2,000 parameters)"."""
-    names = list(dict.fromkeys(str(n.get("name")) for n in found))
-    sizes = sorted({n["parameters"] for n in found if isinstance(n.get("parameters"), int)})
+    names = list(dict.fromkeys(str(n.get("name")) for n in recorded))
+    sizes = sorted({n["parameters"] for n in recorded if isinstance(n.get("parameters"), int)})
     span = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}" if sizes else "unknown number of"
     return f"{listed(names)} ({span} parameters)"

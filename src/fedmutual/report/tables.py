@@ -13,23 +13,23 @@ from fedmutual.rundir.recorded_run import RecordedRun
 
 
 def beyond_accuracy(comparison: Comparison) -> Table:
-    """What accuracy hides: scores that a frequent class does not lift, beside the accuracy of always naming that class."""
+    """Return the table of scores that a frequent class does not raise, with the accuracy of always naming that class."""
     decimals = comparison.decimals
     rows, lines = [], []
     keys = ("accuracy", "majority", "balanced_accuracy", "auroc", "loss")
     for m in comparison.methods:
         for subject in measures.subjects(comparison, m):
-            found = {
+            scores = {
                 key: over_seeds(m.counted, lambda run, s=subject, k=key: mean_of(s.scores(run), k), _UNDEFINED[key])  # type: ignore[misc]
                 for key in keys
             }
-            cells = [share(found[key], decimals, note=_partly(m.counted, subject, key)) for key in keys[:3]]
+            cells = [share(scores[key], decimals, note=_partly(m.counted, subject, key)) for key in keys[:3]]
             auroc, loss = (
                 missing(v.why) if isinstance(v, Missing) else Cell(fixed(v.mean, 3), note=_partly(m.counted, subject, key))
-                for key, v in ((k, found[k]) for k in keys[3:])
+                for key, v in ((k, scores[k]) for k in keys[3:])
             )
             rows.append((Cell(m.label, sub=subject.title), *cells, auroc, loss))
-            lines.append([m.label, subject.title, *(numbers(found[key])[0] for key in keys)])
+            lines.append([m.label, subject.title, *(numbers(scores[key])[0] for key in keys)])
     columns = (
         Column("Method, and what is scored", numeric=False),
         Column("Accuracy, %"),
@@ -43,19 +43,19 @@ def beyond_accuracy(comparison: Comparison) -> Table:
 
 
 def recall(comparison: Comparison) -> Table:
-    """Recall of each class: under each method the shared model, and the personal ones on all classes."""
+    """Return the table of each class's recall: of each method the shared model, and the personal models on all classes."""
     columns = [Column("Class", numeric=False)]
-    found: list[list[float | None]] = []
+    recalls: list[list[float | None]] = []
     for m in comparison.methods:
         for subject in measures.subjects(comparison, m):
             if subject.everything:
                 columns.append(Column(subject.title.partition(",")[0], m.label))
-                found.append([_recall(m.counted, subject, k) for k in range(len(comparison.classes))])
+                recalls.append([_recall(m.counted, subject, k) for k in range(len(comparison.classes))])
     rows = tuple(
         (Cell(name), *(missing("the test set has no example of the class") if v is None else _shaded(v) for v in values))
-        for name, *values in zip(comparison.classes, *found, strict=True)
+        for name, *values in zip(comparison.classes, *recalls, strict=True)
     )
-    lines = [[name, *values] for name, *values in zip(comparison.classes, *found, strict=True)]
+    lines = [[name, *values] for name, *values in zip(comparison.classes, *recalls, strict=True)]
     header = ["class", *(f"{c.group}: {c.name}" for c in columns[1:])]
     where = "test data of all domains" if comparison.domains else "test set"
     caption = f"Recall of each class on the {where}, %, last round; personal models: the mean over clients"
@@ -63,7 +63,7 @@ def recall(comparison: Comparison) -> Table:
 
 
 def clients(comparison: Comparison) -> Table:
-    """Every client of every seed: what it has, how well it is served, and what it gains."""
+    """Return the table of all clients of all seeds: training examples, network, accuracies and gains."""
     pairs = {u: _pairs(comparison, u) for u in comparison.uses}
     runs: dict[int, RecordedRun] = {}  # of the first method that has the seed
     for run in (r for m in comparison.methods for r in m.counted):
@@ -97,8 +97,8 @@ def clients(comparison: Comparison) -> Table:
 
 
 def _pairs(comparison: Comparison, use: Use) -> dict[tuple[int, str], Pair]:
-    found = measures.gains(comparison, use)
-    return {(p.seed, p.client): p for p in found.pairs} if isinstance(found, Gains) else {}
+    gains = measures.gains(comparison, use)
+    return {(p.seed, p.client): p for p in gains.pairs} if isinstance(gains, Gains) else {}
 
 
 def _majority(share: float | None, decimals: int) -> Cell:
@@ -115,14 +115,14 @@ _UNDEFINED = {
 def _partly(runs: Sequence[RecordedRun], subject: Subject, key: str) -> str:
     """A footnote where a score is defined for some clients only."""
     scores = [s for run in runs for s in subject.scores(run)]
-    there = sum(getattr(s, key) is not None for s in scores)
-    return f"over the {there} of {len(scores)} for which it is defined" if 0 < there < len(scores) else ""
+    defined = sum(getattr(s, key) is not None for s in scores)
+    return f"over the {defined} of {len(scores)} for which it is defined" if 0 < defined < len(scores) else ""
 
 
 def _recall(runs: Sequence[RecordedRun], subject: Subject, k: int) -> float | None:
     """The mean recall of class k over seeds, and over clients within a seed."""
-    found = [[s.recall[k] for s in subject.scores(run) if s.recall and s.recall[k] is not None] for run in runs]
-    means = [fmean(v for v in values if v is not None) for values in found if values]
+    seed_recalls = [[s.recall[k] for s in subject.scores(run) if s.recall and s.recall[k] is not None] for run in runs]
+    means = [fmean(v for v in values if v is not None) for values in seed_recalls if values]
     return fmean(means) if means else None
 
 
@@ -151,5 +151,5 @@ def _network(comparison: Comparison, seed: int, client: str) -> str:
     methods = sorted(comparison.methods, key=lambda m: m.algorithm == ALONE)
     models = [r.environment.get("models") or {} for m in methods for r in m.runs if r.seed == seed]
     own = [m["personal"][client] for m in models if client in (m.get("personal") or {})]
-    found = [*own, *(m["shared"] for m in models if m.get("shared"))]
-    return str(found[0].get("name", "")) if found else ""
+    networks = [*own, *(m["shared"] for m in models if m.get("shared"))]
+    return str(networks[0].get("name", "")) if networks else ""

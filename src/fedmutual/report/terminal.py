@@ -26,24 +26,24 @@ _NONE = "n/a"
 
 
 def headline(runs: Sequence[Path | RecordedRun]) -> Group:
-    """Every method of these run folders in a line, or each of its models; percent after the last round, with 95 % intervals.
+    """Return a table with a line for each model of each method: percent after the last round, with 95 % intervals.
 
     Gains have columns where there is one. Comparisons of nodes that are domains have a table of their own.
 
     Raises:
         RunError: a folder is no run's, or damaged.
     """
-    found = comparisons(read_runs(runs))
+    compared = comparisons(read_runs(runs))
     tables = []
     for domains_, lines, columns, gains in ((False, _clients, _CLIENTS, _CLIENTS_GAIN), (True, _nodes, _NODES, _NODES_GAIN)):
-        told = {c: lines(c) for c in found if c.domains == domains_}
-        if told:
-            tables.append(_table(told, columns, gains, named=len(found) > 1))
+        shown = {c: lines(c) for c in compared if c.domains == domains_}
+        if shown:
+            tables.append(_table(shown, columns, gains, named=len(compared) > 1))
     return Group(*tables)
 
 
 def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Table:
-    """What every method costs, a line each: all clients, whole run, means over seeds.
+    """Return a table with the costs of each method: all clients, whole run, means over seeds.
 
     Raises:
         RunError: as `headline`.
@@ -58,14 +58,14 @@ def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Table:
     return table
 
 
-def _table(told: Mapping[Comparison, Lines], columns: Sequence[str], gains: Sequence[str], named: bool) -> Table:
+def _table(compared: Mapping[Comparison, Lines], columns: Sequence[str], gains: Sequence[str], named: bool) -> Table:
     """A table of comparisons' lines; without the columns of gains where no line has one."""
-    all_lines = [line for lines in told.values() for line in lines]
+    all_lines = [line for lines in compared.values() for line in lines]
     heads = len(columns) + 1
     gaining = any(cell != _NONE for line in all_lines for cell in line[heads:])
     shown = [cell for line in all_lines for cell in line[1 : None if gaining else heads]]
     table = Table(
-        caption=_legend(told, shown, gaining),
+        caption=_legend(compared, shown, gaining),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),  # two blanks between columns, not three: the widest intervals fit 80 characters
@@ -75,7 +75,7 @@ def _table(told: Mapping[Comparison, Lines], columns: Sequence[str], gains: Sequ
     table.add_column("method", min_width=10, overflow="fold")
     for name in (*columns, *(gains if gaining else ())):
         table.add_column(name, justify="right", no_wrap=True)
-    for comparison, lines in told.items():
+    for comparison, lines in compared.items():
         if named:
             table.add_section()
             table.add_row(f"[bold]{escape(comparison.name)}[/bold]")
@@ -84,16 +84,16 @@ def _table(told: Mapping[Comparison, Lines], columns: Sequence[str], gains: Sequ
     return table
 
 
-def _legend(told: Iterable[Comparison], shown: Sequence[str], gaining: bool) -> str:
+def _legend(compared: Iterable[Comparison], shown: Sequence[str], gaining: bool) -> str:
     """What the numbers are: only of those that are there."""
-    said = ["Last round"]
-    said += ["mean ± 95 % interval"] if any("±" in cell for cell in shown) else []
-    said += ["gains in points"] if gaining else []
-    spent = {m.label: guarantee.text(m) for c in told if guarantee.is_stated(c) for m in c.methods}
-    said += ["epsilon: " + ", ".join(f"{label} {value}" for label, value in spent.items())] if spent else []
-    single = sum(len(c.runs) for c in told) == 1
+    words = ["Last round"]
+    words += ["mean ± 95 % interval"] if any("±" in cell for cell in shown) else []
+    words += ["gains in points"] if gaining else []
+    spent = {m.label: guarantee.text(m) for c in compared if guarantee.is_stated(c) for m in c.methods}
+    words += ["epsilon: " + ", ".join(f"{label} {value}" for label, value in spent.items())] if spent else []
+    single = sum(len(c.runs) for c in compared) == 1
     why = "`fedmutual report` says why" if single else "see the report"
-    return "; ".join(said) + "." + (f" n/a: {why}." if _NONE in shown else "")
+    return "; ".join(words) + "." + (f" n/a: {why}." if _NONE in shown else "")
 
 
 def _clients(comparison: Comparison) -> Lines:
@@ -118,8 +118,8 @@ def _nodes(comparison: Comparison) -> Lines:
 
 
 def _unfinished(method: Method) -> str:
-    left = [r for r in method.counted or method.runs if not r.finished]
-    states = {"unfinished" if r.diverged is None else "diverged" for r in left}
+    unfinished = [r for r in method.counted or method.runs if not r.finished]
+    states = {"unfinished" if r.diverged is None else "diverged" for r in unfinished}
     return f" ({' and '.join(sorted(states))})" if states else ""
 
 

@@ -11,7 +11,7 @@ from fedmutual.report.text import count, size
 
 
 def bytes_by_method(comparison: Comparison) -> Table:
-    """A line a method: what left a client, as declared, and the bytes that crossed; a public seed set's stand apart."""
+    """Return a table with a line for each method: declared messages, bytes sent, and a public seed set's bytes apart."""
     counted = {m.label: [r for r in m.counted if r.ledger] for m in comparison.methods}
     seeded = any(r.ledger.seed for runs in counted.values() for r in runs)
     stepped = any((r.settings.training.local_steps or 1) > 1 for runs in counted.values() for r in runs)
@@ -52,12 +52,12 @@ POOLED_NOTE = "all participants' data lie in one place here; moving them there i
 
 
 def bytes_by_client(comparison: Comparison) -> Table:
-    """A line a client: bytes over the whole run under every method."""
+    """Return a table with a line for each client: its bytes in the whole run under each method."""
     return _bytes(comparison, "bytes-client", "client", "Bytes of each client over the whole run, means over seeds")
 
 
 def bytes_by_round(comparison: Comparison) -> Table:
-    """A line a round, equal neighbours in one: bytes of all clients under every method."""
+    """Return a table with a line for each round, or for several equal rounds: bytes of all clients under each method."""
     return _bytes(comparison, "bytes-round", "round", "Bytes of all clients in a round, means over seeds")
 
 
@@ -67,15 +67,17 @@ def _bytes(comparison: Comparison, id: str, key: str, caption: str) -> Table:
     for m in methods:
         for ledger in (r.ledger for r in m.counted):
             for way in ("up", "down"):
-                found: Mapping[Any, int] = ledger.by_client(way) if key == "client" else ledger.by_round(way)
-                for name, n in found.items():
+                byte_counts: Mapping[Any, int] = ledger.by_client(way) if key == "client" else ledger.by_round(way)
+                for name, n in byte_counts.items():
                     row = sums.setdefault(name, {})
                     row[m.label, way] = row.get((m.label, way), 0.0) + n / len(m.counted)
     ways = [(m.label, way) for m in methods for way in ("up", "down")]
     names = sorted(sums) if key == "round" else list(sums)
-    told = [(name, tuple(sums[name].get(way, 0.0) for way in ways)) for name in names]
+    sums_by_name = [(name, tuple(sums[name].get(way, 0.0) for way in ways)) for name in names]
     rows, lines = [], []
-    for (_, values), equal in groupby(told, key=lambda line: (line[0] if key == "client" else line[0] == 0, line[1])):
+    for (_, values), equal in groupby(
+        sums_by_name, key=lambda line: (line[0] if key == "client" else line[0] == 0, line[1])
+    ):
         first, *more = [name for name, _ in equal]
         last = more[-1] if more else first
         head = "start" if first == 0 else str(first) if last == first else f"{first} to {last}"
@@ -91,41 +93,42 @@ def _leaving(method: Method) -> str:
     if method.algorithm == POOLED:
         return "everything: all data lie in one place"
     leaves = _leaves(method)
-    given = any(r.ledger.seed for r in method.counted)
+    has_seed_set = any(r.ledger.seed for r in method.counted)
     if leaves is None:
         return "n/a"
     if not leaves:
-        return "nothing; once, before: its public data" if given else "nothing"
+        return "nothing; once, before: its public data" if has_seed_set else "nothing"
     values = sum(prod(shape) for _, shape in leaves.values())
-    told = f"{count(len(leaves), 'tensor')}, {values:,} numbers"
+    words = f"{count(len(leaves), 'tensor')}, {values:,} numbers"
     if any(name.endswith("n_k") for name in leaves):
-        told += ", with n_k, how many examples it trains on"
-    return f"{told}; once, before: its public data" if given else told
+        words += ", with n_k, how many examples it trains on"
+    return f"{words}; once, before: its public data" if has_seed_set else words
 
 
 def tensors(comparison: Comparison) -> Table | None:
-    """Every tensor that may leave a client, by name; None where nothing leaves."""
-    found = {m.label: _leaves(m) or {} for m in comparison.methods if m.algorithm != POOLED}
-    found = {label: leaves for label, leaves in found.items() if leaves}
-    specs = dict.fromkeys((name, *spec) for leaves in found.values() for name, spec in leaves.items())
+    """Return the table of all tensors that may leave a client; None where nothing leaves."""
+    leaves_by_method = {m.label: _leaves(m) or {} for m in comparison.methods if m.algorithm != POOLED}
+    leaves_by_method = {label: leaves for label, leaves in leaves_by_method.items() if leaves}
+    specs = dict.fromkeys((name, *spec) for leaves in leaves_by_method.values() for name, spec in leaves.items())
     if not specs:
         return None
     marks = [
-        (name, kind, shape, [found[label].get(name) == (kind, shape) for label in found]) for name, kind, shape in specs
+        (name, kind, shape, [leaves_by_method[label].get(name) == (kind, shape) for label in leaves_by_method])
+        for name, kind, shape in specs
     ]
     rows = tuple(
-        (Cell(name), Cell(kind), Cell(_shape(shape)), *(Cell("leaves" if yes else "–") for yes in there))
-        for name, kind, shape, there in marks
+        (Cell(name), Cell(kind), Cell(_shape(shape)), *(Cell("leaves" if yes else "–") for yes in leaves_client))
+        for name, kind, shape, leaves_client in marks
     )
     columns = (
         Column("Tensor", numeric=False),
         Column("type", numeric=False),
         Column("shape"),
-        *(Column(m, numeric=False) for m in found),
+        *(Column(m, numeric=False) for m in leaves_by_method),
     )
-    lines = [[name, kind, _shape(shape), *map(int, there)] for name, kind, shape, there in marks]
+    lines = [[name, kind, _shape(shape), *map(int, leaves_client)] for name, kind, shape, leaves_client in marks]
     caption = "Tensors that may leave a client, as declared before the run"
-    return Table("tensors", caption, columns, rows, csv_text(["tensor", "type", "shape", *found], lines))
+    return Table("tensors", caption, columns, rows, csv_text(["tensor", "type", "shape", *leaves_by_method], lines))
 
 
 def _leaves(method: Method) -> Mapping[str, tuple[str, tuple[int, ...]]] | None:

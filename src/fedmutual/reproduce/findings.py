@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedmutual.files import write_bytes
+from fedmutual.report.rendering import make_environment
 from fedmutual.reproduce import prose
 from fedmutual.reproduce.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judged
 from fedmutual.reproduce.entries import capital, unit
@@ -103,9 +103,8 @@ def write_findings(told: Sequence[Page], counts: pd.DataFrame, root: Path, folde
 
 def render_findings(findings: Sequence[Finding], counts: pd.DataFrame, root: Path, pages: str) -> str:
     """The page as Markdown. pages: the way from it to the folder of the experiments' pages."""
-    loader = FileSystemLoader(root)
-    environment = Environment(loader=loader, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.get_template(TEMPLATE).render(
+    template = make_environment(root, html=False).get_template(TEMPLATE)
+    return template.render(
         made=MADE,
         figure=f"{pages}/{FIGURES}/{FIGURE}",
         picture=forest(findings),

@@ -9,11 +9,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-
 from fedmutual.files import write_bytes
 from fedmutual.report.cells import Cell, Table
-from fedmutual.report.html import mark_prose
+from fedmutual.report.rendering import make_environment
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import listed
 from fedmutual.reproduce import prose, tables
@@ -197,14 +195,7 @@ def html(told: Page) -> str:
     """The page as one self-contained HTML file."""
     styles: Styles = {}
     decimals = told.experiment.index.decimals
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("fedmutual.reproduce"), PackageLoader("fedmutual.report")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["prose"] = mark_prose
+    environment = make_environment("fedmutual.reproduce", "fedmutual.report", html=True)
     figures = [(p.title, draw(p, f"f-{p.id}", styles), numbers_of(p, decimals)) for p in told.pictures]
     claims = [
         {

@@ -9,8 +9,7 @@ from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import estimate, wilson_interval
 from fedmutual.report.text import percent
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
@@ -45,13 +44,8 @@ def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, s
         RunError: a file of the run's folder is missing or damaged.
     """
     run = read_run(folder)
-    environment = Environment(  # no autoescape: the text is Markdown, and `_escape` takes markup out of names
-        loader=PackageLoader("fedmutual.studies"),
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    # html=False: the text is Markdown, and `_escape` takes markup out of names
+    environment = make_environment("fedmutual.studies", html=False, keep_trailing_newline=True)
     environment.filters["plain"] = _escape
     return environment.get_template("model_card.md.j2").render(
         run=run,

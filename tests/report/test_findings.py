@@ -1,0 +1,239 @@
+"""The decisions behind the sentences, from gains given by hand; and the text of every template once."""
+
+import pytest
+
+from fedmutual.report import verdicts
+from fedmutual.report.comparison import comparisons
+from fedmutual.report.findings import (
+    AllClasses,
+    ComparedAfter,
+    Contest,
+    Effects,
+    FewSeeds,
+    Finding,
+    FrequentClass,
+    Harm,
+    MethodGain,
+    MoreTasks,
+    NotCompared,
+    OneSeed,
+    OtherTask,
+    Rivalry,
+    TwoModels,
+    WorstClass,
+    count_clients,
+    count_nodes,
+    describe_finding,
+    find_doubts,
+)
+from fedmutual.report.statistics import Estimate, Gains, Pair
+from fedmutual.report.wording import describe_difference
+from fedmutual.rundir.recorded_run import read_runs
+from run_folders import Made, write_all
+
+CERTAIN = Estimate(0.1, 0.02, 5, "seeds")
+OPEN = Estimate(-0.01, 0.03, 5, "seeds")
+ALONE = {"0": 0.8, "1": 0.7, "2": 0.6}
+alone = Made("independent", lambda seed, round, client: ALONE[client])
+
+
+def pairs(*gains_by_seed):
+    """gains_by_seed: of each seed client -> gain over an accuracy of 0.5."""
+    return Gains(
+        tuple(
+            Pair(seed, c, 1, 0.5 + gain, 0.5, 100) for seed, gains in enumerate(gains_by_seed) for c, gain in gains.items()
+        )
+    )
+
+
+def find(kind, folders):
+    [comparison] = comparisons(read_runs(folders))
+    return [finding for finding in verdicts.find_findings(comparison) if isinstance(finding, kind)]
+
+
+def test_clients_count_once_in_each_seed():
+    effects = count_clients(pairs({"a": 0.1, "b": -0.02}, {"a": 0.0, "b": -0.05}))
+    assert (effects.total, effects.gained, effects.equal, effects.seeds) == (4, 1, 1, 2)
+    assert [(harm.client, harm.seed, harm.loss) for harm in effects.harmed] == [
+        ("b", 1, pytest.approx(0.05)),
+        ("b", 0, pytest.approx(0.02)),
+    ]
+    assert effects.named == effects.harmed
+
+
+def test_of_many_harmed_clients_the_most_harmed_one_is_named():
+    effects = count_clients(pairs({"a": -0.01, "b": -0.04, "c": -0.02, "d": -0.03}))
+    assert [harm.client for harm in effects.named] == ["b"]
+    assert [harm.seed for harm in effects.harmed] == [None] * 4  # one seed: no need to name it
+
+
+def test_nodes_count_by_their_means_over_seeds():
+    """Node a: -0.02 and -0.02 from two seeds, certain of nothing; node b gains in the mean; node c is equal."""
+    effects = count_nodes(pairs({"a": -0.02, "b": 0.3, "c": 0.1}, {"a": -0.02, "b": -0.1, "c": -0.1}))
+    assert (effects.total, effects.gained, effects.equal, effects.seeds) == (3, 1, 1, 1)
+    assert effects.harmed == (Harm("a", None, pytest.approx(0.02), may_be_chance=True),)
+    assert effects.may_all_be_chance
+
+
+def test_an_accuracy_is_the_mean_over_clients_then_over_seeds():
+    """Seed 0 has clients of 0.9 and 0.7, seed 1 one of 0.5: 0.65, where the mean over the three pairs would be 0.7."""
+    gains = pairs({"a": 0.4, "b": 0.2}, {"a": 0.0})
+    assert gains.accuracies == (pytest.approx(0.65), pytest.approx(0.5))
+    assert gains.accuracies[0] - gains.accuracies[1] == pytest.approx(gains.estimate.mean)
+
+
+def test_a_method_is_compared_with_local_only_and_with_its_rivals(tmp_path):
+    fml = Made("fml", lambda s, r, c: ALONE[c] + 0.1, lambda s, r: 0.7)
+    fedavg = Made("fedavg", lambda s, r, c: ALONE[c] - 0.05 * int(c), lambda s, r: 0.75)
+    folders = write_all(tmp_path, [fml, fedavg, alone], [0, 1, 2])
+    gains = {gain.label: gain for gain in find(MethodGain, folders)}
+    assert gains.keys() == {"FML", "FedAvg"}
+    assert (gains["FML"].accuracy, gains["FML"].estimate.sign, gains["FML"].effects.gained) == (pytest.approx(0.8), 1, 9)
+    effects = gains["FedAvg"].effects  # client 1 loses 5 points and client 2 ten, in each seed
+    assert (gains["FedAvg"].estimate.sign, effects.equal, len(effects.harmed)) == (-1, 3, 6)
+    assert (effects.named[0].client, effects.named[0].loss) == ("2", pytest.approx(0.1))
+    [rivalry] = find(Rivalry, folders)
+    assert [(c.data, c.estimate.mean) for c in rivalry.contests] == [
+        ("validation", pytest.approx(0.15)),
+        ("shared", pytest.approx(-0.05)),
+    ]
+    [both] = find(AllClasses, folders)
+    assert (both.label, both.personal, both.shared) == ("FML", pytest.approx(0.4), pytest.approx(0.7))
+
+
+def test_of_methods_that_are_no_reference_the_first_is_compared_with_the_others(tmp_path):
+    fedavg = Made("fedavg", lambda s, r, c: ALONE[c])
+    fedprox = Made("fedprox", lambda s, r, c: ALONE[c] - 0.1)
+    [rivalry] = find(Rivalry, write_all(tmp_path, [fedprox, fedavg, alone], [0, 1, 2]))
+    [contest] = rivalry.contests
+    assert (rivalry.rival, contest.name, contest.estimate.mean) == ("FedProx", "FedAvg", pytest.approx(0.1))
+
+
+@pytest.mark.parametrize(
+    ("shared", "sign", "better", "wins"), [(0.1, 1, "shared model", 9), (-0.1, -1, "personal models", 9)]
+)
+def test_the_better_of_two_models(tmp_path, shared, sign, better, wins):
+    fml = Made("fml", lambda s, r, c: ALONE[c], lambda s, r: 0.7, shared_own=lambda s, r, c: ALONE[c] + shared)
+    [found] = find(TwoModels, write_all(tmp_path, [fml, alone], [0, 1, 2]))
+    assert (found.estimate.sign, found.better, found.wins, found.total, found.seeds) == (sign, better, wins, 9, 3)
+
+
+def test_the_worst_class_has_the_lowest_recall_of_both(tmp_path):
+    """Class 2's recall is half of the accuracy: 0.35 alone, 0.25 with FML."""
+    fml = Made("fml", lambda s, r, c: ALONE[c] - 0.2)
+    [worst] = find(WorstClass, write_all(tmp_path, [fml, alone], [0, 1, 2]))
+    assert (worst.name, worst.estimate.sign) == ("2", -1)
+    assert (worst.recall, worst.recall_alone) == (pytest.approx(0.25), pytest.approx(0.35))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "estimates", "doubts"),
+    [
+        ([0, 1], [Estimate(0.1, 0.5, 2, "seeds")], [FewSeeds(2, True, "compare")]),
+        ([0, 1, 2], [CERTAIN, Estimate(0.1, 0.5, 3, "seeds")], [FewSeeds(3, False, "compare")]),
+        ([0, 1], [Estimate(0.1, 0.02, 3, "seeds")], []),  # certain
+        ([0, 1], [Estimate(0.0, 0.0, 3, "seeds")], []),  # three seeds agree
+        ([0], [Estimate(0.1, 0.5, 3, "clients")], [OneSeed("compare")]),
+    ],
+)
+def test_what_few_seeds_leave_open(tmp_path, seeds, estimates, doubts):
+    folders = write_all(tmp_path, [Made("fml", lambda s, r, c: ALONE[c]), alone], seeds)
+    [comparison] = comparisons(read_runs(folders))
+    assert list(find_doubts(comparison, estimates)) == doubts
+
+
+@pytest.mark.parametrize(
+    ("estimate", "text"),
+    [
+        (Estimate(0.013, 0.009, 3, "seeds"), "1.3 points above (95 % interval 0.4 to 2.2, 3 seeds)"),
+        (Estimate(-0.013, 0.009, 3, "seeds"), "1.3 points below (95 % interval 0.4 to 2.2, 3 seeds)"),
+        (Estimate(-0.5, 0.9, 3, "clients"), "50.0 points below (95 % interval 100.0 below to 40.0 above, 3 clients)"),
+        (Estimate(0.0, 0.01, 3, "seeds"), "level (95 % interval 1.0 below to 1.0 above, 3 seeds)"),
+        (Estimate(0.02, 0.0, 2, "seeds"), "2.0 points above (the same in both seeds)"),
+        (Estimate(0.02, None, 1, "clients"), "2.0 points above (one client, so no interval)"),
+    ],
+)
+def test_a_difference_in_words(estimate, text):
+    assert describe_difference(estimate, 1, "above", "below", "level") == text
+
+
+HARMED = Effects("client", 4, 1, (Harm("a", None, 0.05), Harm("b", None, 0.01)), 2)
+ONE_HARMED = Effects("node", 1, 0, (Harm("a", None, 0.01, True),), 5)
+PROSE = [
+    (
+        NotCompared("FedAvg", "nothing was evaluated yet"),
+        "FedAvg cannot be compared with local-only: nothing was evaluated yet.",
+    ),
+    (
+        MethodGain("FML", False, "personal", "validation", 0.8, CERTAIN, HARMED),
+        "FML: personal models score 80.0 % on the clients' own validation data, 10.0 points above local-only (95 % "
+        "interval 8.0 to 12.0, 5 seeds). Of 4 clients, 1 gains, 1 stays equal and 2 are harmed: client a by 5.0 "
+        "points and client b by 1.0.",
+    ),
+    (
+        MethodGain("Centralised", True, "global", "test", 0.8, CERTAIN, Effects("node", 1, 1, (), 5)),
+        "Centralised (the ceiling: all data in one place): over all domains (ACC) nodes score 80.0 %, 10.0 points "
+        "above local-only (95 % interval 8.0 to 12.0, 5 seeds). The only node gains.",
+    ),
+    (
+        MethodGain("FedH2L", False, "personal", "test.own", 0.8, OPEN, ONE_HARMED),
+        "FedH2L, on a node's own domain (BWT): no cost of joining is certain; 80.0 %, 1.0 points below local-only "
+        "(95 % interval 4.0 below to 2.0 above, 5 seeds). The only node is harmed: node a by 1.0 points, which may "
+        "be chance.",
+    ),
+    (
+        ComparedAfter("FML", (2, 1000)),
+        "FML is compared with local-only after round 2 and 1,000, the last after which both were evaluated and had "
+        "trained as much.",
+    ),
+    (
+        TwoModels("FML", "shared model", "personal models", CERTAIN, 6, 9, 3),
+        "With FML, the shared model does better on the clients' own validation data than the personal models: by "
+        "10.0 points (95 % interval 8.0 to 12.0, 5 seeds), for 6 of 9 clients over 3 seeds.",
+    ),
+    (
+        TwoModels("FML", "clients' forks", "personal models", OPEN, 6, 9, 3),
+        "Of the two models of FML neither is certain to be better on the clients' own validation data: the "
+        "clients' forks are 1.0 points behind (95 % interval 4.0 behind to 2.0 ahead, 5 seeds).",
+    ),
+    (
+        Rivalry("FedAvg", (Contest("validation", "FML", CERTAIN), Contest("test.others", "FML", OPEN))),
+        "Against FedAvg: on the clients' own validation data FML wins by 10.0 points (95 % interval 8.0 to 12.0, 5 "
+        "seeds); on the other domains (FWT) FML is 1.0 points behind, which may be chance (95 % interval 4.0 "
+        "behind to 2.0 ahead, 5 seeds).",
+    ),
+    (
+        AllClasses("FML", 0.4, 0.7),
+        "On all classes (the test set) FML's personal models score 40.0 %, its shared model 70.0 %.",
+    ),
+    (
+        FrequentClass(0.5),
+        "Always naming a client's most frequent class would score 50.0 % on its validation data.",
+    ),
+    (
+        WorstClass("cat", "FML", 0.3, 0.31, OPEN),
+        "Class cat has the lowest recall of FML and local-only combined: 30.0 %, alone 31.0 %: 1.0 points below, "
+        "which may be chance (95 % interval 4.0 below to 2.0 above, 5 seeds).",
+    ),
+    (
+        OtherTask("light", "mae", (("FML, personal", 0.12345), ("Local-only", 2.0))),
+        "Client 'light' has a task without accuracy: its mae on its own validation data is 0.1235 with FML, "
+        "personal and 2 with Local-only.",
+    ),
+    (MoreTasks(2), "2 more clients have a task without accuracy; the page has a table of all."),
+    (FewSeeds(2, True, "adapt"), "Two seeds cannot exclude chance; more seeds may tell: `fedmutual adapt RUN --seeds 5`."),
+    (
+        OneSeed("sites"),
+        "There is one seed only: intervals over clients tell how clients differ, not what another seed would give; "
+        "submitting the federation with another seed and another name makes more.",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("finding", "text"), PROSE)
+def test_the_sentences_of_every_finding(finding, text):
+    assert describe_finding(finding, 1) == text
+
+
+def test_every_finding_has_a_sentence_here():
+    assert {type(finding) for finding, _ in PROSE} == set(Finding.__subclasses__())
