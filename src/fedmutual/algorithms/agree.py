@@ -32,8 +32,8 @@ class Agree(Silent):
     labelled: bool = True  # whether labels belong to it
 
     def leaves(self, server: Message) -> Spec:
-        """Return the declared reply: a digest uint8 [32], the number of rows int64 [], with labels the rows of each class
-        int64 [C].
+        """Return the declared reply: a digest uint8 [32], the rows int64 [], with labels also each class's rows int64
+        [C].
         """
         declared: Spec = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ())}
         return {**declared, "counts": (torch.int64, (int(server["classes"]),))} if self.labelled else declared

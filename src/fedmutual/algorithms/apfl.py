@@ -42,9 +42,7 @@ class APFL(FedAvg):
         within("mix", self.mix, 0, 1)
 
     def algorithm(self) -> Algorithm:
-        """Return the phases of a round; personal models have the architecture of the shared model, so that they can be
-        mixed.
-        """
+        """Return the phases of a round; personal models need the shared model's architecture, so that they can be mixed."""
         return replace(super().algorithm(), alike=True)
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
@@ -59,9 +57,7 @@ class APFL(FedAvg):
         return {MIX: client.memory[MIX]}
 
     def _adapted(self, a: Tensor, client: Client, at: At) -> Tensor:
-        """Return a after one step along <v - w, grad f(a v + (1 - a) w)>, the derivative of f by a, on one batch; a in
-        [0, 1].
-        """
+        """Return a in [0, 1] after one step on one batch along <v - w, grad f(a v + (1 - a) w)>, which is df/da."""
         data, personal = client.data["private"], client.nets["personal"]
         x, y = one_batch(data, next(draws(len(data), 1, self.batch_size, at.rng(client.id, MIX))))
         v, w = (trained(client, net) for net in ("personal", "meme"))

@@ -35,9 +35,7 @@ class Ditto(FedAvg):
         within("lam", self.lam, 0, float("inf"))
 
     def algorithm(self) -> Algorithm:
-        """Return the phases of a round; personal models have the shared architecture, because the loss needs their
-        distance.
-        """
+        """Return the phases of a round; personal models have the shared architecture: the loss takes their distance."""
         return replace(super().algorithm(), alike=True)
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
@@ -46,9 +44,7 @@ class Ditto(FedAvg):
         return copy_received(client) | {"lam": at.value(self.lam)}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return the mean cross-entropy of the copy, and that of the personal model plus lam / 2 ||v_k - w_t||^2;
-        scalars.
-        """
+        """Return the copy's mean cross-entropy, and the personal model's plus lam / 2 ||v_k - w_t||^2; scalars."""
         x, y = batch
         personal = {"personal": self.task.fit(nets["personal"](x), y)}
         return super().loss(nets, batch, const) | personal | {"proximal": proximal(nets["personal"], const, "lam")}

@@ -99,8 +99,9 @@ class Local(FedH2L, Peering):
     terms: ClassVar[tuple[str, ...]] = ("local", "projected")  # so far: who sits an exchange out tells it too
 
     def leaves(self, server: Message) -> Spec:
-        """Return the declared reply: sample positions int32 [B], posteriors float32 [B, C], accuracy float32 []: 4B + 4BC
-        + 4 bytes.
+        """Return the declared reply: positions int32 [B], posteriors float32 [B, C], accuracy float32 [].
+
+        The reply has 4B + 4BC + 4 bytes.
         """
         b, c = self.public_batch, int(server["classes"])
         return {"index": (torch.int32, (b,)), "posterior": (torch.float32, (b, c)), "accuracy": (torch.float32, ())}
@@ -117,17 +118,13 @@ class Local(FedH2L, Peering):
         return {"local": self.task.fit(nets["personal"](x), y)}
 
     def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
-        """Return the gradients unchanged, and the memory with the gradients added to g_loc, the sum since the last
-        exchange.
-        """
+        """Return the gradients unchanged, and the memory with them added to g_loc, the sum since the last exchange."""
         if self.projection == "none":
             return grads, memory
         return grads, {**memory, **{G_LOC + k: memory.get(G_LOC + k, 0) + g for k, g in grads.items()}}
 
     def end(self, client: Client, at: At) -> Message:
-        """Return the positions [B], p_i [B, C] and Acc_i [] (a fraction) of a public batch; {} if no node receives it
-        this round.
-        """
+        """Return positions [B], p_i [B, C] and Acc_i [] (a fraction) of a public batch; {} if no node receives it."""
         seeds = known(client)
         receivers = len(seeds.owners) > 1 if self.peers == "all" else partners(seeds.owners, self.pairs, at)[client.id]
         if not receivers:
@@ -174,9 +171,7 @@ class Mutual(FedH2L, Peering):
         return {}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Yield one batch of all peers' samples: x [M, ...], y [M], p_j [M, C] and Acc_j [M], M = B for each peer; none
-        without peers.
-        """
+        """Yield one batch of all peers' samples, none without peers: x [M, ...], y [M], p_j [M, C] and Acc_j [M]."""
         peers = senders(inbox)
         if not peers:
             return
@@ -186,8 +181,9 @@ class Mutual(FedH2L, Peering):
         yield x, y, p.to(x), weights.to(x)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return KL_i and CE_i (eqs. 3 to 5), scalars: means over all samples, because all N - 1 peers send equally many
-        samples.
+        """Return KL_i and CE_i (eqs. 3 to 5), scalars.
+
+        They are means over all samples, because all N - 1 peers send equally many samples.
         """
         x, y, p, acc = batch
         log_p = nets["personal"](x).log_softmax(-1)

@@ -65,9 +65,7 @@ class FedKD(Fork):
         return declared
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Load the shared model and store the received weights, because the reply is the difference from them; return no
-        constants.
-        """
+        """Load the shared model and store its weights: the reply is the difference from them. Return no constants."""
         super().begin(client, inbox, at)
         state = client.nets["meme"].state_dict()
         received = {W + k: state[k].clone() for k in client.shared if thin(state[k], self.rank) is not None}
@@ -75,9 +73,7 @@ class FedKD(Fork):
         return {}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return the loss terms, scalars; one forward pass of each network on one batch, and each term trains both
-        networks.
-        """
+        """Return the loss terms, scalars; one forward pass of each network on one batch, and each term trains both."""
         x, y = batch
         (h_t, z_t), (h_s, z_s) = nets["personal"].features(x), nets["meme"].features(x)
         ce_t, ce_s = self.task.fit(z_t, y), self.task.fit(z_s, y)

@@ -83,9 +83,7 @@ class FedProto(Independent):
         }
 
     def leaves(self, server: Message) -> Spec:
-        """Return the declared reply: prototypes [C, D], and int64 [C] with each class's rows ("samples") or 1; 0 without
-        prototype.
-        """
+        """Return the declared reply: prototypes [C, D], and int64 [C]: each class's rows or 1, and 0 without a prototype."""
         return {k: (server[k].dtype, tuple(server[k].shape)) for k in (PROTOTYPES, EXAMPLES)}
 
     def send(self, server: Message, to: str, at: At) -> Message:

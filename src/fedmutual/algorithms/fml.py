@@ -60,9 +60,7 @@ class FML(Fork):
         return {"alpha": at.value(self.alpha), "beta": at.value(self.beta)}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Return L_personal and L_meme, scalars; one forward pass of each network, and each loss trains only its own
-        network.
-        """
+        """Return L_personal and L_meme, scalars; one forward pass of each network, and each loss trains only its network."""
         x, y = batch
         personal, meme = self.task.mutual(
             nets["personal"](x), nets["meme"](x), y, const["alpha"], const["beta"], self.temperature
@@ -70,7 +68,5 @@ class FML(Fork):
         return {"personal": personal, "meme": meme}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Return the unweighted mean of the memes, or the result of the rule of `[server]`; no client sends its number of
-        rows.
-        """
+        """Return the unweighted mean of the memes, or the result of the rule of `[server]`; row counts are not sent."""
         return self.aggregate(replies, base=server) if replies else server

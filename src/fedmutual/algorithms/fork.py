@@ -11,16 +11,12 @@ from fedmutual.core import At, Client, Message
 
 @dataclass(frozen=True, kw_only=True)
 class Fork(LocalEpochs):
-    """One round with copies ("memes") of the shared model. A subclass defines the loss and how the server merges the
-    copies.
-    """
+    """One round with copies ("memes") of the shared model. A subclass defines the loss and the merging of the copies."""
 
     aggregate: Aggregation = Aggregation()  # of the forks
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Load the server's shared tensors into the meme with a fresh optimiser state; unshared tensors stay. Return no
-        constants.
-        """
+        """Load the server's shared tensors into the meme, with a fresh optimiser state; return no constants."""
         copy_shared(client, "meme", inbox)
         return {}
 

@@ -22,9 +22,7 @@ class LocalEpochs(Phase):
         return self.over("private", client, at)
 
     def over(self, rows: str, client: Client, at: At, passes: int | None = None) -> Iterable[Batch]:
-        """Return E epochs, or the steps, of the rows named `rows` in `Client.data`. passes: a number of epochs in place
-        of E.
-        """
+        """Return E epochs, or the steps, of the rows named `rows` in `Client.data`; with `passes`, that number of epochs."""
         data, rng = client.data[rows], at.rng(client.id, "batches")
         plan = (
             draws(len(data), self.local_steps, self.batch_size, rng)

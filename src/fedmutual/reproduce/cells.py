@@ -55,9 +55,7 @@ class Cell:
 
     @property
     def target(self) -> float | None:
-        """Return the paper's FedAvg accuracy for this cell, a fraction, which `rounds_to` refers to; None if there is
-        none.
-        """
+        """Return the paper's FedAvg accuracy for this cell, a fraction, for the measure `rounds_to`; or None."""
         arm = self.about.arms.get("fedavg")
         return arm.paper / 100 if arm is not None and isinstance(arm.paper, float) else None
 

@@ -11,9 +11,7 @@ from fedmutual.reproduce.schema import Index
 
 
 def check_measures(index: Index, path: Path) -> None:
-    """Raise ConfigError if a named measure does not exist, or if a claim about each client uses a measure without
-    clients.
-    """
+    """Raise ConfigError if a named measure does not exist, or if a claim about clients uses a measure without clients."""
     for name in (*index.measures, *index.figures, *(c.measure for c in index.claims)):
         try:
             measures.find(name)

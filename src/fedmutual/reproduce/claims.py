@@ -190,9 +190,7 @@ def _count_divergence(operands: Iterable[Side]) -> Lost:
 
 
 def _count_needed(claim: Claim, lines: int) -> tuple[int, int]:
-    """Return (the number of lines that must support a claim about every or most cells, the number that must contradict
-    it).
-    """
+    """Return (the lines that must support a claim about every or most cells, the lines that must contradict it)."""
     return {"every": (lines, 1), "most": (lines // 2 + 1,) * 2}[claim.whose]
 
 
@@ -221,9 +219,7 @@ def _judge_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, gr
 
 
 def _judge_difference(claim: Claim, difference: Estimate | None, diverged: Lost) -> str:
-    """Return the verdict by the interval of the finished seeds; an arm that diverged in another seed cannot win or be
-    equal.
-    """
+    """Return the verdict by the interval of the finished seeds; an arm that diverged cannot win or be equal."""
     verdict = _judge_interval(claim, difference)
     if claim.sign == "same":
         return INCONCLUSIVE if verdict == SUPPORTED and diverged else verdict

@@ -34,9 +34,7 @@ class Pace:
         return f"{words}, about {duration(sum(self._rate(job) * _work(job) for job in self.left))} left"
 
     def _rate(self, job: Job) -> float:
-        """Return the seconds per step or epoch: measured on the same arm, else on the same cell, else on all finished
-        runs.
-        """
+        """Return the seconds per step or epoch of the same arm, else of the same cell, else of all finished runs."""
         same = self._seen.get((job.cell.id, job.arm))
         cell = [v for (id, _), values in self._seen.items() if id == job.cell.id for v in values]
         return fmean(same or cell or [v for values in self._seen.values() for v in values])

@@ -32,9 +32,7 @@ _WORDS = {
 
 
 def pictures(experiment: Experiment, looks: Sequence[Look]) -> list[Drawn]:
-    """Yield one picture for each cell and measure with results, one for each client if the index asks, and those of a
-    node.
-    """
+    """Yield one picture for each cell and measure with results, for each client if the index asks, and of a node."""
     found: list[Drawn] = []
     for look in looks:
         if not look.run or not fnmatch(look.cell.name, experiment.index.draw):

@@ -37,9 +37,7 @@ class Finding:
 
     @property
     def outcome(self) -> str:
-        """Return the outcome over all readings; a verdict counts only if it stands after Holm's adjustment over all
-        pages.
-        """
+        """Return the outcome over all readings; a verdict counts only if it stands after Holm's adjustment."""
         found = [_decide_outcome(judged) for judged in self.readings]
         measured = [o for o in found if o is not None]
         if not measured:
@@ -50,9 +48,7 @@ class Finding:
 
     @property
     def verdicts(self) -> str:
-        """Return the verdict of each reading: "As the paper trains: supported: +1.2 points ...; at equal gradient steps:
-        not run".
-        """
+        """Return each reading's verdict: "As the paper trains: supported: +1.2 points ...; at equal steps: not run"."""
         told = []
         for judged in self.readings:
             verdict = prose.verdict(judged, self.page.experiment.index.decimals)

@@ -94,9 +94,7 @@ def title(name: str) -> str:
 
 
 def oscillation(curve: Sequence[float]) -> float | None:
-    """Return the standard deviation of the change between successive values in the last quarter of a curve; None if
-    short.
-    """
+    """Return the standard deviation of the change from value to value in the last quarter of a curve; None if too short."""
     last = curve[-max(len(curve) // 4, 2) - 1 :]  # so many changes, and two at least
     changes = [b - a for a, b in itertools.pairwise(last)]
     return pstdev(changes) if len(changes) > 1 else None
@@ -109,9 +107,7 @@ def reached(result: Result, target: float) -> float | None:
 
 
 def trained(result: Result) -> str:
-    """Return the name of the curve of the model that a client trained: the personal model, else the copy before
-    averaging.
-    """
+    """Return the curve name of the model that a client trained: the personal model, else the copy before averaging."""
     return "copies" if "copies" in result.curves and result.model != "personal" else "own"
 
 
@@ -187,9 +183,7 @@ def _noise(result: Result, beside: Beside, argument: str) -> Reading:
 
 
 def _gain(large: bool) -> Callable[[Result, Beside, str], Reading]:
-    """Read the mean gain over independent training of the half of the clients with the most, or fewest, training
-    examples.
-    """
+    """Read the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
         alone = beside.get("independent")

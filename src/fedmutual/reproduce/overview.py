@@ -16,9 +16,7 @@ ORDER = (SUPPORTED, CONTRADICTED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN)
 
 
 def overview(told: Sequence[Page]) -> str:
-    """Return the page as Markdown: the counts of verdicts, also after Holm's adjustment, then each claim with its
-    verdict.
-    """
+    """Return the page as Markdown: the counts of verdicts, also after Holm's adjustment, then each claim and verdict."""
     parts = [MADE, "# Every claim and its verdict", _sentence(told), md_table(counted(told), False), prose.P_VALUES]
     for page in told:
         if page.claims:

@@ -73,8 +73,7 @@ def page(experiment: Experiment, looks: Sequence[Look]) -> Page:
 
 
 def adjust(pages: Sequence[Page], over_all: bool = True) -> list[Page]:
-    """Return the pages with Holm's adjusted p-values for every verdict that has a p-value: over its page, and over all
-    pages.
+    """Return the pages with Holm's adjusted p-values for every verdict with a p-value: over its page, and over all pages.
 
     over_all: whether `pages` are all pages; otherwise the adjusted value over all pages is None.
     """

@@ -58,8 +58,7 @@ class Scale:
         return Fraction(rounds, cell.common_rounds), json.dumps(self.changed)
 
     def trained(self, cell: Cell, arm: str) -> tuple[int, int]:
-        """Return (the arm's rounds at this scale, its full rounds), or those of the arm that it starts from, if these are
-        cut more.
+        """Return (the arm's rounds at this scale, its full rounds), or those of the arm it starts from, if that is cut more.
 
         The full rounds are the paper's, if the cell says that the paper trains for more rounds.
         """

@@ -39,9 +39,7 @@ def _rows(experiment: Experiment, looks: Sequence[Look]) -> Iterator[dict[str, A
 
 
 def count_printed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return the counts of printed numbers: one row for each experiment, one column for each state, the sum in the last
-    row.
-    """
+    """Return the counts of printed numbers: a row for each experiment and the sum last, a column for each state."""
     counts = frame.groupby(["experiment", "state"], sort=False, observed=False).size().unstack(fill_value=0)[list(STATES)]
     counts = counts.loc[frame["experiment"].drop_duplicates()]
     counts.loc[ALL] = counts.sum()

@@ -18,8 +18,7 @@ SAME, OTHER = "the same", "another"
 
 
 def repeats_frame(store: Store) -> pd.DataFrame:
-    """Return a row for each cell, arm and machine: "pairs" of runs, "scores", how many are "equal", and the "largest"
-    difference.
+    """Return a row for each cell, arm and machine: "pairs" of runs, "scores", the "equal" scores, "largest" difference.
 
     The largest difference is a fraction. Scores are those of the curves, in rounds that both runs evaluated. The two runs of
     a

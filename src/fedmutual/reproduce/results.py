@@ -41,9 +41,7 @@ class Store:
         return (result for cell_results in self._found.values() for result in cell_results)
 
     def ways(self, cell: str) -> list[Scale]:
-        """Return the scales of all stored runs, the scales of this cell first; cells share runs, so all scales are
-        candidates.
-        """
+        """Return the scales of all stored runs, first those of this cell; cells share runs, so all are candidates."""
         ways: list[Scale] = []
         for result in (*self.of(cell), *self.all()):
             changed = tuple(result.changed.items())

@@ -134,9 +134,7 @@ class Work:
     planned: Sequence[Sequence[Job]]  # of each cell
 
     def through(self) -> bool:
-        """Train the runs that no other process trains; return whether to try again, because other processes had some
-        meanwhile.
-        """
+        """Train the runs that no other process trains; return whether to try again, because other processes had some."""
         trained_before = self.told.trained
         for of_cell in self.planned:
             todo = [j for j in of_cell if _is_missing(self.store, j)]
@@ -161,9 +159,7 @@ class Work:
         return True
 
     def _train_ours(self, batch: Sequence[Job], needed: Collection[str]) -> None:
-        """Lock and train the runs that no other process trains or has trained. needed: the runs that other runs start
-        from.
-        """
+        """Lock and train the runs that no other process trains or has trained. needed: runs that other runs start from."""
         own_jobs = []
         with ExitStack() as locks:
             for job in batch:
@@ -192,9 +188,7 @@ class Work:
             self.store.look(cell)
 
     def _to_begin_with(self, job: Job) -> bool:
-        """Return whether to train a run with a stored result, because other runs start from its models, which are missing
-        here.
-        """
+        """Return whether to train a run with a stored result, because its models, from which others start, are missing."""
         result = self.store.find(job, numerics.VERSION)
         return not (result and result.failed) and not (folder(self.out, job) / SUMMARY).exists()
 

@@ -33,9 +33,7 @@ def folder(out: Path, job: Job) -> Path:
 
 
 def _list_suffixes() -> tuple[str, ...]:
-    """Return the possible ends of a run's folder name after the fingerprint: today's first, then those of earlier
-    releases.
-    """
+    """Return the possible ends of a run's folder name after the fingerprint: today's, then those of earlier releases."""
     return (f"n{numerics.VERSION}", *RELEASES.get(numerics.VERSION, ()))
 
 
@@ -48,9 +46,7 @@ def claim(out: Path, fingerprint: str) -> AbstractContextManager[None]:
 
 
 def foreign(place: Path, rounds: int) -> str | None:
-    """Return the device that a run in this folder needs in order to continue, if this machine lacks that device; else
-    None.
-    """
+    """Return the device that the run in this folder needs to continue, if this machine lacks that device; else None."""
     if not (place / CONFIG).exists() or ((place / SUMMARY).exists() and read_dumped(place / CONFIG).rounds >= rounds):
         return None
     name = str(read_json(place / ENVIRONMENT).get("device", "cpu"))

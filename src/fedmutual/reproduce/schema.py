@@ -15,9 +15,7 @@ Printed = Annotated[dict[str, dict[str, float]], Field(min_length=1)]
 
 
 def plain(node: str) -> str:
-    """Return the node's name without the differences between copies of a data set: "Real World" and "Real_world" are
-    equal.
-    """
+    """Return the node's name in the spelling common to all copies of a data set: "Real_World" becomes "real world"."""
     return node.casefold().replace("_", " ")
 
 

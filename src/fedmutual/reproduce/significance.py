@@ -17,9 +17,7 @@ class Tails(NamedTuple):
 
     @property
     def p(self) -> float:
-        """Return the two-sided p-value, which is below 1 - LEVEL exactly if the interval supports or contradicts the
-        claim.
-        """
+        """Return the two-sided p-value; it is below 1 - LEVEL exactly if the interval supports or contradicts the claim."""
         return min(2 * min(self), 1.0)
 
 

@@ -26,9 +26,7 @@ CAPTION = "Of a client, over the whole run, in the mean over clients and seeds"
 
 
 def spent_frame(looks: Sequence[Look]) -> pd.DataFrame:
-    """Return a row for each arm with results: "setting", "method", "rounds", and the means of NUMBERS, NaN if not
-    counted.
-    """
+    """Return a row for each arm with results: "setting", "method", "rounds", and the means of NUMBERS or NaN."""
     frame = pd.DataFrame(_rows(looks), columns=[*KEYS, *NUMBERS])
     return frame.groupby(list(KEYS), sort=False)[list(NUMBERS)].mean().reset_index()
 
