@@ -39,8 +39,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             part.unlink()
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        mend = "free some space, then go on" if full else "choose another folder with --out"
-        raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {mend}") from None
+        fix = "free some space, then go on" if full else "choose another folder with --out"
+        raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {fix}") from None
 
 
 def sync_folder(folder: Path) -> None:

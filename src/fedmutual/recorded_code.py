@@ -110,11 +110,11 @@ class RecordedCode:
         self._default.admit(module, key)
 
     def _check(self, module: str, key: str) -> None:
-        here = Path(self.place)
+        working_folder = Path(self.place)
         names = f"{self._folder}: key {key!r} names code of the module {module!r}"
-        spec = module_files.spec_in(here, module) if module.replace(".", "").isidentifier() else None
+        spec = module_files.spec_in(working_folder, module) if module.replace(".", "").isidentifier() else None
         if spec is None:
-            raise ConfigError(f"{names}, which is not in the folder {here} where you run this; {_TRUST}")
+            raise ConfigError(f"{names}, which is not in the folder {working_folder} where you run this; {_TRUST}")
         if Path(str(spec.origin)).resolve().is_relative_to(self._folder.resolve()):
             raise ConfigError(f"{names}, which is part of the run folder itself; {_TRUST}")
         self._default.admit(module, key)

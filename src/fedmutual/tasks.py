@@ -22,8 +22,8 @@ def make_task(name: str, key: str = "training.task") -> Task:
         return TASKS[name]()
     if ":" not in name:
         near = get_close_matches(name, TASKS, 1)
-        mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TASKS)}, and one's own as 'module:Task'"
-        raise ConfigError(f"key {key!r}: there is no task {name!r}; {mend}")
+        fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TASKS)}, and one's own as 'module:Task'"
+        raise ConfigError(f"key {key!r}: there is no task {name!r}; {fix}")
     kind = plugins.load(name, key)
     try:
         task: Task = kind()

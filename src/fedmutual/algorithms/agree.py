@@ -32,9 +32,7 @@ class Agree(Silent):
     labelled: bool = True  # whether labels belong to it
 
     def leaves(self, server: Message) -> Spec:
-        """Return the declared reply: a digest uint8 [32], the rows int64 [], with labels also each class's rows int64
-        [C].
-        """
+        """Return the declared reply: a digest uint8 [32], rows int64 [], and with labels each class's rows int64 [C]."""
         declared: Spec = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ())}
         return {**declared, "counts": (torch.int64, (int(server["classes"]),))} if self.labelled else declared
 

@@ -101,8 +101,8 @@ class Announce(FedMD):
         Raises:
             Unusable: a reply should hold posteriors and does not.
         """
-        said = {i: reply[self.consensus] for i, reply in replies.items()} if self.consensus == "posteriors" else {}
-        flaws = {i: why for i, p in said.items() if (why := posterior_flaw(p)) is not None}
+        posteriors = {i: reply[self.consensus] for i, reply in replies.items()} if self.consensus == "posteriors" else {}
+        flaws = {i: why for i, p in posteriors.items() if (why := posterior_flaw(p)) is not None}
         if flaws:
             raise Unusable(flaws)
         return server | ({"consensus": self.aggregate(replies)[self.consensus]} if replies else {})

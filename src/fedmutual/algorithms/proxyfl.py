@@ -83,12 +83,12 @@ class Mix(Peering, ProxyFL):
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Set theta and w to the mixture; without a message both stay. Return no constants."""
         for j in senders(inbox):
-            meme, own = client.nets["meme"], mass_of(client)
-            state, theirs = meme.state_dict(), (1 - self.own_share) * inbox[f"{j}{PEER}{MASS}"].to(own)
-            mine = {k: state[k].cpu() for k in client.shared}
-            proxies = {client.id: mine, j: {k: inbox[f"{j}{PEER}{k}"] for k in client.shared}}
-            meme.load_state_dict(state | mean(proxies, {client.id: own.item(), j: theirs.item()}))
-            client.memory = {**client.memory, MASS: own + theirs}
+            meme, own_mass = client.nets["meme"], mass_of(client)
+            state, received_mass = meme.state_dict(), (1 - self.own_share) * inbox[f"{j}{PEER}{MASS}"].to(own_mass)
+            own_proxy = {k: state[k].cpu() for k in client.shared}
+            proxies = {client.id: own_proxy, j: {k: inbox[f"{j}{PEER}{k}"] for k in client.shared}}
+            meme.load_state_dict(state | mean(proxies, {client.id: own_mass.item(), j: received_mass.item()}))
+            client.memory = {**client.memory, MASS: own_mass + received_mass}
         return {}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:

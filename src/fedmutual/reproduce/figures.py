@@ -96,6 +96,6 @@ def summary(picture: Alone) -> str:
     """Return a description of the picture in words; for curves, the last value of each line."""
     if isinstance(picture, Scatter | Forest):
         return picture.words
-    told = percent if picture.percent else partial(fixed, decimals=3)
-    ends = (f"{c.label} {told(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
+    format_value = percent if picture.percent else partial(fixed, decimals=3)
+    ends = (f"{c.label} {format_value(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
     return f"{picture.title}. {'; '.join(ends)}"

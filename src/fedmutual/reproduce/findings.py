@@ -38,8 +38,8 @@ class Finding:
     @property
     def outcome(self) -> str:
         """Return the outcome over all readings; a verdict counts only if it stands after Holm's adjustment."""
-        found = [_decide_outcome(judged) for judged in self.readings]
-        measured = [o for o in found if o is not None]
+        outcomes = [_decide_outcome(judged) for judged in self.readings]
+        measured = [o for o in outcomes if o is not None]
         if not measured:
             return UNMEASURED
         if len(set(measured)) > 1:
@@ -49,13 +49,13 @@ class Finding:
     @property
     def verdicts(self) -> str:
         """Return each reading's verdict: "As the paper trains: supported: +1.2 points ...; at equal steps: not run"."""
-        told = []
+        texts = []
         for judged in self.readings:
             verdict = prose.verdict(judged, self.page.experiment.index.decimals)
             if judged.verdict in DECIDED and not stands(judged.holm[1]):
                 verdict += ", though not after Holm's adjustment"
-            told.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
-        return capital("; ".join(told))
+            texts.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
+        return capital("; ".join(texts))
 
 
 def _decide_outcome(judged: Judged) -> str | None:

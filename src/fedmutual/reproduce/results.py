@@ -14,7 +14,7 @@ from fedmutual.reproduce.result import Result
 from fedmutual.rundir.folder import held
 
 PATIENCE = 60.0  # seconds until another process that writes results is given up
-MEND = "choose another folder with --results"
+FIX = "choose another folder with --results"
 
 
 class Store:
@@ -66,7 +66,7 @@ class Store:
             with TemporaryFile(dir=self.folder):
                 pass
         except OSError as problem:
-            raise RunError(f"{self.folder}: results cannot be kept there ({problem.strerror}); {MEND}") from None
+            raise RunError(f"{self.folder}: results cannot be kept there ({problem.strerror}); {FIX}") from None
 
     def look(self, cell: str) -> None:
         """Read the results of a cell again, because other processes may have written some."""
@@ -80,7 +80,7 @@ class Store:
         Raises:
             RunError: the file is damaged, cannot be written, or stays locked by another process for a minute.
         """
-        with held(self.folder, "has been writing results for a minute", MEND, PATIENCE):
+        with held(self.folder, "has been writing results for a minute", FIX, PATIENCE):
             self._add(self.folder / f"{job.cell.id}.json", result)
         self._take(job.cell.id, [result])
 
@@ -96,7 +96,7 @@ class Store:
         try:
             write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
         except RunError as problem:
-            raise RunError(f"{str(problem).rpartition(';')[0]}; {MEND}") from None
+            raise RunError(f"{str(problem).rpartition(';')[0]}; {FIX}") from None
 
     def _take(self, cell: str, new: Iterable[Result]) -> None:
         new = list(new)

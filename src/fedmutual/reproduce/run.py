@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Told:
+class ReproduceOutcome:
     """The outcome of a call of `reproduce`."""
 
     known: int = 0  # runs whose results were there, or came meanwhile from other processes
@@ -54,7 +54,7 @@ def reproduce(
     here: Mapping[str, Any] | None = None,
     watch: Callable[[str], Observer] | None = None,
     say: Say = lambda line: None,
-) -> Told:
+) -> ReproduceOutcome:
     """Train every run without a stored result that no other process trains, in OUT/runs, and return the outcome.
 
     A stopped run resumes from its last saved round. A run in which a client diverges is stored as failed. here: keys of this
@@ -65,7 +65,7 @@ def reproduce(
     """
     planned = [list(jobs(cell, range(seeds), scale, here or {})) for cell in cells]
     planned = [of_cell for of_cell in planned if not _lacks_data(of_cell, store, say)]
-    outcome, pace = Told(), Pace([j for jobs_ in planned for j in jobs_ if _is_missing(store, j)])
+    outcome, pace = ReproduceOutcome(), Pace([j for jobs_ in planned for j in jobs_ if _is_missing(store, j)])
     fingerprints = {j.fingerprint for jobs_ in planned for j in jobs_}
     for cell, job in {job.cell.id: (job.cell, job) for job in pace.left if job.cell.about.node}.values():
         node_analysis.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
@@ -128,14 +128,14 @@ class Work:
     out: Path
     store: Store
     watch: Callable[[str], Observer] | None
-    told: Told
+    outcome: ReproduceOutcome
     pace: Pace
     say: Say
     planned: Sequence[Sequence[Job]]  # of each cell
 
     def through(self) -> bool:
         """Train the runs that no other process trains; return whether to try again, because other processes had some."""
-        trained_before = self.told.trained
+        trained_before = self.outcome.trained
         for of_cell in self.planned:
             todo = [j for j in of_cell if _is_missing(self.store, j)]
             needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
@@ -143,7 +143,7 @@ class Work:
             for stage in (first.values(), [j for j in todo if j.needs is not None]):
                 for batch in _group_stage([j for j in stage if self._can_begin(j)]):
                     self._train_ours(batch, needed)
-        return bool(self.told.elsewhere) and self.told.trained > trained_before
+        return bool(self.outcome.elsewhere) and self.outcome.trained > trained_before
 
     def _can_begin(self, job: Job) -> bool:
         """Return whether the run that this run starts from is finished; True if this run starts from none."""
@@ -151,7 +151,7 @@ class Work:
             return True
         begun = self.store.find(job.needs, numerics.VERSION)
         if begun is not None and begun.failed:
-            self.told.failed.append(f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged")
+            self.outcome.failed.append(f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged")
             return False
         if not (folder(self.out, job.needs) / SUMMARY).exists():
             self._leave(job, f"starts from {job.about.needs}")
@@ -170,7 +170,7 @@ class Work:
                     is_free = False
                 self._look(job)
                 if not _is_missing(self.store, job) and not (job.fingerprint in needed and self._to_begin_with(job)):
-                    self.told.known += self.pace.drop([job])
+                    self.outcome.known += self.pace.drop([job])
                 elif not is_free:
                     self._leave(job, "is in training there")
                 elif (device := foreign(folder(self.out, job), job.config.rounds)) is not None:
@@ -194,7 +194,7 @@ class Work:
 
     def _leave(self, job: Job, why: str) -> None:
         """Record that a run is left to other processes."""
-        self.told.elsewhere.setdefault(job.fingerprint, f"{job.label} ({why})")
+        self.outcome.elsewhere.setdefault(job.fingerprint, f"{job.label} ({why})")
 
     def _train(self, batch: Sequence[Job]) -> None:
         """Train some runs, store their results and report the remaining time."""
@@ -214,7 +214,7 @@ class Work:
             result = self._result(job, config, place, observing, len(batch))
             if _is_missing(self.store, job):
                 self.store.add(job, result)
-        self.told.trained += len(batch)
+        self.outcome.trained += len(batch)
         self.say(self.pace.after(batch, time.monotonic() - begun))
 
     def _result(self, job: Job, config: Config, place: Path, observing: Sequence[Observer], together: int) -> Result:

@@ -138,7 +138,7 @@ def _copy_run(begun: Path, place: Path, round: int) -> None:
         shutil.rmtree(part, ignore_errors=True)
         why = problem.strerror or "not every file of it can be read"
         raise RunError(
-            f"{place}: cannot be begun with a copy of {begun} ({why}); mend that, or choose another folder with --out"
+            f"{place}: cannot be begun with a copy of {begun} ({why}); fix that, or choose another folder with --out"
         ) from None
 
 
@@ -146,7 +146,7 @@ def _ignore_other_rounds(round: int) -> Callable[[str, list[str]], list[str]]:
     """Return an ignore function for copytree: locks, part files, and weights of rounds other than the saved round."""
 
     def others(_: str, names: list[str]) -> list[str]:
-        kept = file_name(round)
-        return [n for n in names if n == LOCK or n.endswith(".part") or (n.startswith("round-") and n != kept)]
+        weights_file = file_name(round)
+        return [n for n in names if n == LOCK or n.endswith(".part") or (n.startswith("round-") and n != weights_file)]
 
     return others

@@ -95,8 +95,8 @@ class Claim(_Section):
     @property
     def read_otherwise(self) -> list["Claim"]:
         """Return the claim under each of its other readings, with the arms of that reading."""
-        given = ({k: v for k, v in (("arm", r.arm), ("than", r.than)) if v} for r in self.readings)
-        return [self.model_copy(update={**arms, "readings": ()}) for arms in given]
+        changed_arms = ({k: v for k, v in (("arm", r.arm), ("than", r.than)) if v} for r in self.readings)
+        return [self.model_copy(update={**arms, "readings": ()}) for arms in changed_arms]
 
     @property
     def whose(self) -> Of:

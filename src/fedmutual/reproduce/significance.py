@@ -42,10 +42,10 @@ def several(lines: Sequence[Tails | None], supporting: int, contradicting: int) 
     The k-th smallest of n p-values times n - k + 1: Bonferroni's partial conjunction (Benjamini and Heller, Screening for
     partial conjunction hypotheses, Biometrics 64, 2008). A cell without a number counts as 1.
     """
-    found = [line or NO_NUMBER for line in lines]
-    n = len(found)
-    supports = sorted(line.supports for line in found)[supporting - 1] * (n - supporting + 1)
-    contradicts = sorted(line.contradicts for line in found)[contradicting - 1] * (n - contradicting + 1)
+    p_values = [line or NO_NUMBER for line in lines]
+    n = len(p_values)
+    supports = sorted(line.supports for line in p_values)[supporting - 1] * (n - supporting + 1)
+    contradicts = sorted(line.contradicts for line in p_values)[contradicting - 1] * (n - contradicting + 1)
     return Tails(min(supports, 1.0), min(contradicts, 1.0))
 
 

@@ -75,6 +75,6 @@ def find_budget(look: Look, arm: str, result: Result) -> Budget | None:
         return result.budget
     config = arm_config(look.cell, arm, result.seed, look.scale)
     private = {i: client.examples for i, client in result.clients.items()}
-    given, kept = config.split.public, config.split.private or 1 - config.split.public
-    public = {i: round(n * given / kept) for i, n in private.items()} if given else {}
+    public_share, private_share = config.split.public, config.split.private or 1 - config.split.public
+    public = {i: round(n * public_share / private_share) for i, n in private.items()} if public_share else {}
     return count_budget(config, private, public)

@@ -36,15 +36,15 @@ def _write_partition(job: Job, out: Path) -> Path:
     """Write the partition file of a run's clients and return its path."""
     path = out / "partitions" / f"{job.fingerprint}.json"
     read = data.prepare(job.config)[""]
-    whole = divide(job.config, read.table)
-    clients = job.about.clients or tuple(whole.clients)
-    unknown = [i for i in clients if i not in whole.clients]
+    full_partition = divide(job.config, read.table)
+    clients = job.about.clients or tuple(full_partition.clients)
+    unknown = [i for i in clients if i not in full_partition.clients]
     if unknown:
         raise ConfigError(
             f"{job.cell.path}, arm {job.arm!r}: there is no client {unknown[0]!r} in its partition; there are "
-            f"{', '.join(whole.clients)}"
+            f"{', '.join(full_partition.clients)}"
         )
-    shares = {i: dict(whole.clients[i]) for i in clients}
+    shares = {i: dict(full_partition.clients[i]) for i in clients}
     wanted, capped = job.about.examples, job.config.partition.examples is not None
     for i in clients:
         rows = shares[i][PRIVATE]
@@ -57,5 +57,5 @@ def _write_partition(job: Job, out: Path) -> Path:
             )
         rng = make_numpy_generator(At(job.seed, -1, job.config.rounds).rng("newcomer", i))
         shares[i][PRIVATE] = sample(rows, read.table.labels[rows], wanted, rng, keep=True)
-    write_json(path, record.make_record(job.config, read.table, Division(whole.test, shares), read.digest))
+    write_json(path, record.make_record(job.config, read.table, Division(full_partition.test, shares), read.digest))
     return path

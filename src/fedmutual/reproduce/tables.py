@@ -63,9 +63,9 @@ def _tabulate_settings(experiment: Experiment, looks: Sequence[Look], at: End, w
         heads += [Column(_head(m, at, looks), column) if len(wanted) > 1 else Column(column) for m in wanted]
     lines = []
     for row in rows:
-        here = {look.cell.about.column: look for look in looks if look.cell.about.row == row}
-        for arm, label in _arms(list(here.values())).items():
-            cells = [_cell(here.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
+        look_by_column = {look.cell.about.column: look for look in looks if look.cell.about.row == row}
+        for arm, label in _arms(list(look_by_column.values())).items():
+            cells = [_cell(look_by_column.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
             lines.append((Cell(row), Cell(label), *cells))
     fair = at == BEST and all(measures.find(m)[0].counts == BEST for m in wanted)
     when = "after the last round" if at == LAST else FAIR if fair else "after the best round, which flatters"
