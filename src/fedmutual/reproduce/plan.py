@@ -130,13 +130,13 @@ def _plan_with_needs(
     if need is not None:
         yield from _plan_with_needs(cell, need, seed, scale, here, jobs_by_arm)
     arm_table, needed = cell.arms[arm], jobs_by_arm[need] if need else None
-    outside_config = {
+    inputs = {
         "needs": needed.fingerprint if needed else None,
         "clients": arm_table.clients,
         "examples": arm_table.examples,
     }
     config = arm_config(cell, arm, seed, scale, here)
-    jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, fingerprint(config, outside_config), needed)
+    jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, fingerprint(config, inputs), needed)
     yield jobs_by_arm[arm]
 
 
