@@ -1,8 +1,8 @@
-"""The loop that a careful person writes by hand: FML in plain PyTorch, with the networks as everybody writes them.
+"""A careful hand-written loop for comparison: FML in plain PyTorch, with ordinary networks.
 
-Data in memory, one forward of each network a step, one log-softmax of each, teachers detached, torch.optim.SGD as it comes.
-No evaluation, no checkpoint, no privacy boundary. It imports nothing of fedmutual, and runs as a process of its own with
-the allocator that a user's would have. As a script it is a contestant (turns.py).
+Data in memory, one forward of each network a step, one log-softmax of each, teachers detached, unchanged torch.optim.SGD.
+No evaluation, no checkpoint, no privacy boundary. The file imports nothing of fedmutual, and runs as a separate process
+with the allocator of a user's process. As a script it is a contestant (turns.py).
 """
 
 import argparse
@@ -65,13 +65,13 @@ class Federation:
         self.optimizers = [torch.optim.SGD(net.parameters(), **SGD) for net in self.personal]
 
     def round(self, orders: Orders | None = None) -> None:
-        """Fork, one epoch of mutual learning at each client, the mean of the forks."""
+        """Run one round: fork, one epoch of mutual learning at each client, the mean of the forks."""
         memes = [self.train(k, orders) for k in range(len(self.data))]
         states = [meme.state_dict() for meme in memes]
         self.shared.load_state_dict({k: torch.stack([s[k] for s in states]).mean(0) for k in states[0]})
 
     def train(self, k: int, orders: Orders | None) -> nn.Module:
-        """A client's epoch -> its fork."""
+        """Train one epoch of a client and return its fork."""
         (xs, ys), personal, opt_p = self.data[k], self.personal[k], self.optimizers[k]
         meme = copy.deepcopy(self.shared)
         opt_m = torch.optim.SGD(meme.parameters(), **SGD)

@@ -1,6 +1,6 @@
-"""FedH2L as a careful person writes it by hand: four nodes, plain PyTorch, an exchange and a projected step a round.
+"""A careful hand-written FedH2L for comparison: four nodes, plain PyTorch, one exchange and one projected step a round.
 
-The work of ours_peers.py and nothing else: no records, no boundary, no streams of random numbers. It imports nothing of
+The work of ours_peers.py and nothing else: no records, no boundary, no derived random streams. The file imports nothing of
 fedmutual. As a script it is a contestant (turns.py).
 """
 
@@ -17,7 +17,7 @@ ADAM = {"lr": 1e-3, "weight_decay": 1e-4, "amsgrad": True}
 
 
 class Node:
-    """A network, its optimiser, and what it learns from: its private rows and everybody's public ones."""
+    """A network, its optimiser, and its data: its private rows and the public rows of all nodes."""
 
     def __init__(self, number: int, private: tuple[Tensor, Tensor], public: list[tuple[Tensor, Tensor]]) -> None:
         self.net, self.public, self.number = lenet5(), public, number
@@ -25,7 +25,7 @@ class Node:
         self.x, self.y = (torch.cat([private[n], *(p[n] for p in public)]) for n in (0, 1))
 
     def local(self) -> tuple[Tensor, Tensor, Tensor]:
-        """A local step -> what it says of a batch of its own public data: which rows, posteriors, accuracy."""
+        """Take a local step; return which own public rows were drawn, the posteriors on them, and the accuracy."""
         i = torch.randperm(len(self.x))[:BATCH]
         self.step(F.cross_entropy(self.net(self.x[i]), self.y[i]))
         self.g_loc = [p.grad.clone() for p in self.net.parameters()]
@@ -38,7 +38,7 @@ class Node:
         return index, z.softmax(1), (z.argmax(1) == y[index]).float().mean()
 
     def mutual(self, said: list[tuple[Tensor, Tensor, Tensor]]) -> None:
-        """A step towards what the peers said, projected where it would undo the local one."""
+        """Take a step towards the peers' posteriors, projected if the step would undo the local step."""
         peers = [j for j in range(len(said)) if j != self.number]
         x, y = (torch.cat([self.public[j][n][said[j][0]] for j in peers]) for n in (0, 1))
         p, acc = torch.cat([said[j][1] for j in peers]), torch.stack([said[j][2] for j in peers]).repeat_interleave(BATCH)

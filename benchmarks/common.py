@@ -1,4 +1,4 @@
-"""What the sections share: numbers with their spread, goals, and files that say which machine and command made them."""
+"""Shared by the sections: numbers with their spread, goals, and result files with the machine and the command."""
 
 import json
 import multiprocessing
@@ -24,7 +24,7 @@ from fedmutual.report.statistics import estimate
 
 @dataclass(frozen=True)
 class Options:
-    """What a section is told."""
+    """The options of a section."""
 
     pairs: int  # turns of interleaved contestants
     tiny: bool  # only see that it runs: its numbers mean nothing
@@ -56,19 +56,19 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def ratios(above: Iterable[float], below: Iterable[float]) -> Spread:
-    """Turn by turn."""
+    """Return the ratio of each turn."""
     return spread([a / b for a, b in zip(above, below, strict=True)])
 
 
 def figure(value: float, digits: int = 4) -> float:
-    """To so many significant digits."""
+    """Return the number with this many significant digits."""
     return float(f"{value:.{digits}g}")
 
 
 def interval(values: Sequence[float], spec: str) -> str:
-    """Mean, and half of the 95 % interval over seeds."""
-    found = estimate(values, "seeds")
-    return f"{found.mean:{spec}}" + (f" ± {found.half:.2f}" if found.half is not None else "")
+    """Return the mean, and half of the 95 % interval over seeds."""
+    summary = estimate(values, "seeds")
+    return f"{summary.mean:{spec}}" + (f" ± {summary.half:.2f}" if summary.half is not None else "")
 
 
 def verdict(met: bool) -> str:
@@ -76,8 +76,8 @@ def verdict(met: bool) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Where this runs, and with what."""
-    found = {
+    """Return the machine and the versions of this run."""
+    facts = {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30),
@@ -85,18 +85,18 @@ def machine() -> dict[str, Any]:
         "load_before": [round(v, 2) for v in os.getloadavg()],
     }
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
 
 
 class Others:
-    """What of the machine's processors other work took meanwhile: its share, 0 to 1; None where that cannot be told."""
+    """The share of the processors' time that other programs took meanwhile, 0 to 1; None if it is not known."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic(), self._seconds()
 
     def share(self) -> float | None:
-        """Since this was made; all of ours have ended, or are its own workers."""
+        """Return the share since the object was made; processes of the benchmark must have ended, or be its workers."""
         (when, before), now = self._begun, self._seconds()
         if before is None or now is None:
             return None
@@ -104,7 +104,7 @@ class Others:
 
     @staticmethod
     def _seconds() -> float | None:
-        """Of all processors, busy since the machine started, less our own processes'."""
+        """Return the busy seconds of all processors since the machine started, without the benchmark's processes."""
         try:
             ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         except OSError:
@@ -116,7 +116,7 @@ class Others:
 
 
 def _ticks(process: int | None) -> int:
-    """That a process was busy."""
+    """Return the clock ticks of a process."""
     words = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return int(words[11]) + int(words[12])
 
@@ -131,7 +131,7 @@ def command(script: str) -> str:
 
 
 def write(folder: Path, section: str, about: Mapping[str, Any], results: Any) -> None:
-    """FOLDER/<section>.json."""
+    """Write FOLDER/<section>.json."""
     folder.mkdir(parents=True, exist_ok=True)
     when = datetime.now(UTC).isoformat(timespec="minutes")
     content = {"section": section, "date": when, **about, "versions": versions(), "results": results}
@@ -139,7 +139,7 @@ def write(folder: Path, section: str, about: Mapping[str, Any], results: Any) ->
 
 
 def _cpu() -> str:
-    """The processor's name."""
+    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -149,7 +149,7 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    """The commit that is checked out, and whether more has changed than results."""
+    """Return the checked-out commit, and whether anything but results has changed."""
 
     def git(*words: str) -> str:
         return subprocess.run(("git", *words), cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""Section engines: the engines over the bare hand-written loop, FML with five clients, equal cores."""
+"""Section engines: the engines compared with the hand-written loop, FML with five clients, equal cores."""
 
 from functools import partial
 from typing import Any
@@ -70,7 +70,7 @@ def _line(model: str, engine: str, bare: str, ratio: Spread, goal: float) -> dic
 
 
 def difference(model: str, batches: int) -> float:
-    """The largest difference of any weight between bare and inprocess after a round from equal weights, on equal batches."""
+    """Return the largest weight difference between bare and inprocess after a round with equal weights and batches."""
     rows = batches * BATCH
     with noisy(model, CLIENTS, rows) as config, hosted(config) as ours:
         clients = ours.experiment.clients
@@ -98,7 +98,7 @@ def _state(client: Client) -> Message:
 
 
 def _load(net: torch.nn.Module, state: Message) -> None:
-    """Weights by their order: the names differ."""
+    """Load weights by their order, because the names differ."""
     net.load_state_dict(dict(zip(net.state_dict(), state.values(), strict=True)))
 
 

@@ -1,13 +1,13 @@
-"""What dies, hangs or lies in a federation of real sites, and what that costs. Writes benchmarks/results/faults.json.
+"""Faults in a federation of real sites, and their cost. Writes benchmarks/results/faults.json.
 
     uv run python benchmarks/faults.py kills [--times 5]
     uv run python benchmarks/faults.py losses [--times 5]     # as root: a disk is filled, which is a tmpfs
 
-Each is one federation of three sites (small networks on the digits, FML) on this machine, to which faults happen at random
-moments and in random order. `kills`: processes that die and cost nobody a round; in the end all models must be bit for bit
-those of one process to which nothing happened. `losses`: faults that may cost a site some rounds. Of each fault: rounds
-that the site and others missed, seconds from the fault to the next saved round, seconds from its mend to a round with the
-site, and whether the site answered one round with two different messages.
+Each is one federation of three sites (small networks on the digits, FML) on this machine, with faults at random times and
+in random order. `kills`: processes that end and cost no site a round; at the end all models must have the bits of a run in
+one process without faults. `losses`: faults that may cost a site some rounds. For each fault: the rounds that the site and
+others missed, seconds from the fault to the next saved round, seconds from its repair to a round with the site, and
+whether the site answered one round with two different messages.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def Own(shape, classes):
 
 
 class Pipe:
-    """A connection to the server that can be cut, and joined again."""
+    """A connection to the server that can be cut and joined again."""
 
     def __init__(self, port: int) -> None:
         self._port, self._open, self._pairs, self._lost = port, True, list[socket.socket](), set[socket.socket]()
@@ -103,7 +103,7 @@ class Pipe:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Close what is open, and take nothing new."""
+        """Close the open connections, and accept no new one."""
         self._open = False
         for end in self._pairs:
             with suppress(OSError):
@@ -111,13 +111,13 @@ class Pipe:
         self._pairs.clear()
 
     def swallow(self) -> None:
-        """What is sent over what is open is lost from now on, and no end is told; take nothing new."""
+        """Drop all data on the open connections without closing them, and accept no new one."""
         self._open = False
         self._lost |= set(self._pairs)
         self._pairs.clear()
 
     def join(self) -> None:
-        """Take connections again."""
+        """Accept connections again."""
         self._open = True
 
     def _accept(self) -> None:
@@ -146,7 +146,7 @@ class Pipe:
 
 
 class Seen:
-    """When each round was saved, and whether south was in it: looked at all the time, in a thread."""
+    """The time at which each round was saved, and whether site south was in it; a thread watches continuously."""
 
     def __init__(self, fed: Loopback) -> None:
         self._fed, self.rounds = fed, list[tuple[float, int, bool]]()
@@ -161,25 +161,25 @@ class Seen:
             time.sleep(0.02)
 
     def steady(self, since: float) -> bool:
-        """Whether a while has gone by in which rounds were saved, all with south in them."""
+        """Return whether rounds were saved for a while, all with south in them."""
         if time.monotonic() < since + STEADY:
             return False
         late = [there for at, _, there in self.rounds if at > time.monotonic() - STEADY]
         return len(late) >= 3 and all(late)
 
     def next(self, before: float) -> float:
-        """Seconds from a time to the next saved round."""
+        """Return the seconds from a time to the next saved round."""
         return next(at for at, _, _ in self.rounds if at > before) - before
 
     def back(self, before: float) -> float:
-        """Seconds from a time to the first of the rounds that south is in without a gap since; 0: it was in all."""
+        """Return the seconds from a time to the first round from which south is in every round; 0 if always."""
         after = [(at, there) for at, _, there in self.rounds if at > before]
         gap = max((k for k, (_, there) in enumerate(after) if not there), default=None)
         return 0.0 if gap is None else after[gap + 1][0] - before
 
 
 def hurt(fed: Loopback, kind: str, pipe: Pipe) -> None:
-    """Do it, and mend it where a person or systemd would."""
+    """Cause the fault, and repair it as a person or systemd would."""
     south = fed.configs["south"].parent
     if kind in ("site's job", "server's job"):
         fed.kill_job("south" if kind == "site's job" else "server")
@@ -217,7 +217,7 @@ def hurt(fed: Loopback, kind: str, pipe: Pipe) -> None:
 
 
 def one(fed: Loopback, seen: Seen, kind: str, pipe: Pipe) -> dict[str, Any]:
-    """A fault, and what it cost."""
+    """Cause one fault and return its cost."""
     time.sleep(random.uniform(0, 3))
     before, again = fed.progress()["round"], fed.log("server").count("begun again")
     began = time.monotonic()
@@ -237,12 +237,12 @@ def one(fed: Loopback, seen: Seen, kind: str, pipe: Pipe) -> dict[str, Any]:
 
 
 def ledger(fed: Loopback) -> list[dict[str, Any]]:
-    """What went up and down, as the server wrote it down."""
+    """Return the bytes sent down and up, from the server's ledger."""
     return list(read_lines(fed.folder / "server" / "wards" / "ledger.jsonl"))
 
 
 def federation(kinds: tuple[str, ...], fills: bool, times: int, work: Path) -> None:
-    """All faults of some kinds, in one federation; each is written down when it is over."""
+    """Cause all faults of some kinds in one federation; write each result when the fault is over."""
     south = work / "fed" / "south"
     (south / "state").mkdir(parents=True)
     if fills:  # a small disk, which can be filled
@@ -268,7 +268,7 @@ def federation(kinds: tuple[str, ...], fills: bool, times: int, work: Path) -> N
 
 
 def ended(fed: Loopback, work: Path) -> dict[str, Any]:
-    """What became of the models, after all of it."""
+    """Return the state of the models at the end."""
     last = fed.progress()["round"]
     missed = sum(not line["up"] for line in ledger(fed))
     found = {"rounds": last, "missed, by all sites": missed}
@@ -284,7 +284,7 @@ def ended(fed: Loopback, work: Path) -> dict[str, Any]:
 
 
 def twice(folder: Path) -> int:
-    """Of how many rounds a site sent two different messages: it would have trained on them twice."""
+    """Return the number of rounds for which a site sent two different messages, which means that it trained twice."""
     sent: dict[tuple[int, int], set[str]] = {}
     for line in read_lines(folder / "left.jsonl"):
         if line["what"] == "work" and line["tensors"]:
@@ -305,7 +305,7 @@ def record(what: str, found: dict[str, Any]) -> None:
 
 
 def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of all times that one fault happened: how often, and of each figure least, median and most."""
+    """Return for one kind of fault the number of faults, and the minimum, median and maximum of each figure."""
     told: dict[str, Any] = {"times": len(found)}
     for key in COSTS:
         told[key] = [f(x[key] for x in found) for f in (min, statistics.median, max)]
@@ -313,7 +313,7 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what is asked for."""
+    """Run the requested kinds of faults."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["kills", "losses"])
     parser.add_argument("--times", type=int, default=5)

@@ -1,6 +1,6 @@
-"""Section gpu: the engine "stacked" over "inprocess" on one GPU, and the floors that launches, arithmetic and memory set.
+"""Section gpu: the engine "stacked" over "inprocess" on one GPU, and the bounds by launches, arithmetic and memory.
 
-With --device cpu it only shows that it runs: operators stand for kernels there, and the numbers mean nothing.
+With --device cpu the section only shows that it runs: operators replace kernels, and the numbers have no meaning.
 """
 
 import time
@@ -29,7 +29,7 @@ NETS = 2  # of a client
 
 
 def measure(options: Options) -> dict[str, Any] | None:
-    """None where there is no GPU."""
+    """Return the results; None without a GPU."""
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print("there is no CUDA GPU here; on a machine that has one: uv run python benchmarks/run.py gpu")
         return None
@@ -43,7 +43,7 @@ def measure(options: Options) -> dict[str, Any] | None:
 
 
 def _cell(model: str, clients: int, chip: dict[str, float], options: Options) -> dict[str, Any]:
-    """Samples/s of both engines, and the most that each floor would let through."""
+    """Return samples/s of both engines, and the most that each bound permits."""
     batches = 1 if options.tiny else BATCHES[model]
     words = ("--model", model, "--clients", clients, "--rows", batches * BATCH, "--device", options.device)
     engines = (*ENGINES, *[COMPILED] * options.compile)
@@ -84,33 +84,34 @@ def _flags(engine: str) -> tuple[str, ...]:
 
 
 def _kernels(model: str, clients: int, engine: str, device: str) -> int:
-    """Kernels, copies and fills for one step of every client: what a round of two steps has more than one of one."""
+    """Return the kernels, copies and fills of one step of every client: a round of two steps minus a round of one."""
     few, many = (_launched(model, clients, engine, device, batches) for batches in (1, 2))
     return many - few
 
 
 def _launched(model: str, clients: int, engine: str, device: str, batches: int) -> int:
-    """In the second of two rounds."""
+    """Return the kernels launched in the second of two rounds."""
     name, _, compiled = engine.partition(", ")
     with (
         noisy(model, clients, batches * BATCH, name=name, compile=bool(compiled), device=device) as config,
-        hosted(config) as found,
+        hosted(config) as handle,
     ):
-        train(found, 1, ())
-        with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * device.startswith("cuda")]) as seen:
-            train(found, 1, ())
+        train(handle, 1, ())
+        with profile(activities=[ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * device.startswith("cuda")]) as profiled:
+            train(handle, 1, ())
             _wait(device)
         if device.startswith("cuda"):
-            return sum(e.device_type == DeviceType.CUDA for e in seen.events())
-        return sum(e.name.startswith("aten::") and not e.cpu_children for e in seen.events())
+            return sum(e.device_type == DeviceType.CUDA for e in profiled.events())
+        return sum(e.name.startswith("aten::") and not e.cpu_children for e in profiled.events())
 
 
 def work(model: str) -> tuple[float, float]:
-    """Of a client's step with both its networks: floating-point operations, and the bytes that must move -> (flops, bytes).
+    """Return (floating-point operations, bytes that must move) of a client's step with both its networks.
 
     Bytes: a weight is read forward, backward and by the optimiser, its gradient written and read, its momentum read and
-    written, itself written: 8 times. What a layer of weights or pooling gives is written and read, its gradient likewise: 4
-    times; ReLU and bias are taken as free.
+    written, itself written: 8 times. The output of a layer of weights or pooling is written and read, its gradient likewise:
+    4
+    times; ReLU and bias count as free.
     """
     net = models.build(model, SHAPES[model], CLASSES, At(0, -1, 1).rng(model))
     given: list[int] = []
@@ -124,7 +125,7 @@ def work(model: str) -> tuple[float, float]:
 
 
 def _chip(device: str) -> dict[str, float]:
-    """What this device does at best, measured."""
+    """Return the measured peak figures of this device."""
     cuda = device.startswith("cuda")
     side, length = (8192, 2**28) if cuda else (1024, 2**22)
     torch.backends.cuda.matmul.allow_tf32 = False  # as engine.precision = "float32" has it
@@ -144,16 +145,16 @@ def _copy(target: Tensor, source: Tensor) -> None:
 
 
 def _best(do: Callable[[], object], device: str, times: int) -> float:
-    """Seconds of one of so many in a row; the best of five."""
-    found = []
+    """Return the seconds of one call in a series; the best of five series."""
+    seconds = []
     for _ in range(6):  # the first warms up, and is the slowest
         _wait(device)
         begun = time.perf_counter()
         for _ in range(times):
             do()
         _wait(device)
-        found.append((time.perf_counter() - begun) / times)
-    return min(found)
+        seconds.append((time.perf_counter() - begun) / times)
+    return min(seconds)
 
 
 def _wait(device: str) -> None:

@@ -1,4 +1,4 @@
-"""Section memory: the peak of a process over what its clients own. As a script: one number of clients."""
+"""Section memory: the peak memory of a process over what its clients hold. As a script: for one number of clients."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ MIB = 2**20
 
 
 def measure(options: Options) -> list[dict[str, Any]] | None:
-    """None where there is no /proc to ask."""
+    """Return the results; None without /proc."""
     if not Path("/proc/self/clear_refs").exists():
         print("the peak of a part of a process can be asked on Linux only")
         return None
@@ -48,7 +48,7 @@ def main() -> None:
 
 
 def one(clients: int) -> dict[str, int]:
-    """Bytes: of the process before there are clients; above that with them, and at its peaks; of the clients' own states."""
+    """Return bytes: the process without clients; the increase with clients, and at its peaks; the clients' states."""
     from contextlib import closing
 
     import torch
@@ -83,14 +83,14 @@ def one(clients: int) -> dict[str, int]:
 
 
 def _own(client: Any) -> int:
-    """Bytes of its networks and of what their optimisers remember."""
+    """Return the bytes of a client's networks and optimiser states."""
     states = [t for net in client.nets.values() for t in net.state_dict().values()]
     states += [t for o in client.optimizers.values() for s in o.state.values() for t in s.values()]
     return sum(t.numel() * t.element_size() for t in states)
 
 
 def _status(key: str) -> int:
-    """A line of /proc/self/status, in bytes."""
+    """Return a line of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
 

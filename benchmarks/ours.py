@@ -1,4 +1,4 @@
-"""The same work through fedmutual: an experiment on noise, its engine and its clients as a user's run makes them.
+"""The work of bare.py through fedmutual: an experiment on noise, with the engine and the clients of a user's run.
 
 Evaluation and checkpoints are off; all else is as in a run: the privacy boundary, finiteness, the ledger's file. As a script
 it is a contestant (turns.py).
@@ -33,7 +33,7 @@ FOREVER = 10**9
 
 
 def save_noise(path: Path, shape: tuple[int, ...], rows: int, test: int) -> Path:
-    """Images of uniformly drawn bytes with labels drawn alike, as an npz file."""
+    """Save images of uniformly drawn bytes with uniformly drawn labels as an npz file."""
     rng = np.random.default_rng(0)
     arrays = {}
     for suffix, n in (("", rows), ("_test", test)):
@@ -44,7 +44,7 @@ def save_noise(path: Path, shape: tuple[int, ...], rows: int, test: int) -> Path
 
 
 def config(model: str, data: Path, clients: int = 5, method: str = "fml", epochs: int = 1, **engine: Any) -> Config:
-    """An experiment on saved noise, scaled to mean 0 and standard deviation 1."""
+    """Return an experiment on saved noise, scaled to mean 0 and standard deviation 1."""
     channels = SHAPES.get(model, SHAPES["mlp"])[0]
     return parse_config(
         {
@@ -61,7 +61,7 @@ def config(model: str, data: Path, clients: int = 5, method: str = "fml", epochs
 
 @contextmanager
 def noisy(model: str, clients: int, rows: int, **settings: Any) -> Iterator[Config]:
-    """`config` on noise of so many rows a client; its file lasts as long as the context."""
+    """Yield `config` on noise with this many rows a client; its file exists as long as the context."""
     with tempfile.TemporaryDirectory() as folder:
         shape = SHAPES.get(model, SHAPES["mlp"])
         data = save_noise(Path(folder) / "noise.npz", shape, clients * rows, 20 * clients)
@@ -69,30 +69,30 @@ def noisy(model: str, clients: int, rows: int, **settings: Any) -> Iterator[Conf
 
 
 @contextmanager
-def hosted(given: Config) -> Iterator[EngineHandle]:
-    """The experiment with its engine, with that many threads."""
+def hosted(experiment_config: Config) -> Iterator[EngineHandle]:
+    """Yield the experiment with its engine, while torch uses the engine's number of threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(given.engine.threads)
+    torch.set_num_threads(experiment_config.engine.threads)
     try:
-        with closing(EngineHandle(build(given), None)) as found:
-            yield found
+        with closing(EngineHandle(build(experiment_config), None)) as handle:
+            yield handle
     finally:
         torch.set_num_threads(before)
 
 
-def train(found: EngineHandle, rounds: int, observers: Sequence[Observer]) -> Message:
-    """So many rounds of training and nothing else -> the server's state."""
-    return federate(quiet(found.experiment, rounds), found.engine, found.experiment.server(), None, observers, judge=None)
+def train(handle: EngineHandle, rounds: int, observers: Sequence[Observer]) -> Message:
+    """Run this many rounds of training and nothing else; return the server's state."""
+    return federate(quiet(handle.experiment, rounds), handle.engine, handle.experiment.server(), None, observers, judge=None)
 
 
 def quiet(experiment: Experiment, rounds: int) -> RoundPlan:
-    """The experiment's plan without evaluation."""
+    """Return the experiment's plan without evaluation."""
     plan = experiment.plan({})
     return replace(plan, rounds=rounds, evaluate_every=FOREVER, exams={}, notes=())
 
 
 class Timer:
-    """Observer: waits on stage before every turn's first round, tells its seconds after the last."""
+    """Observer: waits on the stage before every turn's first round, and reports its seconds after the last."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage

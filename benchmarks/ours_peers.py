@@ -19,7 +19,7 @@ VALIDATION, TEST = 100, 150  # rows of a node, for what is reported apart
 
 
 def config(data: Path) -> Config:
-    """FedH2L of four LeNet5 on noise."""
+    """Return the configuration of FedH2L with four LeNet5 on noise."""
     rows = PRIVATE + PUBLIC + VALIDATION + TEST
     return parse_config(
         {
@@ -42,7 +42,7 @@ def config(data: Path) -> Config:
 
 @contextmanager
 def ready() -> Iterator[tuple[EngineHandle, Path]]:
-    """Its experiment with its engine, and a folder."""
+    """Yield the experiment with its engine, and a folder."""
     with tempfile.TemporaryDirectory() as folder:
         rows = NODES * (PRIVATE + PUBLIC + VALIDATION + TEST)
         data = save_noise(Path(folder) / "noise.npz", SHAPES["lenet5"], rows, 20)

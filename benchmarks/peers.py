@@ -1,4 +1,4 @@
-"""Section peers: a round of FedH2L, four LeNet5 and batches of 32, over a bare hand-written loop of the same work."""
+"""Section peers: a round of FedH2L, four LeNet5 and batches of 32, over a hand-written loop of equal work."""
 
 import time
 from functools import partial
@@ -32,18 +32,18 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def apart(times: int) -> dict[str, Spread]:
-    """What is done every so many rounds: scoring four nodes on their validation data and all test data, and saving them."""
+    """Measure the work of every few rounds: scoring four nodes on validation and test data, and saving them."""
     scoring, saving = [], []
-    with ready() as (found, folder):
-        train(found, 1, [])
-        exams = found.experiment.plan({}).exams
+    with ready() as (handle, folder):
+        train(handle, 1, [])
+        exams = handle.experiment.plan({}).exams
         checkpoints = Checkpoints(folder, 1, "peers")
-        checkpoints(Started(0, FOREVER, found.experiment.clients, ()))
+        checkpoints(Started(0, FOREVER, handle.experiment.clients, ()))
         for round in range(1, times + 1):
             begun = time.perf_counter()
-            list(found.engine.each(evaluate_client, {i: (exams[i], {}, round, None) for i in exams}))
+            list(handle.engine.each(evaluate_client, {i: (exams[i], {}, round, None) for i in exams}))
             scored = time.perf_counter()
-            checkpoints(RoundDone(round, FOREVER, found.experiment.server(), found.engine.each))
+            checkpoints(RoundDone(round, FOREVER, handle.experiment.server(), handle.engine.each))
             scoring.append(1e3 * (scored - begun))
             saving.append(1e3 * (time.perf_counter() - scored))
     return {"scoring": spread(scoring), "saving": spread(saving)}

@@ -1,4 +1,4 @@
-"""Section precision: what engine.precision costs in accuracy. FML on MNIST, MLP; each precision from the same seeds."""
+"""Section precision: the cost of engine.precision in accuracy. FML on MNIST, MLP; each precision from equal seeds."""
 
 import tempfile
 from pathlib import Path
@@ -17,7 +17,7 @@ PERCENT = 100.0
 
 
 def measure(options: Options) -> dict[str, Any] | None:
-    """None where there is no MNIST."""
+    """Return the results; None without MNIST."""
     cuda = torch.cuda.is_available()
     precisions = ("float32", "tf32", "bf16") if cuda else ("float32", "bf16")
     seeds, rounds = (1, 1) if options.tiny else (options.seeds, ROUNDS)
@@ -61,7 +61,7 @@ def _run(partition: dict[str, Any], precision: str, seed: int, rounds: int) -> d
 
 
 def _less(row: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
-    """What float32 of the same seeds has more or less, in percentage points."""
+    """Return the difference from float32 with equal seeds, in percentage points."""
     return {
         f"{key}_over_float32": [round(a - b, 4) for a, b in zip(row[key], alone[key], strict=True)]
         for key in ("global_test", "own_validation")

@@ -1,8 +1,8 @@
-"""All benchmarks, or the sections that are named; each prints its lines and writes RESULTS/<section>.json.
+"""Run all benchmarks, or the named sections; each prints its lines and writes RESULTS/<section>.json.
 
     uv run python benchmarks/run.py [engines] [clients] [peers] [memory] [bytes] [precision] [gpu] [secure-sum] [--pairs 11]
 
-docs/performance.md says what each measures, and how. Nothing else should run on the machine meanwhile.
+docs/performance.md says what each section measures, and how. Nothing else should run on the machine meanwhile.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Section clients: what a client's step costs as clients grow in number, and as networks grow. One process, one thread."""
+"""Section clients: the cost of a client's step as the number of clients and the networks grow. One process, one thread."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -21,7 +21,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def _clients(options: Options) -> dict[str, Any]:
-    """Time of a client's step over that of five clients."""
+    """Return the time of a client's step over the time with five clients."""
     counts = COUNTS[:3] if options.tiny else COUNTS
     starts = {str(k): _start("mlp", k) for k in counts}
     rounds = {str(k): 1 if options.tiny else -(-TURN // k) for k in counts}
@@ -39,7 +39,7 @@ def _clients(options: Options) -> dict[str, Any]:
 
 
 def _sizes(options: Options) -> list[dict[str, Any]]:
-    """Time of a round of five clients by the number of hidden units."""
+    """Return the time of a round of five clients by the number of hidden units."""
     widths = WIDTHS[:2] if options.tiny else WIDTHS
     seconds = take_turns({str(h): _start(f"wide:h{h}", BASE) for h in widths}, options.pairs)
     print(f"MLP of h hidden units, K = {BASE}, {BATCHES * EPOCHS} steps a client, two networks each")

@@ -37,7 +37,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def _measure_round(count: int, numbers: int) -> dict[str, float]:
-    """One sum of random updates, with one site that drops out before its upload where the threshold allows it."""
+    """Measure one sum of random updates, with one site that drops out before its upload if the threshold permits it."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         sites = tuple(f"site{k}" for k in range(count))
@@ -82,7 +82,7 @@ def _measure_round(count: int, numbers: int) -> dict[str, float]:
 
 
 def _make_kits(folder: Path, sites: tuple[str, ...]) -> dict[str, Path]:
-    """The startup folder of each site's kit, as `fedmutual provision` makes them."""
+    """Make the start-up folder of each site's kit, as `fedmutual provision` does."""
     file = folder / "federation.toml"
     tables = {
         "name": "sum",

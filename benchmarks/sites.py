@@ -1,10 +1,10 @@
-"""Real sites on one machine: what a round over mutual TLS costs, and whether the models are those of one process.
+"""Real sites on one machine: the cost of a round over mutual TLS, and whether the models equal those of one process.
 
     uv run python benchmarks/sites.py
 
-Three federations: FML on the digits with three architectures, of which one is a site's own; FedH2L from site to site; FML
-with a shared model of 50 MB. Of each, one after the other in one run: seconds a round over the network, from the first saved
-round to the last, and in one process. Writes benchmarks/results/sites.json.
+Three federations: FML on the digits with three architectures, one of which is a site's own; FedH2L from site to site; FML
+with a shared model of 50 MB. For each, one after the other in one run: seconds a round over the network, from the first
+saved round to the last, and in one process. Writes benchmarks/results/sites.json.
 """
 
 import json
@@ -42,7 +42,7 @@ def Big(shape, classes):
 
 
 def a_round(name: str, work: Path, common: dict[str, Any], sites: dict[str, Any], **given: Any) -> dict[str, Any]:
-    """Seconds a round over the network, and in one process, in one run of this script."""
+    """Return the seconds of a round over the network and in one process, both measured in one run of this script."""
     folder, rounds = work / name.replace(" ", "-"), common["rounds"]
     alone = {i: {k: v for k, v in own.items() if k != "public"} for i, own in sites.items()}  # one process makes the set
     run = fedmutual.run(parse_config(together(common, alone)), folder / "one")
@@ -64,7 +64,7 @@ def a_round(name: str, work: Path, common: dict[str, Any], sites: dict[str, Any]
 
 
 def rounds(work: Path) -> list[dict[str, Any]]:
-    """FML on the digits with three architectures, one of them a site's own; FedH2L; a shared model of 50 MB."""
+    """Measure FML on the digits with three architectures, one of them a site's own; FedH2L; a shared model of 50 MB."""
     (work / "nets.py").write_text(NETS)
     sys.path.insert(0, str(work))
     three = {**SITES, "west": {**SITES["west"], "model": {"personal": "nets:Own"}}}
@@ -79,7 +79,7 @@ def rounds(work: Path) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """All three."""
+    """Measure all three federations."""
     torch.set_num_threads(1)
     work = Path(tempfile.mkdtemp())
     kept = {

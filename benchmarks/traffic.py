@@ -1,4 +1,4 @@
-"""Section bytes: what a round sends down and up, as a run's ledger counts it."""
+"""Section bytes: the bytes that a round sends down and up, from a run's ledger."""
 
 import tempfile
 from pathlib import Path
@@ -27,7 +27,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def _round(model: str, method: str) -> tuple[int, int]:
-    """A round of a step a client, on four examples: bytes do not depend on how long a client trains."""
+    """Run a round of one step a client, on four examples: the bytes do not depend on the length of training."""
     with (
         noisy(model, CLIENTS, BATCH // 32, method=method) as config,
         hosted(config) as found,

@@ -1,6 +1,7 @@
-"""Contestants: processes that each hold a federation ready and run rounds when told, in turns, never two at once.
+"""Contestants: processes that each hold a federation ready and run rounds when asked, in turns, never two at once.
 
-So that a machine that drifts drifts for all, and no start-up is timed. Knows nothing of fedmutual: bare.py imports it.
+So a change of the machine's speed affects all contestants alike, and no start-up is timed. The file imports nothing of
+fedmutual, because bare.py imports this file.
 """
 
 import os
@@ -15,7 +16,7 @@ WARM = 1  # rounds before the first that counts: caches, pages, and what is done
 
 
 class Contestant:
-    """A process, seen from here."""
+    """A contestant's process, seen from the measuring process."""
 
     def __init__(self, script: str, *arguments: object) -> None:
         command = [sys.executable, HERE / script, *map(str, arguments)]
@@ -30,7 +31,7 @@ class Contestant:
         self._process.wait()
 
     def seconds(self, rounds: int) -> float:
-        """How long it takes for so many rounds."""
+        """Return the seconds of this many rounds."""
         self._process.stdin.write(f"{rounds}\n")
         self._process.stdin.flush()
         return float(self._answer())
@@ -43,27 +44,27 @@ class Contestant:
 
 
 class Stage:
-    """The contestant's own end. What libraries print goes to stderr, for stdout is where it answers."""
+    """The contestant's end of the connection. Libraries' output goes to stderr, because stdout carries the answers."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
 
     def wait(self) -> int:
-        """How many rounds to run now; 0: it is over."""
+        """Return the number of rounds to run now; 0: the measurement is over."""
         return int(sys.stdin.readline() or 0)
 
     def tell(self, answer: object) -> None:
-        """Once when ready, then the seconds of what was asked."""
+        """Report once that the contestant is ready, then the seconds of each request."""
         print(answer, file=self._out, flush=True)
 
 
 def take_turns(
     starts: Mapping[str, Callable[[], Contestant]], turns: int, rounds: Mapping[str, int] | int = 1
 ) -> dict[str, list[float]]:
-    """Seconds a round of each contestant, in every turn: A B C, then C B A, and so on.
+    """Return the seconds a round of each contestant, in every turn: A B C, then C B A, and so on.
 
-    rounds: how many make a turn, of each; where rounds are short, several.
+    rounds: the rounds in a turn of each contestant; several if rounds are short.
     """
     each = dict.fromkeys(starts, rounds) if isinstance(rounds, int) else rounds
     seconds: dict[str, list[float]] = {name: [] for name in starts}

@@ -1,4 +1,4 @@
-"""An authority and kits' keys as FLARE's provisioning makes them, made in the test."""
+"""Make a certificate authority and the keys of start-up kits in the test, as FLARE's provisioning makes them."""
 
 import datetime
 from functools import cache
@@ -17,12 +17,12 @@ DAY = datetime.timedelta(days=1)
 
 @cache
 def make_private_key(name: str) -> rsa.RSAPrivateKey:
-    """One key a name in a process: to draw one takes a tenth of a second."""
+    """Return the key of a name, one for each name and process, because a new key takes a tenth of a second."""
     return rsa.generate_private_key(65537, 2048)
 
 
 def make_certificate(name: str, issuer: str = "authority", days: tuple[int, int] = (-1, 1)) -> x509.Certificate:
-    """A certificate of a name, signed by the issuer's key. days: from and until when, counted from now."""
+    """Return a certificate of a name, signed with the issuer's key. days: the validity, from and until, in days from now."""
     now = datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
@@ -41,12 +41,12 @@ def make_authority(name: str = "authority") -> Authority:
 
 
 def make_signer(name: str, certified: str | None = None, issuer: str = "authority", days=(-1, 1)) -> Signer:
-    """A participant's key, and a certificate; `certified`: of another participant's."""
+    """Return a participant's key and a certificate. certified: the name in the certificate, if not the participant's."""
     return Signer(make_private_key(name), make_certificate(certified or name, issuer, days).public_bytes(Encoding.DER))
 
 
 def write_startup(folder: Path, name: str) -> Path:
-    """The startup folder of a participant's kit -> the folder."""
+    """Write the start-up folder of a participant's kit and return the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     key = make_private_key(name).private_bytes(Encoding.PEM, PrivateFormat.TraditionalOpenSSL, NoEncryption())
     (folder / "client.key").write_bytes(key)

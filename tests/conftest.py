@@ -1,4 +1,4 @@
-"""What many tests use: the command line called in this process, and a small experiment."""
+"""Fixtures for many tests: the command line called in this process, and a small experiment."""
 
 import os
 import shutil
@@ -21,13 +21,13 @@ FARM = ("process", "sites", "docs")  # the tiers that start processes: `uv run p
 
 
 def pytest_configure(config):
-    """Without paths and without -m, leave the tiers out that take many processes and minutes."""
+    """Without paths and without -m, leave out the tiers that take many processes and minutes."""
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr:
         config.option.markexpr = " and ".join(f"not {tier}" for tier in FARM)
 
 
 def find_tier(nodeid):
-    """The tier of a test, by the path of its file and by its name."""
+    """Return the tier of a test, by the path of its file and by its name."""
     path, _, name = nodeid.partition("::")
     if path.startswith("tests/sites/") or "real_sites" in name:
         return "sites"
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def forget_modules(tmp_path_factory):
-    """Modules that a test wrote are forgotten after the test, for another test may write one of the same name."""
+    """Forget the modules that a test wrote, because another test may write one of the same name."""
     yield
     folder = str(tmp_path_factory.getbasetemp())
     for name, module in list(sys.modules.items()):
@@ -75,20 +75,20 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 @pytest.fixture(scope="module")
 def browser():
-    """A browser without a window; the test is skipped where there is none."""
+    """Yield a browser without a window; skip the test if there is no browser."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the python package playwright is not installed")
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if found is None:
+    executable = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if executable is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is on the PATH")
     with playwright.sync_playwright() as p:
-        opened = p.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+        instance = p.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        yield instance
+        instance.close()
 
 
 @pytest.fixture
 def small(tmp_path, monkeypatch):
-    """The path of a small experiment's file, in an empty folder that is the current one."""
+    """Return the path of a small experiment's file, in an empty folder that is the current folder."""
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "small.toml"
     path.write_text(SMALL)
@@ -97,7 +97,7 @@ def small(tmp_path, monkeypatch):
 
 @pytest.fixture
 def cli(capsys, monkeypatch):
-    """Call the command line -> (exit code, standard output, standard error)."""
+    """Return a function that calls the command line and returns (exit code, standard output, standard error)."""
     from fedmutual.cli import main, terminal
 
     for console in (terminal.out, terminal.err):  # they may have been made where COLUMNS was set

@@ -1,7 +1,8 @@
-"""`fedmutual ...` and `python ...`, each in a process of its own that need not import for 5 s first.
+"""Run `fedmutual ...` and `python ...` in separate processes, without the 5 s of imports.
 
-A server imports once what is costly, and never trains. A command is a fork of it that takes its folder, its environment, its
-arguments and its `__main__`. Elsewhere than on Linux, where forks are not safe, a command is a new process.
+A server process imports the slow modules once, and never trains. A command is a fork of the server with the command's
+folder, environment, arguments and `__main__`. On systems other than Linux, where forks are not safe, a command is a new
+process.
 """
 
 import atexit
@@ -36,7 +37,7 @@ COSTLY = (
 
 
 class Fork:
-    """A command that runs, as `subprocess.Popen` has it. One at a time: the server waits for it."""
+    """A running command, with the methods of `subprocess.Popen`. Only one at a time: the server waits for it."""
 
     last: "Fork | None" = None
 
@@ -51,17 +52,17 @@ class Fork:
         Fork.last = self
 
     def poll(self) -> int | None:
-        """Its exit code, where it has ended."""
+        """Return the exit code; None while the command runs."""
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended."""
+        """Wait for the end of the command and return its exit code."""
         if (code := self._ended(timeout)) is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return code
 
     def kill(self) -> None:
-        """End it by SIGKILL."""
+        """End the command by SIGKILL."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
 
@@ -74,7 +75,7 @@ class Fork:
 def start(
     words: Sequence[object], folder: Path, out: Path, err: Path, env: Mapping[str, str] | None = None
 ) -> Fork | subprocess.Popen[bytes]:
-    """Start a command in that folder: `python`, or a script beside it, and arguments. What it says goes into two files."""
+    """Start a command in a folder: `python`, or an installed script, and arguments. Its output goes into two files."""
     env = dict(os.environ if env is None else env)
     python = Path(sys.executable)
     program = python if words[0] == "python" else python.with_name(str(words[0]))
@@ -91,7 +92,7 @@ def start(
 def run(
     words: Sequence[object], folder: Path, env: Mapping[str, str] | None = None, timeout: float = 300
 ) -> subprocess.CompletedProcess[str]:
-    """As `start`, to its end; killed where that does not come in time."""
+    """Run a command to its end and return its result, as `start`; kill the command after the time limit."""
     with TemporaryDirectory() as kept:
         out, err = Path(kept, "out"), Path(kept, "err")
         process = start(words, folder, out, err, env)
@@ -112,7 +113,7 @@ def _server() -> subprocess.Popen[bytes]:
 
 
 def _serve() -> None:
-    """Take orders, one a line, until there are no more: say the number of each fork, then its exit code."""
+    """Read one command a line until the end of input: write the process id of each fork, then its exit code."""
     for name in COSTLY:
         import_module(name)
     child_process.count_cores = lambda: 1  # a command starts no server of its own, which would import all that again
@@ -125,7 +126,7 @@ def _serve() -> None:
 
 
 def _end(become: Callable[..., None], order: dict[str, Any]) -> NoReturn:
-    """Exit as Python does, but leave the second that it takes to free everything imported."""
+    """Exit as Python does, but without the second that it takes to free all imported modules."""
     code: object = 1
     try:
         become(**order)

@@ -1,4 +1,4 @@
-"""Kill a run again and again, resume it each time, and hold what is left against a run that nobody touched.
+"""Kill a run repeatedly, resume it each time, and compare the result with an undisturbed run.
 
 uv run python tests/kills.py --kills 20 [--seed 0]
 """
@@ -33,7 +33,7 @@ SAID = "said.txt"
 
 
 class Trial(NamedTuple):
-    """What came of one."""
+    """The outcome of one trial."""
 
     kills: list[str]  # a line each
     said: str  # by the command that ended the run
@@ -45,21 +45,21 @@ def start(folder: Path, out: Path) -> forked.Fork | subprocess.Popen[bytes]:
 
 
 def finish(folder: Path, out: Path) -> str:
-    """Resume, to the end -> what it said."""
+    """Resume the run to its end and return its output."""
     code = start(folder, out).wait(DEADLINE)
-    said = (folder / SAID).read_text()
-    assert code == 0, said
-    return said
+    output = (folder / SAID).read_text()
+    assert code == 0, output
+    return output
 
 
 def whole_run(folder: Path) -> Path:
-    """The run that nobody touches, in this process: where what is hashed comes in another order than in those killed."""
+    """Run the undisturbed run in this process, where hashed collections have another order than in the killed processes."""
     with contextlib.chdir(folder):
         return fedmutual.run(fedmutual.load_config("config.toml"), folder / "whole").folder
 
 
 def kill_once(folder: Path, out: Path, rng: random.Random) -> str:
-    """Start or resume, and kill: one time in four while the folder is being opened, else at a random moment of training."""
+    """Start or resume the run and kill it: one time in four while the folder is opened, else during training."""
     watched = ("config.toml", "log.txt", "metrics.jsonl", COMMIT) if rng.random() < 0.25 else (COMMIT,)
     before = stamp(out, watched)
     begun = time.monotonic()
@@ -75,12 +75,12 @@ def kill_once(folder: Path, out: Path, rng: random.Random) -> str:
 
 
 def stamp(out: Path, names: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
-    """What changes when a run writes one of these files."""
+    """Return the values that change when a run writes one of these files."""
     return tuple((n, (out / n).stat().st_mtime_ns) for n in names if (out / n).exists())
 
 
 def same(a: Path, b: Path) -> list[str]:
-    """The files of two run folders that differ, of those that hold results."""
+    """Return the result files that differ between two run folders."""
 
     def results(root: Path) -> dict[str, bytes]:
         kinds = ("*.safetensors", "metrics.jsonl", "ledger.jsonl", "partition.json")
@@ -100,9 +100,9 @@ def trial(
     config: str | None = None,
     whole: Path | None = None,
 ) -> Trial:
-    """Kill a run that often, let it finish, compare; raises where a byte differs.
+    """Kill a run a number of times, let it finish and compare it; raise if a byte differs.
 
-    whole: a run of the same that nobody touched, where there is one.
+    whole: an undisturbed run of the same configuration, if there is one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.toml").write_text(config or CONFIG.format(rounds=rounds, algorithm=algorithm))

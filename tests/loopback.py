@@ -1,4 +1,4 @@
-"""A federation of real processes on this machine: server, sites, a lead; to be watched, and to be hurt."""
+"""A federation of real processes on this machine: server, sites and a lead, with functions to observe and to disturb it."""
 
 import json
 import os
@@ -28,7 +28,7 @@ def free_port() -> int:
 
 
 class Loopback:
-    """Its files in a folder; its processes, each in a session of its own."""
+    """The files of a federation in a folder, and its processes, each in a session of its own."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Loopback:
         server: Mapping[str, Any] | None = None,
         **given: Any,
     ) -> None:
-        """modules: code that all trust: name -> source. server: more keys of the table of that name."""
+        """modules: code that all participants trust: name -> source. server: additional keys of the table [server]."""
         self.modules = modules or {}
         self.folder, self.name, self.port = folder, common["name"], free_port()
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,13 +55,13 @@ class Loopback:
         self.cli("provision", self.file, "--out", folder / "kits")
 
     def cli(self, *words: Any, wait: float = 120) -> str:
-        """A command, to its end -> what it said."""
+        """Run a command to its end and return its output."""
         done = subprocess.run(_command(*words), capture_output=True, text=True, timeout=wait, cwd=self.folder)
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def start(self, *names: str) -> None:
-        """The server ("server"), or sites."""
+        """Start the server ("server"), or sites."""
         for name in names:
             kit = ("--kit", self.folder / "kits" / name)
             trust = ["--contract", self.file] if self.modules else []
@@ -70,7 +70,7 @@ class Loopback:
             self._begin(name, *words)
 
     def submit(self, name: str = "submit", out: str = "result") -> None:
-        """The lead's command, looking on."""
+        """Start the lead's command, which follows the federation."""
         kit = self.folder / "kits" / LEAD
         self._begin(name, "submit", self.file, "--kit", kit, "--out", self.folder / out)
 
@@ -81,39 +81,39 @@ class Loopback:
             )
 
     def log(self, name: str) -> str:
-        """What a process said so far."""
+        """Return the output of a process until now."""
         path = self.folder / f"{name}.log"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def job(self, name: str) -> list[psutil.Process]:
-        """The process of the job, at the server or at a site."""
+        """Return the processes of the job, at the server or at a site."""
         try:
             return psutil.Process(self.processes[name].pid).children(recursive=True)
         except psutil.NoSuchProcess:
             return []
 
     def kill(self, name: str) -> None:
-        """kill -9 of a process; what it started is left to itself."""
+        """Kill a process with SIGKILL, but not the processes that it started."""
         self.processes[name].kill()
         self.processes[name].wait()
 
     def kill_job(self, name: str) -> None:
-        """kill -9 of the process of the job."""
+        """Kill the process of the job with SIGKILL."""
         for process in self.job(name):
             process.kill()
 
     def freeze(self, name: str, how: signal.Signals) -> None:
-        """SIGSTOP or SIGCONT to a process and its job."""
+        """Send SIGSTOP or SIGCONT to a process and its job."""
         for process in [psutil.Process(self.processes[name].pid), *self.job(name)]:
             process.send_signal(how)
 
     def progress(self) -> dict[str, Any]:
-        """How far it is, as the server has it; empty before it began."""
+        """Return the server's record of the progress; empty before the start."""
         path = self.folder / "server" / self.name / "progress.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def wait(self, what: Callable[[], Any], seconds: float, why: str) -> float:
-        """Until something is so -> seconds that it took."""
+        """Wait until a condition is true and return the seconds of waiting."""
         began = time.monotonic()
         while not what():
             if time.monotonic() - began > seconds:
@@ -123,17 +123,17 @@ class Loopback:
         return time.monotonic() - began
 
     def round(self, number: int, seconds: float = 120) -> float:
-        """Until a round is saved."""
+        """Wait until a round is saved."""
         return self.wait(lambda: self.progress().get("round", 0) >= number, seconds, f"round {number}")
 
     def done(self, seconds: float = 300) -> float:
-        """Until it is over, well."""
+        """Wait until the federation has finished without an error."""
         took = self.wait(lambda: self.progress().get("outcome") in ("done", "failed", "stopped"), seconds, "the end")
         assert self.progress()["outcome"] == "done", self.progress()
         return took
 
     def alike(self, run: fedmutual.Run) -> bool:
-        """Whether all models, the shared one too where there is one, are bit for bit those of a run in one process."""
+        """Return whether all models, with the shared model if there is one, have the bits of a run in one process."""
         pairs = []
         for i, config in self.configs.items():
             mine = fedmutual.Run(config.parent / "state" / self.name)
@@ -143,7 +143,7 @@ class Loopback:
         return all(same(here.state_dict(), there.state_dict()) for here, there in pairs)
 
     def close(self) -> None:
-        """Nothing of it goes on."""
+        """End all processes of the federation."""
         left = [p for name in self.processes for p in self.job(name)]
         for process in self.processes.values():
             _kill_group(process.pid)
@@ -168,7 +168,7 @@ def _kill_group(pid: int) -> None:
 
 @contextmanager
 def loopback(folder: Path, common: dict[str, Any], sites: dict[str, Any], **given: Any) -> Iterator[Loopback]:
-    """A federation that is gone afterwards."""
+    """Yield a federation, and end it afterwards."""
     found = Loopback(folder, common, sites, **given)
     try:
         yield found

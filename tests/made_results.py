@@ -1,4 +1,4 @@
-"""Results of runs, made up."""
+"""Build results of runs with artificial numbers."""
 
 from fedmutual.reproduce.result import ClientResult, CloseUp, Cloud, Made, Result
 
@@ -16,13 +16,13 @@ MADE = Made(
 
 
 def closeup(client="0", validation=(0.5, 0.7), losses=None, silhouette=0.25, points=((0, 0, 0.0, 1.5), (1, 1, -2.0, 0.5))):
-    """One node of a run of two domains and two classes, looked at closely; made up."""
+    """Return the analysis of one node in a run of two domains and two classes, with artificial numbers."""
     cloud = Cloud(domains=("0", "90"), classes=("1", "7"), explained=(0.4, 0.2), silhouette=silhouette, points=points)
     return CloseUp(client=client, validation=validation, losses=losses or {"personal": (0.9, 0.8)}, cloud=cloud)
 
 
 def result(arm="fml", seed=0, curve=(0.5, 0.7), own=None, clients=None, **more):
-    """A finished run, made up."""
+    """Return a finished run with artificial numbers."""
     given = {
         "fingerprint": f"{arm}-{seed}",
         "version": "0",

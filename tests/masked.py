@@ -1,4 +1,4 @@
-"""A secure sum in this process: sites, a server between them, and what an adversary changes on the way."""
+"""Run a secure sum in this process: sites, a server between them, and the changes of an adversary on the way."""
 
 from collections.abc import Callable, Mapping
 
@@ -21,7 +21,7 @@ def make_context(count: int, **changed) -> SumContext:
 
 
 class Table:
-    """All sites of a sum, and an honest server unless `orders` or `answers` say otherwise."""
+    """All sites of a sum, and an honest server unless `orders` or `answers` change messages."""
 
     def __init__(
         self,
@@ -34,9 +34,9 @@ class Table:
         context: SumContext | None = None,
         records: Mapping[str, SiteRecord] | None = None,
     ) -> None:
-        """away: who does not answer a stage, nor any after it. orders, answers: what becomes of a message, by site.
+        """away: sites that answer neither a stage nor any later one. orders, answers: site -> how its message is changed.
 
-        contexts: sites that were sent something else. records: what sites have written down before.
+        contexts: sites with another context. records: the earlier records of sites.
         """
         self.context = context or make_context(count)
         self.words = {
@@ -59,7 +59,7 @@ class Table:
         self.uploads: dict[str, list[int]] = {}
 
     def run(self, last: Stage = Stage.UNMASK) -> "Table":
-        """All stages up to one. Raises TooFewSites."""
+        """Run all stages up to the named stage. Raise TooFewSites if too few sites answer."""
         gone: set[str] = set()
         for stage in Stage:
             if stage > last:
@@ -80,7 +80,7 @@ class Table:
         return self
 
     def ask(self, stage: Stage, site: str, order: Message) -> Message:
-        """A site's answer; its record is written down and read again in between, as on a disk."""
+        """Return a site's answer; the site's record is written and read again in between, as on a disk."""
         one = self.sites[site]
         one.record = SiteRecord.model_validate_json(one.record.model_dump_json())
         if stage is Stage.UPLOAD:
@@ -96,5 +96,5 @@ class Table:
         return does[stage](order)
 
     def plain(self, sites) -> list[int]:
-        """The sum of these sites' words in Python's integers."""
+        """Return the sum of these sites' words, computed in Python's integers."""
         return [sum(int(self.words[i][k]) for i in sites) % 2**64 for k in range(3)]

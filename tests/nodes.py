@@ -13,7 +13,7 @@ CPUS = max(2, torch.get_num_threads())  # of a node: room for all workers when t
 
 @cache
 def two_nodes() -> Any:
-    """The cluster; engines join it by its address. A test that asks for it skips where Ray is not installed."""
+    """Yield the cluster, which engines join by its address; skip the test if Ray is not installed."""
     os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
     ray = pytest.importorskip("ray", reason="the extra `ray` is not installed")
     from ray.cluster_utils import Cluster

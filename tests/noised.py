@@ -1,4 +1,4 @@
-"""Clients of `toy` whose steps are clipped and noised, and plain loops to hold them against."""
+"""Clients of `toy` whose steps are clipped and noised, and plain loops for comparison."""
 
 import numpy as np
 import torch
@@ -15,12 +15,12 @@ SECRET = bytes(range(32))
 
 
 def client(id, algorithm, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET, groups=None, most=None, **more):
-    """A client of `toy` with a mechanism."""
+    """Return a client of `toy` with a mechanism."""
     return protected(plain(id, algorithm, **more), nets, sigma, clip, batch_size, secret, groups, most)
 
 
 def protected(one, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET, groups=None, most=None):
-    """The client, with a mechanism over its private rows."""
+    """Return the client with a mechanism over its private rows."""
     rows = one.data["private"]
     units = Units(len(rows), batch_size, groups, most)
     one.privacy = Mechanism(one.id, rows, units, frozenset(nets), clip, sigma, secret)
@@ -29,12 +29,12 @@ def protected(one, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET, group
 
 
 def job(phase, nets, const=None, clip=1.0, silent=()):
-    """What a batch's gradients are taken of."""
+    """Return the job that computes the gradients of a batch."""
     return Job(phase, nets, silent, const or {}, clip)
 
 
 def row_gradients(phase, nets, batch, const):
-    """The gradient of each row alone, by a plain loop: "net.name" -> [B, ...]. Nothing of ours but the loss."""
+    """Return the gradient of each row alone, by a plain loop: "net.name" -> [B, ...]. It uses only fedmutual's loss."""
     found = []
     for i in range(len(batch[0])):
         terms = phase.loss({n: Net(m, trainable(m)) for n, m in nets.items()}, tuple(t[i : i + 1] for t in batch), const)
@@ -45,7 +45,7 @@ def row_gradients(phase, nets, batch, const):
 
 
 def looped(rows, clip, units=None):
-    """The sum of clipped gradients from the gradient of each row, unit by unit."""
+    """Return the sum of clipped gradients from the gradients of the rows, unit by unit."""
     codes = list(range(len(next(iter(rows.values()))))) if units is None else units.tolist()
     total = {k: torch.zeros_like(g[0]) for k, g in rows.items()}
     for code in dict.fromkeys(codes):
@@ -57,22 +57,22 @@ def looped(rows, clip, units=None):
 
 
 def distance(one, other):
-    """The Euclidean distance of two gradients, all tensors together."""
+    """Return the Euclidean distance of two gradients, over all tensors together."""
     assert one.keys() == other.keys()
     return float(np.sqrt(sum((one[k] - other[k]).square().sum().item() for k in one)))
 
 
 def norm(gradient):
-    """The Euclidean norm, all tensors together."""
+    """Return the Euclidean norm, over all tensors together."""
     return float(np.sqrt(sum(g.square().sum().item() for g in gradient.values())))
 
 
 class Images(nn.Sequential):
-    """Layers in a row, by a class of its own: nothing is known of how it treats rows."""
+    """Layers in sequence, in a class without known treatment of rows."""
 
 
 def convolutions(kind=nn.Sequential, seed=3):
-    """A small network of convolutions for images [1, 8, 8], with stride, padding and dilation."""
+    """Return a small convolutional network for images [1, 8, 8], with stride, padding and dilation."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return kind(

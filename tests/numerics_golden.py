@@ -1,7 +1,7 @@
-"""One short run a method and the bits that it ends with. `python tests/numerics_golden.py` adds this machine's to the file.
+"""One short run of each method and its final bits. `python tests/numerics_golden.py` adds this machine's to the file.
 
-Bits depend on the CPU: matrix libraries sum in another order on another one. So the file holds digests by machine, which
-must be met exactly on that machine, and the norms of all weights, which must be met within a tolerance anywhere.
+Bits depend on the CPU, because matrix libraries sum in different orders on different CPUs. So the file holds digests for
+each machine, which must be equal on that machine, and the norms of all weights, which must be close on any machine.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ PARTS = {"fedper": FEATURES, "fedrep": FEATURES, "lg-fedavg": CLASSIFIER}
 
 
 def small_net(shape, classes):
-    """A network with a convolution and two layers, of the digits' 8 by 8 pixels."""
+    """Return a network with a convolution and two layers, for the digits' 8 by 8 pixels."""
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(64, 16), nn.ReLU(),
         nn.Linear(16, classes),
@@ -46,7 +46,7 @@ def small_net(shape, classes):
 
 
 def machine():
-    """What bits depend on beside the program: the processor, its instructions that torch uses, and torch itself."""
+    """Return what the bits depend on besides the program: the processor, its instructions that torch uses, and torch."""
     cpu = Path("/proc/cpuinfo")
     lines = [line.partition(":") for line in cpu.read_text().splitlines()] if cpu.exists() else []
     about = {key.strip(): value.strip() for key, _, value in reversed(lines)}
@@ -55,7 +55,7 @@ def machine():
 
 
 def trained_weights(method, folder):
-    """All tensors that a method's short run saved last, of the server and of every client, by their names."""
+    """Return all tensors that a method's short run saved last, of the server and of every client, by name."""
     tables = {**TABLES, "name": method, "algorithm": {"name": method}}
     if method in PUBLIC:
         tables["optimizer"] = AMSGRAD
@@ -67,17 +67,17 @@ def trained_weights(method, folder):
 
 
 def digest(weights):
-    """A digest of every bit."""
+    """Return a digest of every bit."""
     return hashlib.sha256(b"".join(k.encode() + weights[k].numpy().tobytes() for k in sorted(weights))).hexdigest()
 
 
 def norms(weights):
-    """The norm of each tensor."""
+    """Return the norm of each tensor."""
     return {k: round(v.double().norm().item(), 8) for k, v in sorted(weights.items())}
 
 
 def main():
-    """Train every method's short run, and write what this machine makes of it into the file."""
+    """Train every method's short run, and write this machine's digests into the file."""
     golden = json.loads(GOLDEN.read_text()) if GOLDEN.exists() else {}
     if golden.get("version") != numerics.VERSION:
         golden = {"version": numerics.VERSION, "norms": {}, "digests": {}}

@@ -1,4 +1,4 @@
-"""Participants that differ in data, model and objective, written into a folder: for tests of what they may share."""
+"""Write participants that differ in data, model and objective into a folder, for tests of what they may share."""
 
 from pathlib import Path
 
@@ -111,7 +111,7 @@ optimizer = { lr = 0.002 }
 
 
 def write(folder: Path, more: str = "") -> Path:
-    """The experiment and its code; the path of its file."""
+    """Write the experiment and its code; return the path of its file."""
     (folder / "own_objectives.py").write_text(CODE)
     path = folder / "objectives.toml"
     path.write_text(CONFIG + more)

@@ -1,4 +1,4 @@
-"""Nodes of FedH2L and its like, made by hand: rows of their own, one public set, the relay's first state."""
+"""Build nodes of FedH2L and similar methods: their own rows, one public set, and the relay's first state."""
 
 import torch
 
@@ -15,7 +15,7 @@ def seeds(public, owners, labelled=True, classes=3):
 
 
 def node(id, owners, public, own, net, optimizer=None, trains_on=None, labelled=True):
-    """A node: its own rows, everybody's public rows, and what it trains on, by default both."""
+    """Return a node: its own rows, the public rows of all nodes, and its local data, by default both."""
     private = trains_on or Rows(torch.cat([own.x, public.x]), torch.cat([own.y, public.y]))
     about, made = seeds(public, owners, labelled), optimizer or torch.optim.SGD(net.parameters(), lr=0.0)
     return Client(id, {"personal": net}, {"personal": made}, {"private": private, "public": public}, LR, seeds=about)
@@ -27,7 +27,7 @@ def noise(seed, n):
 
 
 def nodes(count=4, each=8, net=mlp, optimizer=None, labelled=True):
-    """Nodes with rows and nets of their own."""
+    """Return nodes with different rows and nets."""
     public, owners = noise(99, count * each), {str(i): range(i * each, (i + 1) * each) for i in range(count)}
     nets = [net(100 + i) for i in range(count)]
     return [

@@ -1,4 +1,4 @@
-"""Sites of a few lines, which train nothing: for what a server does with what it is sent."""
+"""Sites that train nothing, to test how a server treats what it receives."""
 
 from dataclasses import replace
 
@@ -16,12 +16,12 @@ DIVERGED = "it diverged: its loss or its weights are no longer finite"
 
 
 def moved(inbox, by):
-    """The shared model, each of its floating tensors moved by so much in every element."""
+    """Return the shared model with `by` added to every floating element, and 1 to every integer."""
     return {k: v + by if v.is_floating_point() else v + 1 for k, v in inbox.items()}
 
 
 class Puppet:
-    """Answers an order of work by `does(order, inbox)`: a message, an Answer, or both; scores nothing. Keeps its orders."""
+    """A site that answers an order by `does(order, inbox)`: a message, an Answer, or both. It keeps its orders."""
 
     def __init__(self, does=lambda asked, inbox: moved(inbox, 0.01)):
         self.does, self.orders = does, []
@@ -41,12 +41,12 @@ class Puppet:
         return {}
 
     def rounds(self):
-        """(attempt, round) of each order of work, in their order."""
+        """Return (attempt, round) of each order of work, in order."""
         return [(asked.attempt, asked.round) for asked in self.orders if asked.kind != EXAM]
 
 
 def healthy(limit, by=0.01):
-    """A site that diverges where the shared model that it is sent has an element beyond the limit."""
+    """Return a site that diverges if the received shared model has an element above the limit."""
 
     def does(asked, inbox):
         if any(v.abs().max() > limit for v in inbox.values() if v.is_floating_point()):
@@ -57,7 +57,7 @@ def healthy(limit, by=0.01):
 
 
 class Federation:
-    """Puppets, a contract, and what came of them."""
+    """Puppets, a contract, and their outcome."""
 
     def __init__(self, folder, common=COMMON, sites=SITES, **given):
         folder.mkdir(exist_ok=True)
@@ -77,10 +77,10 @@ class Federation:
         return self
 
     def about(self, site):
-        """The notes that name a site."""
+        """Return the notes that name a site."""
         return [note for note in self.notes if repr(site) in note]
 
 
 def element(model):
-    """One element of a shared model: puppets move all of them alike."""
+    """Return one element of a shared model; puppets change all elements equally."""
     return torch.as_tensor(model["classifier.bias"][0]).item()

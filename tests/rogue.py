@@ -1,7 +1,7 @@
-"""A participant with a true kit and bad intentions: takes part, and asks another site for what is not its to ask.
+"""A participant with a valid kit and bad intentions: it takes part, and asks another site for what it may not have.
 
-Arguments: its kit, its state folder, what it is told (JSON), a file to write what it was answered to (JSON), a file at
-the other site that it would like to read.
+Arguments: its kit, its state folder, its instructions (JSON), a file for the answers that it gets (JSON), a file at the
+other site that it tries to read.
 """
 
 import json
@@ -36,7 +36,7 @@ def order(topic: str, body: str = "", job: str | None = None) -> Message:
 
 
 def asked(channel: str, topic: str, body: Any, **headers: str) -> str:
-    """What comes of a request: the return code, and what it brought."""
+    """Return the result of a request: the return code, and its content."""
     try:
         request = new_cell_message(dict(headers), body)
         reply = CELLS[0].send_request(channel=channel, target=VICTIM, topic=topic, request=request, timeout=3.0)
@@ -47,7 +47,7 @@ def asked(channel: str, topic: str, body: Any, **headers: str) -> str:
 
 
 def steal(out: Path, secret: str) -> None:
-    """Once it is told that all are there, whatever comes to mind."""
+    """Try every attack, after the message that all participants are there."""
     while not out.with_suffix(".go").exists():
         time.sleep(0.1)
     admin, spoofed = CellChannel.CLIENT_MAIN, {MessageHeaderKey.ORIGIN: "server"}

@@ -1,6 +1,6 @@
-"""A server whose operator means harm: it takes whatever a lead submits, and deploys it.
+"""A server with a malicious operator: it accepts every job that a lead submits, and deploys it.
 
-Arguments: its kit, its state folder, what it is told (JSON).
+Arguments: its kit, its state folder, its instructions (JSON).
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Run folders with made numbers, in the format that fedmutual writes."""
+"""Write run folders with artificial numbers, in the format that fedmutual writes."""
 
 import hashlib
 import json
@@ -79,7 +79,7 @@ class Made:
 
 
 def write(folder: Path, made: Made) -> Path:
-    """Write a run's folder."""
+    """Write the folder of a run."""
     folder.mkdir(parents=True)
     config = {
         "name": made.name,
@@ -112,12 +112,12 @@ def write(folder: Path, made: Made) -> Path:
 
 
 def write_all(out: Path, methods: Sequence[Made], seeds: Sequence[int]) -> list[Path]:
-    """OUT/<method>/<seed> for every method and seed, as `compare` lays them out."""
+    """Write OUT/<method>/<seed> for every method and seed, in the layout of `compare`."""
     return [write(out / m.algorithm / str(s), replace(m, seed=s)) for m in methods for s in seeds]
 
 
 def list_findings(folders: Sequence[Path]) -> list[str]:
-    """The answer and all findings of the one comparison that the folders make."""
+    """Return the answer and all findings of the one comparison that the folders make."""
     (comparison,) = comparisons(read_runs(folders))
     verdict = judge(comparison)
     return [verdict.lead, *verdict.sentences]

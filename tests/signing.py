@@ -1,4 +1,4 @@
-"""Jobs as a lead submits them and as a server deploys them: written, spoiled, signed with a kit, packed."""
+"""Write jobs as a lead submits them and as a server deploys them: written, changed, signed with a kit, packed."""
 
 import io
 import zipfile
@@ -17,7 +17,7 @@ Change = Callable[[Path], object]
 def submission(
     contract: Contract, kit: Path | None, folder: Path, change: Change = lambda made: None, late: Change = lambda made: None
 ) -> bytes:
-    """The archive that a lead sends. change: spoils the folder before it is signed; late: afterwards."""
+    """Return the archive that a lead sends. change: changes the folder before the signature; late: after the signature."""
     made = _made(contract, kit, folder, change, late)
     return zip_directory_to_bytes(str(made.parent), made.name)
 
@@ -25,7 +25,7 @@ def submission(
 def deployment(
     contract: Contract, kit: Path | None, folder: Path, change: Change = lambda made: None, late: Change = lambda made: None
 ) -> bytes:
-    """The archive that a server sends on."""
+    """Return the archive that a server sends on."""
     return zip_directory_to_bytes(str(_made(contract, kit, folder, change, late) / job.APP), "")
 
 
@@ -44,7 +44,7 @@ Entries = list[tuple[str | zipfile.ZipInfo, bytes]]
 
 
 def repacked(content: bytes, change: Callable[[str, bytes], Entries], how: int = zipfile.ZIP_STORED) -> bytes:
-    """An archive with each entry changed. how: the kind of compression."""
+    """Return an archive with each entry changed. how: the kind of compression."""
     found = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as before, zipfile.ZipFile(found, "w", how) as after:
         for entry in before.infolist():

@@ -1,4 +1,4 @@
-"""Small federations made by hand, for every test that needs clients: known data, known nets, any algorithm, any engine."""
+"""Small federations for all tests that need clients: known data, known nets, any algorithm, any engine."""
 
 import os
 import signal
@@ -24,7 +24,7 @@ from fedmutual.federation.plan import RoundPlan
 
 
 class Ready:
-    """Clients that were made before the engine: picklable, so that worker processes can have copies."""
+    """Clients that were built before the engine: picklable, so that worker processes can have copies."""
 
     def __init__(self, clients: Iterable[Client]) -> None:
         self._clients = {client.id: client for client in clients}
@@ -34,12 +34,12 @@ class Ready:
 
 
 def processes(clients: list[Client]) -> Processes:
-    """Two workers, started once for all tests."""
+    """Return an engine with two worker processes."""
     return Processes(Ready(clients), dict.fromkeys((c.id for c in clients), 1.0), workers=2, threads=torch.get_num_threads())
 
 
 def cluster(clients: list[Client]) -> Cluster:
-    """Two workers on two nodes, started once for all tests."""
+    """Return an engine with two workers on two nodes."""
     from nodes import two_nodes  # not where a worker imports this file
 
     costs, threads = dict.fromkeys((c.id for c in clients), 1.0), torch.get_num_threads()
@@ -71,7 +71,7 @@ class Rows:
 
 
 def mlp(seed: int, hidden: int = 8, norm: bool = False) -> nn.Module:
-    """A small net with weights from a seed; with BatchNorm if asked."""
+    """Return a small net with weights from a seed, with BatchNorm if asked."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         middle = [nn.BatchNorm1d(hidden)] if norm else []
@@ -79,7 +79,7 @@ def mlp(seed: int, hidden: int = 8, norm: bool = False) -> nn.Module:
 
 
 def rows(seed: int, n: int) -> Rows:
-    """n rows of noise, labelled by which of three features is greatest: learnable."""
+    """Return n rows of noise, labelled by which of three features is greatest, so that the labels can be learned."""
     x = torch.randn(n, FEATURES, generator=torch.Generator().manual_seed(seed))
     return Rows(x, x[:, :CLASSES].argmax(1))
 
@@ -93,7 +93,7 @@ def client(
     home: Sequence[str] = (),
     **changes: Any,
 ) -> Client:
-    """A client with the nets its algorithm needs; SGD with momentum and weight decay; `home`: shared names that stay."""
+    """Return a client with the nets of its algorithm, SGD with momentum and weight decay. home: shared names that stay."""
     number = int(id)
     nets = {}
     if "personal" in algorithm.scores:
@@ -113,14 +113,14 @@ def client(
 
 
 def server(shared: Callable[[int], nn.Module] = mlp, home: Sequence[str] = ()) -> Message:
-    """The first shared state."""
+    """Return the first shared state."""
     return {k: v.clone() for k, v in shared(0).state_dict().items() if k not in home}
 
 
 def first_state(
     algorithm: Algorithm, ids: Iterable[str], shared: Callable[[int], nn.Module] = mlp, home: Sequence[str] = ()
 ) -> Message:
-    """The server's first state, as an experiment has it."""
+    """Return the server's first state, as an experiment has it."""
     if "proxy" in algorithm.scores:
         return proxied(ids, CLASSES, server(shared, home))
     if algorithm.begins is not None:
@@ -138,7 +138,7 @@ def federation(
     seed: int = 7,
     events: list[Event] | None = None,
 ) -> Message:
-    """Run it -> the server's last state. The clients are changed in place."""
+    """Run the federation and return the server's last state. The clients are changed in place."""
     plan = RoundPlan(
         algorithm=algorithm,
         seed=seed,
@@ -161,28 +161,28 @@ def federation(
 
 
 def itself(client: Client) -> Client:
-    """The client as it is where it lives; a test may look."""
+    """Return the client where it lives, for a test to look at."""
     return client
 
 
 def weights(net: nn.Module) -> Message:
-    """A copy of a net's tensors."""
+    """Return a copy of a net's tensors."""
     return {k: v.detach().clone() for k, v in net.state_dict().items()}
 
 
 def difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
-    """The greatest absolute difference of two messages of the same names."""
+    """Return the greatest absolute difference of two messages with equal names."""
     assert a.keys() == b.keys()
     return max((a[k].double() - b[k].double()).abs().max().item() for k in a)
 
 
 def at(round: int = 0, rounds: int = 3, seed: int = 7) -> At:
-    """A place in a run."""
+    """Return a position in a run."""
     return At(seed, round, rounds)
 
 
 class Spare(nn.Module):
-    """A net with a frozen layer, and one that it does not use."""
+    """A net with a frozen layer, and a layer that it does not use."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class Spare(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Count(Independent):
-    """Counts in memory, at every step."""
+    """A phase that counts its steps in memory."""
 
     def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
         return grads, {"steps": memory.get("steps", torch.zeros(())) + 1}
@@ -204,7 +204,7 @@ class Count(Independent):
 
 @dataclass(frozen=True, kw_only=True)
 class Exchange(Phase):
-    """A phase of one step, as peers without a server take: a batch by the phase, gradients kept and taken off the next."""
+    """A phase of one step for peers without a server, which keeps gradients in memory and subtracts the last ones."""
 
     back: bool = False
     terms: ClassVar[tuple[str, ...]] = ("personal",)
@@ -229,7 +229,7 @@ class Exchange(Phase):
 
 @dataclass(frozen=True, kw_only=True)
 class Absent(FML):
-    """One client sits out."""
+    """A phase that one client skips."""
 
     def end(self, client: Client, at: At) -> Message:
         return {} if client.id == "1" else super().end(client, at)
@@ -240,27 +240,27 @@ def parent_pid(client):
 
 
 def pid(client: Client) -> int:
-    """Where a client lives."""
+    """Return the process id of a client's process."""
     return os.getpid()
 
 
 def echo(client: Client, thing: Tensor) -> Tensor:
-    """What it was given."""
+    """Return the argument."""
     return thing
 
 
 def killed(client: Client) -> None:
-    """Its process dies."""
+    """Kill the process."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def refused(client: Client) -> None:
-    """A sentence for the user."""
+    """Raise an error with one sentence for the user."""
     raise ConfigError(f"not {client.id}")
 
 
 def odd(client: Client) -> None:
-    """An exception that cannot be pickled."""
+    """Raise an exception that cannot be pickled."""
 
     class Local(Exception):
         pass

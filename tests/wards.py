@@ -1,4 +1,4 @@
-"""A small federation of real sites, and the same as one configuration in one process."""
+"""A small federation of real sites, and an equal configuration for one process."""
 
 import json
 import tomllib
@@ -50,7 +50,7 @@ UNLABELLED = SEEDED | {"algorithm": SEEDED["algorithm"] | {"labels": False}}
 
 
 def contract(folder, common=COMMON, sites=SITES, **given):
-    """FEDERATION.toml in a folder -> its path."""
+    """Write FEDERATION.toml into a folder and return its path."""
     path = folder / "federation.toml"
     table = {"names": list(sites), "input": [1, 8, 8], **given}
     path.write_text(tomli_w.dumps({**common, "sites": table}))
@@ -58,7 +58,7 @@ def contract(folder, common=COMMON, sites=SITES, **given):
 
 
 def site(folder, name, own=None, **given):
-    """A site's own site.toml, in a folder of its own -> its path."""
+    """Write a site's site.toml into a folder of its own and return its path."""
     place = folder / name
     place.mkdir(parents=True, exist_ok=True)
     path = place / "site.toml"
@@ -68,23 +68,23 @@ def site(folder, name, own=None, **given):
 
 
 def together(common=COMMON, sites=SITES):
-    """All of it as one experiment."""
+    """Return all sites as one experiment."""
     return {**common, "clients": sites, "engine": {"name": "inprocess", "device": "cpu"}}
 
 
 def with_data(folder: Path) -> dict:
-    """The sites, each with a third of the digits in a file of its own."""
-    digits, found = load_digits(), {}
+    """Return the sites, each with a third of the digits in a file of its own."""
+    digits, sites = load_digits(), {}
     for k, (name, about) in enumerate(SITES.items()):
         path = folder / f"{name}-digits.npz"
         np.savez(path, x=(digits.images[k::3] * 15).astype(np.uint8), y=digits.target[k::3])
-        own = {key: value for key, value in about.items() if key != "algorithm"}
-        found[name] = own | {"data": {"name": "npz", "root": str(path)}}
-    return found
+        site_tables = {key: value for key, value in about.items() if key != "algorithm"}
+        sites[name] = site_tables | {"data": {"name": "npz", "root": str(path)}}
+    return sites
 
 
 def seeded(folder: Path, common=SEEDED, **given) -> tuple[Path, dict]:
-    """FEDERATION.toml, with the public seed set that all gave beside it -> (its path, the sites)."""
+    """Write FEDERATION.toml and the public seed set of all sites beside it; return (its path, the sites)."""
     sites = with_data(folder)
     path = contract(folder, common, sites, public="public", **given)
     for i in sites:
@@ -93,37 +93,37 @@ def seeded(folder: Path, common=SEEDED, **given) -> tuple[Path, dict]:
 
 
 def in_one_process(sites, common=SEEDED) -> data.Federation:
-    """The data of all as one experiment has them."""
+    """Return the data of all sites as one experiment has them."""
     return data.load(parse_config(together(common, sites)))
 
 
 def arrays(path: Path | str) -> dict[str, np.ndarray]:
-    """What an npz file holds."""
+    """Return the content of an npz file."""
     with np.load(path, allow_pickle=False) as found:
         return {name: found[name] for name in found.files}
 
 
 def changed(path: Path, **tables) -> None:
-    """Put other tables into a TOML file; None takes one out."""
-    found = tomllib.loads(path.read_text()) | tables
-    path.write_text(tomli_w.dumps({k: v for k, v in found.items() if v is not None}))
+    """Replace tables of a TOML file; None removes a table."""
+    tables_by_name = tomllib.loads(path.read_text()) | tables
+    path.write_text(tomli_w.dumps({k: v for k, v in tables_by_name.items() if v is not None}))
 
 
 def rewritten(path: Path, **arrays_) -> None:
-    """Other arrays in a part; None takes one out."""
-    found = arrays(path) | arrays_
-    np.savez(path, **{k: v for k, v in found.items() if v is not None})
+    """Replace arrays of a part; None removes an array."""
+    new_arrays = arrays(path) | arrays_
+    np.savez(path, **{k: v for k, v in new_arrays.items() if v is not None})
 
 
 def joined(folder: Path, name="north") -> Experiment:
-    """The experiment of a site that joins, by the contract as it is submitted."""
+    """Return the experiment of a site that joins, by the contract as it is submitted."""
     return build_site(
         contracts.read_submitted_contract(folder / "federation.toml"), read_site_file(folder / name / "site.toml")
     )
 
 
 def refused(folder: Path, *words: str, agreed=None, name="north") -> str:
-    """The one sentence by which a site does not take part."""
+    """Return the one sentence with which a site refuses to take part."""
     with pytest.raises(UserError) as caught:
         build_site(
             agreed or contracts.read_contract(folder / "federation.toml"), read_site_file(folder / name / "site.toml")
@@ -136,24 +136,24 @@ def refused(folder: Path, *words: str, agreed=None, name="north") -> str:
 
 
 def accepted(record: dict, agreed: dict | None = None) -> contracts.Contract:
-    """The contract of a job with this record, by who agreed to that one; unset, to the same."""
+    """Return the contract of a job with this record. agreed: the contract that sites agreed to; by default the same one."""
     return contracts.accept_contract(json.dumps(record), [agreed or record])
 
 
 def halves(folder: Path, path: Path, sites=SITES) -> tuple[contracts.Contract, dict[str, SiteRuntime]]:
-    """The contract as it is submitted, and a half for each site."""
+    """Return the contract as it is submitted, and a half for each site."""
     agreed = contracts.read_submitted_contract(path)
     place = {"public": {"folder": str(folder / "public")}}
     return agreed, {i: SiteRuntime(agreed, read_site_file(site(folder, i, sites[i], **place))) for i in sites}
 
 
 class Desk:
-    """A post whose sites are objects in this process. Keeps a copy of all that they sent."""
+    """A post whose sites are objects in this process. It keeps a copy of everything that they sent."""
 
     def __init__(
         self, halves: Mapping[str, SiteRuntime], carry: Callable[[str, str, bytes], bytes | None] | None = None
     ) -> None:
-        """carry: what becomes of a letter on its way, from whom, to whom; None: it is lost."""
+        """carry: how a message is changed on its way, by sender and receiver; None: it is lost."""
         self.halves, self.carry = dict(halves), carry or (lambda sender, to, letter: letter)
         self.away: set[str] = set()
         self.answers: list[tuple[str, bytes, bytes]] = []  # site, order, answer
@@ -179,5 +179,5 @@ class Desk:
 
 
 def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
-    """Whether two models are equal, bit for bit."""
+    """Return whether two models are equal, bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)

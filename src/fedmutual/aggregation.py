@@ -1,11 +1,11 @@
-"""How replies become one message: by their mean, or by a rule that a hostile minority cannot carry away.
+"""Combine replies into one message: by their mean, or by a rule that a hostile minority cannot control.
 
-The rules, coordinate by coordinate: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates,
-2018, https://arxiv.org/abs/1803.01498.
+The rules work coordinate by coordinate: Yin et al., Byzantine-Robust Distributed Learning: Towards Optimal Statistical
+Rates, 2018, https://arxiv.org/abs/1803.01498.
 
 Floating-point buffers (BatchNorm's running mean and variance) are combined like weights. Integer and boolean tensors
-(BatchNorm's counter of batches) are not averaged, because a mean of counters is no counter: beside a mean they take the
-maximum, beside the other rules the lower one of the two middle values.
+(BatchNorm's counter of batches) are not averaged, because a mean of counters is not a counter: with a mean they take the
+maximum, with the other rules the lower one of the two middle values.
 """
 
 import math
@@ -26,7 +26,7 @@ _ROUNDING = 1e-9  # 0.29 * 100 is below 29
 
 @dataclass(frozen=True)
 class Aggregation:
-    """How a server makes one message of the replies; `[server]` sets each field of this type that an algorithm has."""
+    """The rule by which a server combines replies; `[server]` sets each field of this type that an algorithm has."""
 
     rule: Rule = "mean"
     trim: float = TRIM  # of the trimmed mean
@@ -34,16 +34,17 @@ class Aggregation:
 
     @property
     def weighs(self) -> bool:
-        """Whether replies may weigh differently: in a mean; the other rules take every sender alike."""
+        """Return whether replies may have different weights; only the mean uses weights."""
         return self.rule == "mean"
 
     def __call__(
         self, replies: Mapping[str, Message], weights: Mapping[str, float] | None = None, base: Message | None = None
     ) -> Message:
-        """One message of the replies.
+        """Return one message from the replies: name -> tensor, in the shape and dtype of the replies.
 
-        weights: of a mean; the other rules have none. base: what the replies are updates of, for a sum in fixed point;
-        without it replies are summed as they are.
+        weights: sender -> weight, for a mean only. base: the message that the replies update, for a sum in fixed point;
+        without
+        it replies are summed as they are.
 
         Raises:
             ValueError: as `mean`.
@@ -57,9 +58,9 @@ class Aggregation:
 
 
 def mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None = None) -> Message:
-    """The mean over participants, weighted if `weights` (any scale, > 0) are given, plain (1/K) otherwise.
+    """Return the mean over participants, weighted if `weights` (any scale, > 0) are given, else unweighted (1/K).
 
-    Replies are taken in the sorted order of their senders, so that the result does not depend on who answered first.
+    Replies are taken in the sorted order of their senders, so that the result does not depend on the order of arrival.
 
     Raises:
         ValueError: there are no replies, or two of them hold different names.
@@ -72,9 +73,9 @@ def mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None = N
 
 
 def fixed_mean(replies: Mapping[str, Message], weights: Mapping[str, float] | None, base: Message) -> Message:
-    """The mean as of `mean`, added in fixed point: base plus the mean of the replies' updates (`fixed_sum`).
+    """Return the mean as `mean` does, added in fixed point: base plus the mean of the replies' updates (`fixed_sum`).
 
-    Tensors of whole numbers are those of `base`; one that `base` has not takes the maximum, as in `mean`.
+    Integer tensors are those of `base`; an integer tensor that `base` lacks takes the maximum, as in `mean`.
 
     Raises:
         ValueError: as `mean`.
@@ -87,7 +88,7 @@ def fixed_mean(replies: Mapping[str, Message], weights: Mapping[str, float] | No
 
 
 def median(replies: Mapping[str, Message]) -> Message:
-    """The median of each coordinate; of an even number of replies the mean of the two middle values.
+    """Return the median of each coordinate; for an even number of replies the mean of the two middle values.
 
     Raises:
         ValueError: as `mean`.
@@ -96,7 +97,7 @@ def median(replies: Mapping[str, Message]) -> Message:
 
 
 def trimmed_mean(replies: Mapping[str, Message], trim: float = TRIM) -> Message:
-    """The mean of each coordinate without its smallest and its largest values, as `scipy.stats.trim_mean`.
+    """Return the mean of each coordinate without its smallest and largest values, as `scipy.stats.trim_mean`.
 
     trim: the fraction of the replies, at least 0 and below 0.5, that is left out at either end; rounded down.
 
@@ -109,13 +110,13 @@ def trimmed_mean(replies: Mapping[str, Message], trim: float = TRIM) -> Message:
 
 
 def _trimmed(replies: Mapping[str, Message], cut: int, what: str) -> Message:
-    """Without the `cut` smallest and the `cut` largest values of each coordinate."""
+    """Return the mean of each coordinate without its `cut` smallest and `cut` largest values."""
     ids = _alike(replies, what)
     return {name: _trimmed_tensor([replies[i][name] for i in ids], cut) for name in replies[ids[0]]}
 
 
 def _alike(replies: Mapping[str, Message], what: str) -> list[str]:
-    """The senders, sorted. Raises ValueError unless there is one, and all replies hold the same names."""
+    """Return the senders, sorted. Raise ValueError if there is none, or if two replies hold different names."""
     if not replies:
         raise ValueError(f"a {what} needs at least one reply")
     ids = sorted(replies)
@@ -126,7 +127,7 @@ def _alike(replies: Mapping[str, Message], what: str) -> list[str]:
 
 
 def _mean(tensors: Sequence[Tensor], weights: Sequence[float] | None) -> Tensor:
-    """One after the other, in double precision: no second copy of all replies, and no rounding to speak of."""
+    """Return the mean, summed reply by reply in double precision: no second copy of all replies, and little rounding."""
     first = tensors[0]
     if not first.is_floating_point():
         return reduce(torch.maximum, tensors[1:], first.clone())
@@ -137,13 +138,13 @@ def _mean(tensors: Sequence[Tensor], weights: Sequence[float] | None) -> Tensor:
 
 
 def _trimmed_tensor(tensors: Sequence[Tensor], cut: int) -> Tensor:
-    """Sorted piece by piece: a sorted copy of a large tensor of all replies would not fit beside them."""
+    """Return the trimmed mean of one tensor, sorted in pieces: a sorted copy of all replies may not fit in memory."""
     pieces = zip(*(torch.split(tensor.flatten(), _PIECE) for tensor in tensors), strict=True)
     return torch.cat([_trimmed_piece(torch.stack(piece), cut) for piece in pieces]).reshape(tensors[0].shape)
 
 
 def _trimmed_piece(values: Tensor, cut: int) -> Tensor:
-    """values: [K, N] -> [N]."""
+    """Return the trimmed mean [N] of values [K, N]."""
     ordered = values.sort(0).values
     if not values.is_floating_point():
         return ordered[(len(values) - 1) // 2]

@@ -1,4 +1,4 @@
-"""Which examples make which step: index tensors, drawn from a stream."""
+"""Draw the rows of each step: index tensors from a random stream."""
 
 from collections.abc import Iterator
 
@@ -7,17 +7,17 @@ from torch import Tensor
 
 
 def draws(examples: int, steps: int, batch_size: int, rng: torch.Generator) -> Iterator[Tensor]:
-    """`steps` batches, each drawn anew from all of `examples` rows, none twice in one -> index tensors [B], all there are at
-    most."""
+    """Yield `steps` index tensors [B], each drawn from all `examples` rows without repetition; B is at most `examples`."""
     for _ in range(steps):
         yield torch.randperm(examples, generator=rng)[:batch_size]
 
 
 def epochs(examples: int, epochs: int, batch_size: int, rng: torch.Generator) -> Iterator[Tensor]:
-    """`epochs` passes over `examples` rows in fresh random orders, cut into batches -> index tensors [B].
+    """Yield the index tensors [B] of `epochs` passes over `examples` rows, each pass in a new random order.
 
-    No row is dropped: the last batch of a pass may be smaller, and where it would hold a single row (which BatchNorm
-    cannot train on) that row joins the batch before it.
+    No row is dropped: the last batch of a pass may be smaller. If it would hold a single row, on which BatchNorm cannot
+    train,
+    that row joins the batch before it.
     """
     for _ in range(epochs):
         batches = list(torch.split(torch.randperm(examples, generator=rng), batch_size))

@@ -1,7 +1,7 @@
-"""The privacy boundary: the one door through which a client's reply leaves, and what it refuses.
+"""The privacy boundary: the only function through which a client's reply leaves, and the checks that refuse a reply.
 
-Every engine sends `release(...)` of a reply and nothing else. It knows no algorithm: it holds the reply against what the
-phase declared, and against what must never leave.
+Every engine sends `release(...)` of a reply and nothing else. The boundary does not know the algorithm: it compares the
+reply with the phase's declaration and with the data that must never leave.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ _rows: "WeakKeyDictionary[Data, KnownRows]" = WeakKeyDictionary()
 
 
 class KnownRows(NamedTuple):
-    """The rows of a data set by which something can be proven."""
+    """The rows of a data set whose bytes identify them."""
 
     size: int  # bytes of one
     begins: NDArray[np.uint64]  # what they begin with, by which most that is no row is told apart
@@ -33,7 +33,7 @@ class KnownRows(NamedTuple):
 
 
 class Refused(RuntimeError):
-    """A reply held something that may not leave its client. Nothing of it was sent."""
+    """A reply held something that must not leave its client. No part of the reply was sent."""
 
     def __init__(self, client: str, tensor: str, why: str) -> None:
         super().__init__(client, tensor, why)
@@ -44,30 +44,31 @@ class Refused(RuntimeError):
 
 
 def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> Message:
-    """What leaves: a copy of the reply in main memory, checked.
+    """Return a checked copy of the reply in main memory.
 
-    reply: as `Phase.end` gives it, not copied, so that it can be seen which tensor is whose storage.
+    reply: as `Phase.end` returns it, not copied, so that a tensor can be identified by its storage.
     declared: all that the phase may send: name -> dtype, shape.
-    inbox: what the client was sent; a tensor that goes back as it came tells nothing and passes.
+    inbox: the message that the client received; a tensor that returns unchanged reveals nothing and passes.
 
     Raises:
-        Refused: a name, dtype or shape was not declared, or what was is missing; or a tensor of 16 or more elements that
-            are not all equal has the bytes of a tensor of the personal net, of what stays home of the meme, of an
-            optimiser or the memory; or one holds a row of the client's data, of 16 or more elements that are not all equal,
-            or of 4 or more with at least 4 different values that are not all whole numbers. A meme's own tensor that equals
-            the personal net's by right (`Client.twins`) passes by its storage, whatever its bytes.
+        Refused: a name, dtype or shape is not declared, or a declared name is missing; or a tensor of 16 or more elements
+        that
+            are not all equal has the bytes of a tensor of the personal net, of the unshared part of the meme, of an
+            optimiser or of the memory; or a tensor holds a row of the client's data, of 16 or more elements that are not all
+            equal, or of 4 or more with at least 4 different values that are not all whole numbers. A meme's tensor that is
+            permitted to equal the personal net's (`Client.twins`) passes by its storage, whatever its bytes.
     """
     private: dict[int, list[tuple[str, Tensor]]] = {}
-    for what, tensor in _private(client) if reply else ():
-        private.setdefault(_bytes(tensor), []).append((what, tensor))
+    for tensor_name, tensor in _private(client) if reply else ():
+        private.setdefault(_bytes(tensor), []).append((tensor_name, tensor))
     check_declared(reply, declared, client.id)
     for name, tensor in reply.items():
         if tensor.numel() < FEWEST or is_constant(tensor) or (name in inbox and _equal(tensor, inbox[name])):
             continue
-        like = private.get(_bytes(tensor), []) if tensor.numel() >= LEAST and not _twin(name, tensor, client) else []
-        for what, own in like:
-            if _equal(tensor, own):
-                raise Refused(client.id, name, f"its bytes are those of {what}")
+        equal_size = private.get(_bytes(tensor), []) if tensor.numel() >= LEAST and not _twin(name, tensor, client) else []
+        for tensor_name, private_tensor in equal_size:
+            if _equal(tensor, private_tensor):
+                raise Refused(client.id, name, f"its bytes are those of {tensor_name}")
         row = _row(tensor, client, inbox.get(name))
         if row is not None:
             raise Refused(client.id, name, f"it holds a row of the client's {row} data")
@@ -75,12 +76,12 @@ def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> M
 
 
 def release_metrics(values: Mapping[str, Any], declared: Collection[str], client: str, width: int = 0) -> dict[str, Any]:
-    """The second channel, of losses and scores: a copy, checked. What is no number (a correlation of constants) is None.
+    """Return a checked copy of losses and scores, the second channel. A value that is not finite becomes None.
 
-    values: name -> a number, None, or a list of exactly `width` of those (one a class).
+    values: name -> a number, None, or a list of exactly `width` of those (one for each class).
 
     Raises:
-        Refused: a name was not declared, or a value is anything else.
+        Refused: a name is not declared, or a value has another type.
     """
     for name, value in values.items():
         if name not in declared:
@@ -92,17 +93,17 @@ def release_metrics(values: Mapping[str, Any], declared: Collection[str], client
 
 
 def _number(value: float | None) -> float | None:
-    """None where there is no finite number, which no log can have."""
+    """Return None for a number that is not finite, because a log cannot hold it."""
     return value if value is None or math.isfinite(value) else None
 
 
 def is_constant(tensor: Tensor) -> bool:
-    """Whether all elements are equal: such a tensor tells too little to prove anything by."""
+    """Return whether all elements are equal; the bytes of such a tensor identify nothing."""
     return tensor.numel() == 0 or bool((tensor == tensor.flatten()[0]).all())
 
 
 def check_declared(reply: Message, declared: Spec, client: str) -> None:
-    """Raise Refused unless a reply holds all that is declared, as it is declared, and nothing else; or nothing at all."""
+    """Raise Refused unless the reply holds exactly the declared tensors, or nothing."""
     for name, tensor in reply.items():
         if name not in declared:
             raise Refused(client, name, f"the phase declares only {', '.join(sorted(declared)) or 'that nothing leaves'}")
@@ -117,12 +118,12 @@ def check_declared(reply: Message, declared: Spec, client: str) -> None:
 def _twin(name: str, tensor: Tensor, client: Client) -> bool:
     if name not in client.twins:
         return False
-    own = client.nets["meme"].state_dict()[name]
-    return bool(tensor.untyped_storage().data_ptr() == own.untyped_storage().data_ptr())
+    meme_tensor = client.nets["meme"].state_dict()[name]
+    return bool(tensor.untyped_storage().data_ptr() == meme_tensor.untyped_storage().data_ptr())
 
 
 def _private(client: Client) -> Iterator[tuple[str, Tensor]]:
-    """Everything of a client's that may not leave, with its name."""
+    """Yield (name, tensor) of everything that must not leave the client."""
     for net, module in client.nets.items():
         for key, tensor in module.state_dict().items():
             if net != "meme" or key not in client.shared:
@@ -143,10 +144,11 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 
 def _row(tensor: Tensor, client: Client, sent: Tensor | None) -> str | None:
-    """Which of the client's data some row-sized piece of the tensor is a row of, byte for byte; None: of none.
+    """Return the name of the client's data that hold a row equal to a row-sized piece of the tensor; None if none does.
 
-    sent: what the client received under that name. A piece that goes back as it came tells nothing; a refusal would tell the
-    sender that its guess of a row was right.
+    sent: the tensor that the client received under this name. A piece that returns unchanged reveals nothing, whereas a
+    refusal
+    would confirm the sender's guess of a row.
     """
     sent = sent if sent is not None and _bytes(sent) == _bytes(tensor) else None
     cut = dict[int, tuple[NDArray[np.uint8], NDArray[np.uint64]]]()  # by size: most kinds of data have rows of one
@@ -166,7 +168,7 @@ def _row(tensor: Tensor, client: Client, sent: Tensor | None) -> str | None:
 
 
 def _known(data: Data) -> KnownRows:
-    """Taken once a data set."""
+    """Return the identifying rows of a data set, computed once for each data set."""
     if data not in _rows:
         size, begins, digests = 1, [np.empty(0, np.uint64)], set[bytes]()
         for x, *_ in data.rows(torch.split(torch.arange(len(data)), 1024)) if len(data) else ():
@@ -179,7 +181,7 @@ def _known(data: Data) -> KnownRows:
 
 
 def _proving(x: Tensor) -> Tensor:
-    """Whether equal bytes prove something, of each row [N, F]; of a short one of few values, or of counts, they do not."""
+    """Return for each row of x [N, F] whether equal bytes identify it; short rows of few values, and of counts, do not."""
     if x.shape[1] >= LEAST:
         return (x != x[:, :1]).any(1)
     if x.shape[1] < FEWEST or not x.is_floating_point():
@@ -190,13 +192,15 @@ def _proving(x: Tensor) -> Tensor:
 
 
 def _pieces(tensor: Tensor, size: int) -> NDArray[np.uint8]:
-    """Its bytes, in pieces of so many [N, size]."""
-    found: NDArray[np.uint8] = tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().reshape(-1, size)
-    return found
+    """Return the bytes of a tensor in pieces of `size` bytes [N, size]."""
+    pieces: NDArray[np.uint8] = (
+        tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy().reshape(-1, size)
+    )
+    return pieces
 
 
 def _begins(pieces: NDArray[np.uint8]) -> NDArray[np.uint64]:
-    """The first bytes of each piece, as one number."""
+    """Return the first eight bytes of each piece as one number [N]."""
     first = np.zeros((len(pieces), 8), np.uint8)
     first[:, : pieces.shape[1]] = pieces[:, :8]
     return first.view(np.uint64)[:, 0]

@@ -1,7 +1,7 @@
-"""What an algorithm says: what is sent, what is minimised, how replies are combined. Nothing here knows an engine.
+"""The interface of an algorithm: what is sent, what is minimised, how replies are combined. No engine is known here.
 
-Read in this order: a `Message` crosses; a `Phase` is one exchange, told in eight hooks; `stepping.work` is the
-client's half of it, the same lines in every eager engine. Shapes: B batch, C classes; ``...`` whatever an example is.
+Read in this order: a `Message` is sent; a `Phase` is one exchange, with eight hooks; `stepping.work` is the client's half
+of a phase, with the same code in every eager engine. Shapes: B batch, C classes; ``...`` the shape of one example.
 """
 
 import abc
@@ -43,10 +43,10 @@ class Diverged(RuntimeError):
 
 
 class Disagreed(RuntimeError):
-    """A participant holds another public seed set than the others: told by which, and what differs."""
+    """A participant's public seed set differs from that of the others: names the participant and the difference."""
 
     def __init__(self, client: str, what: str, clients: tuple[str, ...] = ()) -> None:
-        """clients: all whose set is another one; none named: this client alone."""
+        """clients: all participants with a different set; empty: only `client`."""
         super().__init__(client, what, clients)
         self.client, self.what, self.clients = client, what, clients or (client,)
 
@@ -55,9 +55,9 @@ class Disagreed(RuntimeError):
 
 
 class Unusable(Exception):
-    """Replies that may not be used, raised by `Phase.receive`, which is then called again without them.
+    """Replies that must not be used, raised by `Phase.receive`, which is then called again without them.
 
-    why: sender -> what is wrong with its reply.
+    why: sender -> the fault of its reply.
     """
 
     def __init__(self, why: Mapping[str, str]) -> None:
@@ -66,15 +66,15 @@ class Unusable(Exception):
 
 
 def setting(default: T, about: str, tune: tuple[T, ...] = ()) -> T:
-    """A dataclass field that users set under [algorithm], with its meaning in one line, for `list keys`.
+    """Return a dataclass field that users set under [algorithm]. about: its meaning in one line, for `list keys`.
 
-    tune: the values that `compare --tune` tries; without any the setting is not tuned.
+    tune: the values that `compare --tune` tries; without values the setting is not tuned.
     """
     return field(default=default, metadata={"about": about, "tune": tune})
 
 
 def run_field(default: T) -> T:
-    """A dataclass field that is no key under [algorithm]: the run fills it in."""
+    """Return a dataclass field that is not a key under [algorithm]: the run sets it."""
     return field(default=default, metadata={"filled": True})
 
 
@@ -86,16 +86,16 @@ class Net(NamedTuple):
     head: nn.Linear | None = None  # its last linear layer
 
     def __call__(self, x: Tensor, weights: Message | None = None) -> Tensor:
-        """The output for x, with these weights in the place of its own of the same names. Gradients reach them."""
+        """Return the output for x. weights: tensors in place of the model's of these names; gradients reach them."""
         return self.call(x) if weights is None else self.call(x, weights)
 
     def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """What the last layer takes [B, F], and the output [B, C]. For an algorithm that says so (`Algorithm.features`)."""
+        """Return (the input of the last layer [B, F], the output [B, C]), for algorithms with `Algorithm.features`."""
         return take_features(self.head, lambda: self.call(x))
 
 
 def take_features(head: nn.Linear | None, call: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
-    """What a network's last layer takes [B, F] while `call` computes the output [B, C]; both."""
+    """Return (the input [B, F] of the layer `head` while `call` computes the output, the output [B, C])."""
     assert head is not None  # of a network with `Algorithm.features`, as is checked before the first round
     taken: list[Tensor] = []
     with head.register_forward_pre_hook(lambda _, inputs: taken.append(inputs[0])):
@@ -104,13 +104,13 @@ def take_features(head: nn.Linear | None, call: Callable[[], Tensor]) -> tuple[T
 
 
 def find_head(net: nn.Module) -> nn.Linear | None:
-    """The linear layer that a network declares last; None where it has none."""
+    """Return the last declared linear layer of a network; None without a linear layer."""
     return next((module for module in reversed(list(net.modules())) if isinstance(module, nn.Linear)), None)
 
 
 @dataclass(frozen=True)
 class At:
-    """Where in the run we are. Public, and the same for every participant."""
+    """The position in the run: seed, round and phase. It is public, and equal at every participant."""
 
     seed: int
     round: int  # 0 .. rounds - 1; -1 in Algorithm.start and while nets are made
@@ -118,98 +118,99 @@ class At:
     phase: int = 0
 
     def rng(self, *who: str) -> torch.Generator:
-        """A client's own stream, ``rng(client.id, "batches")``, or one that all share, ``rng("public")``; new at each call.
+        """Return a new generator of a client's stream, ``rng(client.id, "batches")``, or of a shared one, ``rng("public")``.
 
-        The same words give the same stream whatever ran before, so neither the order of clients, nor the number of
-        workers, nor a stop and resume moves it.
+        Equal words give an equal stream, whatever ran before. So neither the order of clients, nor the number of workers,
+        nor a
+        stop and resume changes the stream.
         """
         path = repr((self.seed, self.round, self.phase, *who)).encode()
         return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(path, digest_size=7).digest(), "big"))
 
     def number(self, setting: Setting) -> float:
-        """A setting in this round."""
+        """Return the value of a setting in this round, as a number."""
         return setting(self.round, self.rounds) if isinstance(setting, Schedule) else float(setting)
 
     def value(self, setting: Setting) -> Tensor:
-        """The same as a 0-d tensor, so that schedules, clients' own values and stacked sweeps look alike to a loss."""
+        """Return the value of a setting in this round as a tensor [], so that a loss treats all kinds of settings alike."""
         return torch.tensor(self.number(setting), dtype=torch.get_default_dtype())
 
 
 class Data(Protocol):
-    """Rows by index: resident tensors, or a DataLoader over what does not fit in memory."""
+    """Rows by index: resident tensors, or a DataLoader over data that do not fit in memory."""
 
     def __len__(self) -> int:
-        """How many rows."""
+        """Return the number of rows."""
         ...
 
     def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
-        """A batch for each index tensor [B] of `plan`; `rng` feeds the augmentation, None leaves examples as they are."""
+        """Yield one batch for each index tensor [B] of `plan`. rng: for augmentation; None: no augmentation."""
         ...
 
 
 @dataclass(frozen=True)
 class Seeds:
-    """What is agreed of the public seed set, whose rows are `Client.data["public"]`: the same at every participant."""
+    """The agreed facts about the public seed set, equal at every participant; its rows are `Client.data["public"]`."""
 
     owners: Mapping[str, range]  # whose rows lie where in the set; all participants, in one order
     about: Message  # what participants hold against each other: a digest uint8 [32], how many rows [], of each class [C]
 
 
 class Task(Protocol):
-    """What a client learns: classification unless it brings its own. Losses are scalars, means over the batch."""
+    """What a client learns; classification by default. Losses are scalars, means over the batch."""
 
     @property
     def outputs(self) -> int | None:
-        """How many outputs a network has, for targets that are numbers [B]; None: one a class, for targets int64 [B]."""
+        """Return the number of outputs for numeric targets [B]; None: one for each class, for targets int64 [B]."""
         ...
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of one network on its own targets."""
+        """Return the loss of one network on its targets, a scalar."""
         ...
 
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """The losses of two networks that teach each other, each moving its own network only -> (personal, meme)."""
+        """Return (personal loss, meme loss), scalars, of two networks that teach each other; each trains only its own."""
         ...
 
     @property
     def tells(self) -> tuple[str, ...]:
-        """The names of its scores: all that an evaluation may tell."""
+        """Return the names of the task's scores; an evaluation can send no others."""
         ...
 
     def score(self, output: Tensor, target: Tensor) -> Mapping[str, Any]:
-        """Scores over a whole data set: evaluation only. Numbers, None, or a list of one a class."""
+        """Return the scores over a whole data set: name -> a number, None, or a list with one value for each class."""
         ...
 
 
 class Privacy(Protocol):
-    """What makes a client's steps on its private rows differentially private (fedmutual.privacy)."""
+    """The component that makes a client's steps on its private rows differentially private (fedmutual.privacy)."""
 
     steps: int  # taken on private rows since the run began
 
     @property
     def nets(self) -> frozenset[str]:
-        """The networks whose gradients are clipped and noised; all that leaves is computed from these."""
+        """Return the networks with clipped and noised gradients; every reply is computed from these networks."""
         ...
 
     @property
     def reading(self) -> bool:
-        """Whether the batches of the current phase hold private rows."""
+        """Return whether the batches of the current phase hold private rows."""
         ...
 
     def batches(self, phase: "Phase", client: "Client", inbox: Message, at: At) -> Iterable[Batch]:
-        """The batches of a phase; those of private rows are sampled anew, and counted before the first row is read."""
+        """Return the batches of a phase; batches of private rows are sampled and accounted for before any row is read."""
         ...
 
     def gradients(self, phase: "Phase", client: "Client", batch: Batch, const: Message) -> tuple[Message, Message]:
-        """The gradients of a step on private rows, "net.name" -> gradient, and its loss terms."""
+        """Return (the gradients of a step on private rows, "net.name" -> gradient, its loss terms)."""
         ...
 
 
 @dataclass
 class Work:
-    """What a client's phase took. The steps tell how many rows a client has, so real sites never send this."""
+    """The work of a client's phase. The number of steps reveals the number of rows, so real sites never send it."""
 
     steps: int = 0  # gradient steps
     forwards: int | None = 0  # of a network over a step's batch; None: not counted, as with differential privacy
@@ -217,7 +218,7 @@ class Work:
 
 @dataclass
 class Client:
-    """One participant. No server function is ever given one."""
+    """One participant. No server function receives a client."""
 
     id: str
     nets: dict[str, nn.Module]  # "personal", and "meme" where parameters are shared: forked anew in every round that uses
@@ -238,7 +239,7 @@ class Client:
 
 
 class Phase(abc.ABC):
-    """One exchange. A subclass is a frozen dataclass of settings; state is passed in and out."""
+    """One exchange. A subclass is a frozen dataclass of settings; state is passed in and returned."""
 
     title: ClassVar[str]  # what tables call the method; of a class that does not say it, the name of the class
     scores: ClassVar[tuple[str, ...]] = ("personal",)  # what is evaluated, as `Algorithm.scores`
@@ -252,57 +253,63 @@ class Phase(abc.ABC):
 
     @property
     def rate(self) -> Setting | None:
-        """Its own learning rate; None: the client's."""
+        """Return the learning rate of this phase; None: the client's learning rate."""
         return None
 
     def leaves(self, server: Message) -> Spec:
-        """All that a reply may hold, told from public knowledge: what a site's operator reads before joining."""
+        """Return all that a reply may hold, name -> (dtype, shape), from public knowledge.
+
+        A site's operator reads it before the site joins.
+        """
         return {k: (v.dtype, tuple(v.shape)) for k, v in server.items()}
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """What participant `to` receives; without a server every peer calls this, and `receive`, itself."""
+        """Return the message for participant `to`; without a server each peer calls `send` and `receive` itself."""
         return server
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Take the inbox in; return what `loss` needs beside the batch, constant for the phase (alpha, an anchor)."""
+        """Read the inbox into the client; return the constants of `loss` for this phase, such as alpha."""
         return {}
 
     @abc.abstractmethod
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """The local steps, one batch each; none for a client that sits this phase out."""
+        """Return the batches of the local steps, one for each step; none for a client that skips this phase."""
 
     @abc.abstractmethod
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Named scalars; their sum is minimised, each is logged. Pure, no branch on values, settings from `const`: vmap."""
+        """Return named scalars; their sum is minimised, and each is logged.
+
+        The function is pure, does not branch on values and reads settings from `const`, so that it works under vmap.
+        """
 
     def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
-        """The gradients to apply and the memory to keep. Pure likewise; same names and shapes at every step."""
+        """Return (the gradients to apply, the new memory), with equal names and shapes at every step. Pure, for vmap."""
         return grads, memory
 
     def end(self, client: Client, at: At) -> Message:
-        """The reply: all that is declared, or nothing from a client that sits this phase out.
+        """Return the reply: all declared tensors, or {} from a client that skips this phase.
 
-        It is not copied: the privacy boundary looks at what each tensor is before it copies it out.
+        The tensors are not copied: the privacy boundary identifies each tensor by its storage before it copies it.
         """
         return {}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The next state, from those who answered: maybe none.
+        """Return the next server state. replies: from the participants that answered; may be empty.
 
         Raises:
-            Unusable: some of the replies are not to be used.
+            Unusable: some of the replies must not be used.
         """
         return server
 
     def algorithm(self) -> "Algorithm":
-        """An algorithm of this phase alone."""
+        """Return an algorithm with this phase alone."""
         kind = type(self)
         return Algorithm(kind.__name__.lower(), (self,), scores=self.scores, dp_ready=vars(kind).get("dp_ready", False))
 
 
 @dataclass(frozen=True)
 class Public:
-    """What an algorithm does with the public seed set, all rows of which its participants know."""
+    """How an algorithm uses the public seed set, whose rows all participants hold."""
 
     labelled: bool = True  # whether its labels are given to all, or stay with the owners of the rows
     batch: int | None = None  # examples that a message speaks of; None: nothing is said of them in rounds
@@ -313,7 +320,7 @@ class Public:
 
 @dataclass(frozen=True)
 class Bench:
-    """What a server that trains the shared model has to work with: a phase's field `bench` (`run_field`) in `receive`."""
+    """The network and public data of a server that trains the shared model: the field `bench` of a phase (`run_field`)."""
 
     net: nn.Module  # the shared network; its weights are of no meaning
     public: Data  # the public rows; their labels are of no meaning
@@ -321,7 +328,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The phases of a round in their order, those of the start, and what is scored."""
+    """The phases before round 1, the phases of each round in order, and the models that are scored."""
 
     name: str
     phases: tuple[Phase, ...]  # FML, FedAvg: one a round; FedH2L: two; FedMD: three

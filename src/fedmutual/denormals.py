@@ -1,4 +1,4 @@
-"""Numbers next to zero, with which some processors compute many times slower, taken as zero."""
+"""Treat numbers close to zero as zero, because some processors compute with them many times slower."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,13 @@ for _kind in (np.float32, np.float64):
 
 @contextmanager
 def flush_denormals() -> Iterator[None]:
-    """With numbers below the smallest normal one (1.2e-38 in float32) taken as zero on the CPU, if one thread computes.
+    """Within, treat numbers below the smallest normal number (1.2e-38 in float32) as zero on the CPU.
 
-    Adam with weight decay takes the weights of dead units there, and its own moments, where they stay: what would shrink
-    them further rounds to zero. It is a state of each thread. Those that torch computes with besides this one would keep
-    theirs, so that a result would hang on when they were started; with several threads nothing is changed. Nor is it on a
-    processor that has no such mode.
+    Adam with weight decay drives the weights of dead units, and its own moments, into that range, where they stay: what
+    would
+    shrink them further rounds to zero. The mode belongs to each thread. Other threads of torch would keep their mode, so a
+    result would depend on when they were started; with several threads nothing is changed. Nor is anything changed on a
+    processor without such a mode.
     """
     if torch.get_num_threads() > 1:
         yield

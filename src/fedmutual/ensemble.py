@@ -1,8 +1,9 @@
-"""The ensemble of a client's own network and the shared one: their probabilities averaged, with a weight of each client.
+"""The ensemble of a client's personal network and the shared network: a weighted mean of their probabilities.
 
 Near FedAPEN: Qin, Deng, Zhao & Yan, FedAPEN: Personalized Cross-silo Federated Learning with Adaptability to Statistical
 Heterogeneity, KDD 2023, https://doi.org/10.1145/3580305.3599344, which learns the weight on training rows in every round.
-Here hold-out rows choose the weight whenever models are scored; training does not see the ensemble, and nothing is sent.
+Here hold-out rows choose each client's weight whenever models are scored; training does not use the ensemble, and nothing
+is sent.
 """
 
 import torch
@@ -27,15 +28,15 @@ class Ensemble(nn.Module):
 
 
 def mix_log_probabilities(personal: Tensor, shared: Tensor, weight: float) -> Tensor:
-    """log(w p + (1 - w) q) of log-probabilities log p and log q [B, C]."""
+    """Return log(w p + (1 - w) q) [B, C] from the log-probabilities log p and log q [B, C]."""
     log_weights = torch.tensor([weight, 1 - weight], dtype=personal.dtype, device=personal.device).log()
     return torch.logaddexp(personal + log_weights[0], shared + log_weights[1])
 
 
 def choose_weight(personal: Tensor, shared: Tensor, target: Tensor) -> float:
-    """The weight of the least mean negative log-likelihood, of equal ones the nearest to 1/2.
+    """Return the weight with the smallest mean negative log-likelihood; among equal weights the nearest to 1/2.
 
-    personal, shared: logits [N, C] on rows that nobody was trained on; target: their classes int64 [N].
+    personal, shared: logits [N, C] on rows that no network was trained on; target: their classes int64 [N].
     """
     p, q = (logits.double().log_softmax(1).gather(1, target[:, None]).squeeze(1) for logits in (personal, shared))
     weights = [k / _WEIGHTS for k in range(_WEIGHTS + 1)]

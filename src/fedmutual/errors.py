@@ -1,4 +1,4 @@
-"""What a user did that cannot be done, said in one sentence that names the file, the key or the client, and the mend."""
+"""Errors caused by user input: one sentence that names the file, the key or the client, and the fix."""
 
 
 class UserError(Exception):
@@ -6,26 +6,26 @@ class UserError(Exception):
 
 
 class ConfigError(UserError):
-    """A configuration that cannot be run as written."""
+    """A configuration that is not valid."""
 
 
 class DataError(UserError):
-    """Data that cannot be learned from as they are."""
+    """Data that cannot be used for training."""
 
 
 class RunError(UserError):
-    """A run folder that is missing, foreign, damaged, used or cannot be written."""
+    """A run folder that is missing, foreign, damaged, in use or not writable."""
 
 
 class Busy(RunError):
-    """A folder that another process writes."""
+    """A folder that another process is writing."""
 
 
 class AlgorithmError(UserError):
-    """An algorithm of the user's own that raised something, or gave what cannot be used."""
+    """A user's algorithm that raised an error, or returned something that cannot be used."""
 
     def __init__(self, sentence: str, trace: str = "") -> None:
-        """trace: of what it raised, which log.txt holds."""
+        """trace: the traceback of the error, for log.txt."""
         super().__init__(sentence, trace)
         self.trace = trace
 
@@ -34,7 +34,7 @@ class AlgorithmError(UserError):
 
 
 def format_error(problem: Exception) -> str:
-    """The first line of an error that somebody else's code raised, with its kind."""
+    """Return the type and the first line of an error from code outside fedmutual."""
     return f"{type(problem).__name__}: {(str(problem).strip().splitlines() or ['no message'])[0]}"
 
 

@@ -1,4 +1,4 @@
-"""The scores of a client's networks: what is scored on which rows, and what of the scores the client tells."""
+"""Score a client's networks: which network on which rows, and which scores the client sends."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +21,7 @@ _NUMBERS = 2**22  # of inputs that a network sees at once then: its layers hold 
 
 
 class EvalSpec(NamedTuple):
-    """Which of a client's nets is scored on which of its rows, and what that score is called."""
+    """Which of a client's nets is scored on which of its rows, and the name of that score."""
 
     net: str  # "personal", "meme", or "ensemble" of both
     rows: str  # key of Client.data
@@ -31,7 +31,7 @@ class EvalSpec(NamedTuple):
 
 
 def compute_scores(client: Client, exams: tuple[EvalSpec, ...], inbox: Message) -> dict[EvalSpec, Score]:
-    """Exam -> all scores of it: of the client's copy of the shared model first, which then becomes what the server sent."""
+    """Return spec -> all its scores; the client's copy of the shared model is scored before the server's replaces it."""
     task, nets = client.own.get("task", Classification()), dict(client.nets)
 
     def scored(e: EvalSpec) -> Score:
@@ -47,7 +47,7 @@ def compute_scores(client: Client, exams: tuple[EvalSpec, ...], inbox: Message) 
 
 
 def _make_ensemble(client: Client) -> Ensemble:
-    """The ensemble of a client's two nets. Its hold-out rows choose the weight, which is remembered and never sent."""
+    """Return the ensemble of a client's two nets. The hold-out rows choose the weight, which is stored and never sent."""
     (personal, target), (shared, _) = (compute_outputs(client.nets[n], client.data["holdout"]) for n in ("personal", "meme"))
     weight = choose_weight(personal, shared, target)
     client.memory = {**client.memory, WEIGHT: torch.tensor(weight, dtype=torch.float64, device=personal.device)}
@@ -55,9 +55,9 @@ def _make_ensemble(client: Client) -> Ensemble:
 
 
 def select_metrics(client: Client, measured: Mapping[EvalSpec, Score]) -> tuple[Score, ...]:
-    """What a client tells of its scores, by `share.metrics`: all; nothing; or coarse accuracies of models after a round.
+    """Return the scores that a client sends, by `share.metrics`: all, none, or coarse accuracies of models after a round.
 
-    A copy of the shared model is no model after a round, for it is averaged before the round ends.
+    A copy of the shared model is not a model after a round, because it is averaged before the round ends.
     """
     if client.metrics == "all":
         return tuple(measured.values())
@@ -68,14 +68,14 @@ def select_metrics(client: Client, measured: Mapping[EvalSpec, Score]) -> tuple[
 
 
 def forward_in_parts(net: nn.Module, x: Tensor) -> Tensor:
-    """What a net says of x, in parts where examples are large: VGG11's first layer alone has 6.6 GB for 512 of 224 x 224."""
+    """Return a net's output for x, in parts for large examples: VGG11's first layer needs 6.6 GB for 512 of 224 x 224."""
     return torch.cat([net(part) for part in torch.split(x, max(_NUMBERS // x[0].numel(), 1))])
 
 
 @flush_denormals()
 @torch.no_grad()
 def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """A net's outputs over all rows [N, C], in eval mode, and their targets [N]."""
+    """Return (a net's outputs over all rows [N, C] in eval mode, their targets [N])."""
     net.eval()
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
@@ -88,6 +88,6 @@ def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
 @flush_denormals()
 @torch.no_grad()
 def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
-    """A net's scores over all rows, in eval mode: those that the task declares."""
+    """Return a net's scores over all rows in eval mode: the scores that the task declares."""
     output, target = compute_outputs(net, data)
     return release_metrics(task.score(output, target), task.tells, whose, width=output.shape[-1])

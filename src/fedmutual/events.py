@@ -1,4 +1,4 @@
-"""What happens in a run, told to observers. Observers look, they do not steer."""
+"""The events of a run, which observers receive. Observers read, they do not steer."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,18 +13,18 @@ R = TypeVar("R")
 
 
 class Visit(Protocol):
-    """Runs a function where each client lives, with arguments of that client's own -> (client's id, result) as they end."""
+    """Run a function where each client lives, with arguments for each; yield (client id, result) in order of completion."""
 
     def __call__(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `engines.base.Engine.each`."""
+        """Run `do` as `engines.base.Engine.each`."""
         ...
 
 
 @dataclass(frozen=True)
 class Started:
-    """The run begins, or goes on: `done` of `rounds` rounds are behind it."""
+    """The run begins or resumes: `done` of `rounds` rounds are complete."""
 
     done: int
     rounds: int
@@ -34,7 +34,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Replied:
-    """A client has done its half of a phase. Rounds count from 1; 0 is the start."""
+    """A client has finished its half of a phase. Rounds count from 1; 0 is the start."""
 
     round: int
     phase: str
@@ -45,7 +45,7 @@ class Replied:
 
 @dataclass(frozen=True)
 class Noted:
-    """Something that a user should know came up: words that are the same if it comes up again in another round."""
+    """A remark for the user; the text is equal if the remark repeats in another round."""
 
     round: int  # 0 is the start
     text: str
@@ -53,7 +53,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class PhaseDone:
-    """A phase is over."""
+    """A phase is complete."""
 
     round: int
     phase: str
@@ -67,9 +67,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Known(BaseModel):
-    """The scores of a classifier, as `report`, which imports nothing of this, reads them; others are not looked at.
+    """The scores of a classifier that `report` reads, without an import of this module; it ignores other scores.
 
-    Shares are in [0, 1]; None where a score is undefined.
+    Shares are in [0, 1]; None if a score is undefined.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
@@ -85,7 +85,7 @@ class Known(BaseModel):
 
 @dataclass(frozen=True)
 class Score:
-    """One model scored on one set of rows: what the second channel tells."""
+    """The score of one model on one set of rows, as sent in the second channel."""
 
     model: str  # "global", "personal", or "meme" where no complete global model exists
     client: str | None  # whose rows; None for the federation's test set
@@ -95,7 +95,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """The models after a round, scored."""
+    """The scores of the models after a round."""
 
     round: int
     train: Mapping[str, Mapping[str, float]]
@@ -104,7 +104,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class RoundDone:
-    """A round is over: the moment to save what must be kept."""
+    """A round is complete: the time to save the state."""
 
     round: int
     rounds: int
@@ -114,7 +114,7 @@ class RoundDone:
 
 @dataclass(frozen=True)
 class Failed:
-    """The run stops before its end."""
+    """The run stops before its last round."""
 
     round: int
     problem: BaseException
@@ -122,7 +122,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class Finished:
-    """All rounds are done."""
+    """All rounds are complete."""
 
     rounds: int
 

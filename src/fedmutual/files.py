@@ -19,13 +19,13 @@ FORMAT = 1
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file to write into, which takes another's place in one step, when all is written; its folder is made if missing.
+    """Open a file that replaces `path` in one step when it is complete; its folder is created if missing.
 
-    The part file is created exclusively, under a name that nobody can foresee: in a folder that other users can write
-    into, none of them can put a link there beforehand, and no part file of a killed process is in the way.
+    The part file is created exclusively, under a random name: in a folder that other users can write into, nobody can put a
+    link there in advance, and a part file of a killed process is not in the way.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the file cannot be written.
     """
     part = path.with_name(f".{path.name}.{os.getpid()}-{token_hex(8)}.part")
     try:
@@ -39,12 +39,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             part.unlink()
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        mend = "free some space, then go on" if full else "choose another folder with --out"
-        raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {mend}") from None
+        fix = "free some space, then go on" if full else "choose another folder with --out"
+        raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {fix}") from None
 
 
 def sync_folder(folder: Path) -> None:
-    """Until the disk has the names of a folder's files; a no-op where folders cannot be opened, as on Windows."""
+    """Wait until the disk has the names of a folder's files; a no-op where folders cannot be opened, as on Windows."""
     with suppress(PermissionError):
         number = os.open(folder, os.O_RDONLY)
         try:

@@ -58,7 +58,7 @@ def _encode_tensor(name: str, tensor: Tensor, base: Tensor | None, scale: float)
 
 
 def add_updates(updates: Iterable[EncodedSum]) -> EncodedSum:
-    """Add encoded updates, at least one, all of one form.
+    """Return the sum of encoded updates with equal names and shapes.
 
     Raises:
         ValueError: there are none, or more than MOST_SUMMED.
@@ -79,9 +79,9 @@ def add_updates(updates: Iterable[EncodedSum]) -> EncodedSum:
 
 
 def apply_mean(total: EncodedSum, base: Message, declared: Spec) -> Message:
-    """The server's message plus the mean of the updates, in the dtypes and shapes declared.
+    """Return the server's message plus the mean of the updates, in the declared dtypes and shapes.
 
-    A tensor of whole numbers is that of `base`.
+    An integer tensor is that of `base`.
     """
     bits = FRACTION_BITS - WEIGHT_BITS if total.weighted else FRACTION_BITS
     unit = 2.0**-bits
@@ -96,10 +96,10 @@ def apply_mean(total: EncodedSum, base: Message, declared: Spec) -> Message:
 
 
 def average_updates(replies: Mapping[str, Message], weights: Mapping[str, float] | None, base: Message) -> Message:
-    """The server's next message, of the mean of all replies' updates, weighted by n_k if `weights` are given.
+    """Return the server's next message, from the mean of all replies' updates, weighted by n_k if `weights` are given.
 
     Raises:
-        Unusable: whose update or weight cannot be encoded, and why.
+        Unusable: the senders with an update or weight that cannot be encoded, with the reason.
         ValueError: there are no replies, or more than MOST_SUMMED.
     """
     updates, flaws = list[EncodedSum](), dict[str, str]()

@@ -1,4 +1,4 @@
-"""Two gradients that pull apart: what is done with one so that it does not undo the other.
+"""Resolve the conflict of two gradients: change one so that it does not undo the other.
 
 A gradient is a message, name -> tensor of any shape; all its tensors together are one vector, and a name that only one of
 the two has is zero in the other. No function branches on values, so each works under vmap. Sums are in double precision.
@@ -39,53 +39,53 @@ def pcgrad(g_pub: Message, g_loc: Message) -> Message:
 
 
 def conflict(g_pub: Message, g_loc: Message) -> Tensor:
-    """Whether the two point against each other, so that `project` changes anything: a 0-d float, 1 or 0."""
+    """Return 1.0 if the gradients' inner product is negative, so that `project` changes g_pub, else 0.0: a tensor []."""
     pub, loc = _vectors(g_pub, g_loc)
     return (_inner(pub, _scaled(loc)) < 0).to(torch.get_default_dtype())
 
 
 def _lifted(g: Tensor, wall: Tensor) -> Tensor:
-    """g [P] without its part against the wall [P]."""
+    """Return g [P] without its component against the wall [P]."""
     wall = _scaled(wall)
     v = (-_inner(g, wall)).clamp(min=0) / _inner(wall, wall).clamp(min=0.25)  # at least that, unless the wall is 0
     return g + v * wall
 
 
 def _scaled(vector: Tensor) -> Tensor:
-    """The same direction [P], its largest entry at least 1/2: no square of it underflows. Zero stays zero.
+    """Return the vector [P] scaled so that its largest entry is at least 1/2 and no square underflows; zero stays zero.
 
-    By a power of two, which rounds nothing: what is at a right angle stays so.
+    The scale is a power of two, which rounds nothing, so vectors at a right angle stay so.
     """
     largest = vector.abs().amax()
     return vector / torch.where(largest == 0, 1, largest / torch.frexp(largest).mantissa)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
-    """<a, b> of [P], [P]."""
+    """Return the inner product of a [P] and b [P], a tensor []."""
     return (a * b).sum()
 
 
 def _vectors(g_pub: Message, g_loc: Message) -> tuple[Tensor, Tensor]:
-    """Both gradients as vectors [P] over the names of `_all`, float64."""
-    whole = _all(g_pub, g_loc)
+    """Return both gradients as float64 vectors [P] over the names of `_all`."""
+    tensors = _all(g_pub, g_loc)
     for name in g_pub.keys() & g_loc.keys():
-        here, there = tuple(g_pub[name].shape), tuple(g_loc[name].shape)
-        if here != there:
-            raise ValueError(f"{name!r} has shape {here} in one gradient, {there} in the other")
+        pub_shape, loc_shape = tuple(g_pub[name].shape), tuple(g_loc[name].shape)
+        if pub_shape != loc_shape:
+            raise ValueError(f"{name!r} has shape {pub_shape} in one gradient, {loc_shape} in the other")
     pub, loc = (
-        torch.cat([(g[name] if name in g else torch.zeros_like(t)).flatten() for name, t in whole.items()]).double()
+        torch.cat([(g[name] if name in g else torch.zeros_like(t)).flatten() for name, t in tensors.items()]).double()
         for g in (g_pub, g_loc)
     )
     return pub, loc
 
 
 def _named(vector: Tensor, g_pub: Message, g_loc: Message) -> Message:
-    """A vector [P] as a message."""
-    whole = _all(g_pub, g_loc)
-    parts = torch.split(vector, [t.numel() for t in whole.values()])
-    return {name: part.view(t.shape).to(t.dtype) for (name, t), part in zip(whole.items(), parts, strict=True)}
+    """Return a vector [P] as a message."""
+    tensors = _all(g_pub, g_loc)
+    parts = torch.split(vector, [t.numel() for t in tensors.values()])
+    return {name: part.view(t.shape).to(t.dtype) for (name, t), part in zip(tensors.items(), parts, strict=True)}
 
 
 def _all(g_pub: Message, g_loc: Message) -> Message:
-    """A tensor for each name in either gradient, to take its shape and type from."""
+    """Return a tensor for each name in either gradient, for its shape and type."""
     return g_loc | g_pub

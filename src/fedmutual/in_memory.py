@@ -1,6 +1,6 @@
-"""Objects of the caller's under names that a configuration can hold: "fedmutual.in_memory:model.north" is a network.
+"""The caller's objects, under names for a configuration: "fedmutual.in_memory:model.north" is a network.
 
-The objects exist where `holding` is in force, in this process; a configuration that names them cannot be run elsewhere.
+The objects exist while `holding` is in force, in this process; a configuration with such names cannot run elsewhere.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ _objects: ContextVar[Mapping[str, Any]] = ContextVar("objects", default=MappingP
 
 @contextmanager
 def holding(objects: Mapping[str, Any]) -> Iterator[None]:
-    """Let configurations name these objects in the block, in this thread. objects: name -> object."""
+    """Within, make objects available to configurations in this thread. objects: name -> object."""
     token = _objects.set(objects)
     try:
         yield

@@ -55,43 +55,43 @@ def mutual(
 
 @dataclass(frozen=True)
 class Classification:
-    """The task of a client that brings no other: outputs are logits [B, C], targets class indices [B]."""
+    """The default task: outputs are logits [B, C], targets class indices int64 [B]."""
 
     tells: tuple[str, ...] = scores.DECLARED
     outputs: None = None
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross-entropy, mean over the batch."""
+        """Return the mean cross-entropy over the batch, a scalar."""
         return F.cross_entropy(output, target)
 
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """`mutual` of this module."""
+        """Return (personal loss, meme loss) of `mutual` of this module, scalars."""
         return mutual(personal, meme, target, alpha, beta, temperature)
 
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
-        """Accuracy and its like over a whole data set [N, C], [N]."""
+        """Return `score_classification` over a whole data set: output [N, C], target [N]."""
         return scores.score_classification(output, target)
 
 
 @dataclass(frozen=True)
 class Regression:
-    """Outputs are numbers [B, 1], targets numbers [B]. What classifiers say by posteriors, these say by their outputs."""
+    """Regression: outputs are numbers [B, 1], targets numbers [B]. Networks teach each other by their outputs."""
 
     tells: tuple[str, ...] = scores.OF_NUMBERS
     outputs: int = 1
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """The squared error, mean over the batch."""
+        """Return the mean squared error over the batch, a scalar."""
         return F.mse_loss(output.squeeze(-1), target)
 
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """As `mutual` of this module, with the squared distance from the other's output, detached, in the place of KL.
+        """Return both losses of `mutual` of this module, with the squared distance to the other's output in place of KL.
 
-        The temperature has no meaning here and is not used.
+        The other's output is detached. The temperature has no meaning here and is not used.
         """
         return (
             alpha * self.fit(personal, target) + (1 - alpha) * F.mse_loss(personal, meme.detach()),
@@ -99,5 +99,5 @@ class Regression:
         )
 
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
-        """Errors over a whole data set [N, 1], [N]."""
+        """Return `score_regression` over a whole data set: output [N, 1], target [N]."""
         return scores.score_regression(output.squeeze(-1), target)

@@ -1,4 +1,4 @@
-"""Where the code of a module lies, found without importing it, and the digest of that code."""
+"""Find the file of a module without importing it, and compute the digest of its code."""
 
 import hashlib
 import sys
@@ -11,26 +11,26 @@ SHIPPED = ("fedmutual.demo.own", "fedmutual.in_memory")  # modules for configura
 
 
 def top_of(module: str) -> str:
-    """The first part of a dotted name, which is the file or the folder that is looked for."""
+    """Return the first part of a dotted name, which is the file or folder to find."""
     return module.partition(".")[0]
 
 
 def spec_in(folder: Path, module: str) -> ModuleSpec | None:
-    """What an import of the module's first part would take in this folder; None where there is nothing.
+    """Return the spec that an import of the module's first part would use in this folder; None if there is none.
 
-    A folder of that name without an `__init__.py` is no module here.
+    A folder without an `__init__.py` is not a module here.
     """
     spec = PathFinder.find_spec(top_of(module), [str(folder)])
     return spec if has_file(spec) else None
 
 
 def has_file(spec: ModuleSpec | None) -> TypeGuard[ModuleSpec]:
-    """Whether a module's code is a file: a folder without `__init__.py`, and what is built into Python, have none."""
+    """Return whether a module's code is a file; a folder without `__init__.py` and a module built into Python have none."""
     return spec is not None and spec.origin is not None and spec.has_location and Path(spec.origin).is_file()
 
 
 def spec_on_path(module: str) -> ModuleSpec | None:
-    """What an import of the module's first part takes in this process, or took; None where there is nothing."""
+    """Return the spec that an import of the module's first part uses, or used, in this process; None if there is none."""
     try:
         return find_spec(top_of(module))
     except (ImportError, ValueError, AttributeError):  # ValueError: an imported module that says not where it is from
@@ -38,17 +38,17 @@ def spec_on_path(module: str) -> ModuleSpec | None:
 
 
 def is_of_python(module: str) -> bool:
-    """Whether a module belongs to the standard library."""
+    """Return whether a module belongs to the standard library."""
     return top_of(module) in sys.stdlib_module_names or top_of(module) in sys.builtin_module_names
 
 
 def is_same(one: ModuleSpec | None, other: ModuleSpec | None) -> bool:
-    """Whether two specs are of the same file."""
+    """Return whether two specs have the same file."""
     return has_file(one) and has_file(other) and Path(str(one.origin)).resolve() == Path(str(other.origin)).resolve()
 
 
 def digest(spec: ModuleSpec) -> str:
-    """SHA-256 over a module's code: its file; of a package all files in its folder that can be imported. Hex."""
+    """Return the SHA-256 of a module's code as hex: of its file, or for a package of all importable files in its folder."""
     origin = Path(str(spec.origin))
     files = {origin.name: origin}
     for folder in map(Path, spec.submodule_search_locations or ()):

@@ -1,4 +1,4 @@
-"""Downloads that others' code does for us, which sets no limit to how long it waits."""
+"""Limit the waiting time of downloads by libraries that set no limit themselves."""
 
 import contextlib
 import socket
@@ -10,7 +10,7 @@ PATIENCE = 30.0  # seconds without a byte before a download is given up
 
 @contextlib.contextmanager
 def limit_waiting() -> Iterator[None]:
-    """Within, connections are given up after `PATIENCE`, and what is printed goes to the standard error."""
+    """Within, give up connections after `PATIENCE`, and print to the standard error."""
     waited = socket.getdefaulttimeout()
     socket.setdefaulttimeout(PATIENCE)
     try:
@@ -21,5 +21,5 @@ def limit_waiting() -> Iterator[None]:
 
 
 def shorten_error(problem: Exception) -> str:
-    """What went wrong, short enough for a sentence."""
+    """Return the text of a download error, short enough for a sentence."""
     return (str(problem).strip().splitlines() or [type(problem).__name__])[0].rstrip(".")

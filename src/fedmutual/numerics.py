@@ -1,4 +1,4 @@
-"""The version of the numbers that training computes: results of the same version may stand beside each other."""
+"""The version of the training numerics: results of one version are comparable."""
 
 VERSION = 1
 """Raised by one when the same configuration and seed train to other bits (CPU, float32, one thread); never for a release.

@@ -1,7 +1,7 @@
-"""Code that a configuration names as "module:name". A rule says which modules may be imported, and from where.
+"""Load code that a configuration names as "module:name". A rule says which modules may be imported, and from where.
 
-Without another rule: from the folder in which the command runs, or from what is installed. Processes of real sites set a
-rule for good (`confine`); reading somebody's run folder sets one for a while (`under`).
+The default rule takes the folder in which the command runs, and installed packages. Processes of real sites set a rule
+permanently (`confine`); reading another person's run folder sets one for a while (`under`).
 """
 
 import importlib
@@ -16,11 +16,11 @@ from fedmutual.errors import ConfigError
 
 
 class Rule(Protocol):
-    """Which modules may be imported."""
+    """A rule that says which modules may be imported."""
 
     @property
     def place(self) -> str:
-        """The folder in which the user can put a module, for messages."""
+        """Return the folder in which the user can put a module, for messages."""
 
     def admit(self, module: str, key: str) -> None:
         """Make the module importable. key: of the configuration that names the module, for messages.
@@ -31,15 +31,15 @@ class Rule(Protocol):
 
 
 class WorkingFolder:
-    """The rule for a user's own configuration: any module of the folder in which the command runs, or installed."""
+    """The rule for a user's configuration: any module of the folder in which the command runs, or any installed module."""
 
     @property
     def place(self) -> str:
-        """The working folder."""
+        """Return the working folder."""
         return str(Path.cwd())
 
     def admit(self, module: str, key: str) -> None:
-        """Search the working folder first."""
+        """Put the working folder first in the search path."""
         if self.place not in sys.path:
             sys.path.insert(0, self.place)
 
@@ -49,14 +49,14 @@ _of_process: Rule | None = None
 
 
 def confine(rule: Rule) -> None:
-    """Let this rule hold in all threads of this process, to its end."""
+    """Set the rule for all threads of this process, until it ends."""
     global _of_process
     _of_process = rule
 
 
 @contextmanager
 def under(rule: Rule) -> Iterator[None]:
-    """Let this rule hold in the block, in this thread."""
+    """Within, set the rule for this thread."""
     token = _scoped.set(rule)
     try:
         yield
@@ -65,15 +65,15 @@ def under(rule: Rule) -> Iterator[None]:
 
 
 def rule_in_force() -> Rule | None:
-    """The rule that was set; None where the default holds."""
+    """Return the rule that was set; None for the default."""
     return _scoped.get() or _of_process
 
 
 def load(name: str, key: str) -> Any:
-    """The object that "module:name" names, for the configuration key `key`.
+    """Return the object that "module:name" names. key: the configuration key, for messages.
 
     Raises:
-        ConfigError: the module may not be imported, does not import, or has no such name.
+        ConfigError: the module may not be imported, cannot be imported, or lacks the name.
     """
     module, _, attribute = name.partition(":")
     rule = rule_in_force() or WorkingFolder()

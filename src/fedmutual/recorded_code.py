@@ -1,8 +1,8 @@
-"""The user's code that a run used: recorded as digests, and held against them before a run folder has any imported.
+"""Check a user's code before a run folder imports it: a run records digests of the modules that it used.
 
-A run folder may come from somebody else. What its files name as "module:name" would run here with the user's rights, so a
-module is taken only where it lies in the folder in which the user runs the command and is the one that the run recorded,
-or where the user trusts the code.
+A run folder may come from another person. A module that its files name as "module:name" would run here with the user's
+rights. So a module is imported only if it lies in the folder in which the user runs the command and has the recorded
+digest, or if the user trusts the code.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ _trusts: ContextVar[bool] = ContextVar("trusts", default=False)
 
 @contextmanager
 def trusting(trust_code: bool) -> Iterator[None]:
-    """Whether the user trusts code that run folders name, in the block and in this thread."""
+    """Within, set for this thread whether the user trusts code that run folders name."""
     token = _trusts.set(trust_code or _trusts.get())
     try:
         yield
@@ -42,7 +42,7 @@ def is_trusting() -> bool:
 
 
 def modules_named(tables: Mapping[str, Any]) -> dict[str, str]:
-    """The modules of the user's own that a configuration's tables name -> for each, the first key that names it."""
+    """Return module -> the first key that names it, for the user's modules in a configuration's tables."""
     named: dict[str, str] = {}
     clients = tables.get("clients")
     per_client = clients.items() if isinstance(clients, Mapping) else ()
@@ -55,7 +55,7 @@ def modules_named(tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _names(tables: Any) -> Iterator[tuple[str, str]]:
-    """(key, text) of all keys that may name a module."""
+    """Yield (key, text) of all keys that may name a module."""
     if not isinstance(tables, Mapping):
         return
     for table, key in _KEYS:
@@ -71,7 +71,7 @@ def _names(tables: Any) -> Iterator[tuple[str, str]]:
 
 
 def digests(tables: Mapping[str, Any]) -> dict[str, str]:
-    """The digests of the modules that a configuration's tables name, for environment.json: as they are imported here.
+    """Return module -> digest of the modules that a configuration's tables name, as imported here, for environment.json.
 
     Modules that may not be imported in this process are left out: a server does not need its sites' networks.
     """
@@ -85,35 +85,36 @@ def digests(tables: Mapping[str, Any]) -> dict[str, str]:
 
 
 class RecordedCode:
-    """The rule for a run folder: a module of the working folder whose digest the run recorded; any if the user trusts it."""
+    """The rule for a run folder: modules of the working folder with a recorded digest, or any module of trusted code."""
 
     def __init__(self, folder: Path, trust_code: bool = False, granted: Mapping[str, Any] | None = None) -> None:
-        """granted: tables of the user's own configuration, whose modules are the user's choice."""
+        """granted: tables of the user's configuration, whose modules are the user's choice."""
         self._folder, self._trusted = folder, trust_code or _trusts.get()
         self._granted = modules_named(granted or {}).keys() | set(SHIPPED)
         self._default = plugins.WorkingFolder()
 
     @property
     def place(self) -> str:
-        """The working folder."""
+        """Return the working folder."""
         return self._default.place
 
     def admit(self, module: str, key: str) -> None:
-        """Search the working folder, if the module may be imported.
+        """Put the working folder in the search path, if the module may be imported.
 
         Raises:
-            ConfigError: the module is not in the working folder, is part of the run folder, or is not what was recorded.
+            ConfigError: the module is not in the working folder, is part of the run folder, or differs from the recorded
+                one.
         """
         if not self._trusted and module not in self._granted:
             self._check(module, key)
         self._default.admit(module, key)
 
     def _check(self, module: str, key: str) -> None:
-        here = Path(self.place)
+        working_folder = Path(self.place)
         names = f"{self._folder}: key {key!r} names code of the module {module!r}"
-        spec = module_files.spec_in(here, module) if module.replace(".", "").isidentifier() else None
+        spec = module_files.spec_in(working_folder, module) if module.replace(".", "").isidentifier() else None
         if spec is None:
-            raise ConfigError(f"{names}, which is not in the folder {here} where you run this; {_TRUST}")
+            raise ConfigError(f"{names}, which is not in the folder {working_folder} where you run this; {_TRUST}")
         if Path(str(spec.origin)).resolve().is_relative_to(self._folder.resolve()):
             raise ConfigError(f"{names}, which is part of the run folder itself; {_TRUST}")
         self._default.admit(module, key)
@@ -125,8 +126,10 @@ class RecordedCode:
 
 
 def check_tables(tables: Mapping[str, Any], folder: Path) -> None:
-    """Raise ConfigError where the tables of a run folder's config.toml name a module that may not be imported, or a Ray
-    cluster, for who runs a cluster can run code in all processes that join it."""
+    """Raise ConfigError if a run folder's config.toml names a module that may not be imported, or a Ray cluster.
+
+    The owner of a cluster can run code in all processes that join it.
+    """
     engine = tables.get("engine")
     address = engine.get("address") if isinstance(engine, Mapping) else None
     if address not in (None, "auto") and not _trusts.get():
@@ -140,10 +143,10 @@ def check_tables(tables: Mapping[str, Any], folder: Path) -> None:
 
 
 def check_unchanged(folder: Path, tables: Mapping[str, Any]) -> None:
-    """Check that a run goes on with the code that it was begun with. tables: of the user's own configuration.
+    """Check that a run resumes with the code that it began with. tables: of the user's configuration.
 
     Raises:
-        RunError: a module that the tables name is not the one that the run in the folder recorded.
+        RunError: a module that the tables name differs from the one that the run recorded.
     """
     if _trusts.get():
         return
@@ -159,7 +162,7 @@ def check_unchanged(folder: Path, tables: Mapping[str, Any]) -> None:
 
 
 def _difference(folder: Path, top: str, now: str) -> str | None:
-    """How the code of a module differs from what a run folder recorded; None: not at all."""
+    """Return how a module's code differs from the code that a run folder recorded; None if it does not differ."""
     recorded = read_json(folder / ENVIRONMENT).get(MODULES)
     before = recorded.get(top) if isinstance(recorded, dict) else None
     if before is None:
@@ -168,5 +171,5 @@ def _difference(folder: Path, top: str, now: str) -> str | None:
 
 
 def is_run_config(path: Path) -> bool:
-    """Whether a TOML file is the config.toml of a run folder, and not a configuration that a user wrote."""
+    """Return whether a TOML file is the config.toml of a run folder, and not a configuration written by a user."""
     return path.name == CONFIG and (path.parent / ENVIRONMENT).is_file()

@@ -1,4 +1,4 @@
-"""How well a network does: a classifier's accuracy, and what accuracy hides; the errors of one that gives numbers."""
+"""Scores of a network: for a classifier accuracy and related scores, for regression the errors."""
 
 import math
 
@@ -26,10 +26,11 @@ LEAST_ROWS, DECIMALS = 50, 2
 
 
 def coarse_accuracy(values: Scores, rows: int) -> Scores | None:
-    """The accuracy alone, a fraction in [0, 1] rounded to `DECIMALS`; None where nothing may be told.
+    """Return only the accuracy, a fraction in [0, 1] rounded to `DECIMALS`; None if it must not be sent.
 
-    rows: how many rows the scores were taken on. Nothing is told of fewer than `LEAST_ROWS` rows, nor of a task that has no
-    accuracy: an error in a target's own units has no scale on which to round it.
+    rows: the number of scored rows. Nothing is sent for fewer than `LEAST_ROWS` rows, nor for a task without accuracy: an
+    error
+    in a target's units has no scale for rounding.
     """
     accuracy = values.get("accuracy")
     if not is_told("accuracy", rows) or not isinstance(accuracy, int | float):
@@ -38,16 +39,16 @@ def coarse_accuracy(values: Scores, rows: int) -> Scores | None:
 
 
 def is_told(metrics: str, rows: int) -> bool:
-    """Whether a client with this `share.metrics` tells an accuracy that was taken on so many rows."""
+    """Return whether a client with this `share.metrics` sends an accuracy over this number of rows."""
     return metrics == "all" or (metrics == "accuracy" and rows >= LEAST_ROWS)
 
 
 def score_classification(logits: Tensor, targets: Tensor) -> Scores:
-    """Scores of logits [N, C] against targets [N]; fractions in [0, 1].
+    """Return the scores of logits [N, C] against targets [N]; fractions in [0, 1].
 
     accuracy; loss (cross-entropy; None where logits overflow); balanced_accuracy (mean recall of the classes present);
     auroc (mean over the classes present of one against the rest; None where that is undefined); majority (the accuracy
-    of always naming the most frequent class); recall (one a class, None where it is absent).
+    of always predicting the most frequent class); recall (one for each class, None for an absent class).
     """
     classes = logits.shape[1]
     counts = torch.bincount(targets, minlength=classes).cpu().numpy()
@@ -67,7 +68,7 @@ def score_classification(logits: Tensor, targets: Tensor) -> Scores:
 
 
 def _auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None:
-    """Mean over the classes present of the area under the curve of one against the rest, from ranks (Mann-Whitney).
+    """Return the mean over the classes present of the area under the one-against-rest curve, from ranks (Mann-Whitney).
 
     p [N, C], y [N], counts [C]. All classes are ranked at once: a tenth of the time of a curve for each.
     """
@@ -84,10 +85,10 @@ def _auroc(p: FloatArray, y: IntArray, counts: IntArray) -> float | None:
 
 
 def score_regression(output: Tensor, target: Tensor) -> Scores:
-    """Scores of numbers [N] against targets [N], in the targets' own units.
+    """Return the scores of numbers [N] against targets [N], in the targets' units.
 
     loss (mean squared error); mean_absolute_error; r2 (the share of the targets' variance that is explained, 1 at best,
-    below 0 worse than always saying their mean; None where all targets are equal). None where outputs overflow.
+    below 0 if worse than always predicting their mean; None where all targets are equal). None where outputs overflow.
     """
     from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score
 

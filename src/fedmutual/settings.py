@@ -1,4 +1,4 @@
-"""The types of settings: a number that may move over the rounds, what a participant discloses, how replies are combined.
+"""The types of settings: a number that may change over the rounds, what a participant discloses, how replies are combined.
 
 Nothing here imports torch, so that the keys of a configuration can be read without it.
 """
@@ -22,7 +22,7 @@ MOST_SUMMED = 2**13 - 1  # clients in a fixed-point sum, which then stays below 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A setting that moves over the rounds: `start` in the first, `end` in the last.
+    """A setting that changes over the rounds: `start` in the first, `end` in the last.
 
     shape: "linear", "cosine" (half a period), or "step" (`start` before the fraction `at` of the rounds, `end` from there).
     """
@@ -37,7 +37,7 @@ class Schedule:
             raise ValueError(f"a schedule's shape is 'linear', 'cosine' or 'step', not {self.shape!r}")
 
     def __call__(self, round: int, rounds: int) -> float:
-        """The value in `round` (from 0) of `rounds`."""
+        """Return the value in `round` (from 0) of `rounds`."""
         if self.shape == "step":
             return self.start if round / rounds < self.at else self.end
         done = min(max(round / max(rounds - 1, 1), 0.0), 1.0)
@@ -51,7 +51,7 @@ Setting = float | Schedule
 
 
 def within(name: str, setting: Setting, low: float, high: float) -> None:
-    """Raise ValueError, in one sentence, unless the setting stays in [low, high] over all rounds."""
+    """Raise ValueError, with one sentence, unless the setting stays in [low, high] over all rounds."""
     for value in (setting.start, setting.end) if isinstance(setting, Schedule) else (setting,):
         if not low <= value <= high:
             bound = f"between {low:g} and {high:g}" if math.isfinite(high) else f"at least {low:g}"

@@ -1,4 +1,4 @@
-"""The client's half of a phase: its local steps, as every engine takes them."""
+"""The client's half of a phase: its local steps, with the same code in every engine."""
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import fields, replace
@@ -12,10 +12,10 @@ from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Wor
 
 
 def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message, dict[str, float]]:
-    """The client's half of a phase -> (reply, mean of each loss term over the steps).
+    """Run the client's half of a phase; return (reply, the mean of each loss term over the steps).
 
     Raises:
-        Diverged: a loss or a weight is no longer finite; the client's nets are then not to be used.
+        Diverged: a loss or a weight is not finite; the client's nets must not be used afterwards.
     """
     stepping = steps(phase, client, inbox, at)
     while True:
@@ -26,7 +26,7 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
 
 
 def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[None, None, tuple[Message, dict[str, float]]]:
-    """`work`, a step at each `next`: its value comes with the end. So may clients step in turns."""
+    """Run `work` as a generator that yields after each step and returns the result, so that clients can take turns."""
     phase = own(phase, client)
     ready(phase, client, at)
     const = phase.begin(client, inbox, at)
@@ -49,7 +49,7 @@ def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[Non
 
 
 def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message) -> Message:
-    """One local step -> its loss terms. params: of all nets, "net.name" -> parameter."""
+    """Take one local step and return its loss terms. params: of all nets, "net.name" -> parameter."""
     if client.privacy is not None and client.privacy.reading:  # the batch holds private rows: clip and noise
         grads, terms = client.privacy.gradients(phase, client, batch, const)
     else:
@@ -65,7 +65,7 @@ def _step(phase: Phase, client: Client, nets: Mapping[str, Net], params: Message
 def gradients(
     phase: Phase, nets: Mapping[str, Net], params: Message, batch: Batch, const: Message
 ) -> tuple[Message, Message]:
-    """The gradients of the summed loss terms by these parameters, those that the terms depend on; and the terms."""
+    """Return (the gradients of the summed loss terms by `params`, without unused parameters; the loss terms)."""
     terms = phase.loss(nets, batch, const)
     moving = [term for term in terms.values() if term.requires_grad]  # not the loss of a net that is frozen
     grads = torch.autograd.grad(moving, list(params.values()), allow_unused=True)
@@ -73,18 +73,18 @@ def gradients(
 
 
 def remembered(phase: Phase, memory: Message) -> Message:
-    """What of the memory is told beside the loss terms."""
+    """Return the values in the memory that are logged with the loss terms."""
     return {k: memory[k] for k in phase.terms if k in memory}
 
 
 def own(phase: Phase, client: Client) -> Phase:
-    """The phase with a client's own settings in it."""
+    """Return the phase with the client's own settings."""
     settings = {f.name for f in fields(phase)}  # type: ignore[arg-type]
     return replace(phase, **{k: v for k, v in client.own.items() if k in settings})  # type: ignore[type-var]
 
 
 def ready(phase: Phase, client: Client, at: At) -> None:
-    """Before a phase: the client's stream for dropout, its learning rate, its nets in training mode."""
+    """Prepare the client for a phase: seed its dropout stream, set its learning rate, put its nets in training mode."""
     seed_torch(at.rng(client.id, "nets").initial_seed())
     for optimizer in client.optimizers.values():
         for group in optimizer.param_groups:
@@ -96,7 +96,7 @@ def ready(phase: Phase, client: Client, at: At) -> None:
 
 
 def seed_torch(seed: int) -> None:
-    """As torch.manual_seed; which, where no GPU was used, takes half a millisecond to remember it for when one is."""
+    """Seed torch as torch.manual_seed does, without the half millisecond that it takes to seed a GPU that is not used."""
     if torch.cuda.is_initialized() or torch.backends.mps.is_available():  # type: ignore[no-untyped-call]
         torch.manual_seed(seed)
     else:
@@ -104,12 +104,12 @@ def seed_torch(seed: int) -> None:
 
 
 def rate(phase: Phase, client: Client, at: At) -> float:
-    """The learning rate of a client's optimisers in a phase."""
+    """Return the learning rate of a client's optimisers in a phase."""
     return at.number(client.rate if phase.rate is None else phase.rate)
 
 
 def make_call(net: nn.Module, own: Message | None = None) -> Callable[..., Tensor]:
-    """A net as a function: x, and other weights or none -> output. own: its tensors, where these are not the module's."""
+    """Return a function (x, weights or nothing) -> output of a net. own: tensors in place of those of the module."""
 
     def call(x: Tensor, weights: Message | None = None) -> Tensor:
         output: Tensor
@@ -123,7 +123,7 @@ def make_call(net: nn.Module, own: Message | None = None) -> Callable[..., Tenso
 
 
 def count_calls(call: Callable[..., Tensor], work: Work) -> Callable[..., Tensor]:
-    """A net's call that counts the forward passes."""
+    """Return `call` with a counter of forward passes."""
 
     def counted(x: Tensor, *weights: Message) -> Tensor:
         if work.forwards is not None:
@@ -134,7 +134,7 @@ def count_calls(call: Callable[..., Tensor], work: Work) -> Callable[..., Tensor
 
 
 def lowered(call: Callable[..., Tensor], client: Client) -> Callable[..., Tensor]:
-    """A net's call in the client's precision: matrices and convolutions in the lower one, its output as x is."""
+    """Return `call` in the client's precision: matrices and convolutions in the lower one, the output in the type of x."""
     if client.precision is None:
         return call
 
@@ -146,23 +146,25 @@ def lowered(call: Callable[..., Tensor], client: Client) -> Callable[..., Tensor
 
 
 def trainable(net: nn.Module) -> Message:
-    """A net's parameters that are not frozen."""
+    """Return name -> parameter of a net, without frozen parameters."""
     return {k: p for k, p in net.named_parameters() if p.requires_grad}
 
 
 def laid_as(p: Tensor, value: Tensor) -> Tensor:
-    """The value, in memory as p is: a fused optimiser goes through both from front to back, whatever their strides."""
+    """Return `value` in the memory layout of p: a fused optimiser reads both in memory order and ignores strides."""
     return value if value.stride() == p.stride() else torch.empty_like(p).copy_(value)
 
 
 def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, float]:
-    """The mean of each loss term over the steps [S].
+    """Return the mean of each loss term over the steps. curves: loss term -> values [S].
 
-    Finiteness, of losses and weights, is asked for here, once a phase: a question a step would stall a GPU. Of a client with
-    `privacy` only the noised networks' weights are asked for: whether it stops must not depend on what is not noised.
+    Losses and weights are checked for finite values here, once a phase, because a check at every step would stall a GPU. For
+    a
+    client with `privacy` only the weights of the noised networks are checked: whether the client stops must not depend on
+    values without noise.
 
     Raises:
-        Diverged: something is not finite.
+        Diverged: a loss or a weight is not finite.
     """
     if not curves:
         return {}
@@ -182,7 +184,7 @@ def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, flo
 
 
 def _not_finite(named: Message) -> str | None:
-    """The first that has an element which is not finite."""
+    """Return the name of the first tensor with an element that is not finite; None if there is none."""
     real = {k: t for k, t in named.items() if t.is_floating_point()}
     if torch.stack(torch._foreach_norm(list(real.values()))).isfinite().all():  # then all are: one call for all tensors
         return None

@@ -1,4 +1,4 @@
-"""Tasks by name: what a client learns, and how it is judged."""
+"""Tasks by name: what a client learns, and how it is scored."""
 
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -13,17 +13,17 @@ _MEMBERS = ("fit", "mutual", "score", "tells", "outputs")
 
 
 def make_task(name: str, key: str = "training.task") -> Task:
-    """The task of that name, or one's own as "module:Task", a class that is called without arguments.
+    """Return the task of this name, or the user's "module:Task", a class that is called without arguments.
 
     Raises:
-        ConfigError: there is no such task, or it lacks what `fedmutual.core.Task` asks for.
+        ConfigError: the task does not exist, or lacks something that `fedmutual.core.Task` requires.
     """
     if name in TASKS:
         return TASKS[name]()
     if ":" not in name:
         near = get_close_matches(name, TASKS, 1)
-        mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TASKS)}, and one's own as 'module:Task'"
-        raise ConfigError(f"key {key!r}: there is no task {name!r}; {mend}")
+        fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TASKS)}, and one's own as 'module:Task'"
+        raise ConfigError(f"key {key!r}: there is no task {name!r}; {fix}")
     kind = plugins.load(name, key)
     try:
         task: Task = kind()

@@ -74,7 +74,7 @@ def test_a_share_of_a_rate_that_moves_is_an_error(papers):
 @pytest.mark.parametrize(("change", "said"), [
     (None, "there is no such file"),
     ({"format": 2}, "is of format 2"),
-    ({"chosen": None}, "it says nothing of"),
+    ({"chosen": None}, "it does not have"),
     ({"seeds": "x"}, "seeds: input should be a valid tuple"),
     ({"settings": SWEEP["settings"][:1]}, "its sweep tried no key with several values"),
 ])  # fmt: skip

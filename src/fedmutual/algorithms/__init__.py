@@ -1,4 +1,4 @@
-"""Every algorithm is one file that reads like its paper's box, and one line here."""
+"""The algorithms: each file reads like its paper's algorithm box and has one line here."""
 
 from fedmutual.algorithms.aggregate import Aggregate
 from fedmutual.algorithms.apfl import APFL

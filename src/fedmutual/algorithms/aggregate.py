@@ -1,6 +1,6 @@
-"""AGG: everybody alone, on its own private data and all the public data there are.
+"""AGG: each participant trains alone, on its private data and on all public data.
 
-The baseline of Li et al., FedH2L, 2021, https://arxiv.org/abs/2101.11296: what the public seed set is worth by itself.
+The baseline of Li et al., FedH2L, 2021, https://arxiv.org/abs/2101.11296: it shows the value of the public seed set alone.
 """
 
 from dataclasses import dataclass, replace
@@ -19,5 +19,5 @@ class Aggregate(Independent):
     dp_ready: ClassVar[bool] = True
 
     def algorithm(self) -> Algorithm:
-        """Independent training on more data."""
+        """Return independent training whose private data include all public rows."""
         return replace(super().algorithm(), start=(Agree(), Compare()), public=Public(), trains_on=("private", "public"))

@@ -1,4 +1,4 @@
-"""Before round 1 of every algorithm with a public seed set: all make sure that they hold the same one."""
+"""Check, before round 1 of every algorithm with a public seed set, that all participants hold the same set."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -14,56 +14,56 @@ PUBLIC_BATCH = "examples of public data in one exchange"
 
 @dataclass(frozen=True)
 class Silent(Peering):
-    """A phase without a step."""
+    """A phase without local steps."""
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """None."""
+        """Return no batches."""
         return ()
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """None."""
+        """Return no loss terms."""
         return {}
 
 
 @dataclass(frozen=True)
 class Agree(Silent):
-    """Everybody tells what its public seed set is, never what is in it."""
+    """Each participant sends a digest and the row counts of its public seed set, never a row."""
 
     labelled: bool = True  # whether labels belong to it
 
     def leaves(self, server: Message) -> Spec:
-        """A digest of 32 bytes; how many rows there are, and of each class where labels belong to the set."""
-        told: Spec = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ())}
-        return {**told, "counts": (torch.int64, (int(server["classes"]),))} if self.labelled else told
+        """Return the declared reply: a digest uint8 [32], rows int64 [], and with labels each class's rows int64 [C]."""
+        declared: Spec = {"digest": (torch.uint8, (32,)), "rows": (torch.int64, ())}
+        return {**declared, "counts": (torch.int64, (int(server["classes"]),))} if self.labelled else declared
 
     def end(self, client: Client, at: At) -> Message:
-        """What this participant holds."""
+        """Return the digest and the counts of this participant's public seed set."""
         return dict(known(client).about)
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """What is to be forwarded."""
+        """Return the server state together with all replies, to be forwarded."""
         return server | forwarded(replies)
 
 
 class Compare(Silent):
-    """Everybody holds what the others have against what it has itself."""
+    """Each participant compares the other participants' digests and counts with its own."""
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """What the others told."""
+        """Return the digests and counts of the other participants."""
         return of_peers(server, [i for i in senders(server) if i != to])
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Nothing, if all is well.
+        """Return no constants.
 
         Raises:
-            Disagreed: somebody's set is not that of most, or of the first where no set is that of most.
+            Disagreed: a participant's set differs from the most common set; if no set is the most common, from the first.
         """
-        told = {i: {k: inbox[f"{i}{PEER}{k}"] for k in known(client).about} for i in senders(inbox)}
-        held = dict(sorted({**told, client.id: dict(known(client).about)}.items()))
-        prints = {i: str([v.tolist() for v in about.values()]) for i, about in held.items()}
-        common = Counter(prints.values()).most_common(1)[0][0]
-        model = next(held[i] for i, print in prints.items() if print == common)
-        others = {i: what for i, about in held.items() if (what := difference(about, model)) is not None}
+        by_sender = {i: {k: inbox[f"{i}{PEER}{k}"] for k in known(client).about} for i in senders(inbox)}
+        facts = dict(sorted({**by_sender, client.id: dict(known(client).about)}.items()))
+        fingerprints = {i: str([v.tolist() for v in about.values()]) for i, about in facts.items()}
+        common = Counter(fingerprints.values()).most_common(1)[0][0]
+        majority = next(facts[i] for i, print in fingerprints.items() if print == common)
+        others = {i: why for i, about in facts.items() if (why := difference(about, majority)) is not None}
         if others:
             first = next(iter(others))
             raise Disagreed(first, others[first], tuple(others))
@@ -71,20 +71,20 @@ class Compare(Silent):
 
 
 def known(client: Client) -> Seeds:
-    """What is agreed of the public seed set, of a client that has one."""
+    """Return the agreed facts about the public seed set of a client that has one."""
     assert client.seeds is not None  # an algorithm with `Algorithm.public` is given it
     return client.seeds
 
 
 def difference(one: Message, others: Message) -> str | None:
-    """In what one's set differs from the others', in one clause; None if in nothing."""
+    """Return how one set differs from the others, as one clause; None if the sets are equal."""
     if one["rows"] != others["rows"]:
         return f"{one['rows'].item()} rows, and theirs has {others['rows'].item()}"
-    mine, theirs = (m["counts"].tolist() if "counts" in m else [] for m in (one, others))
-    odd = [(k, a, b) for k, (a, b) in enumerate(zip(mine, theirs, strict=True)) if a != b]
-    if odd:
-        k, a, b = odd[0]
-        more = f", and others of {len(odd) - 1} more classes" if len(odd) > 1 else ""
+    counts, other_counts = (m["counts"].tolist() if "counts" in m else [] for m in (one, others))
+    differing = [(k, a, b) for k, (a, b) in enumerate(zip(counts, other_counts, strict=True)) if a != b]
+    if differing:
+        k, a, b = differing[0]
+        more = f", and others of {len(differing) - 1} more classes" if len(differing) > 1 else ""
         return f"{a} examples of class number {k}, and theirs has {b}{more}"
     if not torch.equal(one["digest"], others["digest"]):
         a, b = (bytes(m["digest"].tolist()).hex()[:12] for m in (one, others))

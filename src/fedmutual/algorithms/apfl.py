@@ -24,8 +24,8 @@ V, MIX = "v.", "mix"  # of a client's memory: begins the names of v; a
 class APFL(FedAvg):
     """FedAvg, and beside it weights of each client's own; its model is a mixture of these and the shared ones.
 
-    FedAvg on w; v minimises f(a v + (1 - a) w), in which w is constant. Both take the same batches. mix = 1 is
-    independent training beside FedAvg; mix = 0 makes each personal model the client's copy of FedAvg's.
+    FedAvg trains w. v minimises f(a v + (1 - a) w), in which w is constant. Both take the same batches. mix = 1 is
+    independent training beside FedAvg; mix = 0 makes each personal model the client's copy of FedAvg's model.
     """
 
     title: ClassVar[str] = "APFL"
@@ -42,11 +42,11 @@ class APFL(FedAvg):
         within("mix", self.mix, 0, 1)
 
     def algorithm(self) -> Algorithm:
-        """Personal models are of the shared architecture, to be mixed with it."""
+        """Return the phases of a round; personal models need the shared model's architecture, so that they can be mixed."""
         return replace(super().algorithm(), alike=True)
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Fork w; the personal net holds v while it is trained; a of this round."""
+        """Load the shared model into w and the personal weights into v; return the mixing weight a [] of this round."""
         super().begin(client, inbox, at)
         personal = client.nets["personal"]
         own = {k.removeprefix(V): v for k, v in client.memory.items() if k.startswith(V)}
@@ -57,7 +57,7 @@ class APFL(FedAvg):
         return {MIX: client.memory[MIX]}
 
     def _adapted(self, a: Tensor, client: Client, at: At) -> Tensor:
-        """a after a step along <v - w, grad f(a v + (1 - a) w)>, its derivative of f, on one batch; within 0 and 1."""
+        """Return a in [0, 1] after one step on one batch along <v - w, grad f(a v + (1 - a) w)>, which is df/da."""
         data, personal = client.data["private"], client.nets["personal"]
         x, y = one_batch(data, next(draws(len(data), 1, self.batch_size, at.rng(client.id, MIX))))
         v, w = (trained(client, net) for net in ("personal", "meme"))
@@ -69,13 +69,13 @@ class APFL(FedAvg):
         return (a - at.number(client.rate) * slope).clamp(0, 1)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """FedAvg's for w; cross-entropy of the mixture, which moves v only."""
+        """Return the mean cross-entropy of w, and of the mixture, whose gradient reaches only v; scalars."""
         x, y = batch
         mixture = mixed(nets["personal"].params, nets["meme"].params, const[MIX])
         return super().loss(nets, batch, const) | {"personal": self.task.fit(nets["personal"](x, mixture), y)}
 
     def end(self, client: Client, at: At) -> Message:
-        """The trained copy; at home, v is put by and the personal net becomes the mixture with w as trained here."""
+        """Return the trained w; at the client, store v and set the personal net to the mixture of v and the trained w."""
         v, w = (trained(client, net) for net in ("personal", "meme"))
         client.memory = {**client.memory, **{V + k: p.detach().clone() for k, p in v.items()}}
         with torch.no_grad():
@@ -85,10 +85,10 @@ class APFL(FedAvg):
 
 
 def trained(client: Client, net: str) -> Message:
-    """The parameters of a client's net that are trained: what is frozen is the same in v, w and their mixture."""
+    """Return name -> parameter of the client's net that is trained; a frozen parameter is equal in v, w and the mixture."""
     return {k: p for k, p in client.nets[net].named_parameters() if p.requires_grad}
 
 
 def mixed(v: Mapping[str, Tensor], w: Mapping[str, Tensor], a: Tensor) -> Message:
-    """a v + (1 - a) w of each of v's parameters; w is constant."""
+    """Return name -> a v + (1 - a) w for each parameter of v, in its shape; w is constant."""
     return {k: a * p + (1 - a) * w[k].detach() for k, p in v.items()}

@@ -35,16 +35,16 @@ class Ditto(FedAvg):
         within("lam", self.lam, 0, float("inf"))
 
     def algorithm(self) -> Algorithm:
-        """Personal models are of the shared architecture, for the distance between the two to have a meaning."""
+        """Return the phases of a round; personal models have the shared architecture: the loss takes their distance."""
         return replace(super().algorithm(), alike=True)
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Fork; w_t and lambda."""
+        """Load the shared model; return the received weights w_t, "w.name" -> tensor, and lambda []."""
         super().begin(client, inbox, at)
         return copy_received(client) | {"lam": at.value(self.lam)}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """FedAvg's for the copy; cross-entropy and the pull for the personal model."""
+        """Return the copy's mean cross-entropy, and the personal model's plus lam / 2 ||v_k - w_t||^2; scalars."""
         x, y = batch
         personal = {"personal": self.task.fit(nets["personal"](x), y)}
         return super().loss(nets, batch, const) | personal | {"proximal": proximal(nets["personal"], const, "lam")}

@@ -33,26 +33,26 @@ class FedAvg(Fork):
 
     @property
     def weighs(self) -> bool:
-        """Whether clients tell n_k, and weigh by it."""
+        """Return whether clients send n_k as the weight of their model."""
         return self.weighting == "samples" and self.aggregate.weighs
 
     def leaves(self, server: Message) -> Spec:
-        """The model; n_k where it weighs."""
+        """Return the declared reply: the shared tensors, and n_k int64 [] if the mean is weighted."""
         count: Spec = {N_K: (torch.int64, ())} if self.weighs else {}
         return {**super().leaves(server), **count}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Cross-entropy of the copy."""
+        """Return the mean cross-entropy of the copy, a scalar."""
         x, y = batch
         return {"meme": self.task.fit(nets["meme"](x), y)}
 
     def end(self, client: Client, at: At) -> Message:
-        """The trained copy, and n_k where it weighs."""
+        """Return the shared tensors of the trained copy, and n_k (rows) if the mean is weighted."""
         count = {N_K: torch.tensor(len(client.data["private"]))} if self.weighs else {}
         return super().end(client, at) | count
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The mean over those who answered, or the rule of `[server]`."""
+        """Return the mean of the received models, or the result of the rule of `[server]`."""
         if not replies:
             return server
         models = {i: {k: v for k, v in reply.items() if k != N_K} for i, reply in replies.items()}

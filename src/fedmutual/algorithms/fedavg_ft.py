@@ -17,7 +17,9 @@ from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, set
 class FedAvgFT(FedAvg):
     """FedAvg; then each client's personal model is the averaged one after E_t epochs of its own data.
 
-    Nothing comes back of fine-tuning, so the averaged model is FedAvg's. It is sent once more in rounds that fine-tune.
+    Clients send nothing after fine-tuning, so the averaged model is FedAvg's. The server sends it once more in the rounds
+    that
+    fine-tune.
     """
 
     title: ClassVar[str] = "FedAvg + fine-tuning"
@@ -34,44 +36,44 @@ class FedAvgFT(FedAvg):
         within("tune_every", self.tune_every, 1, float("inf"))
 
     def algorithm(self) -> Algorithm:
-        """Average; then fine-tune. Personal models are of the shared architecture, whose weights they take."""
+        """Return two phases: average, then fine-tune; personal models have the architecture of the shared model."""
         phases = (self, Tune(**vars(self)))
         return replace(super().algorithm(), phases=phases, alike=True)
 
 
 class Tune(FedAvgFT):
-    """Each client's personal model, from the averaged one."""
+    """Train each client's personal model, starting from the averaged model."""
 
     terms: ClassVar[tuple[str, ...]] = ("personal",)
 
     def leaves(self, server: Message) -> Spec:
-        """Nothing."""
+        """Return {}: nothing leaves the client."""
         return {}
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """The averaged model, in rounds that fine-tune."""
+        """Return the averaged model in rounds that fine-tune, else {}."""
         due = (at.round + 1) % self.tune_every == 0 or at.round + 1 == at.rounds
         return server if due else {}
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """The personal model becomes the averaged one."""
+        """Copy the averaged model into the personal model; return no constants."""
         if inbox:
             copy_shared(client, "personal", inbox)
         return {}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """E_t epochs of private data."""
+        """Return E_t epochs of private data, inputs [B, ...] and targets [B]; none in a round without fine-tuning."""
         return self.over("private", client, at, self.tune_epochs) if inbox and self.tune_epochs else ()
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Cross-entropy of the personal model."""
+        """Return the mean cross-entropy of the personal model, a scalar."""
         x, y = batch
         return {"personal": self.task.fit(nets["personal"](x), y)}
 
     def end(self, client: Client, at: At) -> Message:
-        """Nothing."""
+        """Return {}: nothing leaves the client."""
         return {}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The averaged model stays as it is."""
+        """Return the averaged model unchanged."""
         return server

@@ -46,11 +46,11 @@ class FedDF(FedAvg):
             raise ValueError("feddf distils posteriors over classes, so training.task cannot be one of numbers")
 
     def algorithm(self) -> Algorithm:
-        """FedAvg, and public data at the server."""
+        """Return FedAvg with public data at the server."""
         return replace(super().algorithm(), public=Public(labelled=False, server=True))
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The mean over those who answered, taught by all of them."""
+        """Return the mean of the received models after its distillation on public data from all received models."""
         student = super().receive(server, replies, at)
         if not replies or not self.distill_steps:
             return student

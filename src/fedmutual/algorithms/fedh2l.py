@@ -84,7 +84,7 @@ class FedH2L:
             raise ValueError("kl cannot be false with labels = false: nothing would be learned from peers")
 
     def algorithm(self) -> Algorithm:
-        """Algorithm 1's two halves of a round, after all agreed on the public seed set."""
+        """Return the two phases of Algorithm 1; before round 1 all participants compare their public seed sets."""
         settings = {f.name: getattr(self, f.name) for f in fields(self)}
         data = self.local_data or ("private+all-public" if self.labels else "private+own-public")
         halves = (Local(**settings), Mutual(**settings))
@@ -94,47 +94,54 @@ class FedH2L:
 
 
 class Local(FedH2L, Peering):
-    """Lines 3 to 8: E local steps, then what the node says of a batch of its own public data."""
+    """Lines 3 to 8: E local steps, then the node's posteriors on a batch of its own public data."""
 
     terms: ClassVar[tuple[str, ...]] = ("local", "projected")  # so far: who sits an exchange out tells it too
 
     def leaves(self, server: Message) -> Spec:
-        """Which samples, p_i on them, and the accuracy there: 4B + 4BC + 4 bytes."""
+        """Return the declared reply: positions int32 [B], posteriors float32 [B, C], accuracy float32 [].
+
+        The reply has 4B + 4BC + 4 bytes.
+        """
         b, c = self.public_batch, int(server["classes"])
         return {"index": (torch.int32, (b,)), "posterior": (torch.float32, (b, c)), "accuracy": (torch.float32, ())}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """E batches of private and public data."""
+        """Return E batches of the local data, inputs [B, ...] and targets [B]."""
         data = client.data["private"]
         plan = draws(len(data), self.local_steps, self.batch_size, at.rng(client.id, "batches"))
         return data.rows(plan, at.rng(client.id, "augment"))
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Cross-entropy (eq. 1)."""
+        """Return the mean cross-entropy (eq. 1), a scalar."""
         x, y = batch
         return {"local": self.task.fit(nets["personal"](x), y)}
 
     def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
-        """g_loc is the sum over the steps since the last exchange."""
+        """Return the gradients unchanged, and the memory with them added to g_loc, the sum since the last exchange."""
         if self.projection == "none":
             return grads, memory
         return grads, {**memory, **{G_LOC + k: memory.get(G_LOC + k, 0) + g for k, g in grads.items()}}
 
     def end(self, client: Client, at: At) -> Message:
-        """[which samples, p_i, Acc_i], if somebody listens."""
+        """Return positions [B], p_i [B, C] and Acc_i [] (a fraction) of a public batch; {} if no node receives it."""
         seeds = known(client)
-        heard = len(seeds.owners) > 1 if self.peers == "all" else partners(seeds.owners, self.pairs, at)[client.id]
-        if not heard:
+        receivers = len(seeds.owners) > 1 if self.peers == "all" else partners(seeds.owners, self.pairs, at)[client.id]
+        if not receivers:
             return {}
-        own = seeds.owners[client.id]
-        index = own.start + next(draws(len(own), 1, self.public_batch, at.rng(client.id, "public")))
+        own_rows = seeds.owners[client.id]
+        index = own_rows.start + next(draws(len(own_rows), 1, self.public_batch, at.rng(client.id, "public")))
         x, y = one_batch(client.data["public"], index)
         z = opinion(client.nets["personal"], x)
         right = (z.argmax(-1) == y).float().mean() if self.confidence else torch.ones(())
         return {"index": index.int(), "posterior": z.softmax(-1).float(), "accuracy": right.float()}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """What is to be forwarded. Raises Unusable where a message makes no sense."""
+        """Return the server state together with all replies, to be forwarded.
+
+        Raises:
+            Unusable: a reply is not valid; see `flaw`.
+        """
         owners, rows = owned_rows(server), sum(members(server).values())
         flaws = {i: why for i, reply in replies.items() if (why := flaw(reply, owners[i], rows)) is not None}
         if flaws:
@@ -143,28 +150,28 @@ class Local(FedH2L, Peering):
 
 
 class Mutual(FedH2L, Peering):
-    """Lines 9 to 15: one step towards what the peers say, projected where it would undo the local ones."""
+    """Lines 9 to 15: one step towards the peers' posteriors, projected if the step would undo the local steps."""
 
     terms: ClassVar[tuple[str, ...]] = ("kl", "ce", "projected")
 
     @property
     def rate(self) -> Setting | None:
-        """The paper's eta."""
+        """Return eta, the learning rate of mutual steps; None: the client's learning rate."""
         return self.eta
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """The peers' messages, as they came."""
-        there = members(server)
-        return of_peers(server, there.keys() - {to} if self.peers == "all" else partners(there, self.pairs, at)[to])
+        """Return the messages of the peers unchanged."""
+        ids = members(server)
+        return of_peers(server, ids.keys() - {to} if self.peers == "all" else partners(ids, self.pairs, at)[to])
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Nothing but an optimiser of its own, where there is one."""
+        """Activate the second optimiser's state if mutual steps have their own; return no constants."""
         if self.optimizers == 2:
             swap_states(client)
         return {}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """x, y, p_j and Acc_j of all peers' samples, if any peer spoke."""
+        """Yield one batch of all peers' samples, none without peers: x [M, ...], y [M], p_j [M, C] and Acc_j [M]."""
         peers = senders(inbox)
         if not peers:
             return
@@ -174,7 +181,10 @@ class Mutual(FedH2L, Peering):
         yield x, y, p.to(x), weights.to(x)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """KL_i and CE_i (eqs. 3 to 5): means over N - 1 peers with equally many samples, so over all samples."""
+        """Return KL_i and CE_i (eqs. 3 to 5), scalars.
+
+        They are means over all samples, because all N - 1 peers send equally many samples.
+        """
         x, y, p, acc = batch
         log_p = nets["personal"](x).log_softmax(-1)
         terms: dict[str, Tensor] = {}
@@ -185,18 +195,18 @@ class Mutual(FedH2L, Peering):
         return terms
 
     def edit(self, grads: Message, memory: Message) -> tuple[Message, Message]:
-        """g~ of g_pub and g_loc (eqs. 8 and 15); a new g_loc begins. Counts how often it was projected."""
+        """Return g~ from g_pub and g_loc (eqs. 8 and 15), and the memory with g_loc = 0 and the share of projected steps."""
         if self.projection == "none":
             return grads, memory
         g_loc = {k.removeprefix(G_LOC): g for k, g in memory.items() if k.startswith(G_LOC)}
-        kept = {k: torch.zeros_like(v) if k.startswith(G_LOC) else v for k, v in memory.items()}
-        met = conflict(grads, g_loc)
-        done, hits = memory.get("exchanges", 0) + torch.ones_like(met), memory.get("conflicts", 0) + met
-        found = (project if self.projection == "qp" else pcgrad)(grads, g_loc)
-        return found, kept | {"exchanges": done, "conflicts": hits, "projected": hits / done}
+        reset_memory = {k: torch.zeros_like(v) if k.startswith(G_LOC) else v for k, v in memory.items()}
+        is_conflict = conflict(grads, g_loc)
+        done, hits = memory.get("exchanges", 0) + torch.ones_like(is_conflict), memory.get("conflicts", 0) + is_conflict
+        edited = (project if self.projection == "qp" else pcgrad)(grads, g_loc)
+        return edited, reset_memory | {"exchanges": done, "conflicts": hits, "projected": hits / done}
 
     def end(self, client: Client, at: At) -> Message:
-        """Nothing."""
+        """Activate the first optimiser's state again; return {}."""
         if self.optimizers == 2:
             swap_states(client)
         return {}

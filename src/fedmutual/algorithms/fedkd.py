@@ -50,22 +50,22 @@ class FedKD(Fork):
             raise ValueError("fedkd teaches by posteriors over classes, so training.task cannot be one of numbers")
 
     def algorithm(self) -> Algorithm:
-        """FedKD looks at the features of both networks, and its replies are compressed."""
+        """Return Fork's phases with the features of both networks; the server restores the compressed replies."""
         return replace(super().algorithm(), features=("personal", "meme"), restore=restored)
 
     def leaves(self, server: Message) -> Spec:
-        """The factors of each matrix's update; any other tensor as it is."""
-        found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        """Return the declared reply: the factors [m, r] and [r, n] of each compressed update; each other tensor in full."""
+        declared: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
         for k, v in server.items():
             r = thin(v, self.rank)
             if r is None:
-                found[k] = (v.dtype, tuple(v.shape))
+                declared[k] = (v.dtype, tuple(v.shape))
             else:
-                found |= {LEFT + k: (v.dtype, (len(v), r)), RIGHT + k: (v.dtype, (r, v.numel() // len(v)))}
-        return found
+                declared |= {LEFT + k: (v.dtype, (len(v), r)), RIGHT + k: (v.dtype, (r, v.numel() // len(v)))}
+        return declared
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Fork; the received weights are remembered, for what is learned is the difference from them."""
+        """Load the shared model and store its weights: the reply is the difference from them. Return no constants."""
         super().begin(client, inbox, at)
         state = client.nets["meme"].state_dict()
         received = {W + k: state[k].clone() for k in client.shared if thin(state[k], self.rank) is not None}
@@ -73,7 +73,7 @@ class FedKD(Fork):
         return {}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """One forward of each network on the same batch; every term moves both."""
+        """Return the loss terms, scalars; one forward pass of each network on one batch, and each term trains both."""
         x, y = batch
         (h_t, z_t), (h_s, z_s) = nets["personal"].features(x), nets["meme"].features(x)
         ce_t, ce_s = self.task.fit(z_t, y), self.task.fit(z_s, y)
@@ -83,7 +83,7 @@ class FedKD(Fork):
         return {"personal": ce_t, "meme": ce_s, "distillation": taught, "hidden": hidden}
 
     def end(self, client: Client, at: At) -> Message:
-        """What was learned, in factors; the remembered weights have served."""
+        """Return the update of the mentee in factors, and delete the stored weights."""
         reply: Message = {}
         for k, v in super().end(client, at).items():
             received = client.memory.get(W + k)
@@ -92,16 +92,16 @@ class FedKD(Fork):
         return reply
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The plain mean over those who answered, of what each learned."""
+        """Return the unweighted mean of the restored models."""
         if not replies:
             return server
         return mean({i: restored(server, reply) for i, reply in replies.items()})
 
 
 def thin(tensor: Tensor, rank: float) -> int | None:
-    """The rank of an update's factors; None where they would be no smaller than it, or it is no matrix of real numbers.
+    """Return the rank of an update's factors; None if the factors are not smaller, or the tensor is not a real matrix.
 
-    A tensor of more dimensions is the matrix of its first one and all others.
+    A tensor with more than two dimensions counts as a matrix: its first dimension by all others.
     """
     if tensor.dim() < 2 or not tensor.is_floating_point():
         return None
@@ -111,14 +111,14 @@ def thin(tensor: Tensor, rank: float) -> int | None:
 
 
 def factors(name: str, update: Tensor, rank: float) -> Message:
-    """The best approximation of an update of the rank `thin` says, as two factors."""
+    """Return the best approximation of an update with the rank of `thin`, as two factors [m, r] and [r, n]."""
     r = thin(update, rank)
     u, s, v = torch.linalg.svd(update.detach().cpu().flatten(1), full_matrices=False)
     return {LEFT + name: u[:, :r] * s[:r], RIGHT + name: v[:r]}
 
 
 def restored(server: Message, reply: Message) -> Message:
-    """A client's model, from what it sent and the one that it received."""
-    whole = {k: v for k, v in reply.items() if not k.startswith((LEFT, RIGHT))}
+    """Return a client's model: the sent tensors, and the server's tensors plus the product of the sent factors."""
+    full_tensors = {k: v for k, v in reply.items() if not k.startswith((LEFT, RIGHT))}
     learned = {k: v + (reply[LEFT + k] @ reply[RIGHT + k]).view_as(v) for k, v in server.items() if LEFT + k in reply}
-    return {k: (whole | learned)[k] for k in server}
+    return {k: (full_tensors | learned)[k] for k in server}

@@ -44,94 +44,98 @@ class FedMD(Independent):
             raise ValueError("consensus cannot be 'posteriors' with a training.task of numbers, which has no classes")
 
     def algorithm(self) -> Algorithm:
-        """Transfer; then announce, digest and revisit in every round."""
-        given = dict(vars(self))
-        start = (Agree(), Compare(), Transfer(**given), Revisit(**given))
-        rounds = (Announce(**given), Digest(**given), Revisit(**given))
+        """Return the phases: transfer and revisit before round 1; announce, digest and revisit in every round."""
+        settings = dict(vars(self))
+        start = (Agree(), Compare(), Transfer(**settings), Revisit(**settings))
+        rounds = (Announce(**settings), Digest(**settings), Revisit(**settings))
         public = Public(batch=self.public_batch)
         return Algorithm("fedmd", rounds, start=start, public=public, trains_on=("private",), dp_ready=True)
 
     def said(self, z: Tensor) -> Tensor:
-        """Of logits [B, C] what is announced and fitted."""
+        """Return the scores that are sent and fitted: logits or posteriors, both [B, C]."""
         return z.softmax(-1) if self.consensus == "posteriors" else z
 
 
 class Transfer(FedMD):
-    """Public data, with their labels, to begin with."""
+    """Train on the public data with their labels, before round 1."""
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Epochs of public data."""
+        """Return `transfer_epochs` epochs of public data, inputs [B, ...] and targets [B]."""
         return self.over("public", client, at, self.transfer_epochs)
 
 
 class Revisit(FedMD):
-    """One's own data: after the transfer as often as the public ones, in a round as the settings say."""
+    """Train on the private data: `transfer_epochs` epochs before round 1, the local epochs or steps in each round."""
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Epochs, or steps, of private data."""
+        """Return epochs, or steps, of private data, inputs [B, ...] and targets [B]."""
         return self.over("private", client, at, self.transfer_epochs if at.round < 0 else None)
 
 
 class Announce(FedMD):
-    """What each says of the round's public batch."""
+    """Send the scores of each network on the round's public batch."""
 
     terms: ClassVar[tuple[str, ...]] = ()
 
     def leaves(self, server: Message) -> Spec:
-        """Logits or posteriors [B, C]."""
+        """Return the declared reply: logits or posteriors [B, C]."""
         return {self.consensus: (torch.float32, (self.public_batch, int(server["classes"])))}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """None."""
+        """Return no batches."""
         return ()
 
     def end(self, client: Client, at: At) -> Message:
-        """What this network says."""
+        """Return this network's scores [B, C] on the round's public batch."""
         x, *_ = self.asked(client, at)
         return {self.consensus: self.said(opinion(client.nets["personal"], x)).float()}
 
     def asked(self, client: Client, at: At) -> Batch:
-        """The public batch of the round, which all draw alike."""
+        """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B]."""
         public = client.data["public"]
         return one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The consensus: the mean, or the rule of `[server]`. Raises Unusable where what should be posteriors are none."""
-        said = {i: reply[self.consensus] for i, reply in replies.items()} if self.consensus == "posteriors" else {}
-        flaws = {i: why for i, p in said.items() if (why := posterior_flaw(p)) is not None}
+        """Return the consensus [B, C]: the mean of the scores, or the result of the rule of `[server]`.
+
+        Raises:
+            Unusable: a reply should hold posteriors and does not.
+        """
+        posteriors = {i: reply[self.consensus] for i, reply in replies.items()} if self.consensus == "posteriors" else {}
+        flaws = {i: why for i, p in posteriors.items() if (why := posterior_flaw(p)) is not None}
         if flaws:
             raise Unusable(flaws)
         return server | ({"consensus": self.aggregate(replies)[self.consensus]} if replies else {})
 
 
 class Digest(Announce):
-    """Everybody fits the consensus."""
+    """Train each network to fit the consensus."""
 
     terms: ClassVar[tuple[str, ...]] = ("digest",)
 
     def leaves(self, server: Message) -> Spec:
-        """Nothing."""
+        """Return {}: nothing leaves the client."""
         return {}
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """The consensus."""
+        """Return the consensus."""
         return {k: v for k, v in server.items() if k == "consensus"}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """The public batch with the consensus in the place of labels, so many times."""
+        """Return the public batch `digest_steps` times, with the consensus [B, C] in place of the labels."""
         if "consensus" in inbox:
             x, *_ = self.asked(client, at)
             yield from [(x, inbox["consensus"].to(x))] * self.digest_steps
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """The mean absolute difference of logits, or posteriors."""
+        """Return the mean absolute difference of logits, or of posteriors, a scalar."""
         x, consensus = batch
         return {"digest": (self.said(nets["personal"](x)) - consensus).abs().mean()}
 
     def end(self, client: Client, at: At) -> Message:
-        """Nothing."""
+        """Return {}: nothing leaves the client."""
         return {}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The consensus has served."""
+        """Return the server state without the consensus."""
         return {k: v for k, v in server.items() if k != "consensus"}

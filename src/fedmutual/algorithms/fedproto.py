@@ -65,11 +65,15 @@ class FedProto(Independent):
             raise ValueError("a prototype is of a class, so training.task cannot be one of numbers")
 
     def algorithm(self) -> Algorithm:
-        """No class has a prototype in the first round."""
+        """Return one phase; the first server state has no prototype of any class."""
         return replace(super().algorithm(), begins=self.begins, features=("personal",))
 
     def begins(self, shared: nn.Module, classes: int) -> Message:
-        """The server's first state: D is the number of the shared network's features, unless it is set."""
+        """Return the server's first state; D is the number of features of the shared network, unless `proto_size` is set.
+
+        Raises:
+            ValueError: `proto_size` is not set, and the shared network has no linear layer.
+        """
         size = self.proto_size or getattr(find_head(shared), "in_features", None)
         if size is None:
             raise ValueError("the shared network has no linear layer, whose input is a prototype; set algorithm.proto_size")
@@ -79,35 +83,35 @@ class FedProto(Independent):
         }
 
     def leaves(self, server: Message) -> Spec:
-        """A prototype of each class, and which classes have one; with proto_weighting = "samples", of how many examples."""
+        """Return the declared reply: prototypes [C, D], and int64 [C]: each class's rows or 1, and 0 without a prototype."""
         return {k: (server[k].dtype, tuple(server[k].shape)) for k in (PROTOTYPES, EXAMPLES)}
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """All prototypes."""
+        """Return all prototypes."""
         return {k: server[k] for k in (PROTOTYPES, EXAMPLES)}
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """The prototypes, which classes have one, and lambda; D is remembered for the reply."""
+        """Return the prototypes [C, D], which classes have one [C], and lambda []; D is stored for the reply."""
         place = next(client.nets["personal"].parameters())
         client.memory = {**client.memory, "size": torch.tensor(inbox[PROTOTYPES].shape[1])}
         known = (inbox[EXAMPLES] > 0).to(place)
         return {PROTOTYPES: inbox[PROTOTYPES].to(place), "known": known, "proto_lam": at.value(self.proto_lam)}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Cross-entropy, and the distance to the prototypes (eq. 7)."""
+        """Return the mean cross-entropy and the weighted distance to the prototypes (eq. 7), scalars."""
         x, y = batch
         features, output = nets["personal"].features(x)
         off = (fitted(features, const[PROTOTYPES].shape[1]) - const[PROTOTYPES][y]) * const["known"][y].unsqueeze(-1)
         return {"personal": self.task.fit(output, y), "prototype": const["proto_lam"] * off.square().mean()}
 
     def end(self, client: Client, at: At) -> Message:
-        """The prototypes of one's own examples, by the trained network in eval mode."""
+        """Return the prototypes [C, D] of the client's examples, from the trained network in eval mode."""
         sums, counts = class_sums(client.nets["personal"], client.data["private"], int(client.memory["size"]))
         examples = counts if self.proto_weighting == "samples" else counts.clamp(max=1)
         return {PROTOTYPES: (sums / counts.clamp(min=1).unsqueeze(1)).float(), EXAMPLES: examples}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Of each class the mean over the prototypes of those who have it (eq. 6); none of a class that nobody has."""
+        """Return each class's mean prototype over the clients that have one (eq. 6); a class without any has none."""
         if not replies:
             return server
         ordered = [replies[i] for i in sorted(replies)]
@@ -118,15 +122,15 @@ class FedProto(Independent):
 
 
 def fitted(features: Tensor, size: int) -> Tensor:
-    """Features [B, F] as so many numbers [B, size]: as they are, or means over neighbours where F is another number."""
+    """Return features [B, F] as [B, size]: unchanged if F = size, else means over neighbouring features."""
     return features if features.shape[1] == size else F.adaptive_avg_pool1d(features.unsqueeze(1), size).squeeze(1)
 
 
 @torch.no_grad()
 def class_sums(net: nn.Module, data: Data, size: int) -> tuple[Tensor, Tensor]:
-    """The sum of a network's features over the rows of each class [C, size], and how many rows there are of each [C] int64.
+    """Return the sum of features over the rows of each class [C, size], and the number of rows of each class int64 [C].
 
-    The network is in eval mode for that, and then goes on as it was.
+    The network is in eval mode during the computation, and returns to its earlier mode.
     """
     before, last = net.training, find_head(net)
     assert last is not None  # as `Algorithm.features` has it

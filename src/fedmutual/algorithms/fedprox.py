@@ -19,7 +19,7 @@ from fedmutual.core import At, Batch, Client, Message, Net, Setting, setting, wi
 class FedProx(FedAvg):
     """FedAvg whose local loss has mu / 2 ||w - w_t||^2 added, over the trainable weights w; w_t as received.
 
-    What stays home of the model, as an adaptor does, was not received and is not pulled.
+    Weights that stay at the client, such as an adaptor's, are not received and have no proximal term.
     """
 
     mu: Setting = setting(0.01, "the pull towards the model that the server sent, at least 0", tune=(0.001, 0.01, 0.1, 1.0))
@@ -30,23 +30,23 @@ class FedProx(FedAvg):
         within("mu", self.mu, 0, float("inf"))
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Fork; w_t and mu."""
+        """Load the shared model; return the received weights w_t, "w.name" -> tensor, and mu []."""
         super().begin(client, inbox, at)
         return copy_received(client) | {"mu": at.value(self.mu)}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """FedAvg's, and the proximal term."""
+        """Return FedAvg's loss and the proximal term, scalars."""
         return super().loss(nets, batch, const) | {"proximal": proximal(nets["meme"], const, "mu")}
 
 
 def copy_received(client: Client) -> Message:
-    """w_t: a copy of the trainable shared weights of a fork that was just made, "w.name" -> tensor."""
+    """Return a copy of the trainable shared weights w_t after the shared model was loaded: "w.name" -> tensor."""
     weights = ((k, p) for k, p in client.nets["meme"].named_parameters() if p.requires_grad and k in client.shared)
     return {f"w.{k}": p.detach().clone() for k, p in weights}
 
 
 def proximal(net: Net, const: Message, strength: str) -> Tensor:
-    """strength / 2 ||w - w_t||^2, over a net's weights w that were received. const: of `copy_received`, and the strength."""
+    """Return strength / 2 ||w - w_t||^2 over the received weights of a net, a scalar. const: as of `copy_received`."""
     pairs = [(p, const[f"w.{k}"]) for k, p in net.params.items() if f"w.{k}" in const]
     drift = torch.stack([torch.zeros_like(const[strength]), *((p - w).square().sum() for p, w in pairs)]).sum()
     return const[strength] / 2 * drift

@@ -19,7 +19,7 @@ from fedmutual.core import At, Batch, Client, Message, Net, setting, within
 class FedRep(FedAvg):
     """FedAvg of the features; each client keeps its classifier, and trains first that, then the features.
 
-    While the one is trained the other is fixed. `model.part` says what is shared; where all of it is, this is FedAvg.
+    While one part is trained, the other is fixed. `model.part` says which part is shared; if all of it is, this is FedAvg.
     """
 
     title: ClassVar[str] = "FedRep"
@@ -33,12 +33,12 @@ class FedRep(FedAvg):
         within("head_epochs", self.head_epochs, 1, float("inf"))
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Fork; the names of the shared weights, of which the values have no meaning."""
+        """Load the shared model; return the names of the shared weights as keys, with empty values."""
         super().begin(client, inbox, at)
         return {f"shared.{k}": torch.zeros(()) for k in client.shared}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Batches for the head have a third tensor; then FedAvg's."""
+        """Yield the batches for the head, marked by a third tensor, then FedAvg's batches."""
         if any(p.requires_grad and k not in client.shared for k, p in client.nets["meme"].named_parameters()):
             data, rng = client.data["private"], at.rng(client.id, "head")
             plan = epochs(len(data), self.head_epochs, self.batch_size, rng)
@@ -47,7 +47,7 @@ class FedRep(FedAvg):
         yield from super().batches(client, inbox, at)
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Cross-entropy; the other part's weights are constants, so that no gradient reaches them."""
+        """Return the mean cross-entropy, a scalar; the weights of the other part are constants and get no gradient."""
         x, y, *head = batch
         fixed = {k: p.detach() for k, p in nets["meme"].params.items() if (f"shared.{k}" in const) == bool(head)}
         return {"meme": self.task.fit(nets["meme"](x, fixed), y)}

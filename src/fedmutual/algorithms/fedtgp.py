@@ -43,7 +43,7 @@ class FedTGP(FedProto):
             raise ValueError(f"server_lr must be above 0, not {self.server_lr:g}")
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """The server's prototypes after their training; those of all classes are used from then on."""
+        """Return the server's prototypes [C, D] after their training; from then on every class has one."""
         merged = super().receive(server, replies, at)
         sent = [(r[PROTOTYPES][r[EXAMPLES] > 0], (r[EXAMPLES] > 0).nonzero()[:, 0]) for _, r in sorted(replies.items())]
         if not any(len(y) for _, y in sent):
@@ -65,7 +65,7 @@ class FedTGP(FedProto):
 
 
 class TrainableGlobalPrototypes(nn.Module):
-    """The server's network: [] -> prototypes [C, D]."""
+    """The server's network: no input -> prototypes [C, D]."""
 
     def __init__(self, classes: int, size: int) -> None:
         super().__init__()
@@ -73,17 +73,17 @@ class TrainableGlobalPrototypes(nn.Module):
         self.hidden, self.output = nn.Linear(size, size), nn.Linear(size, size)
 
     def forward(self) -> Tensor:
-        """All prototypes."""
+        """Return all prototypes [C, D]."""
         prototypes: Tensor = self.output(self.hidden(self.embedding).relu())
         return prototypes
 
 
 def apart(q: Tensor, p: Tensor) -> Tensor:
-    """The distances between rows of q [B, D] and of p [C, D] -> [B, C]."""
+    """Return the distances [B, C] between the rows of q [B, D] and the rows of p [C, D]."""
     return (q.unsqueeze(1) - p).square().sum(-1).clamp(min=torch.finfo(q.dtype).tiny).sqrt()
 
 
 def largest_gap(prototypes: Tensor) -> float:
-    """The largest distance of a class's mean prototype [c, D] to its nearest other; infinite where there is no other."""
+    """Return the largest distance of a class's mean prototype [c, D] to its nearest other class; infinite for one class."""
     distances = torch.cdist(prototypes.double(), prototypes.double())
     return float(distances.fill_diagonal_(torch.inf).min(1).values.max())

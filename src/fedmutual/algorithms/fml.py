@@ -45,7 +45,7 @@ class FML(Fork):
         within("temperature", self.temperature, 1e-3, 1e3)
 
     def algorithm(self) -> Algorithm:
-        """FML; a distillation that is off is remarked."""
+        """Return one phase, with a remark if a distillation term has weight 0."""
         off = {"alpha": ("personal models learn", "memes"), "beta": ("memes learn", "personal models")}
         remarks = tuple(
             f"{name} = 1 turns distillation off: {who} nothing from {teacher}"
@@ -55,12 +55,12 @@ class FML(Fork):
         return replace(super().algorithm(), remarks=remarks)
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Fork; alpha and beta of this round."""
+        """Load the shared model into the meme; return alpha [] and beta [] of this round."""
         super().begin(client, inbox, at)
         return {"alpha": at.value(self.alpha), "beta": at.value(self.beta)}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """One forward of each network on the same batch; each loss moves its own network only."""
+        """Return L_personal and L_meme, scalars; one forward pass of each network, and each loss trains only its network."""
         x, y = batch
         personal, meme = self.task.mutual(
             nets["personal"](x), nets["meme"](x), y, const["alpha"], const["beta"], self.temperature
@@ -68,5 +68,5 @@ class FML(Fork):
         return {"personal": personal, "meme": meme}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """Merge: the plain mean over those who answered, or the rule of `[server]`. Nobody is asked how much data it has."""
+        """Return the unweighted mean of the memes, or the result of the rule of `[server]`; row counts are not sent."""
         return self.aggregate(replies, base=server) if replies else server

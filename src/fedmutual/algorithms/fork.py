@@ -1,4 +1,6 @@
-"""What FML, FedAvg and FedProx have in common: a shared model is forked, trained on private data, and sent back."""
+"""The part that FML, FedAvg and FedProx share: clients copy the shared model, train the copy on private data and send it
+back.
+"""
 
 from dataclasses import dataclass
 
@@ -9,30 +11,30 @@ from fedmutual.core import At, Client, Message
 
 @dataclass(frozen=True, kw_only=True)
 class Fork(LocalEpochs):
-    """One round over forks ("memes") of the shared model. A subclass says what a fork learns and how forks merge."""
+    """One round with copies ("memes") of the shared model. A subclass defines the loss and the merging of the copies."""
 
     aggregate: Aggregation = Aggregation()  # of the forks
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """Fork: the shared tensors are the server's, what stays home is the client's; momentum starts afresh."""
+        """Load the server's shared tensors into the meme, with a fresh optimiser state; return no constants."""
         copy_shared(client, "meme", inbox)
         return {}
 
     def end(self, client: Client, at: At) -> Message:
-        """The shared part of the trained fork."""
+        """Return the shared tensors of the trained meme."""
         state = client.nets["meme"].state_dict()
         return {k: state[k] for k in client.shared}
 
 
 def copy_shared(client: Client, net: str, inbox: Message) -> None:
-    """Give a client's net the shared tensors of the inbox; its optimiser begins as if it had never stepped."""
+    """Load the shared tensors of the inbox into a client's net, and reset its optimiser state."""
     module = client.nets[net]
     module.load_state_dict(module.state_dict() | {k: inbox[k] for k in client.shared})
     clear_state(client, net)
 
 
 def clear_state(client: Client, net: str) -> None:
-    """Zero the state of a net's optimiser, of which there is none where the net is frozen."""
+    """Set the optimiser state of a client's net to zero; a frozen net has no state."""
     for state in client.optimizers[net].state.values() if net in client.optimizers else ():
         for remembered in state.values():
             remembered.zero_()  # as never stepped; new tensors in every round would leave holes in the memory

@@ -1,4 +1,6 @@
-"""Independent training: every participant alone. What federating has to beat; on pooled data, the ceiling."""
+"""Independent training: each participant trains alone. The baseline of federated methods; on pooled data, their upper
+bound.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,14 +19,14 @@ class Independent(LocalEpochs):
     dp_ready: ClassVar[bool] = True
 
     def leaves(self, server: Message) -> Spec:
-        """Nothing."""
+        """Return {}: nothing leaves the client."""
         return {}
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """Nothing."""
+        """Return {}: nothing is sent."""
         return {}
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
-        """Cross-entropy of the personal model."""
+        """Return the mean cross-entropy of the personal model, a scalar."""
         x, y = batch
         return {"personal": self.task.fit(nets["personal"](x), y)}

@@ -1,4 +1,4 @@
-"""What every algorithm of local work shares: its settings and its batches."""
+"""The settings and the batches of local training, shared by all algorithms with local epochs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from fedmutual.losses import Classification
 
 @dataclass(frozen=True, kw_only=True)
 class LocalEpochs(Phase):
-    """E passes over a client's private data, or so many steps. Every algorithm that does so takes the very same batches."""
+    """E passes over a client's private data, or a number of steps. All algorithms with this class take identical batches."""
 
     local_epochs: int = 5  # E
     local_steps: int | None = None  # in the place of epochs
@@ -18,11 +18,11 @@ class LocalEpochs(Phase):
     task: Task = Classification()
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """E epochs, or the steps, of private data."""
+        """Return E epochs, or the steps, of private data: inputs [B, ...] and targets [B]."""
         return self.over("private", client, at)
 
     def over(self, rows: str, client: Client, at: At, passes: int | None = None) -> Iterable[Batch]:
-        """The same of the rows that `Client.data` has by this name; or so many passes over them."""
+        """Return E epochs, or the steps, of the rows named `rows` in `Client.data`; with `passes`, that number of epochs."""
         data, rng = client.data[rows], at.rng(client.id, "batches")
         plan = (
             draws(len(data), self.local_steps, self.batch_size, rng)

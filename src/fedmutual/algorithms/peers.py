@@ -1,4 +1,4 @@
-"""Who speaks to whom among peers, and what may be believed of what they say."""
+"""Exchange among peers: who meets whom, which rows belong to whom, and the checks of received messages."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping
@@ -16,46 +16,46 @@ _TOLERANCE = 1e-3  # of the sum of a posterior: float32, and classes by the thou
 
 
 class Peering(Phase):
-    """A phase of peers: unless it says otherwise nothing leaves or is sent, and the relay forgets what it forwarded."""
+    """A phase among peers: by default nothing leaves or is sent, and the relay drops the messages that it forwarded."""
 
     def leaves(self, server: Message) -> Spec:
-        """Nothing."""
+        """Return {}: nothing leaves the client."""
         return {}
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """Nothing."""
+        """Return {}: nothing is sent."""
         return {}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """What all know, and nothing that anybody sent."""
+        """Return the public facts of the server state, without any participant's messages."""
         return {k: v for k, v in server.items() if PEER not in k}
 
 
 def agreed(owners: Mapping[str, range], classes: int) -> Message:
-    """What all know of the public seed set, and the relay with them: how many classes, and rows of each member.
+    """Return the public facts about the seed set, for participants and relay: the number of classes, and each member's rows.
 
-    Members stand in the order in which their rows lie in the set.
+    owners: member -> its rows in the seed set, in the order of the rows.
     """
-    return {"classes": torch.tensor(classes)} | {f"{MEMBER}{i}": torch.tensor(len(own)) for i, own in owners.items()}
+    return {"classes": torch.tensor(classes)} | {f"{MEMBER}{i}": torch.tensor(len(rows)) for i, rows in owners.items()}
 
 
 def proxied(ids: Iterable[str], classes: int, first: Message) -> Message:
-    """What all know of a federation of proxies, and the relay with them: who takes part, and what a proxy is made of."""
+    """Return the public facts of a federation of proxies: the participants, and the tensors (dtype, shape) of a proxy."""
     return agreed(dict.fromkeys(ids, range(0)), classes) | {f"{FORM}{k}": v for k, v in first.items()}
 
 
 def form(server: Message) -> Message:
-    """The tensors that a proxy is made of, with values of no meaning."""
+    """Return the tensors of a proxy by name; only their dtypes and shapes matter."""
     return {k.removeprefix(FORM): v for k, v in server.items() if k.startswith(FORM)}
 
 
 def members(server: Message) -> dict[str, int]:
-    """Who belongs to the federation, and how many rows of the public seed set are its."""
+    """Return member -> the number of its rows in the public seed set."""
     return {k.removeprefix(MEMBER): int(v) for k, v in server.items() if k.startswith(MEMBER)}
 
 
 def owned_rows(server: Message) -> dict[str, range]:
-    """Which rows of the public seed set are whose: member -> positions."""
+    """Return member -> the positions of its rows in the public seed set."""
     owners, start = {}, 0
     for i, rows in members(server).items():
         owners[i] = range(start, start := start + rows)
@@ -63,43 +63,43 @@ def owned_rows(server: Message) -> dict[str, range]:
 
 
 def partners(ids: Iterable[str], pairs: float, at: At) -> dict[str, tuple[str, ...]]:
-    """Whom each of these meets in this round, in all its phases: one other, or nobody.
+    """Return participant -> its partner in this round, in all phases: a tuple of one participant, or ().
 
-    ids: of all members, who find the same pairs each for itself. pairs: how many a node, rounded up.
+    ids: all members; each member computes the same pairs. pairs: the number of pairs for each node, rounded up.
     """
-    there, round = sorted(ids), replace(at, phase=0)
-    order = sorted(there, key=lambda i: torch.rand((), generator=round.rng("pairs", i)).item())
+    member_ids, first_phase = sorted(ids), replace(at, phase=0)
+    order = sorted(member_ids, key=lambda i: torch.rand((), generator=first_phase.rng("pairs", i)).item())
     count = min(math.ceil(pairs * len(order) - 1e-9), len(order) // 2)
     drawn = [(order[2 * n], order[2 * n + 1]) for n in range(count)]
-    return dict.fromkeys(there, ()) | {i: (j,) for pair in drawn for i, j in (pair, pair[::-1])}
+    return dict.fromkeys(member_ids, ()) | {i: (j,) for pair in drawn for i, j in (pair, pair[::-1])}
 
 
 def senders(messages: Mapping[str, Tensor]) -> tuple[str, ...]:
-    """Who sent these, in one order."""
+    """Return the senders of forwarded messages, sorted."""
     return tuple(sorted({k.partition(PEER)[0] for k in messages if PEER in k}))
 
 
 def forwarded(replies: Mapping[str, Message]) -> Message:
-    """What a relay holds until the next phase: all messages, by their senders."""
+    """Return the messages of all senders as one message, each name with its sender."""
     return {f"{i}{PEER}{k}": v for i, reply in replies.items() for k, v in reply.items()}
 
 
 def of_peers(server: Message, peers: Collection[str]) -> Message:
-    """Of what a relay holds that of these senders, as it came."""
+    """Return the forwarded messages of these senders, unchanged."""
     return {k: v for k, v in server.items() if k.partition(PEER)[0] in peers}
 
 
 def flaw(reply: Message, own: range, rows: int) -> str | None:
-    """What is wrong with a peer's message, in one clause; None: nothing.
+    """Return the fault of a peer's message, as one clause; None for a valid message.
 
-    own: the positions of the sender's own rows in the public seed set, of which alone a peer speaks, and of each once: the
-    accuracy that a peer claims weighs all rows of its message, and rows that others gave would be weighed by a stranger.
-    rows: of the whole set. An accuracy within 0 and 1 is believed: nobody but the sender can compute it.
+    own: the positions of the sender's rows in the public seed set. A peer may send only its own rows, each once, because the
+    accuracy that it reports weights all rows of its message, and rows of another peer would get a foreign weight.
+    rows: the number of rows of the set. An accuracy in [0, 1] is accepted: only the sender can compute it.
     """
     index, accuracy = reply["index"], reply["accuracy"]
-    odd = posterior_flaw(reply["posterior"])
-    if odd is not None:
-        return odd
+    problem = posterior_flaw(reply["posterior"])
+    if problem is not None:
+        return problem
     if not 0 <= accuracy.item() <= 1:
         return f"its accuracy is {'above 1' if accuracy > 1 else 'below 0' if accuracy < 0 else 'not a number'}"
     if (index < 0).any() or (index >= rows).any():
@@ -112,7 +112,7 @@ def flaw(reply: Message, own: range, rows: int) -> str | None:
 
 
 def posterior_flaw(p: Tensor) -> str | None:
-    """Why the rows of p [B, C] are no posteriors, in one clause; None: they are."""
+    """Return why the rows of p [B, C] are not posteriors, as one clause; None if they are."""
     if not p.isfinite().all():
         return "its posteriors are not finite"
     if (p < 0).any() or ((p.sum(-1) - 1).abs() > _TOLERANCE).any():
@@ -121,13 +121,13 @@ def posterior_flaw(p: Tensor) -> str | None:
 
 
 def one_batch(data: Data, index: Tensor) -> Batch:
-    """The rows of one index tensor."""
+    """Return the batch of one index tensor [B]."""
     (batch,) = data.rows([index])
     return batch
 
 
 def opinion(net: nn.Module, x: Tensor) -> Tensor:
-    """What a net says of x, in eval mode and without gradient: logits [B, C]. It then goes on as it was."""
+    """Return a net's logits [B, C] for x, in eval mode and without gradient; the net returns to its earlier mode."""
     before = net.training
     with torch.no_grad():
         z: Tensor = net.eval()(x)
@@ -136,12 +136,12 @@ def opinion(net: nn.Module, x: Tensor) -> Tensor:
 
 
 def swap_states(client: Client) -> None:
-    """Change an optimiser's state for the other one in the client's memory; at first, for one that never stepped."""
+    """Exchange the optimiser's state with the second state in the client's memory; the second state starts at zero."""
     if "personal" not in client.optimizers:  # it is frozen
         return
     state = client.optimizers["personal"].state
     for name, p in client.nets["personal"].named_parameters():
-        for key, mine in state[p].items() if p in state else ():
-            kept = client.memory.get(f"state.{name}.{key}")
-            client.memory[f"state.{name}.{key}"] = mine.clone()
-            mine.copy_(kept) if kept is not None else mine.zero_()
+        for key, value in state[p].items() if p in state else ():
+            stored = client.memory.get(f"state.{name}.{key}")
+            client.memory[f"state.{name}.{key}"] = value.clone()
+            value.copy_(stored) if stored is not None else value.zero_()

@@ -1,6 +1,6 @@
-"""Names of methods that set keys of the [model] table: alone beside FedAvg, or beside settings of their own.
+"""Presets: method names that set keys of the [model] table, for FedAvg or in addition to the method's settings.
 
-A preset's keys hold where the configuration leaves them at their defaults.
+A preset's key holds only if the configuration leaves the key at its default.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Preset:
-    """What a name of `algorithm.name` sets beside the algorithm's own settings."""
+    """The keys that a name of `algorithm.name` sets in addition to the settings of the algorithm."""
 
     model: Mapping[str, Any]  # keys of [model] with their values, none of which is the key's default
     title: str | None = None  # what tables call the method; None: as its class does

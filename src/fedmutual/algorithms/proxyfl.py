@@ -43,71 +43,71 @@ class ProxyFL(FML):
             raise ValueError(f"own_share must be at least 0 and below 1, not {self.own_share:g}")
 
     def algorithm(self) -> Algorithm:
-        """Learn; then mix."""
-        given = dict(vars(self))
-        return replace(super().algorithm(), phases=(Learn(**given), Mix(**given)))
+        """Return two phases: learn, then mix."""
+        settings = dict(vars(self))
+        return replace(super().algorithm(), phases=(Learn(**settings), Mix(**settings)))
 
 
 class Learn(ProxyFL, Peering):
-    """Both networks learn from private data and from each other; the proxy and its mass go out."""
+    """Both networks learn from private data and from each other; then the proxy and its mass are sent."""
 
     def leaves(self, server: Message) -> Spec:
-        """A proxy, and its mass."""
+        """Return the declared reply: the tensors of a proxy, and its mass []."""
         return {k: (v.dtype, tuple(v.shape)) for k, v in form(server).items()} | {MASS: (torch.float32, ())}
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """The proxy goes on as it was mixed, its momentum starts afresh; alpha and beta of this round."""
+        """Keep the mixed proxy with a fresh optimiser state; return alpha [] and beta [] of this round."""
         clear_state(client, "meme")
         return {"alpha": at.value(self.alpha), "beta": at.value(self.beta)}
 
     def end(self, client: Client, at: At) -> Message:
-        """theta and w; what is kept of the mass is what this peer has from now on, whether the rest arrives or not."""
+        """Return theta and its mass w; keep the mass a w, whether the message arrives or not."""
         mass = mass_of(client)
         client.memory = {**client.memory, MASS: (self.own_share * mass).clamp(min=_LEAST)}
         return super().end(client, at) | {MASS: mass}
 
     def receive(self, server: Message, replies: Mapping[str, Message], at: At) -> Message:
-        """What is to be forwarded."""
+        """Return the server state together with all replies, to be forwarded."""
         return server | forwarded(replies)
 
 
 class Mix(Peering, ProxyFL):
-    """The proxy of the peer before is mixed in."""
+    """Mix the proxy of the preceding peer into the client's proxy."""
 
     terms: ClassVar[tuple[str, ...]] = ()
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """What the peer before sent."""
+        """Return the message of the preceding peer."""
         return of_peers(server, before(members(server), to, at.round))
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
-        """theta and w; as they are if nothing came."""
+        """Set theta and w to the mixture; without a message both stay. Return no constants."""
         for j in senders(inbox):
-            meme, own = client.nets["meme"], mass_of(client)
-            state, theirs = meme.state_dict(), (1 - self.own_share) * inbox[f"{j}{PEER}{MASS}"].to(own)
-            mine = {k: state[k].cpu() for k in client.shared}
-            proxies = {client.id: mine, j: {k: inbox[f"{j}{PEER}{k}"] for k in client.shared}}
-            meme.load_state_dict(state | mean(proxies, {client.id: own.item(), j: theirs.item()}))
-            client.memory = {**client.memory, MASS: own + theirs}
+            meme, own_mass = client.nets["meme"], mass_of(client)
+            state, received_mass = meme.state_dict(), (1 - self.own_share) * inbox[f"{j}{PEER}{MASS}"].to(own_mass)
+            own_proxy = {k: state[k].cpu() for k in client.shared}
+            proxies = {client.id: own_proxy, j: {k: inbox[f"{j}{PEER}{k}"] for k in client.shared}}
+            meme.load_state_dict(state | mean(proxies, {client.id: own_mass.item(), j: received_mass.item()}))
+            client.memory = {**client.memory, MASS: own_mass + received_mass}
         return {}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """None."""
+        """Return no batches."""
         return ()
 
     def end(self, client: Client, at: At) -> Message:
-        """Nothing."""
+        """Return {}: nothing leaves the client."""
         return {}
 
 
 def mass_of(client: Client) -> Tensor:
-    """w; 1 to begin with."""
+    """Return the mass w of the client's proxy, a number that starts at 1."""
     first = next(client.nets["meme"].parameters())
     return client.memory.get(MASS, torch.ones((), dtype=torch.float32, device=first.device))
 
 
 def before(ids: Iterable[str], peer: str, round: int) -> tuple[str, ...]:
-    """Who sends to a peer in this round: one of the others, or nobody where there are none."""
+    """Return the peer that sends to `peer` in this round, as a tuple of one id; () if there is no other peer."""
     ordered = sorted(ids)
     if len(ordered) < 2:
         return ()

@@ -1,8 +1,8 @@
-"""The experiments of the papers, each one command: read, trained once, remembered, and told beside the paper's numbers."""
+"""Reproduce the experiments of the papers: train each run once, store its result, and compare it with the paper."""
 
 from fedmutual.reproduce.cells import Cell, Experiment, experiments, read_experiment
 from fedmutual.reproduce.plan import Scale
 from fedmutual.reproduce.results import Store
-from fedmutual.reproduce.run import Told, reproduce
+from fedmutual.reproduce.run import ReproduceOutcome, reproduce
 
-__all__ = ["Cell", "Experiment", "Scale", "Store", "Told", "experiments", "read_experiment", "reproduce"]
+__all__ = ["Cell", "Experiment", "ReproduceOutcome", "Scale", "Store", "experiments", "read_experiment", "reproduce"]

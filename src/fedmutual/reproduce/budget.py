@@ -1,4 +1,4 @@
-"""What a run spends on training: gradient steps and examples of a client, counted from its configuration and its rows."""
+"""Count the gradient steps and training examples of a client from the configuration and the numbers of rows."""
 
 import math
 from collections.abc import Mapping
@@ -19,21 +19,21 @@ PARTS = ("private", "own public", "public")
 
 @dataclass(frozen=True)
 class Rows:
-    """How many rows a client trains on: its private ones, its own public ones, and all clients' public ones."""
+    """The numbers of rows for one client: its private rows, its own public rows, and the public rows of all clients."""
 
     private: int
     own_public: int
     public: int
 
     def of(self, parts: tuple[str, ...]) -> int:
-        """Rows of several parts together; all public rows hold the client's own."""
+        """Return the number of rows in the named parts of `PARTS`; "public" already contains "own public"."""
         sizes = dict(zip(PARTS, (self.private, self.own_public, self.public), strict=True))
         return sum(sizes[part] for part in PARTS if part in parts and not (part == "own public" and "public" in parts))
 
 
 @dataclass(frozen=True)
 class Work:
-    """Gradient steps, and the examples that they see."""
+    """The number of gradient steps, and the number of examples in these steps."""
 
     steps: float
     examples: float
@@ -49,26 +49,29 @@ NO_WORK = Work(0, 0)
 
 
 def count_budget(config: Config, private: Mapping[str, int], public: Mapping[str, int]) -> Budget | None:
-    """The gradient steps of a client's own model and the examples that they see, in the mean over clients.
+    """Return the mean over clients of the gradient steps of a client's model and of the examples in these steps.
 
-    A client with two networks, as FML's, takes each step with both. private, public: rows of each client. None where the
-    algorithm has a phase whose steps are not known here, as one's own may.
+    private, public: client id -> number of rows. A step that trains two networks, as in FML, counts once. Return None if
+    the algorithm has a phase with an unknown number of steps, such as a phase of the user's algorithm.
     """
     algorithm = make_algorithm(config)
     if config.algorithm["name"] == POOLED:
         private, public = {POOLED: sum(private.values()) + sum(public.values())}, {}
-    given = sum(public.values())
-    clients = [_of_client(config, algorithm, Rows(n, public.get(i, 0), given), len(private)) for i, n in private.items()]
-    known = [work for work in clients if work is not None]
-    if len(known) < len(clients) or not known:
+    public_rows = sum(public.values())
+    clients = [
+        _count_client_work(config, algorithm, Rows(n, public.get(i, 0), public_rows), len(private))
+        for i, n in private.items()
+    ]
+    known_work = [work for work in clients if work is not None]
+    if len(known_work) < len(clients) or not known_work:
         return None
-    return Budget(steps=fmean(work.steps for work in known), examples=fmean(work.examples for work in known))
+    return Budget(steps=fmean(work.steps for work in known_work), examples=fmean(work.examples for work in known_work))
 
 
-def _of_client(config: Config, algorithm: Algorithm, rows: Rows, clients: int) -> Work | None:
+def _count_client_work(config: Config, algorithm: Algorithm, rows: Rows, clients: int) -> Work | None:
     rows = replace(rows, private=rows.of(algorithm.trains_on))  # what a phase calls private
-    start = [_of_phase(phase, rows, clients, True) for phase in algorithm.start]
-    rounds = [_of_phase(phase, rows, clients, False) for phase in algorithm.phases]
+    start = [_count_phase_work(phase, rows, clients, True) for phase in algorithm.start]
+    rounds = [_count_phase_work(phase, rows, clients, False) for phase in algorithm.phases]
     if None in (*start, *rounds):
         return None
     taking_part = max(1, round(config.engine.participation * clients)) / clients
@@ -77,13 +80,13 @@ def _of_client(config: Config, algorithm: Algorithm, rows: Rows, clients: int) -
     return once + each * (config.rounds * taking_part)
 
 
-def _of_phase(phase: Phase, rows: Rows, clients: int, start: bool) -> Work | None:
-    """A client's work in one phase, once; None where it is not known."""
+def _count_phase_work(phase: Phase, rows: Rows, clients: int, start: bool) -> Work | None:
+    """Return the work of a client in one execution of a phase; None if it is unknown."""
     match phase:
         case Silent():
             return NO_WORK
         case Local():
-            return _steps(phase.local_steps, rows.private, phase.batch_size)
+            return _count_steps(phase.local_steps, rows.private, phase.batch_size)
         case Mutual():
             if clients < 2:
                 return NO_WORK
@@ -91,25 +94,25 @@ def _of_phase(phase: Phase, rows: Rows, clients: int, start: bool) -> Work | Non
             partners, share = (clients - 1, 1.0) if phase.peers == "all" else (1, 2 * pairs / clients)
             return Work(1, partners * phase.public_batch) * share
         case Transfer():
-            return _passes(phase.transfer_epochs, rows.public, phase.batch_size)
+            return _count_passes(phase.transfer_epochs, rows.public, phase.batch_size)
         case Revisit() if start:
-            return _passes(phase.transfer_epochs, rows.private, phase.batch_size)
+            return _count_passes(phase.transfer_epochs, rows.private, phase.batch_size)
         case Digest():
             return Work(phase.digest_steps, phase.digest_steps * phase.public_batch)
         case Announce():
             return NO_WORK
         case LocalEpochs() if phase.local_steps is not None:
-            return _steps(phase.local_steps, rows.private, phase.batch_size)
+            return _count_steps(phase.local_steps, rows.private, phase.batch_size)
         case LocalEpochs():
-            return _passes(phase.local_epochs, rows.private, phase.batch_size)
+            return _count_passes(phase.local_epochs, rows.private, phase.batch_size)
     return None
 
 
-def _steps(steps: int, rows: int, batch: int) -> Work:
+def _count_steps(steps: int, rows: int, batch: int) -> Work:
     return Work(steps, steps * min(batch, rows))
 
 
-def _passes(epochs: int, rows: int, batch: int) -> Work:
-    """Passes over all rows; a single row that is left joins the batch before it."""
+def _count_passes(epochs: int, rows: int, batch: int) -> Work:
+    """Return the work of `epochs` passes; a last batch of a single row joins the batch before it."""
     alone = rows > batch > 1 and rows % batch == 1
     return Work(epochs * (math.ceil(rows / batch) - alone), epochs * rows)

@@ -1,6 +1,6 @@
-"""The experiments as files: `<id>/index.toml` says what an experiment is, every other TOML below it is one of its cells.
+"""Read the experiments from files: `<id>/index.toml` describes an experiment; each other TOML file below it is a cell.
 
-A cell is an ordinary configuration and one table more, [cell], which is taken off before the configuration is checked.
+A cell is a configuration with one additional table, [cell]. The reader removes [cell] before it checks the configuration.
 """
 
 import re
@@ -27,7 +27,7 @@ DEFAULT_RATE = Config.model_fields["optimizer"].default.lr
 
 @dataclass(frozen=True)
 class Cell:
-    """One file: a configuration under several arms."""
+    """One TOML file of an experiment: a configuration that is trained once for each arm."""
 
     id: str  # "table1/mnist/mlp-iid", where its results are kept
     name: str  # what `--only` matches: "mnist/mlp-iid"
@@ -39,31 +39,31 @@ class Cell:
 
     @property
     def shown(self) -> dict[str, Arm]:
-        """The arms that have a row."""
+        """Return the arms that have a row in the tables."""
         return {k: a for k, a in self.arms.items() if a.shown}
 
     @property
     def title(self) -> str:
-        """ "MNIST MLP, IID"."""
+        """Return a title for people, such as "MNIST MLP, IID"."""
         return f"{self.about.column}, {self.about.row}"
 
     @property
     def validates_on_test(self) -> bool:
-        """Whether a client's validation data are images of the test set, as the journal has it."""
+        """Return whether the clients' validation data are test images, as in the journal version of the FML paper."""
         split = self.tables.get("split", {})
         return split.get("preset", "journal") == "journal" and "validation" not in split
 
     @property
     def target(self) -> float | None:
-        """The paper's accuracy of FedAvg here, by which `rounds_to` counts; a fraction."""
+        """Return the paper's FedAvg accuracy for this cell, a fraction, for the measure `rounds_to`; or None."""
         arm = self.about.arms.get("fedavg")
         return arm.paper / 100 if arm is not None and isinstance(arm.paper, float) else None
 
     def config(self, arm: str, overrides: Mapping[str, Any] = MappingProxyType({})) -> Config:
-        """The configuration of an arm, changed further.
+        """Return the configuration of an arm. overrides: dotted key -> value, set after the values of the arm.
 
         Raises:
-            ConfigError: it is not valid; file, arm and key are named.
+            ConfigError: the configuration is not valid; the message names file, arm and key.
         """
         tables, source = {"name": self.id.replace("/", "-"), **self.tables}, f"{self.path}, arm {arm!r}"
         try:
@@ -73,31 +73,32 @@ class Cell:
                 check_scored(config, source)
                 return config
         except ConfigError as problem:
-            said = str(problem)
-            raise ConfigError(said if source in said else f"{source}: {said}") from None
+            message = str(problem)
+            raise ConfigError(message if source in message else f"{source}: {message}") from None
 
     def rounds(self, arm: str) -> int:
-        """The rounds of an arm, as the file has them."""
+        """Return the full number of rounds of an arm."""
         return int(self.arms[arm].set.get("rounds") or self.common_rounds)
 
     @property
     def common_rounds(self) -> int:
-        """The rounds that the file gives to every arm without rounds of its own."""
+        """Return the number of rounds of every arm that does not set `rounds` itself."""
         return int(self.tables.get("rounds") or Config.model_fields["rounds"].default)
 
     def within(self, arm: str, limit: int) -> int:
-        """The rounds of an arm where the cell is cut down to so many, one at least.
+        """Return the number of rounds of an arm, at least 1, when the cell is shortened to `limit` rounds.
 
-        An arm with fewer rounds than the cell has is cut in the same proportion as the others, rounded half up; an arm with
-        more, such as a federation that others start from, to the limit itself.
+        An arm with fewer rounds than the cell is shortened in the same proportion as the cell, rounded half up. An arm with
+        more
+        rounds, such as a federation from which other arms start, is shortened to `limit`.
         """
-        own, common = self.rounds(arm), self.common_rounds
-        return max(min(own, limit, (2 * limit * own + common) // (2 * common)), 1)
+        arm_rounds, common = self.rounds(arm), self.common_rounds
+        return max(min(arm_rounds, limit, (2 * limit * arm_rounds + common) // (2 * common)), 1)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An id, with its cells."""
+    """An experiment: its index, its cells and its differences from the paper."""
 
     id: str
     index: Index
@@ -106,10 +107,10 @@ class Experiment:
     code: tuple[str, ...] = ()  # what the authors' public code does otherwise
 
     def chosen(self, only: Sequence[str]) -> tuple[Cell, ...]:
-        """The cells that match one of the patterns, all where there is none.
+        """Return the cells whose names match one of the patterns; without patterns, all cells.
 
         Raises:
-            ConfigError: a pattern matches no cell; the nearest is named.
+            ConfigError: a pattern matches no cell; the message suggests the nearest name.
         """
         for pattern in only:
             if not any(fnmatch(c.name, pattern) for c in self.cells):
@@ -118,74 +119,74 @@ class Experiment:
 
     @property
     def names(self) -> list[str]:
-        """What its cells are called."""
+        """Return the names of the cells."""
         return [c.name for c in self.cells]
 
 
 def home() -> Path:
-    """The folder of the experiments: in the installed package, else that of the checkout.
+    """Return the folder of the experiments: in the source checkout, else in the installed package.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: this installation has no experiments.
     """
-    here = Path(__file__).resolve()
-    checkout = here.parents[3] / "experiments"  # first: an editable install may hold a copy of the other
-    for folder in (checkout, here.parents[1] / "experiments"):
+    this_file = Path(__file__).resolve()
+    checkout = this_file.parents[3] / "experiments"  # first: an editable install may hold a copy of the other
+    for folder in (checkout, this_file.parents[1] / "experiments"):
         if any(folder.glob(f"*/{INDEX}")):
             return folder
     raise ConfigError("this installation of fedmutual has no experiments; name their folder with --experiments")
 
 
 def experiments(root: Path) -> list[Experiment]:
-    """All experiments of a folder, in their order.
+    """Return all experiments of a folder, in the order of their indexes.
 
     Raises:
-        ConfigError: there are none, or one cannot be read.
+        ConfigError: the folder has no experiment, or an experiment cannot be read.
     """
-    found = [read_experiment(root, path.parent.name) for path in root.glob(f"*/{INDEX}")]
-    if not found:
-        raise ConfigError(_none(root))
-    return sorted(found, key=lambda e: (e.index.order, e.id))
+    read = [read_experiment(root, path.parent.name) for path in root.glob(f"*/{INDEX}")]
+    if not read:
+        raise ConfigError(_format_no_experiment(root))
+    return sorted(read, key=lambda e: (e.index.order, e.id))
 
 
-def _none(root: Path) -> str:
+def _format_no_experiment(root: Path) -> str:
     return f"{root}: holds no experiment, no */{INDEX}; name another folder with --experiments"
 
 
 def read_experiment(root: Path, id: str) -> Experiment:
-    """One experiment, its own cells and those that it borrows.
+    """Return one experiment with its cells and with the cells that it borrows from another experiment.
 
     Raises:
-        ConfigError: there is no such id, the nearest is named; or a file of it is not as it must be.
+        ConfigError: the id is unknown (the message suggests the nearest id), or a file of the experiment is not valid.
     """
     path = root / id / INDEX
     known = sorted(p.parent.name for p in root.glob(f"*/{INDEX}"))
     if not known:
-        raise ConfigError(_none(root))
+        raise ConfigError(_format_no_experiment(root))
     if id not in known:
         raise ConfigError(f"there is no experiment {id!r}{near(id, known)}")
-    index = _checked(Index, read_tables(path), path)
+    index = _validate(Index, read_tables(path), path)
     check_measures(index, path)
-    own = [_cell(root, file, id, id, index) for file in _files(root / id)]
+    own_cells = [_read_cell(root, file, id, id, index) for file in _list_cell_files(root / id)]
     lender, _, pattern = index.cells.partition("/")
     borrowed = [
-        _cell(root, file, lender, id, index)
-        for file in (_files(root / lender) if lender else [])
-        if fnmatch(_name(root / lender, file), pattern or "*")
+        _read_cell(root, file, lender, id, index)
+        for file in (_list_cell_files(root / lender) if lender else [])
+        if fnmatch(_name_cell(root / lender, file), pattern or "*")
     ]
-    if not own + borrowed:
+    if not own_cells + borrowed:
         raise ConfigError(f"{path}: the experiment has no cell: no TOML file beside it, none that 'cells' names")
     order = {column: n for n, column in enumerate(index.columns)}
-    check_claims(index, {c.name: c.arms.keys() for c in own + borrowed}, path)
-    cells = sorted((*borrowed, *own), key=lambda c: order.get(c.about.column, len(order)))
-    return Experiment(id, index, tuple(cells), *_noted(root, index, path))
+    check_claims(index, {c.name: c.arms.keys() for c in own_cells + borrowed}, path)
+    cells = sorted((*borrowed, *own_cells), key=lambda c: order.get(c.about.column, len(order)))
+    return Experiment(id, index, tuple(cells), *_read_notes(root, index, path))
 
 
-def _noted(root: Path, index: Index, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(the differences of an index with those that it names, what the authors' code does otherwise)."""
+def _read_notes(root: Path, index: Index, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return (the differences from the paper with the shared notes, the differences of the authors' public code)."""
     if not index.notes and not index.code:
         return index.differences, ()
-    notes = _checked(Notes, read_tables(root / NOTES), root / NOTES)
+    notes = _validate(Notes, read_tables(root / NOTES), root / NOTES)
     for name, known in ((name, notes.differences) for name in index.notes):
         if name not in known:
             raise ConfigError(f"{path}: key 'notes' names {name!r}, which {NOTES} does not have{near(name, list(known))}")
@@ -196,26 +197,26 @@ def _noted(root: Path, index: Index, path: Path) -> tuple[tuple[str, ...], tuple
     return (*index.differences, *(notes.differences[name] for name in index.notes)), notes.code.get(index.code, ())
 
 
-def _files(folder: Path) -> list[Path]:
-    """The cells of a folder: those with fewer folders first, then by name, numbers as numbers."""
-    return sorted((p for p in folder.rglob("*.toml") if p.name != INDEX), key=lambda p: _natural(folder, p))
+def _list_cell_files(folder: Path) -> list[Path]:
+    """Return the cell files of a folder: fewer subfolders first, then by name, with digits sorted as numbers."""
+    return sorted((p for p in folder.rglob("*.toml") if p.name != INDEX), key=lambda p: _sort_naturally(folder, p))
 
 
-def _natural(folder: Path, path: Path) -> list[tuple[int, str]]:
-    """Sorts "n500" before "n2000", and "cifar10" before "cifar100"."""
-    words = re.findall(r"\d+|\D+", _name(folder, path))
+def _sort_naturally(folder: Path, path: Path) -> list[tuple[int, str]]:
+    """Return a sort key that puts "n500" before "n2000" and "cifar10" before "cifar100"."""
+    words = re.findall(r"\d+|\D+", _name_cell(folder, path))
     return [(int(word), "") if word.isdigit() else (-1, word) for word in words]
 
 
-def _name(folder: Path, path: Path) -> str:
+def _name_cell(folder: Path, path: Path) -> str:
     return path.relative_to(folder).with_suffix("").as_posix()
 
 
-def _cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cell:
+def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cell:
     tables = dict(read_tables(path))
     if "cell" not in tables:
         raise ConfigError(f"{path}: has no table [cell]; it says where the cell stands and which arms it has")
-    about = _checked(CellTable, tables.pop("cell"), path, "cell")
+    about = _validate(CellTable, tables.pop("cell"), path, "cell")
     arms = {**about.arms, **index.add}
     if index.cells:
         # the paper's numbers are those of the measure that the lender tells
@@ -229,18 +230,18 @@ def _cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cell:
     wanted += dict.fromkeys(need for k in wanted if (need := arms[k].needs) and need not in wanted)
     if not wanted:
         raise ConfigError(f"{path}: has none of the arms that {index.title!r} looks at")
-    name = _name(root / owner, path)
+    name = _name_cell(root / owner, path)
     swept = {k: arms[k] for k in wanted if arms[k].sweep}
     tunings = {k: read_tuning(root, arm.sweep, arm.rate_times, f"{path}, arm {k!r}") for k, arm in swept.items()}
-    resolved = {k: _with_rate(arms[k], tunings.get(k), tables, f"{path}, arm {k!r}") for k in wanted}
+    resolved = {k: _resolve_settings(arms[k], tunings.get(k), tables, f"{path}, arm {k!r}") for k in wanted}
     cell = Cell(f"{owner}/{name}", name, path, tables, about, resolved, tunings)
     for k in cell.arms:  # what is wrong with one is said before anything is read off the tables
         cell.config(k)
     return cell
 
 
-def _with_rate(arm: Arm, tuning: Tuning | None, tables: Table, source: str) -> Arm:
-    """The arm with the settings that its sweep chose, and its share of the learning rate."""
+def _resolve_settings(arm: Arm, tuning: Tuning | None, tables: Table, source: str) -> Arm:
+    """Return the arm with the settings from its sweep and with its share of the learning rate."""
     optimizer = tables.get("optimizer")
     rate = optimizer.get("lr", DEFAULT_RATE) if isinstance(optimizer, dict) else DEFAULT_RATE
     try:
@@ -252,7 +253,7 @@ def _with_rate(arm: Arm, tuning: Tuning | None, tables: Table, source: str) -> A
 S = TypeVar("S", bound=BaseModel)
 
 
-def _checked(kind: type[S], tables: Any, path: Path, prefix: str = "") -> S:
+def _validate(kind: type[S], tables: Any, path: Path, prefix: str = "") -> S:
     try:
         return kind.model_validate(tables)
     except ValidationError as problem:

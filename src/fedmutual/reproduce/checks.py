@@ -1,4 +1,4 @@
-"""What an index.toml may name: measures that there are, arms and cells of the experiment."""
+"""Check that the measures, arms and cells that an index.toml names exist."""
 
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
@@ -11,7 +11,7 @@ from fedmutual.reproduce.schema import Index
 
 
 def check_measures(index: Index, path: Path) -> None:
-    """Raise ConfigError where a measure that is named does not exist, or is not one of each client where that is asked."""
+    """Raise ConfigError if a named measure does not exist, or if a claim about clients uses a measure without clients."""
     for name in (*index.measures, *index.figures, *(c.measure for c in index.claims)):
         try:
             measures.find(name)
@@ -35,30 +35,30 @@ def check_measures(index: Index, path: Path) -> None:
 
 
 def check_claims(index: Index, arms: Mapping[str, Collection[str]], path: Path) -> None:
-    """Raise ConfigError where a claim could never be judged, for it names an arm or a cell that there is not.
+    """Raise ConfigError if no cell can decide a claim, because the claim names an unknown arm or cell.
 
-    arms: of each cell, by its name.
+    arms: cell name -> the names of its arms.
     """
     known = list(dict.fromkeys(arm for of_cell in arms.values() for arm in of_cell))
     for claim in (read for of_index in index.claims for read in (of_index, *of_index.read_otherwise)):
-        (than, elsewhere), said = claim.other, f"{path}: the claim {claim.text!r}"
-        spoken = [name for name in arms if fnmatch(name, claim.cells)]
-        for cell in [claim.cells] * (not spoken) + [c for c in (claim.less, elsewhere) if c and c not in arms]:
-            raise ConfigError(f"{said} matches no cell {cell!r}{near(cell, list(arms))}")
+        (than, elsewhere), claim_text = claim.other, f"{path}: the claim {claim.text!r}"
+        matching_cells = [name for name in arms if fnmatch(name, claim.cells)]
+        for cell in [claim.cells] * (not matching_cells) + [c for c in (claim.less, elsewhere) if c and c not in arms]:
+            raise ConfigError(f"{claim_text} matches no cell {cell!r}{near(cell, list(arms))}")
         for arm in (claim.arm, than):
             if arm and arm not in known:
-                raise ConfigError(f"{said} has no arm {arm!r}{near(arm, known)}")
-        asked = [
+                raise ConfigError(f"{claim_text} has no arm {arm!r}{near(arm, known)}")
+        needed = [
             (claim.arm, ""),
             (claim.arm, claim.less),
             *([(than, elsewhere), (than, elsewhere or claim.less)] if than else []),
         ]
-        if not any(all(arm in arms[place or here] for arm, place in asked) for here in spoken):
+        if not any(all(arm in arms[place or cell_name] for arm, place in needed) for cell_name in matching_cells):
             together = " and ".join(repr(arm) for arm in (claim.arm, than) if arm)
-            raise ConfigError(f"{said} has {together} in no cell that it speaks of; name others")
+            raise ConfigError(f"{claim_text} has {together} in no cell that it speaks of; name others")
 
 
 def near(word: str, known: Sequence[str]) -> str:
-    """ "; did you mean ...?", else what there is."""
-    found = get_close_matches(word, known, 1, 0.5)
-    return f"; did you mean {found[0]!r}?" if found else f"; there are {', '.join(known)}"
+    """Return the end of an error message: "; did you mean ...?" with the nearest known word, else all known words."""
+    matches = get_close_matches(word, known, 1, 0.5)
+    return f"; did you mean {matches[0]!r}?" if matches else f"; there are {', '.join(known)}"

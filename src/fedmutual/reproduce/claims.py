@@ -1,4 +1,4 @@
-"""What a paper claims, and our runs' verdict on it: supported, contradicted, inconclusive, or too short."""
+"""Judge a paper's claims by the stored runs: supported, contradicted, inconclusive, or too short."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ Lost = Mapping[str, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Line:
-    """The claim in one cell, or of one client."""
+    """A claim in one cell, or for one client."""
 
     title: str
     values: Values  # seed -> arm minus than
@@ -41,7 +41,7 @@ class Line:
 
     @property
     def told(self) -> bool:
-        """Whether it has a number, or had none because a client diverged."""
+        """Return whether the line has a difference, or lacks it because a client diverged."""
         return self.difference is not None or self.verdict == DIVERGED
 
 
@@ -62,51 +62,51 @@ class Judged:
 
     @property
     def run(self) -> tuple[Line, ...]:
-        """The lines that have a difference."""
+        """Return the lines that have a difference."""
         return tuple(line for line in self.lines if line.difference is not None)
 
     @property
     def pooled(self) -> int:
-        """How many lines the mean is of."""
+        """Return the number of lines in the mean."""
         return len(self.run) - len(self.unpaired) - len(self.other_lengths)
 
     @property
     def told(self) -> tuple[Line, ...]:
-        """The lines of which there is something to tell."""
+        """Return the lines that have a difference or a diverged client."""
         return tuple(line for line in self.lines if line.told)
 
     @property
     def numerics(self) -> frozenset[int]:
-        """The numerics versions of what it rests on."""
+        """Return the numerics versions of all runs behind the verdict."""
         return frozenset[int]().union(*(line.numerics for line in self.lines))
 
     @property
     def shortened(self) -> bool:
-        """Whether some of what it rests on is."""
+        """Return whether a run behind the verdict is shortened."""
         return any(line.scale for line in self.told)
 
 
 def judge_readings(claim: Claim, looks: Sequence[Look]) -> tuple[Judged, ...]:
-    """A claim as the paper trains, then under each other reading that the index names."""
-    found = [judge(claim, looks, claim.first_reading if claim.readings else "")]
-    found += [judge(c, looks, r.name) for c, r in zip(claim.read_otherwise, claim.readings, strict=True)]
-    return tuple(found)
+    """Return the claim judged as the paper trains, then under each other reading of the index."""
+    judged = [judge(claim, looks, claim.first_reading if claim.readings else "")]
+    judged += [judge(c, looks, r.name) for c, r in zip(claim.read_otherwise, claim.readings, strict=True)]
+    return tuple(judged)
 
 
 def judge(claim: Claim, looks: Sequence[Look], reading: str = "") -> Judged:
-    """A claim over the cells that it speaks of."""
+    """Return the claim judged over all cells that it concerns."""
     named = [(look, sides(claim, look, looks)) for look in looks if fnmatch(look.cell.name, claim.cells)]
-    spoken = [(look, found) for look, found in named if found]
-    lines = [line for look, found in spoken for line in _lines(claim, look, found)]
-    group = _of_one_length(lines)
+    concerned = [(look, operands) for look, operands in named if operands]
+    lines = [line for look, operands in concerned for line in _judge_cell(claim, look, operands)]
+    group = _select_one_length(lines)
     chosen, common = pool([line.values.keys() for line in group])
     pooled = [group[n] for n in chosen]
     overall = None
     if common:
         smallest = max(line.grain for line in pooled) / len(pooled)
         overall = _estimate([fmean(line.values[seed] for line in pooled) for seed in common], smallest)
-    diverged = _lost(side for _, found in spoken for side in found)
-    verdict = _of_all(claim, lines, overall, group, diverged)
+    diverged = _count_divergence(side for _, operands in concerned for side in operands)
+    verdict = _judge_all(claim, lines, overall, group, diverged)
     return Judged(
         claim=claim,
         reading=reading,
@@ -115,24 +115,26 @@ def judge(claim: Claim, looks: Sequence[Look], reading: str = "") -> Judged:
         unpaired=tuple(line.title for n, line in enumerate(group) if n not in chosen),
         other_lengths=tuple(line.title for line in lines if line.values and line.length != group[0].length),
         verdict=verdict,
-        p=_p_value(claim, lines, overall).p if verdict in (*DECIDED, INCONCLUSIVE) and _has_interval(lines) else None,
+        p=_compute_tails(claim, lines, overall).p if verdict in (*DECIDED, INCONCLUSIVE) and _has_interval(lines) else None,
         diverged=diverged,
     )
 
 
-def _lines(claim: Claim, look: Look, found: Sequence[Side]) -> Iterator[Line]:
-    """The claim in one cell: a line, or one a client."""
-    alike = all(side.look.scale == look.scale for side in found)  # a number of fewer rounds is not held against another
-    seeds = [s for s in look.seeds if alike and all(side.look.good(side.arm, s) for side in found)]
-    diverged, smallest = _lost(found), grain(claim, found)
-    share = min(side.look.share(side.arm) for side in found)
-    scale = "; ".join(dict.fromkeys(filter(None, (side.look.arm_words(side.arm) for side in found))))
-    for title, values in (of_clients if claim.per == "client" else of_cell)(claim, look, found, seeds):
+def _judge_cell(claim: Claim, look: Look, operands: Sequence[Side]) -> Iterator[Line]:
+    """Yield the claim's lines in one cell: one line, or one for each client."""
+    is_comparable = all(
+        side.look.scale == look.scale for side in operands
+    )  # a number of fewer rounds is not held against another
+    seeds = [s for s in look.seeds if is_comparable and all(side.look.good(side.arm, s) for side in operands)]
+    diverged, smallest = _count_divergence(operands), grain(claim, operands)
+    share = min(side.look.share(side.arm) for side in operands)
+    scale = "; ".join(dict.fromkeys(filter(None, (side.look.arm_words(side.arm) for side in operands))))
+    for title, values in (of_clients if claim.per == "client" else of_cell)(claim, look, operands, seeds):
         e = _estimate(list(values.values()), smallest) if values else None
         if not seeds:
             verdict = DIVERGED if diverged else NOT_RUN
         else:
-            verdict = TOO_SHORT if share < ENOUGH_ROUNDS else _verdict(claim, e, diverged)
+            verdict = TOO_SHORT if share < ENOUGH_ROUNDS else _judge_difference(claim, e, diverged)
         yield Line(
             title=title,
             values=values,
@@ -142,20 +144,20 @@ def _lines(claim: Claim, look: Look, found: Sequence[Side]) -> Iterator[Line]:
             scale=scale,
             share=share,
             length=look.scale.length(look.cell),
-            numerics=frozenset[int]().union(*(side.look.numerics(side.arm, seeds) for side in found)),
+            numerics=frozenset[int]().union(*(side.look.numerics(side.arm, seeds) for side in operands)),
             diverged=diverged,
         )
 
 
 def _estimate(values: Sequence[float], smallest: float) -> Estimate:
-    """The mean over seeds, judged at the grain of the test set: differences of rounding alone are equal."""
+    """Return the estimate over seeds, with the grain of the test set; differences by rounding alone count as equal."""
     if smallest and max(values) - min(values) <= ROUNDED:
         values = [fmean(values)] * len(values)
     return estimate(values, "seeds", smallest + ROUNDED if smallest else 0.0)
 
 
-def _of_one_length(lines: Sequence[Line]) -> list[Line]:
-    """The lines whose numbers may be averaged: those that ran for the largest share, of these the most alike."""
+def _select_one_length(lines: Sequence[Line]) -> list[Line]:
+    """Return the lines that may be averaged: those of the largest share of rounds, then of the largest group."""
     groups: dict[tuple[Fraction, str], list[Line]] = {}
     for line in lines:
         if line.values:
@@ -164,64 +166,68 @@ def _of_one_length(lines: Sequence[Line]) -> list[Line]:
 
 
 def _has_interval(lines: Iterable[Line]) -> bool:
-    """Whether a line that is long enough has an interval, of three seeds or more."""
+    """Return whether a line of sufficient length has an interval, which needs three seeds."""
     judged = (line.difference for line in lines if line.verdict in (*DECIDED, INCONCLUSIVE))
     return any(e is not None and e.half is not None and e.n >= ENOUGH for e in judged)
 
 
-def _p_value(claim: Claim, lines: Sequence[Line], overall: Estimate | None) -> Tails:
+def _compute_tails(claim: Claim, lines: Sequence[Line], overall: Estimate | None) -> Tails:
     if claim.whose == "mean":
         return several([tails(claim, overall)], 1, 1)
     judged = [None if line.verdict in (TOO_SHORT, DIVERGED) else tails(claim, line.difference) for line in lines]
-    supporting, contradicting = _needed(claim, len(lines))
+    supporting, contradicting = _count_needed(claim, len(lines))
     return several(judged, supporting, contradicting)
 
 
-def _lost(found: Iterable[Side]) -> Lost:
-    """How often the arms diverged."""
-    once = {(id(side.look), side.arm): side.look.diverged(side.arm) for side in found}
+def _count_divergence(operands: Iterable[Side]) -> Lost:
+    """Return arm -> (runs in which a client diverged, all runs), only for arms with such runs."""
+    divergences = {(id(side.look), side.arm): side.look.diverged(side.arm) for side in operands}
     sums: dict[str, tuple[int, int]] = {}
-    for (_, arm), (n, of) in once.items():
-        before = sums.get(arm, (0, 0))
-        sums[arm] = (before[0] + n, before[1] + of)
+    for (_, arm), (n, of) in divergences.items():
+        sums_before = sums.get(arm, (0, 0))
+        sums[arm] = (sums_before[0] + n, sums_before[1] + of)
     return {arm: (n, of) for arm, (n, of) in sums.items() if n}
 
 
-def _needed(claim: Claim, lines: int) -> tuple[int, int]:
-    """(how many lines must support a claim of every or of most cells, how many must contradict it)."""
+def _count_needed(claim: Claim, lines: int) -> tuple[int, int]:
+    """Return (the lines that must support a claim about every or most cells, the lines that must contradict it)."""
     return {"every": (lines, 1), "most": (lines // 2 + 1,) * 2}[claim.whose]
 
 
-def _of_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, group: Sequence[Line], diverged: Lost) -> str:
-    """The verdict over all lines: of the mean of those that were run, or one by one.
+def _judge_all(claim: Claim, lines: Sequence[Line], overall: Estimate | None, group: Sequence[Line], diverged: Lost) -> str:
+    """Return the verdict over all lines: of their mean, or line by line.
 
-    A mean decides nothing where a line decides the opposite, nor where no line decides anything.
+    The mean does not decide if a line decides the opposite, or if no line decides anything.
     """
     counted = Counter(line.verdict for line in lines)
-    for nothing in (TOO_SHORT, DIVERGED, NOT_RUN):
-        if counted[nothing] and counted.keys() <= {TOO_SHORT, DIVERGED, NOT_RUN}:
-            return nothing
+    for undecided in (TOO_SHORT, DIVERGED, NOT_RUN):
+        if counted[undecided] and counted.keys() <= {TOO_SHORT, DIVERGED, NOT_RUN}:
+            return undecided
     if not lines:
         return NOT_RUN
     if claim.whose == "mean":
         if counted.keys() - {NOT_RUN, TOO_SHORT} == {CONTRADICTED}:
             return CONTRADICTED  # also where the mean of opposite differences holds a claim that two are the same
-        mean = _verdict(claim, overall, diverged) if all(line.share >= ENOUGH_ROUNDS for line in group) else INCONCLUSIVE
+        mean = (
+            _judge_difference(claim, overall, diverged)
+            if all(line.share >= ENOUGH_ROUNDS for line in group)
+            else INCONCLUSIVE
+        )
         return mean if counted[mean] and not counted.keys() & set(DECIDED) - {mean} else INCONCLUSIVE
-    found = [v for v, n in zip(DECIDED, _needed(claim, len(lines)), strict=True) if counted[v] >= n]
-    return found[0] if found else INCONCLUSIVE
+    verdicts = [v for v, n in zip(DECIDED, _count_needed(claim, len(lines)), strict=True) if counted[v] >= n]
+    return verdicts[0] if verdicts else INCONCLUSIVE
 
 
-def _verdict(claim: Claim, difference: Estimate | None, diverged: Lost) -> str:
-    """By the interval of the seeds that ended; but an arm that diverged in another wins nothing, nor is it the same."""
-    found = _by_interval(claim, difference)
+def _judge_difference(claim: Claim, difference: Estimate | None, diverged: Lost) -> str:
+    """Return the verdict by the interval of the finished seeds; an arm that diverged cannot win or be equal."""
+    verdict = _judge_interval(claim, difference)
     if claim.sign == "same":
-        return INCONCLUSIVE if found == SUPPORTED and diverged else found
-    winner = {SUPPORTED: claim.arm, CONTRADICTED: claim.other[0] or claim.arm}.get(found)
-    return INCONCLUSIVE if winner in diverged else found
+        return INCONCLUSIVE if verdict == SUPPORTED and diverged else verdict
+    winner = {SUPPORTED: claim.arm, CONTRADICTED: claim.other[0] or claim.arm}.get(verdict)
+    return INCONCLUSIVE if winner in diverged else verdict
 
 
-def _by_interval(claim: Claim, difference: Estimate | None) -> str:
+def _judge_interval(claim: Claim, difference: Estimate | None) -> str:
     if difference is None or difference.half is None or difference.n < ENOUGH:
         return INCONCLUSIVE  # too few seeds have both numbers
     if claim.sign == "same":

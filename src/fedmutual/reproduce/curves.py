@@ -1,4 +1,4 @@
-"""A number over the rounds, an arm a curve: means over seeds with their range."""
+"""Compute curves over the rounds, one for each arm: the mean over seeds with the lowest and highest seed."""
 
 from collections.abc import Callable, Sequence
 from statistics import fmean
@@ -12,21 +12,21 @@ from fedmutual.rundir.recorded_run import NAMES
 
 
 def curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
-    """Of each arm that has such values, one for each evaluated round of a run."""
-    taken = _slots(list(look.cell.shown))
+    """Return one curve for each arm that has values. values: a result -> one value for each evaluated round, or nothing."""
+    slots = _assign_slots(list(look.cell.shown))
     drawn = []
-    for arm, found in look.results.items():
-        runs = [(s, dict(zip(r.evaluated, v, strict=True))) for s, r in sorted(found.items()) if (v := values(r))]
+    for arm, by_seed in look.results.items():
+        runs = [(s, dict(zip(r.evaluated, v, strict=True))) for s, r in sorted(by_seed.items()) if (v := values(r))]
         common = sorted(set.intersection(*(set(v) for _, v in runs))) if runs else []
-        points = [Point(n, fmean(of := [v[n] for _, v in runs]), min(of), max(of)) for n in common]
+        points = [Point(n, fmean(scores := [v[n] for _, v in runs]), min(scores), max(scores)) for n in common]
         if points:
             label = name(arm, look.cell.shown[arm])
-            drawn.append(Curve(label, taken[arm], 0, tuple(points), len(runs), tuple(runs)))
+            drawn.append(Curve(label, slots[arm], 0, tuple(points), len(runs), tuple(runs)))
     return tuple(drawn)
 
 
-def _slots(arms: Sequence[str]) -> dict[str, int]:
-    """A colour and a mark for each arm: the known methods have their own, as in every report."""
+def _assign_slots(arms: Sequence[str]) -> dict[str, int]:
+    """Return arm -> colour and mark slot: the known methods have the slots of the report, the other arms take free slots."""
     taken = {arm: list(NAMES).index(arm) + 1 for arm in arms if arm in NAMES}
     free = [s for s in range(1, SLOTS + 1) if s not in taken.values()]
     rest = [arm for arm in arms if arm not in taken]

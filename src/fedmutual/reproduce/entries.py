@@ -1,4 +1,4 @@
-"""An entry of a table: a number with its interval, beside the paper's, and its footnote."""
+"""Build the table entries of arms: a number with its interval, the paper's number, and a footnote."""
 
 from collections.abc import Iterable
 
@@ -13,12 +13,12 @@ from fedmutual.rundir.recorded_run import NAMES
 
 
 def name(key: str, arm: Arm) -> str:
-    """What an arm is called."""
+    """Return the display name of an arm. key: the arm's key in the cell."""
     return arm.title or NAMES.get(key, key)
 
 
 def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
-    """(a mean, half the width of its interval with its sign; "" where there is none)."""
+    """Return (the mean as text, "± " with half of the interval's width as text); the second is "" without an interval."""
     if unit in ("%", "points"):
         return percent(value.mean, decimals), "" if value.half is None else f"± {percent(value.half, decimals)}"
     if unit == "bytes":
@@ -30,49 +30,49 @@ def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
 def entry(
     look: Look, arm: str, value: Estimate | None, paper: float | None, measure: measures.Measure, decimals: int
 ) -> Cell:
-    """A number of an arm beside the paper's; or why there is none."""
+    """Return the table cell of an arm's number with the paper's number, or with the reason why there is no number."""
     unit = measure.unit
-    beside = f"paper {paper:.2f}" if paper is not None else ""
+    paper_text = f"paper {paper:.2f}" if paper is not None else ""
     failed = [f"seed {s}: {r.failed}" for s, r in look.results[arm].items() if r.failed]
     if value is None:
         unasked = measure.of_weights and any(lacks(look.cell, r) for r in look.results[arm].values())
-        text = DIVERGED if failed else NOT_RUN if unasked or not look.results[arm] else _none(unit)
+        text = DIVERGED if failed else NOT_RUN if unasked or not look.results[arm] else _name_missing(unit)
         why = {
             NOT_RUN: "the run is known, and what is read off its weights here is not" if unasked else "",
             "n/a": "n/a: this method has no such number",
             "not reached": "; ".join(filter(None, ("not reached", look.arm_words(arm)))),
         }
-        return Cell(text, sub=beside, note="; ".join(failed) or why.get(text, ""))
+        return Cell(text, sub=paper_text, note="; ".join(failed) or why.get(text, ""))
     mean, spread = amount(value, unit, decimals)
     missing = len(look.results[arm]) - value.n
     notes = [look.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += [f"{missing} more had no such number" + (", it was not reached" if unit == "rounds" else "")] if missing else []
-    return Cell(mean, spread, beside, "; ".join(filter(None, (*notes, mixed(look.numerics(arm)), *failed))))
+    return Cell(mean, spread, paper_text, "; ".join(filter(None, (*notes, mixed(look.numerics(arm)), *failed))))
 
 
-def _none(unit: str) -> str:
+def _name_missing(unit: str) -> str:
     return "not reached" if unit == "rounds" else "n/a"
 
 
 def mixed(versions: Iterable[int]) -> str:
-    """ "made by numerics versions 1 and 2"; "" where one version made all."""
+    """Return "made by numerics versions 1 and 2"; "" if all results have one numerics version."""
     several = sorted(set(versions))
     return f"made by numerics versions {listed([str(v) for v in several])}" if len(several) > 1 else ""
 
 
 def lost(diverged: Lost) -> str:
-    """ "fml diverged in 2 of 4 runs"; "" where none did."""
+    """Return "fml diverged in 2 of 4 runs"; "" if no run diverged."""
     return listed([f"{arm} diverged in {n} of {count(of, 'run')}" for arm, (n, of) in diverged.items()])
 
 
 def unit(judged: Judged) -> str:
-    """The unit of a claim's difference."""
+    """Return the unit of a claim's difference."""
     if judged.claim.times is not None:
         return "times"
-    found = measures.find(judged.claim.measure)[0].unit
-    return "points" if found == "%" else found
+    measure_unit = measures.find(judged.claim.measure)[0].unit
+    return "points" if measure_unit == "%" else measure_unit
 
 
 def capital(text: str) -> str:
-    """A sentence's first letter as a capital; the others as they are."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]

@@ -1,4 +1,4 @@
-"""The figures: curves over rounds, drawn as the report draws its own, and clouds; and as files that stand alone."""
+"""Draw the figures of an experiment as SVG, for the page and as separate files."""
 
 import re
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ _WORDS = {
 
 
 def pictures(experiment: Experiment, looks: Sequence[Look]) -> list[Drawn]:
-    """A picture a cell and measure that was run; one a client where the experiment looks at clients; those of a node."""
+    """Yield one picture for each cell and measure with results, for each client if the index asks, and of a node."""
     found: list[Drawn] = []
     for look in looks:
         if not look.run or not fnmatch(look.cell.name, experiment.index.draw):
@@ -54,7 +54,7 @@ def pictures(experiment: Experiment, looks: Sequence[Look]) -> list[Drawn]:
 
 
 def curve(result: Result, key: str) -> tuple[float, ...]:
-    """A curve of a run by its name; "local" is that of the model that a client trained itself."""
+    """Return the values of a curve of a run; "local" is the curve of the model that the client trained itself."""
     return result.curves.get(measures.trained(result) if key == "local" else key, ())
 
 
@@ -63,19 +63,19 @@ def _of_client(result: Result, client: str) -> tuple[float, ...]:
 
 
 def draw(picture: Drawn, prefix: str, styles: Styles) -> str:
-    """A picture as SVG within a page."""
+    """Return the picture as SVG for use inside a page."""
     if isinstance(picture, Scatter):
         return draw_scatter(picture, prefix, styles)
     return draw_curves(picture, prefix, styles)
 
 
 def numbers_of(picture: Drawn, decimals: int) -> Table:
-    """What is drawn, as a table."""
+    """Return the numbers of the picture as a table."""
     return scatter_table(picture) if isinstance(picture, Scatter) else data_table(picture, decimals)
 
 
 def standalone(picture: Alone) -> str:
-    """A picture as an SVG file of its own: the page's light colours, and a name for every line."""
+    """Return the picture as a separate SVG file, in the page's light colours and with a label on every line."""
     styles: Styles = {}
     drawn = draw_forest(picture, "p", styles) if isinstance(picture, Forest) else draw(picture, "p", styles)
     css = (files("fedmutual.report") / "templates" / "style.css").read_text(encoding="utf-8")
@@ -93,9 +93,9 @@ def standalone(picture: Alone) -> str:
 
 
 def summary(picture: Alone) -> str:
-    """A picture in words: of curves, where each line ends."""
+    """Return a description of the picture in words; for curves, the last value of each line."""
     if isinstance(picture, Scatter | Forest):
         return picture.words
-    told = percent if picture.percent else partial(fixed, decimals=3)
-    ends = (f"{c.label} {told(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
+    format_value = percent if picture.percent else partial(fixed, decimals=3)
+    ends = (f"{c.label} {format_value(c.points[-1].mean)} after round {c.points[-1].round}" for c in picture.curves)
     return f"{picture.title}. {'; '.join(ends)}"

@@ -1,4 +1,4 @@
-"""The findings: what of the papers holds up and what does not, by the verdicts on the claims that the indexes name."""
+"""Write the findings page: the verdicts on the claims that have a `finding` in an index."""
 
 import os
 from collections.abc import Sequence
@@ -25,21 +25,21 @@ HOLDS, DEPENDS, FAILS, OPEN, UNMEASURED = "holds", "depends", "fails", "open", "
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim that the findings speak of."""
+    """A claim on the findings page, judged under each reading."""
 
     page: Page
     readings: tuple[Judged, ...]
 
     @property
     def text(self) -> str:
-        """The claim in one sentence that stands alone."""
+        """Return the claim as one complete sentence."""
         return self.readings[0].claim.finding
 
     @property
     def outcome(self) -> str:
-        """How it came out over its readings; a verdict counts that stands after Holm's adjustment over all pages."""
-        found = [_outcome(judged) for judged in self.readings]
-        measured = [o for o in found if o is not None]
+        """Return the outcome over all readings; a verdict counts only if it stands after Holm's adjustment."""
+        outcomes = [_decide_outcome(judged) for judged in self.readings]
+        measured = [o for o in outcomes if o is not None]
         if not measured:
             return UNMEASURED
         if len(set(measured)) > 1:
@@ -48,35 +48,35 @@ class Finding:
 
     @property
     def verdicts(self) -> str:
-        """ "As the paper trains: supported: +1.2 points ...; at equal gradient steps: not run": each reading."""
-        told = []
+        """Return each reading's verdict: "As the paper trains: supported: +1.2 points ...; at equal steps: not run"."""
+        texts = []
         for judged in self.readings:
             verdict = prose.verdict(judged, self.page.experiment.index.decimals)
             if judged.verdict in DECIDED and not stands(judged.holm[1]):
                 verdict += ", though not after Holm's adjustment"
-            told.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
-        return capital("; ".join(told))
+            texts.append(f"{judged.reading}: {verdict}" if judged.reading else verdict)
+        return capital("; ".join(texts))
 
 
-def _outcome(judged: Judged) -> str | None:
-    """Its verdict, inconclusive where that may be chance; None where too little was run for one."""
+def _decide_outcome(judged: Judged) -> str | None:
+    """Return the verdict, or inconclusive if the verdict may be chance; None if too few runs exist for a verdict."""
     if judged.verdict in DECIDED:
         return judged.verdict if stands(judged.holm[1]) else INCONCLUSIVE
     return INCONCLUSIVE if judged.verdict == INCONCLUSIVE else None
 
 
 def find_findings(told: Sequence[Page]) -> list[Finding]:
-    """The claims that have a `finding`, in the order of the pages."""
+    """Return the claims that have a `finding`, in the order of the pages."""
     return [Finding(page, readings) for page in told for readings in page.claims if readings[0].claim.finding]
 
 
 def forest(findings: Sequence[Finding]) -> Forest:
-    """The verdicts of the findings that are differences in points, where enough was run for one."""
+    """Return the forest plot of the findings that are differences in points and have a verdict."""
     rows = []
     for finding in findings:
         label = finding.text
         for number, judged in enumerate(finding.readings):
-            if _outcome(judged) is None or judged.overall is None or unit(judged) != "points":
+            if _decide_outcome(judged) is None or judged.overall is None or unit(judged) != "points":
                 continue
             sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.verdict, 0)
             rows.append(Row(label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
@@ -85,12 +85,12 @@ def forest(findings: Sequence[Finding]) -> Forest:
 
 
 def write_findings(told: Sequence[Page], counts: pd.DataFrame, root: Path, folder: Path) -> list[Path]:
-    """Write the findings beside the folder of the pages, from the template of the experiments -> their paths.
+    """Write the findings page beside the folder of the pages, from the template of the experiments, and return its paths.
 
-    counts: the papers' printed numbers by state, the sum in the row "all". Nothing is written without a template.
+    counts: the numbers of printed values by state; the sum is in the row "all". Without a template nothing is written.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: a file cannot be written.
     """
     if not (root / TEMPLATE).exists():
         return []
@@ -102,7 +102,7 @@ def write_findings(told: Sequence[Page], counts: pd.DataFrame, root: Path, folde
 
 
 def render_findings(findings: Sequence[Finding], counts: pd.DataFrame, root: Path, pages: str) -> str:
-    """The page as Markdown. pages: the way from it to the folder of the experiments' pages."""
+    """Return the findings page as Markdown. pages: the relative path from this page to the experiments' pages."""
     template = make_environment(root, html=False).get_template(TEMPLATE)
     return template.render(
         made=MADE,

@@ -1,4 +1,4 @@
-"""Differences with their intervals, a row a verdict: the picture of the findings."""
+"""Draw a forest plot: one row for each verdict, with the difference and its interval."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,13 +34,13 @@ class Forest:
 
     @property
     def words(self) -> str:
-        """The picture in words."""
-        told = (f"{row.label} {points(row.difference.mean)}" for row in self.rows)
-        return f"{self.title}, in points: {'; '.join(told)}"
+        """Return the description of the plot in words."""
+        row_texts = (f"{row.label} {points(row.difference.mean)}" for row in self.rows)
+        return f"{self.title}, in points: {'; '.join(row_texts)}"
 
 
 def draw_forest(forest: Forest, prefix: str, styles: Styles) -> str:
-    """The rows as SVG: a mark at the mean, a line over the 95 % interval, and the zero."""
+    """Return the plot as SVG: a mark at each mean, a line over the 95 % interval, and a line at zero."""
     tall = ROW * len(forest.rows)
     figure, axes = make_axes(WIDTH, tall + 42, left=LABELS, right=14, bottom=38, top=4)
     axes.axvline(0, color=colour("ink"), linewidth=1, clip_on=False)

@@ -1,4 +1,4 @@
-"""The front page of a folder of pages: written by hand, but for the tables between marks."""
+"""Update the generated tables in the front page of a folder of pages; the rest of the front page is written by hand."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,15 +9,15 @@ FRONT = "README.md"
 
 
 def marks(name: str) -> tuple[str, str]:
-    """The lines before and after a table that is made, as "printed numbers"."""
+    """Return the comment lines before and after a generated table. name: such as "printed numbers"."""
     made = f"<!-- {name}: made by `fedmutual reproduce --pages FOLDER` from the results; not to be edited -->"
     return made, f"<!-- end of {name} -->"
 
 
 def write_front(folder: Path, made: Mapping[str, str]) -> list[Path]:
-    """Put each table, in Markdown by its name, between its marks of the folder's front page -> the path of the page.
+    """Write each table between its marks in the front page and return the page's path; [] for a page without marks.
 
-    A table whose marks the page lacks is left out; a page without any is left alone.
+    made: table name -> Markdown. A table without marks in the page is left out.
 
     Raises:
         RunError: the page cannot be written.

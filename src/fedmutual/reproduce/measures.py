@@ -1,7 +1,7 @@
-"""What is read off a run: one number after the last round, and where it makes sense one after the best.
+"""The measures of a run: each gives a number after the last round and, where that makes sense, after the best round.
 
-A best is mostly chosen on the very data that it is told of, which flatters it: tables say so beside it. Where other data
-chose it, it is the number that papers print.
+For most measures the best round is chosen on the same data as the score, which makes the score too high; the tables say
+so. If other data choose the best round, the best score is the number that papers print.
 """
 
 import itertools
@@ -24,7 +24,7 @@ CHOSEN_BY_OTHERS = "each node's best on validation data"
 
 
 class Reading(NamedTuple):
-    """A run's number after its last round and after its best; None where it has none."""
+    """A number of a run after the last round and after the best round; None if the run lacks the number."""
 
     last: float | None
     best: float | None = None
@@ -36,7 +36,7 @@ Beside = Mapping[str, Result]
 
 @dataclass(frozen=True)
 class Measure:
-    """A number of a run."""
+    """A measure: how it is read from a run, its unit, and how its best round is chosen."""
 
     title: str
     unit: str  # "%", "points", "rounds", "loss", "bytes", "score"
@@ -55,20 +55,20 @@ class Measure:
 
     @property
     def counts(self) -> End:
-        """The end that counts, and that a paper's number stands beside: a best only where it was fairly chosen."""
+        """Return the end that is compared with the paper: "best" only if validation data chose the best round."""
         return "best" if self.chosen == CHOSEN_BY_OTHERS else "last"
 
     def prints(self, at: End) -> bool:
-        """Whether a paper's number stands beside this end: beside a best on test images too, which it may be."""
+        """Return whether the paper's number stands beside this end; also for a best round that was chosen on test images."""
         return at == self.counts or self.chosen == CHOSEN_BY_TEST
 
 
 def find(name: str) -> tuple[Measure, str]:
-    """A measure by its name -> (measure, its argument): "noise:0.2" is noise at 0.2.
+    """Return (the measure, its argument) for a name: "noise:0.2" is the measure "noise" with the argument "0.2".
 
     Raises:
-        LookupError: there is none.
-        ValueError: it lacks its number, or takes none.
+        LookupError: the measure does not exist.
+        ValueError: the argument is missing, or the measure has no argument.
     """
     kind, colon, argument = name.partition(":")
     if kind not in MEASURES:
@@ -88,34 +88,34 @@ def _is_number(text: str) -> bool:
 
 
 def title(name: str) -> str:
-    """What a measure is called in a table."""
+    """Return the title of a measure in tables."""
     measure, argument = find(name)
     return measure.title.format(argument, percent=f"{100 * float(argument):g}" if argument else "")
 
 
 def oscillation(curve: Sequence[float]) -> float | None:
-    """The standard deviation of the change from one round to the next over the last quarter of the rounds."""
+    """Return the standard deviation of the change from value to value in the last quarter of a curve; None if too short."""
     last = curve[-max(len(curve) // 4, 2) - 1 :]  # so many changes, and two at least
     changes = [b - a for a, b in itertools.pairwise(last)]
     return pstdev(changes) if len(changes) > 1 else None
 
 
 def reached(result: Result, target: float) -> float | None:
-    """The first evaluated round at which the global model's accuracy is `target` or more; None if it never is."""
+    """Return the first evaluated round at which the global model's accuracy is at least `target`; None if no round is."""
     curve = result.curves.get("global_test", ())
     return next((float(r) for r, value in zip(result.evaluated, curve, strict=False) if value >= target), None)
 
 
 def trained(result: Result) -> str:
-    """The curve of the model that a client trained itself: its personal one, else its copy before it was averaged."""
+    """Return the curve name of the model that a client trained: the personal model, else the copy before averaging."""
     return "copies" if "copies" in result.curves and result.model != "personal" else "own"
 
 
 def step(fractions: Iterable[float]) -> float:
-    """1 / n for the smallest n of which all fractions are multiples, as 5 decimals tell it: the step of an accuracy.
+    """Return the step of an accuracy: 1 / n for the smallest n for which all fractions are multiples of 1 / n to 5 decimals.
 
-    n examples, or fewer where all counts of right answers have a divisor in common: the step is never too small. 0.0 where
-    there is no fraction, or none that is a multiple.
+    n is the number of examples, or a divisor of it: the step is never too small. Return 0.0 without fractions, and if no n
+    fits.
     """
     values = set(fractions)
     steps = np.arange(1, MOST_EXAMPLES + 1 if values else 1)
@@ -183,7 +183,7 @@ def _noise(result: Result, beside: Beside, argument: str) -> Reading:
 
 
 def _gain(large: bool) -> Callable[[Result, Beside, str], Reading]:
-    """The mean gain over training alone of the half of the clients that have most, or fewest, training examples."""
+    """Read the mean gain over independent training of the half of the clients with the most, or fewest, training rows."""
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
         alone = beside.get("independent")
@@ -202,19 +202,19 @@ def _own(result: Result, at: End) -> Mapping[str, float]:
 
 
 def _transferred(name: str, title: str) -> Measure:
-    """ACC, BWT or FWT: of each node's model, and their mean."""
+    """Return the measure of ACC, BWT or FWT: each node's value, and the mean over nodes."""
 
     def nodes(result: Result, at: End) -> Mapping[str, float]:
         return getattr(result.transfer[name], at) if name in result.transfer else {}
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
-        return Reading(*(fmean(found.values()) if (found := nodes(result, at)) else None for at in ("last", "best")))
+        return Reading(*(fmean(values.values()) if (values := nodes(result, at)) else None for at in ("last", "best")))
 
     return Measure(title, "%", read, CHOSEN_BY_OTHERS, nodes=nodes, grain=_grain_of_nodes(name))
 
 
 def _bytes(way: str, once: bool = False) -> Callable[[Result, Beside, str], Reading]:
-    """Of a client, in the mean: a local step (a round, where rounds are passes over the data), or once in a run."""
+    """Read the mean bytes of a client: per local step (per round, if rounds are epochs), or once in a run."""
 
     def read(result: Result, beside: Beside, argument: str) -> Reading:
         if result.traffic is None or not result.clients:

@@ -1,4 +1,4 @@
-"""The pictures of one node: its features under each method, its accuracy, and its losses over the rounds."""
+"""Build the pictures of one node: its features under each method, its accuracy and its losses over the rounds."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,36 +16,36 @@ EARLY = 1000  # rounds over which the mutual losses are drawn, as the paper's fi
 
 
 def closeups(look: Look) -> Iterator[Picture | Scatter]:
-    """The pictures of the node that a cell names, of those runs that were looked at closely."""
+    """Yield the pictures of the node that the cell names, from all runs that have a node analysis."""
     node, tag, stem = look.cell.about.node, f" ({look.words})" if look.words else "", look.cell.name.replace("/", "-")
-    for arm, found in look.results.items():
-        for seed, closeup in [(s, r.closeup) for s, r in found.items() if r.closeup and r.closeup.cloud.points]:
+    for arm, by_seed in look.results.items():
+        for seed, closeup in [(s, r.closeup) for s, r in by_seed.items() if r.closeup and r.closeup.cloud.points]:
             title = (
                 f"{look.cell.title}: features of node {node}'s model, {name(arm, look.cell.shown[arm])}, seed {seed}{tag}"
             )
             yield Scatter(f"{stem}-features-{arm}", title, closeup.cloud)
     title = f"{look.cell.title}: node {node}'s model on all nodes' validation data, %{tag}"
-    yield Picture(f"{stem}-validation", title, True, curves(look, _validation))
+    yield Picture(f"{stem}-validation", title, True, curves(look, _read_validation))
     title = f"{look.cell.title}: node {node}, loss of the local step{tag}"
     yield Picture(
-        f"{stem}-local-loss", title, False, tuple(c for term in LOCAL for c in curves(look, partial(_loss, term=term)))
+        f"{stem}-local-loss", title, False, tuple(c for term in LOCAL for c in curves(look, partial(_read_loss, term=term)))
     )
     title = f"{look.cell.title}: node {node}, losses of the mutual step, the first {EARLY:,} rounds{tag}"
     yield Picture(
-        f"{stem}-mutual-loss", title, False, tuple(c for k, term in enumerate(MUTUAL) for c in _early(look, term, k))
+        f"{stem}-mutual-loss", title, False, tuple(c for k, term in enumerate(MUTUAL) for c in _draw_early(look, term, k))
     )
 
 
-def _validation(result: Result) -> tuple[float, ...]:
+def _read_validation(result: Result) -> tuple[float, ...]:
     return result.closeup.validation if result.closeup else ()
 
 
-def _loss(result: Result, term: str) -> tuple[float, ...]:
+def _read_loss(result: Result, term: str) -> tuple[float, ...]:
     return result.closeup.losses.get(term, ()) if result.closeup else ()
 
 
-def _early(look: Look, term: str, style: int) -> Iterator[Curve]:
-    for c in curves(look, partial(_loss, term=term)):
+def _draw_early(look: Look, term: str, style: int) -> Iterator[Curve]:
+    for c in curves(look, partial(_read_loss, term=term)):
         points = tuple(p for p in c.points if p.round <= EARLY)
         runs = tuple((seed, {r: v for r, v in values.items() if r <= EARLY}) for seed, values in c.runs)
         if points:

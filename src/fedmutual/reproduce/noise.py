@@ -1,4 +1,4 @@
-"""How robust a minimum is: the loss of a run's last global model while its weights are shaken by Gaussian noise."""
+"""Measure the robustness of a minimum: the loss of a run's last global model under Gaussian noise on its weights."""
 
 import copy
 from collections.abc import Sequence
@@ -16,21 +16,22 @@ DRAWS = 5
 
 
 def under_noise(run: Run, deviations: Sequence[float]) -> dict[str, float]:
-    """Standard deviation -> mean cross-entropy on the test set over DRAWS draws; 0 is the model as it is.
+    """Return standard deviation -> mean cross-entropy on the test set over DRAWS draws; "0" is the loss without noise.
 
-    The noise of a tensor is scaled by that tensor's root mean square, so that it means the same in every layer and model.
+    The noise of each tensor is scaled by the tensor's root mean square, so that one deviation is comparable over layers and
+    models.
     """
     net, test = run.global_model(), data.load(run.config).test
     assert test is not None  # where there is one global model, one network serves all
     rng = At(run.config.seed, run.config.rounds, run.config.rounds).rng("noise")
-    found = {"0": _loss(net, test)}
+    losses = {"0": _compute_loss(net, test)}
     for deviation in deviations:
-        found[f"{deviation:g}"] = sum(_loss(_shaken(net, deviation, rng), test) for _ in range(DRAWS)) / DRAWS
-    return found
+        losses[f"{deviation:g}"] = sum(_compute_loss(_add_noise(net, deviation, rng), test) for _ in range(DRAWS)) / DRAWS
+    return losses
 
 
 @torch.no_grad()
-def _shaken(net: nn.Module, deviation: float, rng: torch.Generator) -> nn.Module:
+def _add_noise(net: nn.Module, deviation: float, rng: torch.Generator) -> nn.Module:
     shaken = copy.deepcopy(net)
     for p in shaken.parameters():
         p.add_(torch.randn(p.shape, generator=rng) * p.square().mean().sqrt(), alpha=deviation)
@@ -38,6 +39,6 @@ def _shaken(net: nn.Module, deviation: float, rng: torch.Generator) -> nn.Module
 
 
 @torch.no_grad()
-def _loss(net: nn.Module, test: Data) -> float:
+def _compute_loss(net: nn.Module, test: Data) -> float:
     batches = test.rows(torch.split(torch.arange(len(test)), ROWS))
     return sum(F.cross_entropy(forward_in_parts(net, x), y, reduction="sum").item() for x, y, *_ in batches) / len(test)

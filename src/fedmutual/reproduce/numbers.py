@@ -1,4 +1,4 @@
-"""Every number of an experiment's tables, unrounded, as its JSON and its CSV have them."""
+"""List every number of an experiment's tables, unrounded, for JSON and CSV."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,21 +15,21 @@ ENDS: tuple[End, ...] = ("last", "best")
 
 
 def numbers(experiment: Experiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
-    """Fractions, rounds, losses or bytes; of single nodes too, where the experiment looks at them."""
+    """Yield one record for each cell, arm, measure and end (fractions, rounds, losses or bytes); also for nodes if shown."""
     for look in looks:
         for arm in look.cell.shown:
             for measure in experiment.index.measures:
                 for at in ENDS:
                     if experiment.index.view == "nodes":
                         for node, value in look.nodes(measure, arm, at).items():
-                            yield _line(look, arm, measure, at, node, value)
+                            yield _make_record(look, arm, measure, at, node, value)
                     mean = look.value(measure, arm, at)
                     if mean is None and (at != measures.find(measure)[0].counts or look.results[arm]):
                         continue
-                    yield _line(look, arm, measure, at, None, mean)
+                    yield _make_record(look, arm, measure, at, None, mean)
 
 
-def _line(look: Look, arm: str, measure: str, at: End, node: str | None, value: Estimate | None) -> dict[str, Any]:
+def _make_record(look: Look, arm: str, measure: str, at: End, node: str | None, value: Estimate | None) -> dict[str, Any]:
     kind = measures.find(measure)[0]
     paper = look.cell.shown[arm].printed(measure, node or AVERAGE) if at == kind.counts else None
     return {
@@ -50,6 +50,6 @@ def _line(look: Look, arm: str, measure: str, at: End, node: str | None, value: 
 
 
 def as_csv(experiment: Experiment, looks: Sequence[Look]) -> str:
-    """The same as CSV."""
+    """Return the records of `numbers` as CSV."""
     keys = ("cell", "arm", "measure", "at", "node", "mean", "half", "seeds", "paper", "state")
     return csv_text(keys, [[line[k] for k in keys] for line in numbers(experiment, looks)])

@@ -1,4 +1,4 @@
-"""The numbers that a claim is made of, in its own cell and in others that it names, and what they come to seed by seed."""
+"""Find the numbers that a claim compares, in its cell and in other named cells, and compute the difference for each seed."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -21,61 +21,67 @@ class Side(NamedTuple):
 
 
 def sides(claim: Claim, look: Look, looks: Sequence[Look]) -> list[Side]:
-    """The numbers that a claim is made of in a cell; none where the cell, or another that it names, lacks an arm of it."""
+    """Return the numbers that a claim compares in a cell; [] if the cell, or another cell of the claim, lacks an arm."""
     by_name = {x.cell.name: x for x in looks}
     counts = measures.find(claim.measure)[0].counts
     than, elsewhere = claim.other
-    found = []
-    for sign, here in ((1, look), *([(-1, by_name.get(claim.less))] if claim.less else [])):
-        found.append((sign, here, claim.arm, claim.at or counts))
+    operands = []
+    for sign, other_look in ((1, look), *([(-1, by_name.get(claim.less))] if claim.less else [])):
+        operands.append((sign, other_look, claim.arm, claim.at or counts))
         if than:
-            found.append((-sign, by_name.get(elsewhere) if elsewhere else here, than, claim.than_at or counts))
-    named = [Side(sign, here, arm, at) for sign, here, arm, at in found if here is not None and arm in here.cell.arms]
-    return named if len(named) == len(found) else []
+            operands.append((-sign, by_name.get(elsewhere) if elsewhere else other_look, than, claim.than_at or counts))
+    named = [
+        Side(sign, other_look, arm, at)
+        for sign, other_look, arm, at in operands
+        if other_look is not None and arm in other_look.cell.arms
+    ]
+    return named if len(named) == len(operands) else []
 
 
-def grain(claim: Claim, found: Sequence[Side]) -> float:
-    """By how much one example of the test set moves the claim's difference; 0.0 where it is not counted in examples."""
+def grain(claim: Claim, operands: Sequence[Side]) -> float:
+    """Return the change of the claim's difference by one test example; 0.0 for a measure that does not count examples."""
     of_measure = measures.find(claim.measure)[0].grain
     if of_measure is None or claim.times is not None:
         return 0.0
-    runs = [[r for r in side.look.results.get(side.arm, {}).values() if not r.failed] for side in found]
+    runs = [[r for r in side.look.results.get(side.arm, {}).values() if not r.failed] for side in operands]
     return max((of_measure(results, claim.per == "client") for results in runs if results), default=0.0)
 
 
-def of_cell(claim: Claim, look: Look, found: Sequence[Side], seeds: Sequence[int]) -> Iterator[tuple[str, Values]]:
-    """(the cell, its values)."""
+def of_cell(claim: Claim, look: Look, operands: Sequence[Side], seeds: Sequence[int]) -> Iterator[tuple[str, Values]]:
+    """Yield (the cell's title, seed -> value) once."""
     numbers = {}
     for seed in seeds:
-        numbers[seed] = [side.look.number(claim.measure, side.arm, seed, side.at) for side in found]
+        numbers[seed] = [side.look.number(claim.measure, side.arm, seed, side.at) for side in operands]
         if claim.measure.startswith("rounds_to") and any(n is not None for n in numbers[seed]):  # more than there were
-            more = [side.look.results[side.arm][seed].rounds + 1.0 for side in found]
+            more = [side.look.results[side.arm][seed].rounds + 1.0 for side in operands]
             numbers[seed] = [m if n is None else n for n, m in zip(numbers[seed], more, strict=True)]
-    yield look.cell.title, _held(claim, found, numbers)
+    yield look.cell.title, _compare(claim, operands, numbers)
 
 
-def of_clients(claim: Claim, look: Look, found: Sequence[Side], seeds: Sequence[int]) -> Iterator[tuple[str, Values]]:
-    """For each client (who, the values of its own numbers)."""
+def of_clients(claim: Claim, look: Look, operands: Sequence[Side], seeds: Sequence[int]) -> Iterator[tuple[str, Values]]:
+    """Yield (the client's title, seed -> value) for each client."""
     nodes = measures.find(claim.measure)[0].nodes
     assert nodes is not None  # else the index was refused
-    each = {s: [nodes(side.look.results[side.arm][s], side.at) for side in found] for s in seeds}
-    clients = dict.fromkeys(i for of in each.values() for i in of[0] if all(i in other for other in of))
+    each = {s: [nodes(side.look.results[side.arm][s], side.at) for side in operands] for s in seeds}
+    clients = dict.fromkeys(
+        i for by_operand in each.values() for i in by_operand[0] if all(i in other for other in by_operand)
+    )
     for i in clients:
-        numbers = {s: [one.get(i) for one in of] for s, of in each.items()}
-        yield f"{look.cell.title}, client {i} ({look.networks[i]})", _held(claim, found, numbers)
+        numbers = {s: [numbers_of_operand.get(i) for numbers_of_operand in by_operand] for s, by_operand in each.items()}
+        yield f"{look.cell.title}, client {i} ({look.networks[i]})", _compare(claim, operands, numbers)
     if not clients:
         yield look.cell.title, {}
 
 
-def _held(claim: Claim, found: Sequence[Side], numbers: Mapping[int, Sequence[float | None]]) -> Values:
-    """The first number of each seed against the others, of seeds that have all."""
+def _compare(claim: Claim, operands: Sequence[Side], numbers: Mapping[int, Sequence[float | None]]) -> Values:
+    """Return seed -> the difference or the ratio, for the seeds that have all numbers."""
     values = {}
-    for seed, of in numbers.items():
-        there = [n for n in of if n is not None]
-        if len(there) < len(found):
+    for seed, seed_numbers in numbers.items():
+        present = [n for n in seed_numbers if n is not None]
+        if len(present) < len(operands):
             continue
         if claim.times is None:
-            values[seed] = sum(side.sign * n for side, n in zip(found, there, strict=True))
-        elif there[1]:  # nothing is so many times nothing
-            values[seed] = there[0] / there[1]
+            values[seed] = sum(side.sign * n for side, n in zip(operands, present, strict=True))
+        elif present[1]:  # nothing is so many times nothing
+            values[seed] = present[0] / present[1]
     return values

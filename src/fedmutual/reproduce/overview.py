@@ -1,4 +1,4 @@
-"""All claims of all experiments and their verdicts on one page."""
+"""Write the page of all claims of all experiments with their verdicts."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ ORDER = (SUPPORTED, CONTRADICTED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN)
 
 
 def overview(told: Sequence[Page]) -> str:
-    """The page as Markdown: how many verdicts came out in which way and stand after Holm, then each claim with its own."""
+    """Return the page as Markdown: the counts of verdicts, also after Holm's adjustment, then each claim and verdict."""
     parts = [MADE, "# Every claim and its verdict", _sentence(told), md_table(counted(told), False), prose.P_VALUES]
     for page in told:
         if page.claims:
@@ -38,7 +38,7 @@ def _sentence(told: Sequence[Page]) -> str:
 
 
 def counted(told: Sequence[Page]) -> Table:
-    """How many verdicts there are of each kind: by their own intervals, and after Holm's adjustment."""
+    """Return the table of verdict counts: by each verdict's interval, and after Holm's adjustment."""
     judged = [j for page in told for j in page.judged]
     counts = Counter(j.verdict for j in judged)
     rows = []

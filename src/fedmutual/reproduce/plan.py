@@ -1,4 +1,4 @@
-"""What is to be trained: for each cell, arm and seed a configuration, and a fingerprint by which a run is known again."""
+"""Plan the training runs: one configuration and one fingerprint for each cell, arm and seed."""
 
 import hashlib
 import json
@@ -24,70 +24,68 @@ Changed = tuple[tuple[str, Any], ...]
 
 @dataclass(frozen=True)
 class Scale:
-    """How much of a cell is trained: at most so many rounds, with these keys changed. Whatever is less than all is said."""
+    """How much of a cell is trained: a limit on the rounds, and changed keys. The pages name every reduction."""
 
     rounds: int | None = None
     changed: Changed = ()
 
     def of(self, cell: Cell) -> "Scale":
-        """The same for one cell: rounds that none of its arms exceeds are no limit, a key is no change where none takes it.
-
-        Nor is it where each has that value already.
+        """Return the scale for one cell, without a limit that no arm exceeds and without keys that change no arm.
 
         Raises:
             ConfigError: an arm cannot have such a value.
         """
         most = max(map(cell.rounds, cell.arms))
         rounds = self.rounds if self.rounds is not None and self.rounds < most else None
-        algorithms = _algorithms(cell)
-        changed = tuple((k, v) for k, v in self.changed if tells(k) and any(_has(a, k) for a in algorithms))
-        return Scale(rounds, _telling(cell, changed))
+        algorithms = _list_algorithms(cell)
+        changed = tuple((k, v) for k, v in self.changed if tells(k) and any(_accepts(a, k) for a in algorithms))
+        return Scale(rounds, _drop_silent(cell, changed))
 
     def words(self, cell: Cell, arm: str | None = None) -> str:
-        """ "shortened: 50 of 200 rounds, partition.examples = 200", of a cell or of one arm; "" where it is whole."""
+        """Return "shortened: 50 of 200 rounds, partition.examples = 200" for a cell or one arm; "" for the full length."""
         if arm is None:
             most = max(map(cell.rounds, cell.arms))
-            rounds, own = self.rounds or most, cell.about.paper_rounds or most
+            rounds, full_rounds = self.rounds or most, cell.about.paper_rounds or most
         else:
-            rounds, own = self.trained(cell, arm)
-        parts = [f"{rounds} of {own} rounds"] if rounds < own else []
+            rounds, full_rounds = self.trained(cell, arm)
+        parts = [f"{rounds} of {full_rounds} rounds"] if rounds < full_rounds else []
         parts += [f"{k} = {json.dumps(v)}" for k, v in self.changed]
         return f"shortened: {', '.join(parts)}" if parts else ""
 
     def length(self, cell: Cell) -> tuple[Fraction, str]:
-        """(the share of the cell's rounds, the changed keys as JSON): what cells must have alike to be averaged."""
+        """Return (the share of the cell's rounds, the changed keys as JSON); cells are averaged only if both are equal."""
         rounds = cell.common_rounds if self.rounds is None else min(self.rounds, cell.common_rounds)
         return Fraction(rounds, cell.common_rounds), json.dumps(self.changed)
 
     def trained(self, cell: Cell, arm: str) -> tuple[int, int]:
-        """(rounds of an arm at this scale, its own rounds), or those of the arm that it starts from, if that is cut more.
+        """Return (the arm's rounds at this scale, its full rounds), or those of the arm it starts from, if that is cut more.
 
-        Its own rounds are the paper's, where the cell says that the paper trains for more.
+        The full rounds are the paper's, if the cell says that the paper trains for more rounds.
         """
         longer = cell.about.paper_rounds / max(map(cell.rounds, cell.arms)) if cell.about.paper_rounds else 1.0
         chain = [arm, *filter(None, (cell.arms[arm].needs,))]
         pairs = [(cell.rounds(a) if self.rounds is None else cell.within(a, self.rounds), cell.rounds(a)) for a in chain]
-        rounds, own = min(pairs, key=lambda pair: Fraction(*pair))
-        return rounds, round(own * max(longer, 1.0))
+        rounds, full_rounds = min(pairs, key=lambda pair: Fraction(*pair))
+        return rounds, round(full_rounds * max(longer, 1.0))
 
 
-def _telling(cell: Cell, changed: Changed) -> Changed:
-    """Those of some keys that make other runs."""
+def _drop_silent(cell: Cell, changed: Changed) -> Changed:
+    """Return the changed keys that change the fingerprint of an arm."""
 
     def prints(changed: Changed) -> list[str]:
         return [fingerprint(arm_config(cell, arm, 0, Scale(None, changed)), {}) for arm in cell.arms]
 
-    kept, whole = changed, prints(changed) if changed else []
+    kept_pairs, full_prints = changed, prints(changed) if changed else []
     for pair in changed:
-        fewer = tuple(p for p in kept if p != pair)
+        fewer = tuple(p for p in kept_pairs if p != pair)
         with suppress(ConfigError):  # without this key another cannot be
-            kept = fewer if prints(fewer) == whole else kept
-    return kept
+            kept_pairs = fewer if prints(fewer) == full_prints else kept_pairs
+    return kept_pairs
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run that a cell asks for."""
+    """One training run."""
 
     cell: Cell
     arm: str
@@ -99,63 +97,69 @@ class Job:
 
     @property
     def label(self) -> str:
-        """What a person calls it."""
+        """Return the name of the run for people."""
         return f"{self.cell.name}, {self.arm}, seed {self.seed}"
 
     @property
     def about(self) -> Arm:
-        """Its arm."""
+        """Return the arm of the run."""
         return self.cell.arms[self.arm]
 
 
 def jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingProxyType({})) -> Iterator[Job]:
-    """All runs of a cell, those that others need before them.
+    """Yield all runs of a cell; a run comes after the run that it starts from.
 
-    here: keys that say how this machine works and tell in no result, such as engine.name.
+    here: keys of this machine that do not change a result, such as engine.name.
 
     Raises:
-        ConfigError: an arm's configuration is not valid; file, arm and key are named.
+        ConfigError: an arm's configuration is not valid; the message names file, arm and key.
     """
     of_cell = scale.of(cell)
     for seed in seeds:
-        made: dict[str, Job] = {}
+        jobs_by_arm: dict[str, Job] = {}
         for arm in cell.arms:
-            yield from _with_needs(cell, arm, seed, of_cell, here, made)
+            yield from _plan_with_needs(cell, arm, seed, of_cell, here, jobs_by_arm)
 
 
-def _with_needs(cell: Cell, arm: str, seed: int, scale: Scale, here: Here, made: dict[str, Job]) -> Iterator[Job]:
-    if arm in made:
+def _plan_with_needs(
+    cell: Cell, arm: str, seed: int, scale: Scale, here: Here, jobs_by_arm: dict[str, Job]
+) -> Iterator[Job]:
+    if arm in jobs_by_arm:
         return
     need = cell.arms[arm].needs
     if need is not None:
-        yield from _with_needs(cell, need, seed, scale, here, made)
-    kept, needed = cell.arms[arm], made[need] if need else None
-    given = {"needs": needed.fingerprint if needed else None, "clients": kept.clients, "examples": kept.examples}
+        yield from _plan_with_needs(cell, need, seed, scale, here, jobs_by_arm)
+    arm_table, needed = cell.arms[arm], jobs_by_arm[need] if need else None
+    inputs = {
+        "needs": needed.fingerprint if needed else None,
+        "clients": arm_table.clients,
+        "examples": arm_table.examples,
+    }
     config = arm_config(cell, arm, seed, scale, here)
-    made[arm] = Job(cell, arm, seed, scale, config, fingerprint(config, given), needed)
-    yield made[arm]
+    jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, fingerprint(config, inputs), needed)
+    yield jobs_by_arm[arm]
 
 
 def arm_config(cell: Cell, arm: str, seed: int, scale: Scale, here: Here = MappingProxyType({})) -> Config:
-    """The configuration of an arm at a scale of its cell, on this machine."""
-    algorithm = _algorithm(cell, arm)
+    """Return the configuration of an arm at a scale of its cell, with the keys of this machine."""
+    algorithm = _name_algorithm(cell, arm)
     limit = {} if scale.rounds is None else {"rounds": cell.within(arm, scale.rounds)}
-    changed = {k: v for k, v in (*scale.changed, *here.items()) if _has(algorithm, k)}  # as `compare --set`: who has it
+    changed = {k: v for k, v in (*scale.changed, *here.items()) if _accepts(algorithm, k)}  # as `compare --set`: who has it
     return cell.config(arm, changed | {"seed": seed, **limit})
 
 
-def _algorithm(cell: Cell, arm: str) -> str:
-    """The name of an arm's algorithm."""
+def _name_algorithm(cell: Cell, arm: str) -> str:
+    """Return the name of an arm's algorithm."""
     return str(cell.arms[arm].set.get("algorithm.name", cell.tables.get("algorithm", {}).get("name", "fml")))
 
 
-def _algorithms(cell: Cell) -> list[str]:
-    """Those of all its arms, each once."""
-    return list(dict.fromkeys(_algorithm(cell, arm) for arm in cell.arms))
+def _list_algorithms(cell: Cell) -> list[str]:
+    """Return the names of all arms' algorithms, each once."""
+    return list(dict.fromkeys(_name_algorithm(cell, arm) for arm in cell.arms))
 
 
-def _has(algorithm: str, key: str) -> bool:
-    """Whether an arm of this algorithm can be given a key: of another algorithm's settings it can not."""
+def _accepts(algorithm: str, key: str) -> bool:
+    """Return whether an arm of this algorithm accepts a key; it does not accept a setting of another algorithm."""
     table, _, rest = key.partition(".")
     try:
         return table != "algorithm" or ":" in algorithm or rest.partition(".")[0] in list_setting_types(algorithm)
@@ -164,9 +168,9 @@ def _has(algorithm: str, key: str) -> bool:
 
 
 def fingerprint(config: Config, given: Mapping[str, Any]) -> str:
-    """What makes two runs the same: a digest of all that was set and tells in the result, and of what was given; the rounds.
+    """Return the identity of a run: a digest of all set keys that change the result and of `given`, then the rounds.
 
-    Defaults are left out, so that a key which a later version adds does not make a run another's.
+    Defaults are left out, so that a new key in a later version does not change the fingerprint of older runs.
     """
     set_keys = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
     counted = {k: _without_silent(k, v) for k, v in set_keys.items() if k not in _SILENT}
@@ -181,7 +185,7 @@ def _without_silent(name: str, value: Any) -> Any:
 
 
 def tells(key: str) -> bool:
-    """Return whether a dotted key can change a number of the result; where the work is done, and where data lie, cannot."""
+    """Return whether a dotted key can change a result; keys that say where to compute or where data lie cannot."""
     return key not in _SILENT
 
 
@@ -190,7 +194,7 @@ def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
     for key, option in (("seed", "--seeds"), ("rounds", "--rounds"), ("name", "--out")):
         if key in changed:
             raise ConfigError(f"--set {key}: cells have their own; use {option}")
-    algorithms = list(dict.fromkeys(a for cell in cells for a in _algorithms(cell)))
+    algorithms = list(dict.fromkeys(a for cell in cells for a in _list_algorithms(cell)))
     for key in changed:
         inner = [k for k in list_keys() if k.startswith(f"{key}.")]
         if inner or key == "clients":
@@ -198,5 +202,5 @@ def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
             raise ConfigError(f"--set {key}: it is a table; set its keys one by one, as --set {like}=...")
         if key == "algorithm.name":
             raise ConfigError(f"--set {key}: each arm has an algorithm of its own; take it out, or write a cell of your own")
-        if not any(_has(a, key) for a in algorithms):
+        if not any(_accepts(a, key) for a in algorithms):
             raise ConfigError(f"--set: {describe_foreign_key('algorithm', key.split('.')[1], algorithms)}")

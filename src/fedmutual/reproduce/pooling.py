@@ -1,13 +1,14 @@
-"""Which cells a mean over several is made of, where not all were run with the same seeds."""
+"""Choose the cells of a mean when the cells do not all have the same seeds."""
 
 from collections.abc import Collection, Sequence
 
 
 def pool(cells: Sequence[Collection[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(the places of the cells that are pooled, the seeds that all of them have), from the seeds of each cell.
+    """Return (the positions of the pooled cells, the seeds that all of them have). cells: the seeds of each cell.
 
-    Two seeds where there are any, for one has no interval; then the most pairs, cells times seeds; then the most cells; then
-    the first. No result has a say in it.
+    At least two seeds are taken if possible, because one seed has no interval; then the most pairs of cell and seed; then
+    the
+    most cells; then the first. The choice does not use any result.
     """
     shared: set[frozenset[int]] = set()
     for seeds in map(frozenset, cells):

@@ -1,4 +1,4 @@
-"""How many of the papers' printed numbers are measured: at full length, shortened, or not at all."""
+"""Count the papers' printed numbers by state: measured at full length, measured shortened, or not measured."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,10 +17,10 @@ NUMBER = ["cell", "arm", "measure", "node"]  # what a printed number is known by
 
 
 def printed_frame(told: Sequence[tuple[Experiment, Sequence[Look]]]) -> pd.DataFrame:
-    """A row for each printed number: "experiment", NUMBER, "value", and "state", one of STATES.
+    """Return a table with a row for each printed number: "experiment", NUMBER, "value" and "state", one of STATES.
 
-    Cells beside which the paper's numbers stand once more (`printed_in`) count for the cell that they name, if it has the
-    arm: the fullest state counts.
+    A cell that repeats the paper's numbers of another cell (`printed_in`) counts for that cell if that cell has the arm; the
+    most complete state counts.
     """
     frame = pd.DataFrame((row for experiment, looks in told for row in _rows(experiment, looks)))
     frame["state"] = pd.Categorical(frame["state"], STATES, ordered=True)
@@ -39,7 +39,7 @@ def _rows(experiment: Experiment, looks: Sequence[Look]) -> Iterator[dict[str, A
 
 
 def count_printed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Printed numbers by experiment and state: a row an experiment, in their order, and the sum in the last."""
+    """Return the counts of printed numbers: a row for each experiment and the sum last, a column for each state."""
     counts = frame.groupby(["experiment", "state"], sort=False, observed=False).size().unstack(fill_value=0)[list(STATES)]
     counts = counts.loc[frame["experiment"].drop_duplicates()]
     counts.loc[ALL] = counts.sum()
@@ -47,7 +47,7 @@ def count_printed(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def printed_table(counts: pd.DataFrame) -> Table:
-    """The counts as a table, each experiment with a link to its page."""
+    """Return the counts as a report table, with a link to the page of each experiment."""
     rows = [
         (Cell(f"[{name}]({name}.md)" if name != ALL else "**all**"), *(Cell(f"{n:,}") for n in (numbers.sum(), *numbers)))
         for name, numbers in counts.iterrows()

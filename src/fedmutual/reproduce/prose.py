@@ -1,4 +1,4 @@
-"""What was found in plain sentences: a verdict a claim, how much was run, on what, in what time."""
+"""Write sentences about results: the verdict of a claim, how much was run, on which hardware, in what time."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -28,23 +28,23 @@ _SIGNS = {"more": "above 0", "less": "below 0"}
 
 
 def verdict(judged: Judged, decimals: int) -> str:
-    """ "supported, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
-    fallen, short = lost(judged.diverged), ", shortened" if judged.shortened and judged.verdict != TOO_SHORT else ""
+    """Return "supported, shortened: +1.20 points (95 % interval +0.40 to +2.00, 3 seeds), mean over 4 of 24 cells"."""
+    divergence, short = lost(judged.diverged), ", shortened" if judged.shortened and judged.verdict != TOO_SHORT else ""
     if judged.verdict == TOO_SHORT and len(ran := {line.scale.removeprefix("shortened: ") for line in judged.run}) == 1:
         short = f" ({ran.pop()})"
     if judged.verdict in (NOT_RUN, DIVERGED):
-        return f"{judged.verdict}{short}: {fallen}" if fallen else judged.verdict
-    fallen = "".join(f"; {said}" for said in (mixed(judged.numerics), fallen) if said)
+        return f"{judged.verdict}{short}: {divergence}" if divergence else judged.verdict
+    divergence = "".join(f"; {remark}" for remark in (mixed(judged.numerics), divergence) if remark)
     if judged.overall is None:
-        return f"{judged.verdict}: no seed of what was run has the numbers{fallen}"
-    return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_over(judged)}{fallen}"
+        return f"{judged.verdict}: no seed of what was run has the numbers{divergence}"
+    return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_format_pool(judged)}{divergence}"
 
 
 def difference(judged: Judged, e: Estimate, decimals: int) -> str:
-    """ "+1.20 points (95 % interval +0.40 to +2.00, 3 seeds)"."""
+    """Return "+1.20 points (95 % interval +0.40 to +2.00, 3 seeds)"."""
     kind = unit(judged)
 
-    def told(value: float) -> str:
+    def format_value(value: float) -> str:
         if kind == "times":
             return f"{value:,.1f}"
         text = percent(value, decimals) if kind == "points" else fixed(value, {"rounds": 1, "bytes": 0}.get(kind, 3))
@@ -52,46 +52,46 @@ def difference(judged: Judged, e: Estimate, decimals: int) -> str:
 
     words = {"loss": "of loss", "score": "of score"}.get(kind, kind)
     if e.half is None:
-        return f"{told(e.mean)} {words} (one seed, so no interval)"
-    return f"{told(e.mean)} {words} (95 % interval {told(e.low)} to {told(e.high)}, {e.n} seeds)"
+        return f"{format_value(e.mean)} {words} (one seed, so no interval)"
+    return f"{format_value(e.mean)} {words} (95 % interval {format_value(e.low)} to {format_value(e.high)}, {e.n} seeds)"
 
 
-def _over(judged: Judged) -> str:
+def _format_pool(judged: Judged) -> str:
     if len(judged.lines) == 1:
         return ""
     pooled, noun = judged.pooled, judged.claim.per
-    of = f"{pooled} of {len(judged.lines)} {noun}s"
+    pooled_text = f"{pooled} of {len(judged.lines)} {noun}s"
     if noun == "client" and len(judged.run) < len(judged.lines):  # who is in a cell without numbers is not known
-        of = count(pooled, noun)
+        pooled_text = count(pooled, noun)
     if len(judged.run) == 1:
-        return f", in {judged.run[0].title} alone, {of}"
+        return f", in {judged.run[0].title} alone, {pooled_text}"
     counted = Counter(line.verdict for line in judged.run)
-    both = judged.claim.whose == "mean" and set(DECIDED) <= counted.keys()
-    against = ", which contradict each other" if both else ""
-    for apart, why in ((judged.unpaired, "for lack of common seeds"), (judged.other_lengths, "of another length")):
-        if apart:
-            of += f", without {listed(apart) if len(apart) < NAMED else f'{len(apart)} others'}, {why}"
-    return f", mean over {of}: {listed([f'{n} {word}' for word, n in counted.most_common()])}{against}"
+    has_both_verdicts = judged.claim.whose == "mean" and set(DECIDED) <= counted.keys()
+    against = ", which contradict each other" if has_both_verdicts else ""
+    for titles, why in ((judged.unpaired, "for lack of common seeds"), (judged.other_lengths, "of another length")):
+        if titles:
+            pooled_text += f", without {listed(titles) if len(titles) < NAMED else f'{len(titles)} others'}, {why}"
+    return f", mean over {pooled_text}: {listed([f'{n} {word}' for word, n in counted.most_common()])}{against}"
 
 
 def p_value(p: float | None) -> str:
-    """ "0.012", "< 0.001"; "" for none."""
+    """Return "0.012" or "< 0.001"; "" for None."""
     return "" if p is None else "< 0.001" if p < 0.001 else fixed(p, 3)
 
 
 def operands(judged: Judged) -> str:
-    """What of two arms is compared: "fml less fedavg", "fedavg over fedh2l"."""
+    """Return the comparison of a claim: "fml less fedavg", "fedavg over fedh2l"."""
     claim, (than, elsewhere) = judged.claim, judged.claim.other
     if claim.times is not None:
         return f"{claim.arm} over {than}"
-    held = f"{claim.arm} less {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
-    held += f", less the same in {claim.less}" if claim.less else ""
+    comparison = f"{claim.arm} less {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
+    comparison += f", less the same in {claim.less}" if claim.less else ""
     best = [arm for arm, at in ((claim.arm, claim.at), (than, claim.than_at)) if at == "best"]
-    return held + (f", of {listed(best)} the best round" if best else "")
+    return comparison + (f", of {listed(best)} the best round" if best else "")
 
 
 def asked(judged: Judged) -> str:
-    """What of two arms is compared, and when that supports the claim."""
+    """Return the comparison of a claim and the condition under which the claim is supported."""
     claim = judged.claim
     where = _WHERE[claim.whose].format(claim.per)
     by_mean = claim.whose == "mean" and len(judged.lines) > 1
@@ -110,21 +110,21 @@ def asked(judged: Judged) -> str:
 
 
 def state(looks: Sequence[Look]) -> str:
-    """How much was run."""
+    """Return how many cells were run, with how many seeds."""
     run = [look for look in looks if look.run]
     if not run:
         return "Not run yet."
     seeds = sorted({len(look.seeds) for look in run})
     noun = "seed" if seeds == [1] else "seeds"
-    part = sum(not all(look.results.values()) for look in run)
-    partly = f", in {part} of them not every arm" if part else ""
-    told = f"{len(run)} of {count(len(looks), 'cell')} run{partly}, with {listed([str(n) for n in seeds], 'or')} {noun}."
-    short = [look for look in run if look.words]
-    return told + (f" **Shortened** in {len(short)} of them." if short else "")
+    incomplete = sum(not all(look.results.values()) for look in run)
+    partly = f", in {incomplete} of them not every arm" if incomplete else ""
+    summary = f"{len(run)} of {count(len(looks), 'cell')} run{partly}, with {listed([str(n) for n in seeds], 'or')} {noun}."
+    shortened_looks = [look for look in run if look.words]
+    return summary + (f" **Shortened** in {len(shortened_looks)} of them." if shortened_looks else "")
 
 
 def shortened(looks: Sequence[Look]) -> Iterator[str]:
-    """A difference from the paper for each way in which cells are shortened."""
+    """Yield one sentence for each way in which cells are shortened."""
     ways: dict[str, list[str]] = {}
     for look in looks:
         if look.words:
@@ -134,38 +134,44 @@ def shortened(looks: Sequence[Look]) -> Iterator[str]:
 
 
 def begun(looks: Sequence[Look]) -> Iterator[str]:
-    """A difference, or none, for what the networks of each run began with, where that was asked for."""
-    for said in dict.fromkeys(r.made.weights for r in results(looks) if r.made.weights):
-        yield f"Networks began with: {'; '.join(said)}."
+    """Yield one sentence for each kind of non-random initial weights."""
+    for weights in dict.fromkeys(r.made.weights for r in results(looks) if r.made.weights):
+        yield f"Networks began with: {'; '.join(weights)}."
 
 
 def made(looks: Sequence[Look]) -> Iterator[str]:
-    """Hardware, versions and time, a line for each that results were made with."""
+    """Yield one line with hardware, versions and time for each set-up that made results."""
     groups: dict[tuple[str, ...], list[Result]] = {}
     for result in results(looks):
-        m = result.made
-        machine = f"{m.device}, {count(m.cpus, 'core')}, {m.platform}"
-        versions = f"Python {m.python}, torch {m.torch}, torchvision {m.torchvision}, fedmutual {result.version}"
-        alone = "" if m.together == 1 else f", {m.together} runs at once (the seconds of each are those of all)"
-        groups.setdefault((machine, versions, f"engine {m.engine}, {count(m.threads, 'thread')}{alone}"), []).append(result)
-    for key, found in groups.items():
-        timed = [r for r in found if r.seconds]
+        origin = result.made
+        machine = f"{origin.device}, {count(origin.cpus, 'core')}, {origin.platform}"
+        versions = (
+            f"Python {origin.python}, torch {origin.torch}, torchvision {origin.torchvision}, fedmutual {result.version}"
+        )
+        together_text = (
+            "" if origin.together == 1 else f", {origin.together} runs at once (the seconds of each are those of all)"
+        )
+        groups.setdefault(
+            (machine, versions, f"engine {origin.engine}, {count(origin.threads, 'thread')}{together_text}"), []
+        ).append(result)
+    for key, group in groups.items():
+        timed = [r for r in group if r.seconds]
         pace = f"; {duration(sum(r.seconds for r in timed))} in all" if timed and timed[0].made.together == 1 else ""
         pace += f", {median(r.seconds / r.rounds for r in timed):.1f} s a round in the median" if timed else ""
-        yield f"{'; '.join(key)}: {count(len(found), 'run')}{pace}."
+        yield f"{'; '.join(key)}: {count(len(group), 'run')}{pace}."
 
 
 def commands(looks: Sequence[Look]) -> list[str]:
-    """The commands that made the results."""
+    """Return the commands that made the results, each once."""
     return list(dict.fromkeys(r.made.command for r in results(looks)))
 
 
 def results(looks: Sequence[Look]) -> list[Result]:
-    """All results that are shown, a run that several cells look at once."""
-    shown = {r.fingerprint: r for look in looks for found in look.results.values() for r in found.values()}
+    """Return all shown results; a run that several cells share comes once."""
+    shown = {r.fingerprint: r for look in looks for by_seed in look.results.values() for r in by_seed.values()}
     return list(shown.values())
 
 
 def command(experiment: Experiment) -> str:
-    """The command that runs an experiment whole."""
+    """Return the command that runs the experiment."""
     return f"fedmutual reproduce {experiment.id}"

@@ -1,4 +1,4 @@
-"""Runs that were trained twice, for fewer and for more rounds: whether both tell the same scores of the same rounds."""
+"""Compare runs that were trained twice, with fewer and with more rounds: their scores of the same rounds must be equal."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -18,11 +18,13 @@ SAME, OTHER = "the same", "another"
 
 
 def repeats_frame(store: Store) -> pd.DataFrame:
-    """A row for each cell, arm and machine: "pairs" of runs, their "scores", how many are "equal", "largest".
+    """Return a row for each cell, arm and machine: "pairs" of runs, "scores", the "equal" scores, "largest" difference.
 
-    The largest difference is a fraction. Scores are those of the curves, of rounds that both evaluated; runs are of one
-    configuration and seed, which differ in their rounds alone, and of one numerics version. Runs of equal rounds are no
-    pair: these may be one run that two cells look at.
+    The largest difference is a fraction. Scores are those of the curves, in rounds that both runs evaluated. The two runs of
+    a
+    pair have one configuration, seed and numerics version, and differ only in the rounds. Runs with equal rounds are no
+    pair,
+    because they may be one run that two cells share.
     """
     frame = pd.DataFrame(_rows(store), columns=[*KEYS, *NUMBERS])
     sums = {"pairs": "sum", "scores": "sum", "equal": "sum", "largest": "max"}
@@ -50,7 +52,7 @@ def _rows(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def _scores(first: Result, second: Result) -> Iterator[tuple[float, float]]:
-    """The scores of both, of every curve and round that both have."""
+    """Return the pairs of scores of every curve and round that both runs have."""
     for name in first.curves.keys() & second.curves.keys():
         one, other = (dict(zip(r.evaluated, r.curves[name], strict=True)) for r in (first, second))
         yield from ((one[n], other[n]) for n in sorted(one.keys() & other.keys()))
@@ -62,7 +64,7 @@ def _machine(result: Result) -> tuple[Any, ...]:
 
 
 def repeats_table(frame: pd.DataFrame) -> Table:
-    """The same as a table; differences in points."""
+    """Return the frame as a report table, with differences in points."""
     rows = []
     for row in frame.itertuples():
         numbers = f"{row.pairs:,}", f"{row.equal:,} of {row.scores:,}", percent(row.largest, 2)

@@ -1,4 +1,4 @@
-"""What is kept of a finished run: its curves, each client's last and best, and what made it. Every number is finite."""
+"""The stored result of a finished run: curves, each client's last and best value, and its origin. All numbers are finite."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ class _Kept(BaseModel):
 
 
 class ClientResult(_Kept):
-    """One client's model on its own validation data."""
+    """The accuracy of one client's model on its validation data."""
 
     network: str
     examples: int
@@ -23,14 +23,14 @@ class ClientResult(_Kept):
 
 
 class Ends(_Kept):
-    """Each client's number after the last round, and after its best."""
+    """Each client's number after the last round, and after its best round."""
 
     last: dict[str, Share]
     best: dict[str, Share]
 
 
 class Traffic(_Kept):
-    """Bytes of all clients together, over the whole run."""
+    """The bytes of all clients together, over the whole run."""
 
     up: int
     down: int
@@ -38,7 +38,7 @@ class Traffic(_Kept):
 
 
 class Budget(_Kept):
-    """What a client spent on training, in the mean over clients, over the whole run."""
+    """The training work of a client, mean over clients, over the whole run."""
 
     steps: float  # gradient steps of its own model; a client with two networks takes each with both
     examples: float  # that these steps saw, one as often as it was drawn
@@ -55,7 +55,7 @@ class Cloud(_Kept):
 
 
 class CloseUp(_Kept):
-    """One client, looked at closely. Curves hold a value for each evaluated round."""
+    """The analysis of one client. Each curve has one value for each evaluated round."""
 
     client: str
     validation: tuple[Share, ...]  # its model on all clients' validation data
@@ -64,7 +64,7 @@ class CloseUp(_Kept):
 
 
 class Made(_Kept):
-    """What made a result."""
+    """The origin of a result: command, versions and machine."""
 
     command: str
     python: str
@@ -80,7 +80,7 @@ class Made(_Kept):
 
 
 class Result(_Kept):
-    """One finished run. Accuracies are fractions; curves hold a value for each evaluated round."""
+    """One finished run. Accuracies are fractions; each curve has one value for each evaluated round."""
 
     arm: str
     seed: int
@@ -109,7 +109,7 @@ class Result(_Kept):
     @field_validator("changed")
     @classmethod
     def _check_finite(cls, changed: dict[str, Any]) -> dict[str, Any]:
-        """Values of any type, in which pydantic looks for no NaN."""
+        """Check the values of `changed`, which may have any type, because pydantic does not look for NaN there."""
         try:
             json.dumps(changed, allow_nan=False)
         except ValueError:
@@ -118,12 +118,12 @@ class Result(_Kept):
 
     @property
     def evaluated(self) -> list[int]:
-        """The rounds that curves have values of."""
+        """Return the rounds that the curves have values for."""
         return [r for r in range(1, self.rounds + 1) if r % self.every == 0 or r == self.rounds]
 
     @property
     def all_curves(self) -> list[tuple[float, ...]]:
-        """Every curve that must have a value for each of them."""
+        """Return every curve that must have one value for each evaluated round."""
         close = [self.closeup.validation, *self.closeup.losses.values()] if self.closeup else []
         of_clients = [client.curve for client in self.clients.values() if client.curve]
         return [*self.curves.values(), *of_clients, *close]

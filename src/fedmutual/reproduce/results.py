@@ -1,4 +1,4 @@
-"""What is kept of finished runs: one small JSON file a cell, committed, and read again instead of training anew."""
+"""Store the results of finished runs: one small committed JSON file for each cell, so that no run is trained twice."""
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,34 +14,34 @@ from fedmutual.reproduce.result import Result
 from fedmutual.rundir.folder import held
 
 PATIENCE = 60.0  # seconds until another process that writes results is given up
-MEND = "choose another folder with --results"
+FIX = "choose another folder with --results"
 
 
 class Store:
-    """The results in some folders; new ones go to the first."""
+    """The results in some folders; new results are written to the first folder."""
 
     def __init__(self, *folders: Path) -> None:
         self.folder = folders[0]
         self._found: dict[str, list[Result]] = {}
         for root in reversed(folders):
             for file in sorted(root.rglob("*.json")):
-                self._take(file.relative_to(root).with_suffix("").as_posix(), _read(file))
+                self._take(file.relative_to(root).with_suffix("").as_posix(), _read_results(file))
 
     @property
     def cells(self) -> Sequence[str]:
-        """The ids of the cells that have results, sorted."""
+        """Return the ids of the cells that have results, sorted."""
         return sorted(self._found)
 
     def of(self, cell: str) -> Sequence[Result]:
-        """All results of a cell."""
+        """Return all results of a cell."""
         return self._found.get(cell, ())
 
     def all(self) -> Iterator[Result]:
-        """All results there are."""
-        return (result for found in self._found.values() for result in found)
+        """Return all results."""
+        return (result for cell_results in self._found.values() for result in cell_results)
 
     def ways(self, cell: str) -> list[Scale]:
-        """How long, and with which keys changed, runs were made: those of a cell first, for any may be another's too."""
+        """Return the scales of all stored runs, first those of this cell; cells share runs, so all are candidates."""
         ways: list[Scale] = []
         for result in (*self.of(cell), *self.all()):
             changed = tuple(result.changed.items())
@@ -49,51 +49,54 @@ class Store:
         return ways
 
     def find(self, job: Job, numerics: int | None = None) -> Result | None:
-        """The result of a run, whichever experiment asked for it; of one numerics version, or of any."""
-        here = [*self.of(job.cell.id), *(r for cell, found in self._found.items() if cell != job.cell.id for r in found)]
-        for result in here:
+        """Return the result of a run, stored by any experiment, or None. numerics: a version; None: any version."""
+        candidates = [
+            *self.of(job.cell.id),
+            *(r for cell, cell_results in self._found.items() if cell != job.cell.id for r in cell_results),
+        ]
+        for result in candidates:
             if result.fingerprint == job.fingerprint and numerics in (None, result.numerics):
                 return result.model_copy(update={"arm": job.arm, "seed": job.seed, "target": job.cell.target})
         return None
 
     def check(self) -> None:
-        """Raise RunError where no result could be kept, before anything is trained for it."""
+        """Raise RunError if results cannot be written; called before anything is trained."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with TemporaryFile(dir=self.folder):
                 pass
         except OSError as problem:
-            raise RunError(f"{self.folder}: results cannot be kept there ({problem.strerror}); {MEND}") from None
+            raise RunError(f"{self.folder}: results cannot be kept there ({problem.strerror}); {FIX}") from None
 
     def look(self, cell: str) -> None:
-        """Take in what other processes kept of a cell meanwhile."""
+        """Read the results of a cell again, because other processes may have written some."""
         path = self.folder / f"{cell}.json"
         if path.exists():
-            self._take(cell, _read(path))
+            self._take(cell, _read_results(path))
 
     def add(self, job: Job, result: Result) -> None:
-        """Keep a result, in its cell's file.
+        """Write a result into its cell's file.
 
         Raises:
-            RunError: the file is damaged, or cannot be written, or another process does not get done with it.
+            RunError: the file is damaged, cannot be written, or stays locked by another process for a minute.
         """
-        with held(self.folder, "has been writing results for a minute", MEND, PATIENCE):
+        with held(self.folder, "has been writing results for a minute", FIX, PATIENCE):
             self._add(self.folder / f"{job.cell.id}.json", result)
         self._take(job.cell.id, [result])
 
     def _add(self, path: Path, result: Result) -> None:
-        there = _read(path) if path.exists() else []
-        kept = sorted(
-            [*(r for r in there if r.fingerprint != result.fingerprint), result],
+        stored = _read_results(path) if path.exists() else []
+        merged = sorted(
+            [*(r for r in stored if r.fingerprint != result.fingerprint), result],
             key=lambda r: (r.rounds, r.arm, r.seed, json.dumps(r.changed)),
         )
         lines = ",\n".join(
-            f"  {json.dumps(r.model_dump(exclude_defaults=True, exclude={'target'}), allow_nan=False)}" for r in kept
+            f"  {json.dumps(r.model_dump(exclude_defaults=True, exclude={'target'}), allow_nan=False)}" for r in merged
         )
         try:
             write_bytes(path, f'{{\n "format": 1,\n "runs": [\n{lines}\n ]\n}}\n'.encode())
         except RunError as problem:
-            raise RunError(f"{str(problem).rpartition(';')[0]}; {MEND}") from None
+            raise RunError(f"{str(problem).rpartition(';')[0]}; {FIX}") from None
 
     def _take(self, cell: str, new: Iterable[Result]) -> None:
         new = list(new)
@@ -101,19 +104,19 @@ class Store:
         self._found[cell] = [*new, *(r for r in self._found.get(cell, ()) if r.fingerprint not in prints)]
 
 
-def _read(path: Path) -> list[Result]:
+def _read_results(path: Path) -> list[Result]:
     runs, place = read_json(path).get("runs"), ""
     try:
         if not isinstance(runs, list):
             raise TypeError("it has no list of runs")
-        found = []
+        results = []
         for number, entry in enumerate(runs):
             place = f"runs.{number}."
-            found.append(Result.model_validate(entry))
-        for result in found:
+            results.append(Result.model_validate(entry))
+        for result in results:
             if any(len(curve) != len(result.evaluated) for curve in result.all_curves):
                 raise ValueError(f"seed {result.seed} of {result.arm!r} has not a value for each evaluated round")
-        return found
+        return results
     except ValidationError as problem:
         first = problem.errors()[0]
         why = f"{place}{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"

@@ -1,6 +1,6 @@
-"""Trains what is not known yet, a cell at a time, and keeps what came out: a killed command goes on where it was.
+"""Train the runs without a stored result, cell by cell, and store their results; a killed command resumes.
 
-Processes that are given the same command share the work: each trains what no other does.
+Several processes with the same command share the work: each trains runs that no other process trains.
 """
 
 import math
@@ -36,8 +36,8 @@ Say = Callable[[str], None]
 
 
 @dataclass
-class Told:
-    """What a call of `reproduce` did."""
+class ReproduceOutcome:
+    """The outcome of a call of `reproduce`."""
 
     known: int = 0  # runs whose results were there, or came meanwhile from other processes
     trained: int = 0
@@ -54,47 +54,46 @@ def reproduce(
     here: Mapping[str, Any] | None = None,
     watch: Callable[[str], Observer] | None = None,
     say: Say = lambda line: None,
-) -> Told:
-    """Train every run of some cells that the store does not know and no other process trains, into OUT/runs.
+) -> ReproduceOutcome:
+    """Train every run without a stored result that no other process trains, in OUT/runs, and return the outcome.
 
-    A stopped one goes on from its last round.
-
-    here: keys that tell in no result, as `jobs` takes them. A run in which a client diverges is kept as such.
+    A stopped run resumes from its last saved round. A run in which a client diverges is stored as failed. here: keys of this
+    machine that do not change a result, as in `jobs`.
 
     Raises:
-        UserError: as `fedmutual.run`; an arm that is not valid before the first is trained.
+        UserError: as `fedmutual.run`; a configuration that is not valid is reported before the first run is trained.
     """
     planned = [list(jobs(cell, range(seeds), scale, here or {})) for cell in cells]
-    planned = [of_cell for of_cell in planned if not _without_data(of_cell, store, say)]
-    told, pace = Told(), Pace([j for jobs_ in planned for j in jobs_ if _unknown(store, j)])
-    asked = {j.fingerprint for jobs_ in planned for j in jobs_}
+    planned = [of_cell for of_cell in planned if not _lacks_data(of_cell, store, say)]
+    outcome, pace = ReproduceOutcome(), Pace([j for jobs_ in planned for j in jobs_ if _is_missing(store, j)])
+    fingerprints = {j.fingerprint for jobs_ in planned for j in jobs_}
     for cell, job in {job.cell.id: (job.cell, job) for job in pace.left if job.cell.about.node}.values():
         node_analysis.check(job.config, cell.about.node or "", f"{cell.path}, arm {job.arm!r}")
-    told.known = len(asked) - len(pace.left)
-    say(f"{count(len(pace.left), 'run')} to train, {told.known} known")
+    outcome.known = len(fingerprints) - len(pace.left)
+    say(f"{count(len(pace.left), 'run')} to train, {outcome.known} known")
     if pace.left:
         store.check()
-        work = Work(out, store, watch, told, pace, say, planned)
+        work = Work(out, store, watch, outcome, pace, say, planned)
         while work.through():  # once more: what others had may be let go of by now
-            told.elsewhere.clear()
-            told.failed.clear()
-    told.failed = [*_known_failures(planned, store), *told.failed]
-    return told
+            outcome.elsewhere.clear()
+            outcome.failed.clear()
+    outcome.failed = [*_known_failures(planned, store), *outcome.failed]
+    return outcome
 
 
 def _known_failures(planned: Sequence[Sequence[Job]], store: Store) -> list[str]:
-    """The runs that have no numbers, each once, and why."""
-    found = dict[str, str]()
+    """Return one line for each stored run without numbers, with the reason."""
+    failures = dict[str, str]()
     for job in (j for of_cell in planned for j in of_cell):
         result = store.find(job, numerics.VERSION)
         if result is not None and result.failed:
-            found.setdefault(job.fingerprint, f"{job.label}: {result.failed}")
-    return list(found.values())
+            failures.setdefault(job.fingerprint, f"{job.label}: {result.failed}")
+    return list(failures.values())
 
 
-def _without_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
-    """Whether a cell that may be left out is, because its data are not there."""
-    if not of_cell[0].cell.about.optional or not any(_unknown(store, job) for job in of_cell):
+def _lacks_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
+    """Return whether an optional cell is left out, because its data are missing."""
+    if not of_cell[0].cell.about.optional or not any(_is_missing(store, job) for job in of_cell):
         return False
     try:
         data.prepare(of_cell[0].config)
@@ -104,55 +103,55 @@ def _without_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
     return False
 
 
-def _unknown(store: Store, job: Job) -> bool:
-    """Whether a run must be trained, or its folder looked into again: for what the cell did not ask for before."""
+def _is_missing(store: Store, job: Job) -> bool:
+    """Return whether a run must be trained, or its folder read again for something that the cell now asks for."""
     result = store.find(job, numerics.VERSION)
     return result is None or lacks(job.cell, result)
 
 
-def _batches(stage: Sequence[Job]) -> Iterable[list[Job]]:
-    """All at once where a stack of them fills the device better, else one after the other."""
+def _group_stage(stage: Sequence[Job]) -> Iterable[list[Job]]:
+    """Return the runs of a stage in groups: one group if stacked training suits the device, else one group for each run."""
     if len(stage) > 1 and all(run.can_stack(job.config) for job in stage):
         return [list(stage)]
     return [[job] for job in stage]
 
 
-def _shares(run: Run) -> bool:
-    """Whether a run ends with a complete global model."""
+def _has_global_model(run: Run) -> bool:
+    """Return whether a run ends with a complete global model."""
     return run.summary["global"]["test_accuracy"] is not None
 
 
 @dataclass
 class Work:
-    """What a call of `reproduce` trains, and where."""
+    """The runs of a call of `reproduce`, and the folders and the store that they use."""
 
     out: Path
     store: Store
     watch: Callable[[str], Observer] | None
-    told: Told
+    outcome: ReproduceOutcome
     pace: Pace
     say: Say
     planned: Sequence[Sequence[Job]]  # of each cell
 
     def through(self) -> bool:
-        """Train what nobody else does -> whether there is something to do again: others had some, and time went by."""
-        before = self.told.trained
+        """Train the runs that no other process trains; return whether to try again, because other processes had some."""
+        trained_before = self.outcome.trained
         for of_cell in self.planned:
-            todo = [j for j in of_cell if _unknown(self.store, j)]
+            todo = [j for j in of_cell if _is_missing(self.store, j)]
             needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
             first = {**needed, **{j.fingerprint: j for j in todo if j.needs is None}}
             for stage in (first.values(), [j for j in todo if j.needs is not None]):
-                for batch in _batches([j for j in stage if self._can_begin(j)]):
+                for batch in _group_stage([j for j in stage if self._can_begin(j)]):
                     self._train_ours(batch, needed)
-        return bool(self.told.elsewhere) and self.told.trained > before
+        return bool(self.outcome.elsewhere) and self.outcome.trained > trained_before
 
     def _can_begin(self, job: Job) -> bool:
-        """Whether the run that it starts from, if it does, is there."""
+        """Return whether the run that this run starts from is finished; True if this run starts from none."""
         if job.needs is None:
             return True
         begun = self.store.find(job.needs, numerics.VERSION)
         if begun is not None and begun.failed:
-            self.told.failed.append(f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged")
+            self.outcome.failed.append(f"{job.label}: not run, for {job.about.needs}, which it starts from, diverged")
             return False
         if not (folder(self.out, job.needs) / SUMMARY).exists():
             self._leave(job, f"starts from {job.about.needs}")
@@ -160,51 +159,51 @@ class Work:
         return True
 
     def _train_ours(self, batch: Sequence[Job], needed: Collection[str]) -> None:
-        """Train those that no other process trains or has trained, and hold them meanwhile. needed: others start there."""
-        ours = []
-        with ExitStack() as holding:
+        """Lock and train the runs that no other process trains or has trained. needed: runs that other runs start from."""
+        own_jobs = []
+        with ExitStack() as locks:
             for job in batch:
                 try:
-                    holding.enter_context(claim(self.out, job.fingerprint))
-                    free = True
+                    locks.enter_context(claim(self.out, job.fingerprint))
+                    is_free = True
                 except Busy:
-                    free = False
+                    is_free = False
                 self._look(job)
-                if not _unknown(self.store, job) and not (job.fingerprint in needed and self._to_begin_with(job)):
-                    self.told.known += self.pace.drop([job])
-                elif not free:
+                if not _is_missing(self.store, job) and not (job.fingerprint in needed and self._to_begin_with(job)):
+                    self.outcome.known += self.pace.drop([job])
+                elif not is_free:
                     self._leave(job, "is in training there")
                 elif (device := foreign(folder(self.out, job), job.config.rounds)) is not None:
                     self._leave(job, f"was begun on {device!r}, which this machine has not")
                 else:
-                    ours.append(job)
-            if ours:
-                self._train(ours)
+                    own_jobs.append(job)
+            if own_jobs:
+                self._train(own_jobs)
 
     def _look(self, job: Job) -> None:
-        """Take in what other processes kept of a run meanwhile, for whichever cell."""
+        """Read the results that other processes stored for a run meanwhile, in any cell."""
         for cell in dict.fromkeys(
             j.cell.id for of_cell in self.planned for j in of_cell if j.fingerprint == job.fingerprint
         ):
             self.store.look(cell)
 
     def _to_begin_with(self, job: Job) -> bool:
-        """Whether a run from which others start has to be trained although its result is known: its models are not here."""
+        """Return whether to train a run with a stored result, because its models, from which others start, are missing."""
         result = self.store.find(job, numerics.VERSION)
         return not (result and result.failed) and not (folder(self.out, job) / SUMMARY).exists()
 
     def _leave(self, job: Job, why: str) -> None:
-        """To other processes."""
-        self.told.elsewhere.setdefault(job.fingerprint, f"{job.label} ({why})")
+        """Record that a run is left to other processes."""
+        self.outcome.elsewhere.setdefault(job.fingerprint, f"{job.label} ({why})")
 
     def _train(self, batch: Sequence[Job]) -> None:
-        """Train some jobs, keep their results, say how much is left."""
+        """Train some runs, store their results and report the remaining time."""
         folders, configs = [folder(self.out, job) for job in batch], list[Config]()
         for job, place in zip(batch, folders, strict=True):
-            asked = placed(job, self.out)
-            lengthen(job, asked, place, self.out)
-            configs.append(as_begun(asked, place))
-            if (changed := otherwise(asked, configs[-1])) and not (place / SUMMARY).exists():
+            wanted_config = placed(job, self.out)
+            lengthen(job, wanted_config, place, self.out)
+            configs.append(as_begun(wanted_config, place))
+            if (changed := otherwise(wanted_config, configs[-1])) and not (place / SUMMARY).exists():
                 self.say(f"{job.label} goes on as it was begun, with {', '.join(changed)}")
         observers: list[list[Observer]] = [[self.watch(job.label)] if self.watch else [] for job in batch]
         begun = time.monotonic()
@@ -213,19 +212,19 @@ class Work:
                 run.run_together(configs, folders, True, observers)
         for job, config, place, observing in zip(batch, configs, folders, observers, strict=True):
             result = self._result(job, config, place, observing, len(batch))
-            if _unknown(self.store, job):
+            if _is_missing(self.store, job):
                 self.store.add(job, result)
-        self.told.trained += len(batch)
+        self.outcome.trained += len(batch)
         self.say(self.pace.after(batch, time.monotonic() - begun))
 
     def _result(self, job: Job, config: Config, place: Path, observing: Sequence[Observer], together: int) -> Result:
-        """Train one to its end -> what is kept of it."""
+        """Train one run to its end and return its result."""
         try:
             finished = run.run(config, place, True, observing)
         except Diverged as problem:
             return failure(job, place, together, str(problem))
         about = job.cell.about
-        noise = under_noise(finished, about.noise) if about.noise and _shares(finished) else {}
+        noise = under_noise(finished, about.noise) if about.noise and _has_global_model(finished) else {}
         if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
             return failure(job, place, together, f"the loss under weight noise {unbounded[0]} is not finite")
         return collect(job, place, together, noise, node_analysis.close_up(finished, about.node) if about.node else None)

@@ -1,4 +1,4 @@
-"""Where a run is trained, and with what it goes on there: one folder a run, whichever experiments look at it."""
+"""Choose the folder of a run and how the run begins there; all experiments that share a run share its folder."""
 
 import re
 import shutil
@@ -24,29 +24,29 @@ _RESUMABLE = frozenset(key for key, effect in list_effects(Config).items() if ef
 
 
 def folder(out: Path, job: Job) -> Path:
-    """The folder of a run. Another numerics version trains anew; so does who needs best weights of a run that kept none."""
-    named = [out / "runs" / f"{job.fingerprint}-{name}" for name in _names()]
+    """Return the folder of a run. Each numerics version has its own, and so has a run that must keep the best weights."""
+    named = [out / "runs" / f"{job.fingerprint}-{name}" for name in _list_suffixes()]
     plain = next((p for p in named if p.exists() or p.with_name(p.name + BEST).exists()), named[0])
     best = plain.with_name(plain.name + BEST)
-    lacking = job.cell.about.node is not None and (plain / CONFIG).exists() and not _keeps(plain)
+    lacking = job.cell.about.node is not None and (plain / CONFIG).exists() and not _keeps_best(plain)
     return best if lacking or best.exists() else plain
 
 
-def _names() -> tuple[str, ...]:
-    """What a run's folder may end with after the fingerprint: today's name first, then those of earlier releases."""
+def _list_suffixes() -> tuple[str, ...]:
+    """Return the possible ends of a run's folder name after the fingerprint: today's, then those of earlier releases."""
     return (f"n{numerics.VERSION}", *RELEASES.get(numerics.VERSION, ()))
 
 
 def claim(out: Path, fingerprint: str) -> AbstractContextManager[None]:
-    """Holds a run for this process, before it has a folder and until its result is kept.
+    """Return a lock on a run, held from before its folder exists until its result is stored.
 
-    Entering it raises Busy where another process holds it, and RunError where nothing can be written.
+    Entering the lock raises Busy if another process holds it, and RunError if the lock file cannot be written.
     """
-    return held(out / CLAIMS / f"{fingerprint}-{_names()[0]}", "trains this run")
+    return held(out / CLAIMS / f"{fingerprint}-{_list_suffixes()[0]}", "trains this run")
 
 
 def foreign(place: Path, rounds: int) -> str | None:
-    """The device that the run there was begun on, and goes on with to so many rounds, if this machine has no such."""
+    """Return the device that the run in this folder needs to continue, if this machine lacks that device; else None."""
     if not (place / CONFIG).exists() or ((place / SUMMARY).exists() and read_dumped(place / CONFIG).rounds >= rounds):
         return None
     name = str(read_json(place / ENVIRONMENT).get("device", "cpu"))
@@ -58,22 +58,24 @@ def foreign(place: Path, rounds: int) -> str | None:
 
 
 def as_begun(config: Config, place: Path) -> Config:
-    """With all that tells in no result as the run that is there was begun with, if one is: it goes on with that alone.
+    """Return the configuration with the machine keys of the run in the folder, if there is one: it resumes only with these.
 
-    So another cell's run, and one whose command is given again with other threads, are gone on with.
+    So a run that another cell began, or a command repeated with other threads, can resume.
     """
     if not (place / CONFIG).exists():
         return config
     before = read_dumped(place / CONFIG)
-    kept = {}
+    tables = {}
     for table in ("data", "engine", "records"):
-        ours, theirs = getattr(config, table), getattr(before, table)
-        kept[table] = ours.model_copy(update={key: getattr(theirs, key) for key in _silent(table, type(ours).model_fields)})
-    return config.model_copy(update={"name": before.name, **kept})
+        wanted, begun = getattr(config, table), getattr(before, table)
+        tables[table] = wanted.model_copy(
+            update={key: getattr(begun, key) for key in _select_machine_keys(table, type(wanted).model_fields)}
+        )
+    return config.model_copy(update={"name": before.name, **tables})
 
 
 def otherwise(asked: Config, begun: Config) -> list[str]:
-    """What a run goes on with that was asked for otherwise: "engine.threads = 1"."""
+    """Return the keys in which the resumed run differs from the requested configuration: "engine.threads = 1"."""
     tables = [(table, getattr(asked, table), getattr(begun, table)) for table in ("data", "engine", "records")]
     return [
         f"{table}.{key} = {str(now).lower() if isinstance(now, bool) else now}"
@@ -83,66 +85,68 @@ def otherwise(asked: Config, begun: Config) -> list[str]:
     ]
 
 
-def _silent(table: str, keys: Collection[str]) -> Iterator[str]:
+def _select_machine_keys(table: str, keys: Collection[str]) -> Iterator[str]:
     return (key for key in keys if not tells(f"{table}.{key}") and f"{table}.{key}" not in _RESUMABLE)
 
 
-def _keeps(place: Path) -> bool:
-    """Whether a run keeps the weights of its best round."""
+def _keeps_best(place: Path) -> bool:
+    """Return whether a run keeps the weights of its best round."""
     return read_dumped(place / CONFIG).records.keep_best
 
 
 def lengthen(job: Job, config: Config, place: Path, out: Path) -> None:
-    """Begin with a copy of the same run of fewer rounds, where there is one that may be gone on with.
+    """Copy a shorter run with the same configuration into the folder, if there is one that can resume.
 
     Raises:
-        RunError: it cannot be copied.
+        RunError: the run cannot be copied.
     """
-    for rounds, begun in _shorter(out, job) if not place.exists() else []:
-        with ExitStack() as holding:
+    for rounds, begun in _find_shorter(out, job) if not place.exists() else []:
+        with ExitStack() as locks:
             try:
-                holding.enter_context(claim(out, f"{job.fingerprint.partition('-')[0]}-{rounds}"))
-                holding.enter_context(held(begun))
+                locks.enter_context(claim(out, f"{job.fingerprint.partition('-')[0]}-{rounds}"))
+                locks.enter_context(held(begun))
                 reopen(begun, as_begun(config, begun))
                 saved = committed(begun)
-                lacking = job.cell.about.node is not None and not _keeps(begun)
+                lacking = job.cell.about.node is not None and not _keeps_best(begun)
                 if saved is None or lacking or foreign(begun, config.rounds) is not None:
                     continue
             except RunError:  # another process trains it, a schedule moves by the number of rounds, or it is damaged
                 continue
-            _copy(begun, place, saved.round)
+            _copy_run(begun, place, saved.round)
             return
 
 
-def _shorter(out: Path, job: Job) -> list[tuple[int, Path]]:
-    """The same run with fewer rounds, and their folders; the longest first."""
+def _find_shorter(out: Path, job: Job) -> list[tuple[int, Path]]:
+    """Return (rounds, folder) of the runs with the same configuration and fewer rounds, the longest first."""
     digest, _, rounds = job.fingerprint.partition("-")
-    pattern = re.compile(rf"{digest}-(\d+)-(?:{'|'.join(map(re.escape, _names()))})(?:{BEST})?")
+    pattern = re.compile(rf"{digest}-(\d+)-(?:{'|'.join(map(re.escape, _list_suffixes()))})(?:{BEST})?")
     names = {p: pattern.fullmatch(p.name) for p in (out / "runs").glob(f"{digest}-*")}
-    found = {p: int(match[1]) for p, match in names.items() if match and (p / CONFIG).exists()}
-    return sorted(((n, p) for p, n in found.items() if n < int(rounds)), key=lambda one: (-one[0], one[1].name))
+    rounds_by_folder = {p: int(match[1]) for p, match in names.items() if match and (p / CONFIG).exists()}
+    return sorted(
+        ((n, p) for p, n in rounds_by_folder.items() if n < int(rounds)), key=lambda item: (-item[0], item[1].name)
+    )
 
 
-def _copy(begun: Path, place: Path, round: int) -> None:
-    """Copy a run as it was saved. Who holds it is alone with the part that is being made."""
+def _copy_run(begun: Path, place: Path, round: int) -> None:
+    """Copy a run at its saved round. The caller holds the lock, so no other process writes the part folder."""
     part = place.with_name(f".{place.name}.{begun.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     try:
-        shutil.copytree(begun, part, ignore=_not_of(round))
+        shutil.copytree(begun, part, ignore=_ignore_other_rounds(round))
         part.rename(place)
     except OSError as problem:  # shutil's own has no words
         shutil.rmtree(part, ignore_errors=True)
         why = problem.strerror or "not every file of it can be read"
         raise RunError(
-            f"{place}: cannot be begun with a copy of {begun} ({why}); mend that, or choose another folder with --out"
+            f"{place}: cannot be begun with a copy of {begun} ({why}); fix that, or choose another folder with --out"
         ) from None
 
 
-def _not_of(round: int) -> Callable[[str, list[str]], list[str]]:
-    """Names that are not copied: locks, what is being written, and weights of other rounds than the saved one."""
+def _ignore_other_rounds(round: int) -> Callable[[str, list[str]], list[str]]:
+    """Return an ignore function for copytree: locks, part files, and weights of rounds other than the saved round."""
 
     def others(_: str, names: list[str]) -> list[str]:
-        kept = file_name(round)
-        return [n for n in names if n == LOCK or n.endswith(".part") or (n.startswith("round-") and n != kept)]
+        weights_file = file_name(round)
+        return [n for n in names if n == LOCK or n.endswith(".part") or (n.startswith("round-") and n != weights_file)]
 
     return others

@@ -1,4 +1,4 @@
-"""A cloud of test examples in the plane of two principal axes: colour by domain, mark by class."""
+"""Draw a scatter plot of test examples on two principal axes, with a colour for each domain and a mark for each class."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X", "*", "<", ">", "p", "h")
 
 @dataclass(frozen=True)
 class Scatter:
-    """One model's cloud."""
+    """The points of one model."""
 
     id: str
     title: str
@@ -30,7 +30,7 @@ class Scatter:
 
     @property
     def marks(self) -> Sequence[str]:
-        """A mark a class: its own name where that is one letter; one for all where there are too many."""
+        """Return the mark of each class: its name if that is one letter; one common mark if there are too many classes."""
         names = self.cloud.classes
         if all(len(n) == 1 and n.isalnum() for n in names):
             return [f"${n}$" for n in names]
@@ -38,7 +38,7 @@ class Scatter:
 
     @property
     def words(self) -> str:
-        """The picture in words."""
+        """Return the description of the plot in words."""
         first, second = (percent(share, 0) for share in self.cloud.explained)
         return (
             f"{self.title}. The axes hold {first} % and {second} % of the variance; silhouette {self.cloud.silhouette:.2f}"
@@ -46,7 +46,7 @@ class Scatter:
 
 
 def draw_scatter(scatter: Scatter, prefix: str, styles: Styles) -> str:
-    """The cloud as SVG, with the domains' colours and the classes' marks beside it."""
+    """Return the plot as SVG, with a legend of domains and classes."""
     cloud, marks = scatter.cloud, scatter.marks
     width, height = SIDE + LEGEND, SIDE
     figure = Figure(figsize=(width / 72, height / 72), dpi=72)
@@ -85,7 +85,7 @@ def _tone(domain: int | None) -> str:
 
 
 def scatter_table(scatter: Scatter) -> Table:
-    """Where the examples of each domain and class lie, in the mean; the CSV has every point."""
+    """Return the mean position of each domain and class as a table; its CSV has every point."""
     cloud, rows = scatter.cloud, []
     for domain, kind in product(range(len(cloud.domains)), range(len(cloud.classes))):
         points = [p[2:] for p in cloud.points if p[:2] == (domain, kind)]

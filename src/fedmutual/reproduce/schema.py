@@ -1,4 +1,4 @@
-"""What the files of an experiment may say: [cell] with its arms, index.toml with its claims."""
+"""The schemas of an experiment's files: [cell] with its arms, index.toml with its claims, and notes.toml."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ Printed = Annotated[dict[str, dict[str, float]], Field(min_length=1)]
 
 
 def plain(node: str) -> str:
-    """A node's name as all copies of a data set have it: Office-Home's "Real World" is "Real_world", too."""
+    """Return the node's name in the spelling common to all copies of a data set: "Real_World" becomes "real world"."""
     return node.casefold().replace("_", " ")
 
 
@@ -24,7 +24,7 @@ class _Section(BaseModel):
 
 
 class Arm(_Section):
-    """One way of training a cell: overrides of its configuration, and the paper's numbers for it."""
+    """One way to train a cell: overrides of its configuration, and the paper's numbers."""
 
     title: str = ""  # what a row is called; unset, the name of its algorithm
     set: Table = {}
@@ -37,13 +37,13 @@ class Arm(_Section):
     shown: bool = True  # False: it is trained only because others need it
 
     def all_printed(self, measure: str) -> list[tuple[str, str, float]]:
-        """Every printed number as (measure, node, number); `measure` is that of a number which names none."""
+        """Return every printed number as (measure, node, number). measure: for numbers that do not name their measure."""
         if isinstance(self.paper, dict):
             return [(name, plain(node), v) for name, nodes in self.paper.items() for node, v in nodes.items()]
         return [] if self.paper is None else [(measure, AVERAGE, self.paper)]
 
     def printed(self, measure: str, node: str = AVERAGE) -> float | None:
-        """The paper's number, as the paper has it; None where it has none."""
+        """Return the paper's number, in the paper's unit; None if the paper has none."""
         if isinstance(self.paper, dict):
             return {plain(k): v for k, v in self.paper.get(measure, {}).items()}.get(plain(node))
         return self.paper if node == AVERAGE else None
@@ -65,7 +65,7 @@ class CellTable(_Section):
 
 
 class Reading(_Section):
-    """A claim read otherwise: other arms take the place of its own."""
+    """Another reading of a claim, with other arms in place of the claim's arms."""
 
     name: str  # "at equal gradient steps"
     arm: str = ""  # in the place of the claim's arm; unset, the claim's
@@ -73,7 +73,7 @@ class Reading(_Section):
 
 
 class Claim(_Section):
-    """A sentence of the paper in our words, and the difference, or the ratio, of two numbers that it speaks of."""
+    """A claim of the paper in our words, and the difference or ratio of two numbers that decides it."""
 
     text: str
     finding: str = ""  # the claim in words that stand alone, for the page of findings; unset, it is not told there
@@ -94,24 +94,24 @@ class Claim(_Section):
 
     @property
     def read_otherwise(self) -> list["Claim"]:
-        """The claim under each of its other readings: with their arms in the place of its own."""
-        given = ({k: v for k, v in (("arm", r.arm), ("than", r.than)) if v} for r in self.readings)
-        return [self.model_copy(update={**arms, "readings": ()}) for arms in given]
+        """Return the claim under each of its other readings, with the arms of that reading."""
+        changed_arms = ({k: v for k, v in (("arm", r.arm), ("than", r.than)) if v} for r in self.readings)
+        return [self.model_copy(update={**arms, "readings": ()}) for arms in changed_arms]
 
     @property
     def whose(self) -> Of:
-        """Of the mean over cells, of every cell or client, or of most cells."""
+        """Return what the claim is about: "mean" over cells, "every" cell or client, or "most" cells."""
         return self.of or ("every" if self.per == "client" else "mean")
 
     @property
     def other(self) -> tuple[str, str]:
-        """(the arm that it is held against, its cell; "" for the same cell)."""
+        """Return (the arm that is compared with, its cell); the cell is "" if it is the same."""
         arm, _, cell = self.than.partition("@")
         return arm, cell
 
 
 class Index(_Section):
-    """What index.toml says."""
+    """The content of index.toml."""
 
     title: str
     paper: str
@@ -134,7 +134,7 @@ class Index(_Section):
 
 
 class Notes(_Section):
-    """What notes.toml says: sentences that several experiments share."""
+    """The content of notes.toml: sentences that several experiments share."""
 
     differences: dict[str, str] = {}
     code: dict[str, tuple[str, ...]] = {}  # whose -> what it does otherwise

@@ -1,4 +1,4 @@
-"""How surely an interval decides a claim: p-values of Student's t, of several cells at once, and Holm's adjustment."""
+"""Compute p-values of claims: Student's t, the combination over cells, and Holm's adjustment."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -17,7 +17,7 @@ class Tails(NamedTuple):
 
     @property
     def p(self) -> float:
-        """The two-sided p-value: below 1 - LEVEL exactly where the interval supports or contradicts the claim."""
+        """Return the two-sided p-value; it is below 1 - LEVEL exactly if the interval supports or contradicts the claim."""
         return min(2 * min(self), 1.0)
 
 
@@ -25,32 +25,32 @@ NO_NUMBER = Tails(1.0, 1.0)
 
 
 def tails(claim: Claim, difference: Estimate | None) -> Tails | None:
-    """The p-values of one difference over seeds; None for fewer than three seeds, which decide nothing."""
+    """Return the p-values of one difference over seeds; None for fewer than three seeds, which decide nothing."""
     if difference is None or difference.half is None or difference.n < ENOUGH:
         return None
     if claim.sign == "same":  # two one-sided tests: the difference is above -margin, and below margin
-        within = max(_above(difference, -claim.margin), _below(difference, claim.margin))
-        return Tails(within, min(_above(difference, claim.margin), _below(difference, -claim.margin)))
+        within = max(_p_above(difference, -claim.margin), _below(difference, claim.margin))
+        return Tails(within, min(_p_above(difference, claim.margin), _below(difference, -claim.margin)))
     bound = claim.times or 0.0
-    above, below = _above(difference, bound), _below(difference, bound)
+    above, below = _p_above(difference, bound), _below(difference, bound)
     return Tails(above, below) if claim.sign == "more" else Tails(below, above)
 
 
 def several(lines: Sequence[Tails | None], supporting: int, contradicting: int) -> Tails:
-    """The p-values that `supporting` cells or more support a claim, and that `contradicting` or more contradict it.
+    """Return the p-values that at least `supporting` cells support a claim and at least `contradicting` contradict it.
 
     The k-th smallest of n p-values times n - k + 1: Bonferroni's partial conjunction (Benjamini and Heller, Screening for
     partial conjunction hypotheses, Biometrics 64, 2008). A cell without a number counts as 1.
     """
-    found = [line or NO_NUMBER for line in lines]
-    n = len(found)
-    supports = sorted(line.supports for line in found)[supporting - 1] * (n - supporting + 1)
-    contradicts = sorted(line.contradicts for line in found)[contradicting - 1] * (n - contradicting + 1)
+    p_values = [line or NO_NUMBER for line in lines]
+    n = len(p_values)
+    supports = sorted(line.supports for line in p_values)[supporting - 1] * (n - supporting + 1)
+    contradicts = sorted(line.contradicts for line in p_values)[contradicting - 1] * (n - contradicting + 1)
     return Tails(min(supports, 1.0), min(contradicts, 1.0))
 
 
-def _above(difference: Estimate, bound: float) -> float:
-    """The one-sided p-value of the mean lying above a bound; of seeds that all agree, 0 or 1 by the grain."""
+def _p_above(difference: Estimate, bound: float) -> float:
+    """Return the one-sided p-value that the mean lies above a bound; for equal seeds, 0 or 1 by the grain."""
     assert difference.half is not None
     if difference.tied:
         return 0.0 if difference.mean - bound > difference.grain + SAME else 1.0
@@ -62,19 +62,19 @@ def _below(difference: Estimate, bound: float) -> float:
     assert difference.half is not None
     if difference.tied:
         return 0.0 if bound - difference.mean > difference.grain + SAME else 1.0
-    return _above(Estimate(-difference.mean, difference.half, difference.n, difference.unit, difference.grain), -bound)
+    return _p_above(Estimate(-difference.mean, difference.half, difference.n, difference.unit, difference.grain), -bound)
 
 
 SURE = 0.05  # an adjusted p below it stands
 
 
 def stands(p: float | None) -> bool:
-    """Whether an adjusted p-value leaves a verdict standing."""
+    """Return whether a verdict with this adjusted p-value stands."""
     return p is not None and p < SURE
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values, in the order of the given ones.
+    """Return Holm's adjusted p-values, in the order of `p_values`.
 
     Holm, A simple sequentially rejective multiple test procedure, Scandinavian Journal of Statistics 6, 1979.
     """

@@ -1,4 +1,4 @@
-"""What each arm spent, beside what it reached: rounds, gradient steps, examples and bytes of a client."""
+"""Compare the training work of the arms with their results: rounds, gradient steps, examples and bytes of a client."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -26,13 +26,13 @@ CAPTION = "Of a client, over the whole run, in the mean over clients and seeds"
 
 
 def spent_frame(looks: Sequence[Look]) -> pd.DataFrame:
-    """A row for each arm that was run: "setting", "method", "rounds", and the means of NUMBERS, NaN where not counted."""
+    """Return a row for each arm with results: "setting", "method", "rounds", and the means of NUMBERS or NaN."""
     frame = pd.DataFrame(_rows(looks), columns=[*KEYS, *NUMBERS])
     return frame.groupby(list(KEYS), sort=False)[list(NUMBERS)].mean().reset_index()
 
 
 def spent(looks: Sequence[Look]) -> Table | None:
-    """The same as a table; None where nothing was run."""
+    """Return the frame as a report table; None if nothing was run."""
     means = spent_frame(looks)
     if means.empty:
         return None
@@ -70,11 +70,11 @@ def _rows(looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
 
 
 def find_budget(look: Look, arm: str, result: Result) -> Budget | None:
-    """A run's budget as it was kept, else counted from its arm's configuration and its clients' rows."""
+    """Return a run's stored budget, else the budget counted from its configuration and its clients' rows."""
     if result.budget is not None:
         return result.budget
     config = arm_config(look.cell, arm, result.seed, look.scale)
     private = {i: client.examples for i, client in result.clients.items()}
-    given, kept = config.split.public, config.split.private or 1 - config.split.public
-    public = {i: round(n * given / kept) for i, n in private.items()} if given else {}
+    public_share, private_share = config.split.public, config.split.private or 1 - config.split.public
+    public = {i: round(n * public_share / private_share) for i, n in private.items()} if public_share else {}
     return count_budget(config, private, public)

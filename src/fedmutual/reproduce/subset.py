@@ -1,4 +1,4 @@
-"""Where only some clients of a partition take part: a partition file of those, a newcomer's rows are nobody's else."""
+"""Write a partition file for some clients of a partition, so that a new client's rows belong to no other client."""
 
 import tomllib
 from pathlib import Path
@@ -18,33 +18,33 @@ from fedmutual.reproduce.run_dirs import folder
 
 
 def placed(job: Job, out: Path) -> Config:
-    """The configuration of a job as it is run here: with the run it starts from, and its part of the data, by their paths.
+    """Return the configuration of a run with the paths of this machine: the run it starts from, and its partition file.
 
     Raises:
-        UserError: the partition has no such client, or a client too few examples.
+        UserError: the partition has no such client, or a client has too few examples.
     """
     tables: dict[str, Any] = tomllib.loads(dump_config(job.config))
     changed = {"model.weights": str(folder(out, job.needs))} if job.needs is not None else {}
     if job.about.clients is not None or job.about.examples is not None:
-        tables["partition"] = {"kind": "file", "file": str(_written(job, out))}
+        tables["partition"] = {"kind": "file", "file": str(_write_partition(job, out))}
     elif not changed:
         return job.config
     return parse_config(tables, f"{job.cell.path}, arm {job.arm!r}", changed)
 
 
-def _written(job: Job, out: Path) -> Path:
-    """The partition file of a job's clients."""
+def _write_partition(job: Job, out: Path) -> Path:
+    """Write the partition file of a run's clients and return its path."""
     path = out / "partitions" / f"{job.fingerprint}.json"
     read = data.prepare(job.config)[""]
-    whole = divide(job.config, read.table)
-    clients = job.about.clients or tuple(whole.clients)
-    unknown = [i for i in clients if i not in whole.clients]
+    full_partition = divide(job.config, read.table)
+    clients = job.about.clients or tuple(full_partition.clients)
+    unknown = [i for i in clients if i not in full_partition.clients]
     if unknown:
         raise ConfigError(
             f"{job.cell.path}, arm {job.arm!r}: there is no client {unknown[0]!r} in its partition; there are "
-            f"{', '.join(whole.clients)}"
+            f"{', '.join(full_partition.clients)}"
         )
-    shares = {i: dict(whole.clients[i]) for i in clients}
+    shares = {i: dict(full_partition.clients[i]) for i in clients}
     wanted, capped = job.about.examples, job.config.partition.examples is not None
     for i in clients:
         rows = shares[i][PRIVATE]
@@ -57,5 +57,5 @@ def _written(job: Job, out: Path) -> Path:
             )
         rng = make_numpy_generator(At(job.seed, -1, job.config.rounds).rng("newcomer", i))
         shares[i][PRIVATE] = sample(rows, read.table.labels[rows], wanted, rng, keep=True)
-    write_json(path, record.make_record(job.config, read.table, Division(whole.test, shares), read.digest))
+    write_json(path, record.make_record(job.config, read.table, Division(full_partition.test, shares), read.digest))
     return path

@@ -1,4 +1,4 @@
-"""What was found as tables: as the paper prints it where it prints one, ours beside its numbers."""
+"""Build the tables of an experiment in the layout of the paper's tables, with the paper's numbers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -27,42 +27,45 @@ P_VALUES = ("p", "Holm, this page", "Holm, all pages")
 
 
 def all_tables(experiment: Experiment, looks: Sequence[Look]) -> list[Table]:
-    """The tables of an experiment: those beside the paper's numbers of all cells, then the others of those that were run."""
+    """Return the tables of an experiment: first those with the paper's numbers, then those of the cells with results."""
     if experiment.index.view == "clients":
-        return [_clients(experiment, looks)]
+        return [_tabulate_clients(experiment, looks)]
     run, named = [look for look in looks if look.run], experiment.index.measures
     fair = [m for m in named if measures.find(m)[0].counts == BEST]
     if experiment.index.view == "nodes":
-        tables = [_nodes(experiment, looks, m) for m in fair]
+        tables = [_tabulate_nodes(experiment, looks, m) for m in fair]
     elif fair:
-        tables = [_settings(experiment, looks, BEST, group) for group in _grouped(fair, looks)]
+        tables = [_tabulate_settings(experiment, looks, BEST, group) for group in _group_measures(fair, looks)]
     else:
-        tables = [_settings(experiment, looks, LAST, group) for group in _grouped(named, looks)]
+        tables = [_tabulate_settings(experiment, looks, LAST, group) for group in _group_measures(named, looks)]
     if not run:
         return tables
     rest = [m for m in named if (not measures.find(m)[0].only_best if fair else measures.find(m)[0].chosen)]
-    return [*tables, *(_settings(experiment, run, LAST if fair else BEST, group) for group in _grouped(rest, run))]
+    return [
+        *tables,
+        *(_tabulate_settings(experiment, run, LAST if fair else BEST, group) for group in _group_measures(rest, run)),
+    ]
 
 
-def _grouped(named: Sequence[str], looks: Sequence[Look]) -> list[Sequence[str]]:
-    """Measures that share a table: all, unless that makes too many columns; then each has its own."""
+def _group_measures(named: Sequence[str], looks: Sequence[Look]) -> list[Sequence[str]]:
+    """Return groups of measures that share a table: all in one, or one for each measure if there are too many columns."""
     columns = len({look.cell.about.column for look in looks})
     if not named:
         return []
     return [named] if columns * len(named) <= WIDEST else [[m] for m in named]
 
 
-def _settings(experiment: Experiment, looks: Sequence[Look], at: End, wanted: Sequence[str]) -> Table:
-    """A row a setting and arm, a column a data set with its network, as the paper's table."""
-    rows, columns = _places(looks)
+def _tabulate_settings(experiment: Experiment, looks: Sequence[Look], at: End, wanted: Sequence[str]) -> Table:
+    """Return a table with a row for each setting and arm and a column for each data set with its network."""
+    rows, columns = _list_places(looks)
     heads = [Column("Setting", numeric=False), Column("Method", numeric=False)]
     for column in columns:
         heads += [Column(_head(m, at, looks), column) if len(wanted) > 1 else Column(column) for m in wanted]
     lines = []
     for row in rows:
-        here = {look.cell.about.column: look for look in looks if look.cell.about.row == row}
-        for arm, label in _arms(list(here.values())).items():
-            cells = [_cell(here.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
+        look_by_column = {look.cell.about.column: look for look in looks if look.cell.about.row == row}
+        for arm, label in _arms(list(look_by_column.values())).items():
+            cells = [_cell(look_by_column.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
             lines.append((Cell(row), Cell(label), *cells))
     fair = at == BEST and all(measures.find(m)[0].counts == BEST for m in wanted)
     when = "after the last round" if at == LAST else FAIR if fair else "after the best round, which flatters"
@@ -77,14 +80,14 @@ def _head(measure: str, at: End, looks: Sequence[Look]) -> str:
     return f"{measures.title(measure)}, {measures.CHOSEN_BY_TEST if tests else measures.find(measure)[0].chosen}"
 
 
-def _places(looks: Sequence[Look]) -> tuple[list[str], list[str]]:
-    """The rows and columns, in the order in which cells first name them."""
+def _list_places(looks: Sequence[Look]) -> tuple[list[str], list[str]]:
+    """Return the rows and the columns, in the order in which the cells first name them."""
     rows = dict.fromkeys(look.cell.about.row for look in looks)
-    return _by_paper(list(rows)), list(dict.fromkeys(look.cell.about.column for look in looks))
+    return _sort_settings(list(rows)), list(dict.fromkeys(look.cell.about.column for look in looks))
 
 
-def _by_paper(rows: list[str]) -> list[str]:
-    """Settings with IID first, as all papers have them; others as they come."""
+def _sort_settings(rows: list[str]) -> list[str]:
+    """Return the settings with IID first, as in all papers; the others keep their order."""
     return sorted(rows, key=lambda row: not row.startswith("IID"))
 
 
@@ -100,12 +103,12 @@ def _cell(look: Look | None, arm: str, measure: str, at: End, decimals: int) -> 
     return entry(look, arm, look.value(measure, arm, at), paper, kind, decimals)
 
 
-def _nodes(experiment: Experiment, looks: Sequence[Look], measure: str) -> Table:
-    """A row a setting and arm, a column a node, and their mean in the last: as the paper's table, of one measure."""
+def _tabulate_nodes(experiment: Experiment, looks: Sequence[Look], measure: str) -> Table:
+    """Return a table of one measure with a row for each setting and arm and a column for each node, the mean last."""
     kind, decimals = measures.find(measure)[0], experiment.index.decimals
     printed = [a.paper.get(measure, {}) for x in looks for a in x.cell.shown.values() if isinstance(a.paper, dict)]
-    found = [look.nodes(measure, arm, kind.counts) for look in looks for arm in look.cell.shown]
-    nodes = _named([*printed, *found])
+    node_values = [look.nodes(measure, arm, kind.counts) for look in looks for arm in look.cell.shown]
+    nodes = _name_nodes([*printed, *node_values])
     heads = [Column("Setting", numeric=False), Column("Method", numeric=False), *map(Column, nodes.values())]
     lines = []
     for look in looks:
@@ -118,18 +121,18 @@ def _nodes(experiment: Experiment, looks: Sequence[Look], measure: str) -> Table
     return Table(f"nodes-{measure}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
 
 
-def _named(tables: Sequence[Mapping[str, object]]) -> dict[str, str]:
-    """The nodes that any of them names, each once, and their average last: its plain name -> the first way to write it."""
-    found: dict[str, str] = {}
+def _name_nodes(tables: Sequence[Mapping[str, object]]) -> dict[str, str]:
+    """Return plain name -> displayed name of all nodes, each once, with the average last."""
+    names: dict[str, str] = {}
     for table in tables:
         for node in table:
-            found.setdefault(plain(node), node)
-    found.pop(AVERAGE, None)
-    return {**found, AVERAGE: AVERAGE}
+            names.setdefault(plain(node), node)
+    names.pop(AVERAGE, None)
+    return {**names, AVERAGE: AVERAGE}
 
 
-def _clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
-    """A row a client, columns last and best of each arm: of their own models on their own validation data."""
+def _tabulate_clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
+    """Return a table with a row for each client: the accuracy of its model on its validation data, last and best round."""
     decimals, arms = experiment.index.decimals, _arms(looks)
     heads = [Column("Setting", numeric=False), Column("Client", numeric=False)]
     for label in arms.values():
@@ -138,7 +141,7 @@ def _clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
     for look in looks:
         clients = look.networks
         for i, network in clients.items():
-            cells = [_client_cell(look, arm, i, at, decimals) for arm in arms for at in (LAST, BEST)]
+            cells = [_make_client_cell(look, arm, i, at, decimals) for arm in arms for at in (LAST, BEST)]
             lines.append((Cell(look.cell.about.row), Cell(f"{i}, {network}"), *cells))
         if not clients:
             lines.append((Cell(look.cell.about.row), Cell("all"), *(Cell(NOT_RUN) for _ in heads[2:])))
@@ -147,7 +150,7 @@ def _clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
     return Table(LAST, caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
 
 
-def _client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> Cell:
+def _make_client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> Cell:
     runs = [r for r in look.results.get(arm, {}).values() if client in r.clients]
     if not runs:
         return Cell(NOT_RUN)
@@ -158,16 +161,16 @@ def _client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> C
 
 
 def claims(readings: Sequence[Sequence[Judged]], decimals: int) -> Table:
-    """Every claim of an experiment with its verdict, a row a reading of it, and p-values as they are and after Holm."""
+    """Return the table of all claims with their verdicts, one row for each reading, with p-values and Holm's adjustments."""
     several = any(len(of_claim) > 1 for of_claim in readings)
     lines, rows = [], []
     for number, of_claim in enumerate(readings, 1):
         for place, judged in enumerate(of_claim):
             head = (Cell(str(number)), Cell(judged.claim.text)) if place == 0 else (Cell(""), Cell(""))
-            found = (judged.p, *judged.holm)
+            p_values = (judged.p, *judged.holm)
             read = (Cell(judged.reading),) if several else ()
-            lines.append((*head, *read, Cell(capital(verdict(judged, decimals))), *(Cell(p_value(p)) for p in found)))
-            rows.append([number, judged.claim.text, judged.reading, judged.verdict, *found])
+            lines.append((*head, *read, Cell(capital(verdict(judged, decimals))), *(Cell(p_value(p)) for p in p_values)))
+            rows.append([number, judged.claim.text, judged.reading, judged.verdict, *p_values])
     heads = [Column("No."), Column("Claim", numeric=False), Column("Verdict", numeric=False), *map(Column, P_VALUES)]
     if several:
         heads.insert(2, Column("Reading", numeric=False))
@@ -176,12 +179,12 @@ def claims(readings: Sequence[Sequence[Judged]], decimals: int) -> Table:
 
 
 def tunings(looks: Sequence[Look]) -> Table | None:
-    """How the settings of arms were chosen, a row an arm that a sweep chose for; None where there is none."""
+    """Return the table of the settings that sweeps chose, one row for each such arm; None if there is none."""
     rows, csv = [], []
     for look in looks:
         for arm, tuning in look.cell.tunings.items():
             file, share = tuning.file, "" if tuning.rate_times == 1 else f", times {tuning.rate_times:g}"
-            told = [
+            texts = [
                 look.cell.title,
                 name(arm, look.cell.arms[arm]),
                 ", ".join(f"{key} = {value}" for key, value in tuning.chosen.items()) + share,
@@ -193,8 +196,8 @@ def tunings(looks: Sequence[Look]) -> Table | None:
                 f"{tuning.rounds} of {look.cell.rounds(arm)}",
                 str(len(file.seeds)),
             ]
-            rows.append(tuple(map(Cell, told)))
-            csv.append(told)
+            rows.append(tuple(map(Cell, texts)))
+            csv.append(texts)
     heads = (
         "Setting",
         "Method",
@@ -212,12 +215,12 @@ def tunings(looks: Sequence[Look]) -> Table | None:
 
 
 def file_name(tuning: Tuning) -> str:
-    """ "sweeps/mnist-mlp-noniid3-fml.json": its place in the folder of the experiments."""
+    """Return the path of a sweep file below the folder of the experiments: "sweeps/mnist-mlp-noniid3-fml.json"."""
     return f"{tuning.path.parent.name}/{tuning.path.name}"
 
 
 def verdicts(judged: Judged, decimals: int) -> Table:
-    """A claim cell by cell."""
+    """Return the table of a claim's verdicts, one row for each cell or client."""
     lines = []
     for line in judged.lines:
         none = DIVERGED if line.told else NOT_RUN

@@ -1,4 +1,4 @@
-"""The sweep that chose an arm's settings: which values were tried, on which rows, for how long, and which won."""
+"""Read the sweep that chose an arm's settings: the values that were tried, the rows, the rounds, and the chosen values."""
 
 import tomllib
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ class Tried(_Record):
 
 
 class SweepFile(_Record):
-    """sweep.json, as far as it says what was chosen and how."""
+    """The keys of sweep.json that describe what was chosen and how."""
 
     name: str
     seeds: tuple[int, ...]
@@ -40,7 +40,7 @@ class SweepFile(_Record):
 
 @dataclass(frozen=True)
 class Tuning:
-    """What a sweep chose for an arm."""
+    """The settings that a sweep chose for an arm."""
 
     path: Path
     file: SweepFile
@@ -48,32 +48,32 @@ class Tuning:
 
     @cached_property
     def grid(self) -> dict[str, tuple[Any, ...]]:
-        """Key -> the values that were tried, of the keys with several."""
+        """Return key -> the values that were tried, for the keys with several values."""
         tried: dict[str, dict[str, None]] = {}
         for setting in self.file.settings:
             for key, text in setting.set.items():
                 tried.setdefault(key, {})[text] = None
-        return {key: tuple(_value(text) for text in texts) for key, texts in tried.items() if len(texts) > 1}
+        return {key: tuple(_parse_value(text) for text in texts) for key, texts in tried.items() if len(texts) > 1}
 
     @cached_property
     def chosen(self) -> dict[str, Any]:
-        """Key -> the value that won, of the keys with several."""
-        return {key: _value((self.file.chosen or {})[key]) for key in self.grid}
+        """Return key -> the chosen value, for the keys with several values."""
+        return {key: _parse_value((self.file.chosen or {})[key]) for key in self.grid}
 
     @property
     def ends(self) -> list[str]:
-        """The keys whose winner is the smallest or the largest value that was tried: a better one may lie beyond."""
+        """Return the keys whose chosen value is the smallest or the largest tried value: a better value may lie outside."""
         return [key for key, won in self.chosen.items() if won in (min(self.grid[key]), max(self.grid[key]))]
 
     @property
     def rounds(self) -> int:
-        """How long each setting was trained: as the sweep's command asked, else as the configuration beside it has it."""
+        """Return the rounds of each trial: from the sweep's command, else from the configuration beside the sweep file."""
         asked = (self.file.chosen or {}).get("rounds")
         return int(asked or read_tables(self.path.with_name(f"{self.file.name}.toml"))["rounds"])
 
 
-def _value(text: str) -> Any:
-    """A value as `--set` takes it: TOML, else a plain word."""
+def _parse_value(text: str) -> Any:
+    """Parse a value as `--set` does: TOML, else a plain string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -81,39 +81,41 @@ def _value(text: str) -> Any:
 
 
 def read_tuning(root: Path, sweep: str, rate_times: float, source: str) -> Tuning:
-    """The sweep that an arm names, of a folder of experiments.
+    """Return the sweep that an arm names. root: the folder of the experiments.
 
     Raises:
-        ConfigError: there is no such file, it is none of a sweep's, or no setting won; file and arm are named.
+        ConfigError: the file is missing or is not a sweep, or the sweep chose no setting; the message names file and arm.
     """
     path = root / FOLDER / f"{sweep}.json"
     try:
         tuning = Tuning(path, SweepFile.model_validate(read_json(path)), rate_times)
         if tuning.chosen and tuning.rounds:
             return tuning
-        why = "its sweep tried no key with several values"
+        reason = "its sweep tried no key with several values"
     except RunError as problem:
-        why = str(problem)
+        reason = str(problem)
     except ValidationError as problem:
         first = problem.errors()[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
+        reason = f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}"
     except (KeyError, ValueError) as problem:
-        why = f"it says nothing of {problem}"
-    raise ConfigError(f"{source}: the sweep {sweep!r} cannot be used ({why}); name a file of {root / FOLDER} without .json")
+        reason = f"it does not have {problem}"
+    raise ConfigError(
+        f"{source}: the sweep {sweep!r} cannot be used ({reason}); name a file of {root / FOLDER} without .json"
+    )
 
 
 def tuned_settings(settings: Mapping[str, Any], tuning: Tuning | None, rate_times: float, rate: Any) -> dict[str, Any]:
-    """An arm's overrides with what its sweep chose beneath them, and with its share of the learning rate.
+    """Return an arm's overrides together with the settings of its sweep and with its share of the learning rate.
 
-    rate: the cell's own learning rate, for an arm without a sweep.
+    rate: the learning rate of the cell, for an arm without a sweep. The arm's overrides win over the sweep.
 
     Raises:
-        ValueError: a share is asked of a rate that is no number.
+        ValueError: `rate_times` is set, and the learning rate is not a number.
     """
-    found = {**(tuning.chosen if tuning else {}), **settings}
+    merged = {**(tuning.chosen if tuning else {}), **settings}
     if rate_times == 1:
-        return found
-    whole = found.get(RATE, rate)
-    if isinstance(whole, bool) or not isinstance(whole, int | float):
-        raise ValueError(f"'rate_times' needs {RATE} as a number, not {whole!r}")
-    return found | {RATE: whole * rate_times}
+        return merged
+    full_rate = merged.get(RATE, rate)
+    if isinstance(full_rate, bool) or not isinstance(full_rate, int | float):
+        raise ValueError(f"'rate_times' needs {RATE} as a number, not {full_rate!r}")
+    return merged | {RATE: full_rate * rate_times}
