@@ -1,6 +1,7 @@
 """What FML, FedAvg and FedProx have in common: a shared model is forked, trained on private data, and sent back."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.local import LocalEpochs
@@ -11,7 +12,16 @@ from fedmutual.core import At, Client, Message
 class Fork(LocalEpochs):
     """One round over forks ("memes") of the shared model. A subclass says what a fork learns and how forks merge."""
 
+    sum_ready: ClassVar[bool] = (
+        False  # whether a secure sum can replace the mean: the reply is the shared model, n_k at most,
+    )
+    # and `receive` returns what `aggregate` makes of the replies; a subclass that overrides one of both says so again
     aggregate: Aggregation = Aggregation()  # of the forks
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if {"send", "leaves", "receive"} & vars(cls).keys():
+            cls.sum_ready = vars(cls).get("sum_ready", False)
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Fork: the shared tensors are the server's, what stays home is the client's; momentum starts afresh."""
