@@ -14,7 +14,7 @@ from fedmutual.core import Message
 from fedmutual.engines.loop import count_bytes
 from fedmutual.sites.flare.kits import provision
 from fedmutual.sites.secure_sum.identity import read_authority
-from fedmutual.sites.secure_sum.letters import Stage, SumContext
+from fedmutual.sites.secure_sum.messages import Stage, SumContext
 from fedmutual.sites.secure_sum.server_files import SumStages
 from fedmutual.sites.secure_sum.site_files import SumFiles
 
@@ -49,7 +49,7 @@ def _measure_round(count: int, numbers: int) -> dict[str, float]:
         for k, i in enumerate(sites):
             reply = {"w": torch.randn(numbers, generator=torch.Generator().manual_seed(k)) / 100}
             began = time.perf_counter()
-            files[i].keep_update(reply, base, 0, context.model)
+            files[i].write_update(reply, base, 0, context.model)
             seconds[i] += time.perf_counter() - began
         began, waited = time.perf_counter(), 0.0
         stages = SumStages(folder / "server", read_authority(startups[sites[0]]))
@@ -61,7 +61,7 @@ def _measure_round(count: int, numbers: int) -> dict[str, float]:
                 if stage >= Stage.UPLOAD and i in absent:
                     continue
                 start = time.perf_counter()
-                answers[i] = files[i].answer(stage, 0, 0, order)[0]
+                answers[i] = files[i].answer_stage(stage, 0, 0, order)[0]
                 seconds[i] += time.perf_counter() - start
                 waited += time.perf_counter() - start
                 server.check_answer(stage, i, answers[i])

@@ -7,7 +7,7 @@ import torch
 
 from authority import make_authority, make_signer
 from fedmutual.core import Message
-from fedmutual.sites.secure_sum.letters import WORDS, Rejected, Stage, SumContext
+from fedmutual.sites.secure_sum.messages import WORDS, Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.server import SumServer
 from fedmutual.sites.secure_sum.site import SiteRecord, SumSite
 

@@ -72,10 +72,10 @@ def test_between_evaluations_the_last_scores_and_the_time_left_stay(clock):
         rounds(observer, clock, 1, 49, 50)
         [task] = watch.bar.tasks
         # 49 rounds of 0.07 s; 9,951 are left
-        assert (task.description, task.fields["said"]) == ("50/10000", "11 min 37 s left")
+        assert (task.description, task.fields["text"]) == ("50/10000", "11 min 37 s left")
         rounds(observer, clock, 50, 74, 50)
         assert task.description == "75/10000"
-        assert task.fields["said"] == "ACC 85.0 %  BWT 96.0 %  FWT 77.5 %  11 min 35 s left"
+        assert task.fields["text"] == "ACC 85.0 %  BWT 96.0 %  FWT 77.5 %  11 min 35 s left"
         observer(Replied(75, "local", "0", 2, 2))
         completed = task.completed
         observer(Replied(75, "mutual", "0", 1, 2))
@@ -128,7 +128,7 @@ def test_what_goes_wrong_in_every_round_is_said_twice():
     observer(Noted(9, "the message of client 'c' is left out: why"))
     assert out.getvalue().splitlines() == [
         "note in round 7: the message of client 'b' is left out: why",
-        "note in round 8: the message of client 'b' is left out: why (again; from here on in log.txt alone)",
+        "note in round 8: the message of client 'b' is left out: why (again; from now on only in log.txt)",
         "note in round 9: the message of client 'c' is left out: why",
     ]
 

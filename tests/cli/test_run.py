@@ -287,7 +287,7 @@ def test_version_and_lists(cli):
         "error: there is nothing to list called 'things'; name algorithms, models, data, experiments or keys",
     )
     code, _, err = cli("list")
-    assert (code, err.strip()) == (2, "error: say what to list: algorithms, models, data, experiments or keys")
+    assert (code, err.strip()) == (2, "error: name what to list: algorithms, models, data, experiments or keys")
 
 
 def test_the_page_of_keys_is_what_the_command_prints(cli):

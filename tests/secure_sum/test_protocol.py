@@ -6,8 +6,15 @@ import torch
 from scipy.stats import chisquare
 
 from authority import make_signer
-from fedmutual.sites.secure_sum import letters
-from fedmutual.sites.secure_sum.letters import Announcement, Rejected, Stage, find_threshold
+from fedmutual.sites.secure_sum import messages
+from fedmutual.sites.secure_sum.messages import (
+    Announcement,
+    Rejected,
+    Stage,
+    find_threshold,
+    pack_sum_message,
+    read_sum_message,
+)
 from fedmutual.sites.secure_sum.server import TooFewSites
 from fedmutual.sites.secure_sum.site import SumSite
 from masked import NAMES, Table, make_context
@@ -16,14 +23,14 @@ FIVE = NAMES[:5]
 
 
 def change(kind, site=None, **values):
-    """What puts other values into the letters of a site, or of all."""
+    """Return a function that changes fields of the messages of a site, or of all sites."""
 
     def apply(to, message):
         if site is not None and to != site:
             return message
-        letter = letters.read_letter(kind, message, to)
-        new = {key: value(getattr(letter, key)) if callable(value) else value for key, value in values.items()}
-        return letters.pack_letter(letter.model_copy(update=new))
+        content = read_sum_message(kind, message, to)
+        new = {key: value(getattr(content, key)) if callable(value) else value for key, value in values.items()}
+        return pack_sum_message(content.model_copy(update=new))
 
     return apply
 
@@ -100,7 +107,7 @@ def test_a_forged_key_is_refused_by_every_site_and_named() -> None:
     def swap(keys):
         return [k.model_copy(update={"mask_key": "ab" * 32}) if k.site == "cedar" else k for k in keys]
 
-    table = Table(5, orders={Stage.SHARES: change(letters.Announcements, keys=swap)})
+    table = Table(5, orders={Stage.SHARES: change(messages.Announcements, keys=swap)})
     with pytest.raises(TooFewSites, match="0 of 5"):
         table.run()
     assert all("'cedar'" in why and "signature" in why for why in table.refusals.values())
@@ -112,7 +119,9 @@ def test_a_site_that_announces_keys_by_another_kit_is_left_out_by_the_server() -
         if to != "cedar":
             return message
         context = make_context(5)
-        return letters.pack_letter(letters.announce(context, "cedar", bytes(32), bytes(32), bytes(32), make_signer("elm")))
+        return pack_sum_message(
+            messages.make_announcement(context, "cedar", bytes(32), bytes(32), bytes(32), make_signer("elm"))
+        )
 
     table = Table(5, answers={Stage.KEYS: steal}).run()
     assert "another participant's" in table.refusals["cedar"]
@@ -136,12 +145,12 @@ def test_a_site_that_was_sent_another_model_is_found_and_named() -> None:
 def test_keys_of_another_sum_are_refused(changed) -> None:
     """As a server would use them that kept them."""
     old = Table(5, context=make_context(5, **changed)).run(Stage.KEYS).server.answers[Stage.KEYS]["cedar"]
-    replayed = letters.read_letter(Announcement, old, "cedar")
+    replayed = read_sum_message(Announcement, old, "cedar")
 
     def swap(keys):
         return [replayed if k.site == "cedar" else k for k in keys]
 
-    table = Table(5, orders={Stage.SHARES: change(letters.Announcements, keys=swap)})
+    table = Table(5, orders={Stage.SHARES: change(messages.Announcements, keys=swap)})
     with pytest.raises(TooFewSites):
         table.run()
     assert all("'cedar'" in why for i, why in table.refusals.items() if i != "cedar")
@@ -151,7 +160,7 @@ def test_shares_that_were_changed_on_their_way_are_refused_and_named() -> None:
     def flip(shares):
         return {i: ("0" if s[0] != "0" else "1") + s[1:] if i == "cedar" else s for i, s in shares.items()}
 
-    table = Table(5, orders={Stage.UPLOAD: change(letters.SealedShares, "ash", shares=flip)}).run()
+    table = Table(5, orders={Stage.UPLOAD: change(messages.SealedShares, "ash", shares=flip)}).run()
     assert table.refusals.keys() == {"ash"}
     assert "'cedar'" in table.refusals["ash"]
     assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"ash"})
@@ -159,7 +168,7 @@ def test_shares_that_were_changed_on_their_way_are_refused_and_named() -> None:
 
 def test_a_site_that_is_said_to_have_dropped_out_gives_no_signature() -> None:
     without = [i for i in FIVE if i != "ash"]
-    table = Table(5, orders={Stage.CONFIRM: change(letters.Present, sites=without)})
+    table = Table(5, orders={Stage.CONFIRM: change(messages.PresentSites, sites=without)})
     with pytest.raises(TooFewSites):
         table.run()
     assert "this site dropped out" in table.refusals["ash"]
@@ -170,7 +179,7 @@ def test_a_dropout_that_is_told_to_some_sites_alone_opens_nothing() -> None:
 
     def lie(to, message):
         without = [i for i in FIVE if i != "ash"]
-        return letters.pack_letter(letters.Present(sites=without)) if to in ("birch", "cedar") else message
+        return pack_sum_message(messages.PresentSites(sites=without)) if to in ("birch", "cedar") else message
 
     table = Table(5, orders={Stage.CONFIRM: lie})
     table.server.check_answer = lambda stage, site, message: None
@@ -184,7 +193,7 @@ def test_nobody_gives_both_secrets_of_a_site() -> None:
     """Of a site that is present its seed alone, of one that is not its key alone."""
     table = Table(5, away={Stage.UPLOAD: {"elm"}}).run()
     for answer in table.server.answers[Stage.UNMASK].values():
-        opened = letters.read_letter(letters.Opened, answer, "")
+        opened = read_sum_message(messages.OpenedShares, answer, "")
         assert (set(opened.seeds), set(opened.keys)) == (set(FIVE) - {"elm"}, {"elm"})
 
 
@@ -225,9 +234,9 @@ def test_words_are_masked_once_for_one_set_of_sites() -> None:
     table = Table(5).run(Stage.UPLOAD)
     order = table.server.make_orders(Stage.UPLOAD)["ash"]
     again = table.ask(Stage.UPLOAD, "ash", order)  # an answer that was lost
-    assert again[letters.WORDS].tolist() == table.server.answers[Stage.UPLOAD]["ash"][letters.WORDS].tolist()
-    shares = letters.read_letter(letters.SealedShares, order, "ash").shares
-    fewer = letters.pack_letter(letters.SealedShares(shares={i: s for i, s in shares.items() if i != "elm"}))
+    assert again[messages.WORDS].tolist() == table.server.answers[Stage.UPLOAD]["ash"][messages.WORDS].tolist()
+    shares = read_sum_message(messages.SealedShares, order, "ash").shares
+    fewer = pack_sum_message(messages.SealedShares(shares={i: s for i, s in shares.items() if i != "elm"}))
     with pytest.raises(Rejected, match="other sites"):
         table.ask(Stage.UPLOAD, "ash", fewer)
 
@@ -242,11 +251,11 @@ def test_the_same_sum_is_opened_again_with_the_same_shares() -> None:
     """An answer that was lost."""
     table = Table(5).run()
     order = table.server.make_orders(Stage.UNMASK)["ash"]
-    assert letters.read_letter(letters.Opened, table.ask(Stage.UNMASK, "ash", order), "").keys == {}
+    assert read_sum_message(messages.OpenedShares, table.ask(Stage.UNMASK, "ash", order), "").keys == {}
 
 
 def test_a_wrong_share_is_left_out_where_enough_are_right_and_else_named() -> None:
-    wrong = change(letters.Opened, "ash", seeds=lambda seeds: {**seeds, "birch": "00" * 66})
+    wrong = change(messages.OpenedShares, "ash", seeds=lambda seeds: {**seeds, "birch": "00" * 66})
     table = Table(5, answers={Stage.UNMASK: wrong}).run()
     assert table.server.add_words().tolist() == table.plain(FIVE)
     short = Table(5, away={Stage.UNMASK: {"elm"}}, answers={Stage.UNMASK: wrong}).run()
@@ -256,8 +265,8 @@ def test_a_wrong_share_is_left_out_where_enough_are_right_and_else_named() -> No
 
 @pytest.mark.parametrize("stage", [Stage.KEYS, Stage.SHARES, Stage.CONFIRM, Stage.UNMASK])
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"sites": 3}', b"\xff\xfe"])
-def test_what_is_no_letter_is_refused_by_both(stage, content) -> None:
-    message = {letters.LETTER: torch.tensor(list(content), dtype=torch.uint8)}
+def test_a_malformed_message_is_refused_by_both(stage, content) -> None:
+    message = {messages.CONTENT: torch.tensor(list(content), dtype=torch.uint8)}
     table = Table(5).run(Stage(max(stage - 1, 1)))
     with pytest.raises(Rejected):
         table.ask(stage, "ash", message)

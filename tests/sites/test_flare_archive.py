@@ -80,8 +80,8 @@ def set_contract(text):
     """The same job with another contract, well formed."""
 
     def changed(made):
-        (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.server_file(text)))
-        (made / job.APP / "config" / job.SITE).write_bytes(job.format_json(job.site_file(text)))
+        (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.make_server_config(text)))
+        (made / job.APP / "config" / job.SITE).write_bytes(job.format_json(job.make_site_config(text)))
 
     return changed
 
@@ -107,10 +107,10 @@ def test_no_other_file_is_taken(federation, submit, deploy, tmp_path, name):
         (made / name).parent.mkdir(exist_ok=True)
         (made / name).write_text("raise SystemExit\n")
 
-    with pytest.raises(RunError, match="it has other files than these"):
+    with pytest.raises(RunError, match="it has unexpected files"):
         submit(submission(federation.agreed, federation.lead, tmp_path / "job", add))
     if name.startswith(job.APP):
-        with pytest.raises(RunError, match="it has other files than these"):
+        with pytest.raises(RunError, match="it has unexpected files"):
             deploy(deployment(federation.agreed, federation.lead, tmp_path / "app", add))
 
 
@@ -119,9 +119,9 @@ def test_no_file_may_lack(federation, submit, deploy, tmp_path, name):
     def remove(made):
         (made / job.APP / "config" / name).unlink()
 
-    with pytest.raises(RunError, match="it has other files than these"):
+    with pytest.raises(RunError, match="it has unexpected files"):
         submit(submission(federation.agreed, federation.lead, tmp_path / "job", late=remove))
-    with pytest.raises(RunError, match="it has other files than these"):
+    with pytest.raises(RunError, match="it has unexpected files"):
         deploy(deployment(federation.agreed, federation.lead, tmp_path / "app", late=remove))
 
 
@@ -139,14 +139,14 @@ CHANGES = {
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_configurations_are_as_fedmutual_writes_them(federation, submit, deploy, tmp_path, change):
     for check, pack in ((submit, submission), (deploy, deployment)):
-        with pytest.raises(RunError, match=rf"\({job.SITE} is another\)"):
+        with pytest.raises(RunError, match=rf"\({job.SITE} has another content\)"):
             check(pack(federation.agreed, federation.lead, tmp_path / pack.__name__, edit(CLIENT, change)))
 
 
 @pytest.mark.parametrize("change", [lambda c: c["workflows"].clear(), lambda c: c["workflows"][0].update(id="x")])
 def test_the_servers_configuration_too(federation, submit, tmp_path, change):
     spoil = edit(f"{job.APP}/config/{job.SERVER}", change)
-    with pytest.raises(RunError, match=rf"\({job.SERVER} is another\)"):
+    with pytest.raises(RunError, match=rf"\({job.SERVER} has another content\)"):
         submit(submission(federation.agreed, federation.lead, tmp_path / "job", spoil))
 
 
@@ -160,7 +160,7 @@ def test_the_servers_configuration_too(federation, submit, tmp_path, change):
     ],
 )
 def test_where_a_job_goes_is_as_the_contract_says(federation, submit, tmp_path, change):
-    with pytest.raises(RunError, match=r"\(meta.json is another\)"):
+    with pytest.raises(RunError, match=r"\(meta.json has another content\)"):
         submit(submission(federation.agreed, federation.lead, tmp_path / "job", edit(job.META, change)))
 
 
@@ -179,7 +179,7 @@ def test_the_server_takes_the_contract_that_its_operator_agreed_to(federation, s
 @pytest.mark.parametrize("kit", [None, "kits/north", "kits/server", f"others/{LEAD}"])
 def test_only_a_lead_of_this_federation_signs(federation, submit, deploy, tmp_path, kit):
     for check, pack in ((submit, submission), (deploy, deployment)):
-        with pytest.raises(RunError, match="is not signed by a lead" if kit else "it has other files than these"):
+        with pytest.raises(RunError, match="is not signed by a lead" if kit else "it has unexpected files"):
             check(pack(federation.agreed, kit and federation.folder / kit, tmp_path / pack.__name__))
 
 
@@ -194,10 +194,10 @@ def test_what_was_signed_may_not_change(federation, submit, deploy, tmp_path):
 
 def test_a_folder_of_another_name(federation, submit, tmp_path):
     content = submission(federation.agreed, federation.lead, tmp_path / "job")
-    with pytest.raises(RunError, match="it has other files than these"):
+    with pytest.raises(RunError, match="it has unexpected files"):
         submit(content, "others")
     renamed = repacked(content, lambda name, body: [(name.replace("wards/", "../others/", 1), body)])
-    with pytest.raises(RunError, match="its folder is not called as its federation"):
+    with pytest.raises(RunError, match="its folder does not have the name of its federation"):
         submit(renamed, "../others")
 
 
@@ -210,13 +210,13 @@ def link(name, body):
 
 
 ODD = {
-    "a link": (link, "a file of it is too large, or a link"),
-    "a file twice": (lambda name, body: [(name, body)] * 2, "it has other files than these"),
-    "a path upwards": (lambda name, body: [(f"../{name}", body)], "it has other files than these"),
-    "a path from the root": (lambda name, body: [(f"/{name}", body)], "it has other files than these"),
-    "an empty folder": (lambda name, body: [(name, body), (f"{name}/", b"")], "it has other files than these"),
-    "a bomb": (lambda name, body: [(name, bytes(archive.LARGEST + 1))], "a file of it is too large, or a link"),
-    "no JSON": (lambda name, body: [(name, b"[" * 10**6)], f"{job.SERVER} is another"),
+    "a link": (link, "is a link or is too large"),
+    "a file twice": (lambda name, body: [(name, body)] * 2, "it has unexpected files"),
+    "a path upwards": (lambda name, body: [(f"../{name}", body)], "it has unexpected files"),
+    "a path from the root": (lambda name, body: [(f"/{name}", body)], "it has unexpected files"),
+    "an empty folder": (lambda name, body: [(name, body), (f"{name}/", b"")], "it has unexpected files"),
+    "a bomb": (lambda name, body: [(name, bytes(archive.LARGEST + 1))], "is a link or is too large"),
+    "no JSON": (lambda name, body: [(name, b"[" * 10**6)], f"{job.SERVER} has another content"),
 }
 
 
@@ -316,10 +316,10 @@ def test_a_submission_goes_by_the_door(federation, work, tmp_path):
     content = submission(federation.agreed, federation.lead, tmp_path / "job")
     for words in (["submit_job", "wards"], ["job_mgmt.submit_job", "wards"]):
         (tmp_path / "arrived").write_bytes(content)
-        assert JobChecks(work).only_leads(None, asked := Asked("submit_job", tmp_path / "arrived"), words) is None
+        assert JobChecks(work).refuse_command(None, asked := Asked("submit_job", tmp_path / "arrived"), words) is None
         assert asked.errors == []
         (tmp_path / "arrived").write_bytes(content[:-1])
-        assert JobChecks(work).only_leads(None, asked := Asked("submit_job", tmp_path / "arrived"), words) is False
+        assert JobChecks(work).refuse_command(None, asked := Asked("submit_job", tmp_path / "arrived"), words) is False
         assert "is damaged" in asked.errors[0]
         assert not (tmp_path / "arrived").exists()
 
@@ -327,19 +327,19 @@ def test_a_submission_goes_by_the_door(federation, work, tmp_path):
 @pytest.mark.parametrize(
     ("command", "role", "words", "sent", "said"),
     [
-        ("submit_job", "", ["x.submit_job", "wards"], True, "only a lead may ask this"),
+        ("submit_job", "", ["x.submit_job", "wards"], True, "only a lead may"),
         ("submit_job", "lead", ["submit_job", "wards", "--submit-token", "x"], True, "without options"),
         ("submit_job", "lead", ["submit_job", "wards"], False, "submitted as an archive"),
-        ("get_job_meta", "lead", ["get_job_meta", JOB], True, "nothing but a job may be sent"),
-        ("_logout", "lead", ["_logout"], True, "nothing but a job may be sent"),
-        ("get_job_meta", "", ["_x.get_job_meta", JOB], False, "only a lead may ask this"),
+        ("get_job_meta", "lead", ["get_job_meta", JOB], True, "only a job may be sent"),
+        ("_logout", "lead", ["_logout"], True, "only a job may be sent"),
+        ("get_job_meta", "", ["_x.get_job_meta", JOB], False, "only a lead may"),
     ],
 )
 def test_commands_at_the_door(federation, work, tmp_path, command, role, words, sent, said):
     file = tmp_path / "arrived" if sent else None
     if file is not None:
         file.write_bytes(b"x" * 100)
-    assert JobChecks(work).only_leads(None, asked := Asked(command, file, role), words) is False
+    assert JobChecks(work).refuse_command(None, asked := Asked(command, file, role), words) is False
     assert said in asked.errors[0]
     assert not (tmp_path / "arrived").exists()
 
@@ -357,7 +357,7 @@ def test_a_deployment_goes_by_the_door(federation, packed, tmp_path, capsys):
         order.set_header(RequestHeader.APP_NAME, app)
         if number is not None:
             order.set_header(RequestHeader.JOB_ID, number)
-        found = JobChecks(work).only_orders(agent, new_cell_message({}, order))
+        found = JobChecks(work).refuse_order(agent, new_cell_message({}, order))
         return found and found.payload.body
 
     refused = "refused, or could not; its operator reads why"

@@ -58,7 +58,7 @@ def federated(folder: Path) -> Iterator[Loopback]:
                 words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
         found.start("north")
-        found.wait(lambda: "site 'north' is there" in found.log("server"), 120, "north is there")
+        found.wait(lambda: "site 'north' is connected" in found.log("server"), 120, "north is there")
         for place in (folder, folder / "north" / "state" / "flare"):
             (place / "evil.py").write_text(MARK.format(mark=str(folder / "mark")))
         yield found
@@ -80,8 +80,8 @@ def a_contract_that_names_code_is_not_parsed(federation: Loopback, session: Sess
         record = read_contract(federation.file).record()
         record["tables"]["algorithm"]["name"] = "evil:X"
         config = made / job.APP / "config"
-        (config / job.SERVER).write_bytes(job.format_json(job.server_file(json.dumps(record))))
-        (config / job.SITE).write_bytes(job.format_json(job.site_file(json.dumps(record))))
+        (config / job.SERVER).write_bytes(job.format_json(job.make_server_config(json.dumps(record))))
+        (config / job.SITE).write_bytes(job.format_json(job.make_site_config(json.dumps(record))))
 
     began: list[list[str]] = []
 

@@ -16,7 +16,14 @@ from nvflare.private.fed.utils.site_config import project_site_config
 from nvflare.security.security import COMMAND_CATEGORIES, FLAuthorizer
 
 from fedmutual.sites.flare import workspace
-from fedmutual.sites.flare.access_control import LETTER, JobChecks, _at_the_door, _no_words, _true_sender, is_allowed
+from fedmutual.sites.flare.access_control import (
+    PEER_TOPIC,
+    JobChecks,
+    _refuse_false_sender,
+    _refuse_request,
+    _remove_error_text,
+    is_allowed,
+)
 from fedmutual.sites.flare.kits import open_kit, provision
 from wards import contract
 
@@ -66,9 +73,9 @@ def test_a_letter_that_is_not_sealed_could_be_the_servers(sealed, fine):
         MessageHeaderKey.TOPIC: "sm__DATA",
         MessageHeaderKey.ENCRYPTED: sealed,
     }
-    stream = {StreamHeaderKey.CHANNEL: "aux_communication", StreamHeaderKey.TOPIC: LETTER}
+    stream = {StreamHeaderKey.CHANNEL: "aux_communication", StreamHeaderKey.TOPIC: PEER_TOPIC}
     cell = SimpleNamespace(my_info=SimpleNamespace(fqcn=f"north.{JOB}"))
-    refused = _at_the_door(cell, f"south.{JOB}", new_cell_message({**headers, **stream}))
+    refused = _refuse_request(cell, f"south.{JOB}", new_cell_message({**headers, **stream}))
     assert (refused is None) is fine
 
 
@@ -77,7 +84,7 @@ def test_a_letter_is_of_him_whose_seal_it_has(said, fine):
     letter = Shareable()
     letter.set_peer_props({ReservedKey.IDENTITY_NAME: said})
     request = new_cell_message({MessageHeaderKey.ORIGIN: f"south.{JOB}"}, letter)
-    assert (_true_sender(None, request) is None) is fine
+    assert (_refuse_false_sender(None, request) is None) is fine
 
 
 @pytest.mark.parametrize(
@@ -93,14 +100,14 @@ def test_what_a_server_may_order_of_a_site(order, job, fine, tmp_path):
     message = Message(topic=order, body="")
     if job is not None:
         message.set_header(RequestHeader.JOB_ID, job)
-    assert (JobChecks(tmp_path).only_orders(None, new_cell_message({}, message)) is None) is fine
+    assert (JobChecks(tmp_path).refuse_order(None, new_cell_message({}, message)) is None) is fine
 
 
 def test_why_a_site_could_not_is_for_its_operator(capsys):
-    reply = _no_words(new_cell_message({}, error_reply("no such file: /srv/xray/smith.png")))
+    reply = _remove_error_text(new_cell_message({}, error_reply("no such file: /srv/xray/smith.png")))
     assert reply.payload.body == "refused, or could not; its operator reads why"
     assert "smith.png" in capsys.readouterr().out
-    assert _no_words(new_cell_message({}, ok_reply(body="deployed"))).payload.body == "deployed"
+    assert _remove_error_text(new_cell_message({}, ok_reply(body="deployed"))).payload.body == "deployed"
 
 
 @pytest.mark.parametrize(
@@ -117,10 +124,10 @@ def test_why_a_site_could_not_is_for_its_operator(capsys):
         (f"north.{JOB}", "server", "client_command", "show_errors", False),
         (f"north.{JOB}", "north", "client_command", "abort", True),
         (f"north.{JOB}", f"server.{JOB}", "aux_communication", "__end_run__", True),
-        (f"north.{JOB}", f"south.{JOB}", "aux_communication", LETTER, True),
+        (f"north.{JOB}", f"south.{JOB}", "aux_communication", PEER_TOPIC, True),
         (f"north.{JOB}", f"south.{JOB}", "aux_communication", "__end_run__", False),
-        (f"north.{JOB}", f"server.{JOB}", "aux_communication", LETTER, False),
-        (f"north.{JOB}", f"south.{JOB}", "return_only", f"aux_communication:{LETTER}", True),
+        (f"north.{JOB}", f"server.{JOB}", "aux_communication", PEER_TOPIC, False),
+        (f"north.{JOB}", f"south.{JOB}", "return_only", f"aux_communication:{PEER_TOPIC}", True),
         (f"north.{JOB}", f"south.{JOB}", "return_only", "server_command:get_task", False),
         (f"north.{JOB}", f"south.{JOB}", "credential_manager", "key_exchange", True),
         ("server", "north", "task", "heart_beat", True),
@@ -144,6 +151,6 @@ def test_who_is_refused_writes_no_line_of_its_own_into_the_log(caplog):
     forged = "x\n2026-01-01 12:00:00 - all is well\x1b[2J"
     for channel, topic in ((forged, "y" * 100_000), (["admin"], {"a": 1}), (None, b"z")):
         headers = {MessageHeaderKey.CHANNEL: channel, MessageHeaderKey.TOPIC: topic}
-        assert _at_the_door(cell, "eve\nforged", new_cell_message(headers)) is not None
+        assert _refuse_request(cell, "eve\nforged", new_cell_message(headers)) is not None
     assert len(caplog.messages) == 3
     assert all(line.isprintable() and len(line) < 1000 for line in caplog.messages)

@@ -32,7 +32,7 @@ FLARES = (  # commands of FLARE that a lead of ours has no right to
 
 def test_nobody_gets_more_than_is_theirs(tmp_path, monkeypatch):
     with federated(tmp_path) as federation:
-        federation.wait(lambda: "site 'eve' is there" in federation.log("server"), 60, "the rogue is there")
+        federation.wait(lambda: "site 'eve' is connected" in federation.log("server"), 60, "the rogue is there")
         (tmp_path / "answers.go").touch()
         with Session(open_kit(tmp_path / "kits" / LEAD)) as session:
             a_lead_has_no_shell_and_no_command_of_flares(federation, session)
@@ -54,7 +54,7 @@ def federated(folder: Path) -> Iterator[Loopback]:
         (folder / "north" / "state" / "wards").mkdir(parents=True)
         (folder / "north" / "state" / "wards" / "kept").write_text("as of a run")
         found.start("server", "north")
-        found.wait(lambda: "site 'north' is there" in found.log("server"), 60, "north is there")
+        found.wait(lambda: "site 'north' is connected" in found.log("server"), 60, "north is there")
         told = {
             "config": str(found.configs["eve"]),
             "contracts": [read_contract(found.file).record()],
@@ -94,8 +94,8 @@ def a_job_that_names_code_is_refused(federation: Loopback, session: Session) -> 
     record["tables"]["algorithm"]["name"] = "evil:X"
 
     def change(made: Path) -> None:
-        (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.server_file(json.dumps(record))))
-        (made / job.APP / "config" / job.SITE).write_bytes(job.format_json(job.site_file(json.dumps(record))))
+        (made / job.APP / "config" / job.SERVER).write_bytes(job.format_json(job.make_server_config(json.dumps(record))))
+        (made / job.APP / "config" / job.SITE).write_bytes(job.format_json(job.make_site_config(json.dumps(record))))
 
     said = refused(federation, session, change)
     assert 'its \'algorithm.name\' is "evil:X", and this server agreed to "fml"' in said
@@ -124,7 +124,7 @@ def a_site_cannot_pass_as_a_lead(federation: Loopback) -> None:
     edit(kit / "startup" / "fed_admin.json", lambda about: about | {"admin": about["admin"] | {"username": "eve"}})
     with Session(open_kit(kit)) as session:
         for command in ("fedmutual_status wards", "cells", "list_jobs", "show_config_vars server", "get_job_meta 1"):
-            assert "only a lead may ask this" in str(session._session.api.server_execute(command)), command
+            assert "only a lead may" in str(session._session.api.server_execute(command)), command
         with pytest.raises(RunError):
             session.status("wards")
 

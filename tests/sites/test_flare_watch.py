@@ -14,9 +14,9 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import presence, progress, rejoin_backoff, workspace
 from fedmutual.sites.flare.admin_protocol import list_results
-from fedmutual.sites.flare.controller import _pause
-from fedmutual.sites.flare.session import Lost, Session, _answer
-from fedmutual.sites.flare.watch import Watch, _connected, _heard
+from fedmutual.sites.flare.controller import _pause_for_changes
+from fedmutual.sites.flare.session import Lost, Session, _read_answer
+from fedmutual.sites.flare.watch import Watch, _list_alive, _list_connected
 from wards import contract
 
 
@@ -28,8 +28,8 @@ def engine(**seen):
 
 def test_who_is_overdue_is_connected_and_not_heard():
     found = engine(north=1, south=3 * workspace.HEARTBEAT)
-    assert set(_connected(found)) == {"north", "south"}
-    assert set(_heard(found)) == {"north"}
+    assert set(_list_connected(found)) == {"north", "south"}
+    assert set(_list_alive(found)) == {"north"}
 
 
 def job(*inside):
@@ -45,21 +45,21 @@ def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
     folder = tmp_path / "wards"
     folder.mkdir()
     presence.write_members(tmp_path, {"north": "1", "south": "1"}, ["south"])
-    _pause(folder, job("north"), NAMES)
+    _pause_for_changes(folder, job("north"), NAMES)
     presence.write_members(tmp_path, {"north": "1", "south": "1"})
-    with pytest.raises(Paused, match="south came, or came back"):
-        _pause(folder, job("north"), NAMES)
-    _pause(folder, job("north"), NAMES)  # it was in vain: not at once again
+    with pytest.raises(Paused, match="south connected"):
+        _pause_for_changes(folder, job("north"), NAMES)
+    _pause_for_changes(folder, job("north"), NAMES)  # it was in vain: not at once again
     presence.write_members(tmp_path, {"north": "1", "south": "2"})
-    with pytest.raises(Paused, match="south came, or came back"):  # it was started anew
-        _pause(folder, job("north"), NAMES)
+    with pytest.raises(Paused, match="south connected"):  # it was started anew
+        _pause_for_changes(folder, job("north"), NAMES)
 
 
 def test_no_job_is_begun_anew_for_who_is_not_of_the_federation(tmp_path):
     """East was taken out of the names, and its process still runs."""
     (tmp_path / "wards").mkdir()
     presence.write_members(tmp_path, {"north": "1", "east": "1"})
-    _pause(tmp_path / "wards", job("north"), NAMES)
+    _pause_for_changes(tmp_path / "wards", job("north"), NAMES)
 
 
 def test_in_vain_for_one_waits_longer_each_time(tmp_path):
@@ -76,7 +76,7 @@ def test_in_vain_for_one_waits_longer_each_time(tmp_path):
 
 def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
     """FLARE takes 2 to the power of the tries times the first interval: with a float that overflows."""
-    (found,) = (c for c in workspace._server(Path("x"))["components"] if c["id"] == "job_scheduler")
+    (found,) = (c for c in workspace._make_server_resources(Path("x"))["components"] if c["id"] == "job_scheduler")
     assert all(isinstance(value, int) for value in found["args"].values())
     assert min(found["args"]["max_schedule_interval"], 2**100_000 * found["args"]["min_schedule_interval"]) == 5
 
@@ -89,10 +89,12 @@ def test_a_lead_reads_why_the_server_does_not_do_it():
     """FLARE gives the status of the transfer, and says why in the data."""
     refused = {"status": "SUCCESS", "details": "", "data": [{"type": "error", "data": "not authorized"}]}
     with pytest.raises(Lost, match=r"did not answer \(not authorized\)"):
-        _answer(refused)
+        _read_answer(refused)
     with pytest.raises(Lost, match="TIMEOUT"):
-        _answer({"status": "TIMEOUT"})
-    assert _answer({"data": [{"type": "string", "data": "x"}, {"type": "dict", "data": {"there": []}}]}) == {"there": []}
+        _read_answer({"status": "TIMEOUT"})
+    assert _read_answer({"data": [{"type": "string", "data": "x"}, {"type": "dict", "data": {"there": []}}]}) == {
+        "there": []
+    }
 
 
 class Lead(Session):
@@ -101,7 +103,7 @@ class Lead(Session):
     def __init__(self, *statuses):
         self._statuses = list(statuses)
 
-    def _ask(self, command, *words):
+    def _send_command(self, command, *words):
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
 
 
@@ -113,13 +115,13 @@ def says(outcome=None, stops=False, job=None, contract="", version="0.1.0"):
 def test_a_federation_that_is_under_way_is_looked_on_and_not_submitted_again(tmp_path):
     agreed = contracts.read_contract(contract(tmp_path))
     running = says("running", contract=agreed.imprint)
-    assert Lead(running).under_way(agreed) == "J1"
-    assert Lead(says()).under_way(agreed) is None
-    assert Lead(says("done")).under_way(agreed) is None
-    assert Lead(says("done", job="J2")).under_way(agreed) == "J2"  # it was submitted, and has not begun
-    assert Lead(running | {"stops": True}, says("stopped")).under_way(agreed) is None  # once it has stopped
-    with pytest.raises(RunError, match="is under way as another file has it; `fedmutual stop` it first"):
-        Lead(says("running", contract="another")).under_way(agreed)
+    assert Lead(running).find_job(agreed) == "J1"
+    assert Lead(says()).find_job(agreed) is None
+    assert Lead(says("done")).find_job(agreed) is None
+    assert Lead(says("done", job="J2")).find_job(agreed) == "J2"  # it was submitted, and has not begun
+    assert Lead(running | {"stops": True}, says("stopped")).find_job(agreed) is None  # once it has stopped
+    with pytest.raises(RunError, match="is running with another contract; give `fedmutual stop` first"):
+        Lead(says("running", contract="another")).find_job(agreed)
     with pytest.raises(ConfigError, match=r"the server is of fedmutual 0\.2\.0, and here is 0\.1\.0"):
         Lead(says(version="0.2.0")).status("wards")
 
@@ -130,7 +132,7 @@ NO_RESULTS = ["../config.toml", "/tmp/config.toml", "clients/north/round-1.safet
 @pytest.mark.parametrize("name", [*NO_RESULTS, "server/round-.safetensors", f"server/round-{'1' * 5000}.safetensors"])
 def test_a_server_cannot_name_where_a_lead_writes(tmp_path, name):
     """A lead trusts it to average, and not with its own files."""
-    with pytest.raises(RunError, match="names a file that is no result of a federation"):
+    with pytest.raises(RunError, match="names a file that is not a result of a federation"):
         Lead({"files": ["config.toml", name]}).fetch("wards", tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -149,7 +151,7 @@ STRANGE = {
 
 @pytest.mark.parametrize("status", STRANGE.values(), ids=STRANGE)
 def test_a_server_that_says_what_none_would_is_one_sentence(tmp_path, status):
-    with pytest.raises(RunError, match="the server says what no server of fedmutual would"):
+    with pytest.raises(RunError, match="no server of fedmutual sends"):
         Lead(status).status("wards")
 
 
@@ -163,7 +165,7 @@ def test_a_server_that_says_what_none_would_is_one_sentence(tmp_path, status):
     ],
 )
 def test_results_that_are_none_are_one_sentence(tmp_path, answers):
-    with pytest.raises(RunError, match="the server says what no server of fedmutual would"):
+    with pytest.raises(RunError, match="no server of fedmutual sends"):
         Lead(*answers).fetch("wards", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -180,7 +182,7 @@ def test_a_server_moves_no_cursor_of_a_leads(tmp_path):
         {"data": [{"type": "dict", "data": [ESCAPE]}]},
     ):
         with pytest.raises(Lost) as caught:
-            _answer(reply)
+            _read_answer(reply)
         assert str(caught.value).isprintable()
 
 
@@ -204,9 +206,9 @@ def test_a_job_that_the_server_does_not_have_is_not_waited_for(tmp_path, monkeyp
     progress.Progress(folder, contracts.read_contract(contract(tmp_path)), "J1").begin(())
     watch, clock = Watch(), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    watch._missing(folder)
+    watch._stop_without_job(folder)
     assert progress.read_progress(folder)["outcome"] == "running"
     clock[0] = 6.0
-    watch._missing(folder)
+    watch._stop_without_job(folder)
     assert progress.read_progress(folder)["outcome"] == "stopped"
-    assert "submit it once more" in capsys.readouterr().out
+    assert "submit it again" in capsys.readouterr().out

@@ -15,7 +15,7 @@ from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.protocol import Order, pack_message, read_answer, read_order
-from fedmutual.sites.secure_sum.letters import WORDS, Stage
+from fedmutual.sites.secure_sum.messages import WORDS, Stage
 from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
 from wards import COMMON, TELLING, Desk, contract, same, site, together
 
@@ -131,7 +131,7 @@ def test_a_site_that_drops_out_at_any_place_costs_one_round_at_most(tmp_path, pl
 
 
 def present(federation):
-    """Whose words were in the first round's sum, as the sites that did the last stage were told."""
+    """Return the sites whose words were in the sum of the first round, as the orders of CONFIRM list them."""
     for _, o, _ in federation.desk.answers:
         order, inbox = read_order(o)
         if order.round == 0 and order.phase == Stage.CONFIRM:
@@ -166,21 +166,21 @@ def test_too_few_sites_open_nothing_and_go_on_when_they_are_back(tmp_path):
         federation.desk.away = gone if phase >= Stage.UPLOAD else set()
 
     federation.desk.before = before
-    with pytest.raises(TooFew, match=r"3 of 5 sites did the stage UPLOAD .* 4 are needed"):
+    with pytest.raises(TooFew, match=r"3 of 5 .* UPLOAD .* 4 are needed"):
         federation.run()
     gone.clear()
     plain = in_one_process(tmp_path, common, FIVE)
     assert same(federation.run().global_model().state_dict(), plain.global_model().state_dict())
 
 
-def letter(**values):
+def json_message(**values):
     return {"letter": torch.tensor(list(json.dumps(values).encode()), dtype=torch.uint8)}
 
 
 def test_a_second_attempt_of_an_opened_round_is_declined_by_every_site(tmp_path):
     federation = Federation(tmp_path / "masked", FML | {"rounds": 1})
     federation.run()
-    order = pack_message(Order("work", 0, int(Stage.KEYS), attempt=1), letter(attempt=1))
+    order = pack_message(Order("work", 0, int(Stage.KEYS), attempt=1), json_message(attempt=1))
     for half in federation.desk.halves.values():
         answer, message = read_answer(half.do(order))
         assert "opened before" in (answer.problem or "")
@@ -205,12 +205,12 @@ def test_a_false_dropout_is_named_by_the_site_and_opens_nothing(tmp_path):
     federation = Federation(tmp_path / "masked", FML | {"rounds": 1})
 
     def change(order, inbox, name):
-        return order, letter(sites=[i for i in FIVE if i != "ash"]) if order.phase == Stage.CONFIRM else inbox
+        return order, json_message(sites=[i for i in FIVE if i != "ash"]) if order.phase == Stage.CONFIRM else inbox
 
     federation.desk.change = change
     with pytest.raises(TooFew, match="CONFIRM"):
         federation.run()
-    assert any("says that this site dropped out" in note for note in federation.about("ash"))
+    assert any("this site dropped out" in note for note in federation.about("ash"))
     assert not any(read_order(o)[0].phase == Stage.UNMASK for _, o, _ in federation.desk.answers)
 
 

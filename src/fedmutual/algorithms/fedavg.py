@@ -30,6 +30,7 @@ class FedAvg(Fork):
     scores: ClassVar[tuple[str, ...]] = ("global",)
     terms: ClassVar[tuple[str, ...]] = ("meme",)
     dp_ready: ClassVar[bool] = True  # with weighting = "uniform"
+    sum_ready: ClassVar[bool] = True
 
     @property
     def weighs(self) -> bool:

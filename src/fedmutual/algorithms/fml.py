@@ -38,6 +38,7 @@ class FML(Fork):
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
     dp_ready: ClassVar[bool] = True
+    sum_ready: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         within("alpha", self.alpha, 0, 1)

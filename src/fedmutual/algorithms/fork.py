@@ -3,6 +3,7 @@ back.
 """
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.local import LocalEpochs
@@ -13,7 +14,16 @@ from fedmutual.core import At, Client, Message
 class Fork(LocalEpochs):
     """One round with copies ("memes") of the shared model. A subclass defines the loss and the merging of the copies."""
 
+    sum_ready: ClassVar[bool] = (
+        False  # whether a secure sum can replace the mean: the reply is the shared model, n_k at most,
+    )
+    # and `receive` returns what `aggregate` makes of the replies; a subclass that overrides one of both says so again
     aggregate: Aggregation = Aggregation()  # of the forks
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if {"send", "leaves", "receive"} & vars(cls).keys():
+            cls.sum_ready = vars(cls).get("sum_ready", False)
 
     def begin(self, client: Client, inbox: Message, at: At) -> Message:
         """Load the server's shared tensors into the meme, with a fresh optimiser state; return no constants."""

@@ -1,4 +1,4 @@
-"""Predictions and scores as a person reads them, and as a script does."""
+"""Predictions and scores as tables for the terminal, and as JSON for scripts."""
 
 import json
 from collections.abc import Sequence
@@ -15,20 +15,20 @@ _NEXT = 3  # further classes in the table
 
 
 def format_answers(predictions: Sequence[Prediction]) -> Table:
-    """A line an example: the class, its probability, and the next few."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    drawn.add_column("example", overflow="fold")
-    drawn.add_column("class", overflow="fold")
-    drawn.add_column("probability, %", justify="right", no_wrap=True)
-    drawn.add_column("next", overflow="fold")
+    """Return a table with one line for each example: the class, its probability in percent, and the next few classes."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("example", overflow="fold")
+    table.add_column("class", overflow="fold")
+    table.add_column("probability, %", justify="right", no_wrap=True)
+    table.add_column("next", overflow="fold")
     for p in predictions:
         others = ", ".join(f"{name} {100 * share:.1f}" for name, share in p.ranked[1 : 1 + _NEXT])
-        drawn.add_row(escape(p.example), escape(p.label), f"{100 * p.probability:.1f}", escape(others))
-    return drawn
+        table.add_row(escape(p.example), escape(p.label), f"{100 * p.probability:.1f}", escape(others))
+    return table
 
 
 def format_json_line(prediction: Prediction) -> str:
-    """One prediction as a line of JSON, with the probability of every class."""
+    """Return a prediction as one line of JSON, with the probability of every class, in [0, 1]."""
     return json.dumps(
         {
             "example": prediction.example,
@@ -41,7 +41,7 @@ def format_json_line(prediction: Prediction) -> str:
 
 
 def describe_score(score: FileScore) -> dict[str, Any]:
-    """The scores of a file as JSON has them: fractions in [0, 1]; recall by class, null where the file lacks the class."""
+    """Return the scores of a file for JSON: fractions in [0, 1]; recall by class, None if the file lacks the class."""
     recall = score.values["recall"]
     assert isinstance(recall, list)
     return {
@@ -54,18 +54,18 @@ def describe_score(score: FileScore) -> dict[str, Any]:
 
 
 def format_score(score: FileScore) -> Table:
-    """A line a score of a file, in percent: accuracy with its interval, what accuracy hides, the recall of each class."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    drawn.add_column("score", overflow="fold")
-    drawn.add_column("%", justify="right", no_wrap=True)
-    drawn.add_column("95 % interval", no_wrap=True)
+    """Return a table of a file's scores in percent: accuracy with its interval, other scores, the recall of each class."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("score", overflow="fold")
+    table.add_column("%", justify="right", no_wrap=True)
+    table.add_column("95 % interval", no_wrap=True)
     low, high = (f"{100 * end:.1f}" for end in score.interval)
-    drawn.add_row(f"accuracy, {score.values['examples']} examples", _percent(score.values["accuracy"]), f"{low} to {high}")
+    table.add_row(f"accuracy, {score.values['examples']} examples", _percent(score.values["accuracy"]), f"{low} to {high}")
     for key, name in (("balanced_accuracy", "balanced accuracy"), ("auroc", "AUROC"), ("majority", "always the commonest")):
-        drawn.add_row(name, _percent(score.values[key]), "")
+        table.add_row(name, _percent(score.values[key]), "")
     for name, share in describe_score(score)["recall"].items():
-        drawn.add_row(escape(f"recall of {name}"), _percent(share), "")
-    return drawn
+        table.add_row(escape(f"recall of {name}"), _percent(share), "")
+    return table
 
 
 def _percent(fraction: Any) -> str:

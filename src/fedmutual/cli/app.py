@@ -46,7 +46,7 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
-NOTHING_TO_GAIN = ("independent", "centralised")  # training alone, and what is no federation
+NOTHING_TO_GAIN = ("independent", "centralised")  # methods that do not federate
 SITES = "Real sites (with the extra fedmutual\\[sites])"
 
 
@@ -78,7 +78,7 @@ def run(
     out.print(headline([folder]))
     if config.algorithm["name"] not in NOTHING_TO_GAIN:
         print_text(
-            f"`{_against_alone(config.algorithm['name'], file, set or [])}` tells the gain over training alone",
+            f"`{_format_compare_command(config.algorithm['name'], file, set or [])}` tells the gain over training alone",
             soft_wrap=True,
         )
     print_text(
@@ -141,24 +141,24 @@ def sweep(
     models worse than local-only training, trained beside it, that is said. Runs go to OUT/SETTING/SEED, and all that was
     found to OUT/sweep.json.
     """
-    from fedmutual.cli.sweep import make_sweep_table, print_conclusion
+    from fedmutual.cli.sweep import format_conclusion, make_sweep_table
     from fedmutual.config.grid import read_grid
     from fedmutual.rundir.text import holdout_line
     from fedmutual.studies.sweep import carry_out, plan_sweep
 
     start_fork_server()
-    made = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
-    folder = out_folder or Path("runs") / f"{made.name}-sweep"
+    plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
+    folder = out_folder or Path("runs") / f"{plan.name}-sweep"
     chosen_by = ("--by", by.value) if by else ()
     with show_progress(
         format_resume_command("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by), holdout_line
     ) as watch:
-        found = carry_out(made, folder, resume, watch.of)
-    out.print(make_sweep_table(found))
-    for line in print_conclusion(found, file):
+        result = carry_out(plan, folder, resume, watch.of)
+    out.print(make_sweep_table(result))
+    for line in format_conclusion(result, file):
         print_text(line, soft_wrap=True)
-    if not found.chosen:
-        exit_with_error("every setting diverged. A smaller optimizer.lr is the usual mend", Code.DIVERGED)
+    if not result.chosen:
+        exit_with_error("every setting diverged. A smaller optimizer.lr is the usual fix", Code.DIVERGED)
 
 
 @app.command()
@@ -205,12 +205,12 @@ def report(
     if adapted and len(named) == 1:
         conclude.print_adaptation(named[0], output)
         return
-    found = read_runs(folder for path in named for folder in find_runs(path))
-    write_report(found, output)
-    out.print(headline(found))
-    for line in verdict(found):
+    run_list = read_runs(folder for path in named for folder in find_runs(path))
+    write_report(run_list, output)
+    out.print(headline(run_list))
+    for line in verdict(run_list):
         print_text(line)
-    if held_out := [run.folder for run in found if run.held_out]:
+    if held_out := [run.folder for run in run_list if run.held_out]:
         print_text(f"left out, for hold-out rows alone were scored there: {', '.join(map(str, held_out))}", soft_wrap=True)
     print_text(f"report: {output}", soft_wrap=True)
 
@@ -254,7 +254,7 @@ def reproduce(
     from fedmutual.cli import reproduce as command
     from fedmutual.config import parse_override
 
-    of_training = {
+    training_options = {
         "--only": only,
         "--seeds": seeds,
         "--rounds": rounds,
@@ -263,11 +263,11 @@ def reproduce(
         "--out": out_folder,
     }
     if list_them:
-        others = {"ID": id, **of_training, "--results": results, "--pages": pages}
-        command.without("--list lists all experiments", others)
-        return command.listed(root, out)
+        others = {"ID": id, **training_options, "--results": results, "--pages": pages}
+        command.check_unused_options("--list lists all experiments", others)
+        return command.print_experiments(root, out)
     if pages is not None:
-        command.without("--pages writes from results alone", of_training)
+        command.check_unused_options("--pages writes from results alone", training_options)
         for path in command.write_pages(id, pages, results, root):
             print_text(str(path), soft_wrap=True)
         return None
@@ -275,7 +275,7 @@ def reproduce(
     start_fork_server()
     with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
         folder = out_folder or Path("runs") / "reproduce"
-        name = command.one_of(id)
+        name = command.check_id(id)
         failed = command.train(name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.of, out)
     if failed:
         exit_with_error(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
@@ -346,13 +346,13 @@ def predict(
     """
     from fedmutual.cli import answers
 
-    found = fedmutual.predict(run_or_model, files, client, best, ensemble=ensemble)
+    predictions = fedmutual.predict(run_or_model, files, client, best, ensemble=ensemble)
     if as_json:
-        for prediction in found:
+        for prediction in predictions:
             typer.echo(answers.format_json_line(prediction))
         return
-    print_text(f"answered by: {found[0].model}")
-    out.print(answers.format_answers(found))
+    print_text(f"answered by: {predictions[0].model}")
+    out.print(answers.format_answers(predictions))
 
 
 app.command()(deploy.export)
@@ -392,11 +392,11 @@ def list_(
         "models": models.NAMES,
         "data": data.NAMES,
     }
-    words = f"{', '.join(lists)}, experiments or keys"
+    names = f"{', '.join(lists)}, experiments or keys"
     if what is None:
-        raise ConfigError(f"say what to list: {words}")
+        raise ConfigError(f"name what to list: {names}")
     if what not in lists:
-        raise ConfigError(f"there is nothing to list called {what!r}; name {words}")
+        raise ConfigError(f"there is nothing to list called {what!r}; name {names}")
     for name, about in lists[what].items():
         out.print(f"[bold]{name:14}[/bold] ", end="")
         print_text(about)
@@ -404,7 +404,7 @@ def list_(
 
 @app.callback(invoke_without_command=True)
 def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    """Read the options that stand before a command."""
+    """Handle the options before a command."""
     if version:
         out.print(fedmutual.__version__, highlight=False)
         raise typer.Exit
@@ -422,7 +422,7 @@ def main() -> None:
         exit_with_error(problem, Code.BAD_INPUT)
 
 
-def _against_alone(method: str, file: Path, settings: list[str]) -> str:
+def _format_compare_command(method: str, file: Path, settings: list[str]) -> str:
     """Return the command that compares a run's method with local-only training, with the settings of the run."""
     sets = [word for text in settings if text.partition("=")[0].strip() != "algorithm.name" for word in ("--set", text)]
     return shlex.join(("fedmutual", "compare", str(file), "--methods", f"{method},independent", *sets))

@@ -1,4 +1,4 @@
-"""Arguments that several commands take, and the configuration that they make."""
+"""Arguments of several commands, and the configuration that the arguments give."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class By(StrEnum):
-    """Whose score chooses."""
+    """The model whose score chooses a setting."""
 
     PERSONAL = "personal"
     GLOBAL = "global"
@@ -24,25 +24,25 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Set one key, e.g. `--set algorithm.alpha=0.3`; may be repeated."),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the last saved round; finished runs are left alone.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Resume from the last saved round; finished runs stay unchanged.")]
 
 
-def _trust(context: typer.Context, given: bool) -> bool:
-    """Let the trust hold for as long as the command runs."""
-    if given:
+def _trust_code(context: typer.Context, is_trusted: bool) -> bool:
+    """Trust recorded code until the command ends."""
+    if is_trusted:
         from fedmutual.recorded_code import trusting
 
         context.with_resource(trusting(True))
-    return given
+    return is_trusted
 
 
 TrustCode = Annotated[
     bool,
     typer.Option(
         "--trust-code",
-        callback=_trust,
+        callback=_trust_code,
         is_eager=True,  # before files are read
-        help="Import all code that a run folder names, also code that has changed or is somebody else's. Look at it first.",
+        help="Import all code that a run folder names, even if it has changed or comes from somebody else. Read it first.",
     ),
 ]
 Methods = Annotated[
@@ -79,12 +79,16 @@ Jobs = Annotated[
 
 
 def parse_names(text: str) -> list[str]:
-    """The names of a list with commas, without empty ones."""
+    """Return the names in a list that is separated by commas, without empty names."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def read_config(file: Path, settings: list[str]) -> "Config":
-    """The file with --set applied."""
+    """Return the configuration of a file, with the `--set` arguments applied.
+
+    Raises:
+        UserError: the file or an argument cannot be used.
+    """
     from fedmutual.config import parse_override
 
     return fedmutual.load_config(file, **dict(parse_override(text) for text in settings))

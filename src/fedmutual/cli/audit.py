@@ -1,4 +1,4 @@
-"""The command `fedmutual audit`: what attackers gain from a run, as a table and a page."""
+"""The command `fedmutual audit`: attacks on a finished run; their results as a table and a page."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,13 +18,13 @@ PAGE = "audit.html"
 
 
 def audit(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run, whose data are still there.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run; its data must still exist.")],
     shadows: Annotated[
         int,
-        typer.Option(min=0, help="Train so many shadow runs for the stronger membership attack; each takes as long as RUN."),
+        typer.Option(min=0, help="The number of shadow runs for the stronger membership attack; each takes as long as RUN."),
     ] = 0,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", help="The folder of audit.json and audit.html; else RUN.")
+        Path | None, typer.Option("--out", help="The folder of audit.json and audit.html; the default is RUN.")
     ] = None,
     trust_code: TrustCode = False,
 ) -> None:
@@ -54,7 +54,7 @@ def audit(
 
 
 def _make_table(result: "Audit") -> Table:
-    """One line for each membership attack."""
+    """Return a table with one line for each membership attack."""
     from fedmutual.report.audit import make_membership_rows
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

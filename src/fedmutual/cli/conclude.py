@@ -1,4 +1,4 @@
-"""What a command that trained prints at its end: the table, the answer in one sentence, and the page's path."""
+"""The end of a command that trained runs: print the tables and the verdict, and write the page."""
 
 from pathlib import Path
 
@@ -8,22 +8,22 @@ from fedmutual.cli.terminal import out, print_text
 
 
 def print_comparison(groups: list[tuple[str, list[Path]]], page: Path) -> None:
-    """Write the page; print the tables, the answer and the page's path."""
+    """Print the tables and the verdict of each group (name, folders), write the page, and print its path."""
     from fedmutual.report import headline, make_cost_table, read_runs, verdict, write_report
 
-    found = [(name, read_runs(folders)) for name, folders in groups]
-    for name, runs in found:
+    groups_of_runs = [(name, read_runs(folders)) for name, folders in groups]
+    for name, runs in groups_of_runs:
         out.print(f"\n[bold]{escape(name)}[/bold]")
         out.print(headline(runs))
         out.print(make_cost_table(runs))
         for line in verdict(runs):
             print_text(line)
-    write_report([run for _, runs in found for run in runs], page)
+    write_report([run for _, runs in groups_of_runs for run in runs], page)
     print_text(f"\nreport: {page}", soft_wrap=True)
 
 
 def print_adaptation(folder: Path, page: Path) -> None:
-    """The table, whether adapting pays, and the page's path."""
+    """Print the table of an adaptation and whether adapting pays, write the page, and print its path."""
     from fedmutual.report import adapted, write_adaptation
 
     table, sentences = adapted(folder)

@@ -1,4 +1,4 @@
-"""The commands of `fedmutual data`."""
+"""The commands of `fedmutual data`: look at the data of an experiment, and export a part of the public seed set."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -38,19 +38,19 @@ def check(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
 
     config = read_config(file, set or [])
     try:
-        read = data.prepare(config)
+        prepared = data.prepare(config)
     except DataError as problem:
         problems = data.list_problems(problem)
         _print_problems(config, problems)
         if len(problems) == 1:
             raise
         raise DataError(f"{file}: the data cannot be used ({len(problems)} problems, listed above)") from None
-    findings = [*data.find_problems(config, read), *describe_suggestion(config)]
+    findings = [*data.find_problems(config, prepared), *describe_suggestion(config)]
     for finding in findings:
         print_text(finding)
-    made = build.build(config, device="cpu", prepared=read)
-    for client in made.clients:
-        made.networks(client)  # a network is made, and checked, when it is needed
+    experiment = build.build(config, device="cpu", prepared=prepared)
+    for client in experiment.clients:
+        experiment.networks(client)  # a network is made, and checked, when it is needed
     if not findings:
         print_text("nothing stands out")
 

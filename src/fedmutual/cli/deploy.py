@@ -1,4 +1,4 @@
-"""The commands that take a model into an application: `export` and `score`."""
+"""The commands `export` and `score`, which use a trained model outside of training."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,10 @@ from fedmutual.cli.arguments import TrustCode
 from fedmutual.cli.terminal import out, print_text
 
 RunOrModel = Annotated[Path, typer.Argument(metavar="RUN_OR_MODEL", help="A run's folder, or a model file in it.")]
-Client = Annotated[str | None, typer.Option(help="Whose personal model; else the shared model.")]
-Best = Annotated[bool, typer.Option("--best", help="The model of the best round (records.keep_best); else of the last.")]
+Client = Annotated[str | None, typer.Option(help="The client whose personal model is used; unset, the shared model.")]
+Best = Annotated[
+    bool, typer.Option("--best", help="Use the model of the best round (records.keep_best); the default is the last round.")
+]
 
 
 def export(

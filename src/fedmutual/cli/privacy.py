@@ -1,4 +1,4 @@
-"""The command `fedmutual privacy`: what a guarantee will cost, as a table."""
+"""The command `fedmutual privacy`: the epsilon or the noise of a plan, as a table."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,12 +21,12 @@ def privacy(
         Path, typer.Argument(metavar="FILE.toml", help="The experiment, or the federation's file.", show_default=False)
     ],
     epsilon: Annotated[
-        float | None, typer.Option(min=1e-6, help="Tell the sigma for this epsilon; else the epsilon for privacy.sigma.")
+        float | None, typer.Option(min=1e-6, help="Print the sigma for this epsilon; unset, the epsilon for privacy.sigma.")
     ] = None,
-    delta: Annotated[float | None, typer.Option(min=1e-30, max=0.5, help="Else privacy.delta.")] = None,
+    delta: Annotated[float | None, typer.Option(min=1e-30, max=0.5, help="The delta; the default is privacy.delta.")] = None,
     site: Annotated[
         Path | None,
-        typer.Option(metavar="SITE.toml", help="Of a federation of real sites: the part of this site, and its budget."),
+        typer.Option(metavar="SITE.toml", help="The file of one real site: plan its part of a federation, and its budget."),
     ] = None,
     set: Set = None,
 ) -> None:
@@ -38,38 +38,38 @@ def privacy(
     from fedmutual.federation import build
     from fedmutual.studies import privacy_plan
 
-    given: dict[str, Any] = dict(parse_override(text) for text in set or ())
-    given |= {} if delta is None else {"privacy.delta": delta}
+    overrides: dict[str, Any] = dict(parse_override(text) for text in set or ())
+    overrides |= {} if delta is None else {"privacy.delta": delta}
     if site is not None:
-        _of_site(file, site, epsilon, given)
+        _plan_site(file, site, epsilon, overrides)
         return
-    config = privacy_plan.read_config(file, given, epsilon is not None)
+    config = privacy_plan.read_config(file, overrides, epsilon is not None)
     costs = privacy_plan.plan(build.build(config, device="cpu"))
-    _show(config, costs, epsilon)
-    _check(config, {client: cost.epsilon(config) for client, cost in costs.items()} if epsilon is None else {})
+    _print_plan(config, costs, epsilon)
+    _check_budget(config, {client: cost.epsilon(config) for client, cost in costs.items()} if epsilon is None else {})
 
 
-def _of_site(file: Path, site: Path, epsilon: float | None, given: dict[str, Any]) -> None:
-    """The part of one real site, and its budget."""
+def _plan_site(file: Path, site: Path, epsilon: float | None, overrides: dict[str, Any]) -> None:
+    """Print the plan for one real site, and its budget."""
     from fedmutual.sites import guarantee
 
-    plan = guarantee.plan_site(file, site, given)
-    _show(plan.config, plan.costs, epsilon)
+    plan = guarantee.plan_site(file, site, overrides)
+    _print_plan(plan.config, plan.costs, epsilon)
     if epsilon is None and plan.budget is not None:
         print_text(
             f"spent on these data so far: epsilon {plan.spent:.4g}; with all these rounds besides {plan.total:.4g}; the "
             f"site's budget is {plan.budget:g}"
         )
-        _check(plan.config, dict.fromkeys(plan.costs, plan.total))
+        _check_budget(plan.config, dict.fromkeys(plan.costs, plan.total))
 
 
-def _show(config: "Config", costs: "dict[str, Cost]", wished: float | None) -> None:
-    """A line a client; with `wished`, the noise for that epsilon."""
+def _print_plan(config: "Config", costs: "dict[str, Cost]", target: float | None) -> None:
+    """Print a table with one line for each client. target: the epsilon that the noise is chosen for, if any."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     units = "examples" if config.privacy.unit == "example" else "groups"
     for title in ("client", units, "sampling rate", "steps", "sigma", "epsilon"):
         table.add_column(title, justify="left" if title == "client" else "right")
-    needed = {i: cost.sigma if wished is None else cost.sigma_for(wished, config) for i, cost in costs.items()}
+    needed = {i: cost.sigma if target is None else cost.sigma_for(target, config) for i, cost in costs.items()}
     for client, cost in costs.items():
         spent = cost._replace(sigma=needed[client]).epsilon(config)
         numbers = (f"{cost.units}", f"{cost.rate:.4g}", f"{cost.steps}", f"{needed[client]:g}", f"{spent:.4g}")
@@ -79,17 +79,17 @@ def _show(config: "Config", costs: "dict[str, Cost]", wished: float | None) -> N
     print_text(
         f"noised: {nets}; unit: {config.privacy.unit}; delta {config.privacy.delta:g}; by {config.privacy.accountant!r}"
     )
-    if wished is not None:
-        print_text(f"set privacy.sigma = {max(needed.values()):g}, and no client's epsilon is above {wished:g}")
+    if target is not None:
+        print_text(f"set privacy.sigma = {max(needed.values()):g}, and the epsilon of every client is at most {target:g}")
 
 
-def _check(config: "Config", spent: dict[str, float]) -> None:
-    """End with the exit code of bad input where a client's part costs more than the budget."""
+def _check_budget(config: "Config", spent: dict[str, float]) -> None:
+    """Exit with an error if a client would spend more than the budget. spent: client -> epsilon."""
     budget = config.privacy.epsilon
-    over = [client for client, value in spent.items() if budget is not None and value > budget]
-    if over:
+    exceeding = [client for client, value in spent.items() if budget is not None and value > budget]
+    if exceeding:
         exit_with_error(
-            f"client {over[0]!r} would spend epsilon {spent[over[0]]:.4g}, and privacy.epsilon is {budget:g}; raise "
-            "privacy.sigma (`--epsilon` tells how far), or lower rounds",
+            f"client {exceeding[0]!r} would spend epsilon {spent[exceeding[0]]:.4g}, and privacy.epsilon is {budget:g}; "
+            "raise privacy.sigma (`--epsilon` tells how far), or lower rounds",
             Code.BAD_INPUT,
         )

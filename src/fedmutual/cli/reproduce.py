@@ -1,4 +1,4 @@
-"""`fedmutual reproduce`: what the wrapper in app.py hands over, done and said."""
+"""The work of `fedmutual reproduce`: list the experiments, train cells, print tables and write pages."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,8 +37,8 @@ from fedmutual.rundir.folder import held
 Watch = Callable[[str], Observer]
 
 
-def listed(root: Path | None, console: Console) -> None:
-    """Print every id: what it is, how many cells and runs, how many rounds."""
+def print_experiments(root: Path | None, console: Console) -> None:
+    """Print a table of all experiments: id, title, number of cells, runs per seed, rounds."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("id", "what", "cells", "runs a seed", "rounds"):
         table.add_column(name, justify="left" if name in ("id", "what") else "right", overflow="fold")
@@ -61,18 +61,18 @@ def train(
     watch: Watch,
     console: Console,
 ) -> list[str]:
-    """Train what is not known, write the page into OUT -> the runs that failed, and why."""
+    """Train the runs without a known result, write the page into OUT, and return the failed runs with their reasons."""
     experiment = read_experiment(root or home(), id)
     chosen = experiment.chosen(only)
     check(changed, chosen)
     if results is not None and results.resolve() in (out.resolve(), *out.resolve().parents):
-        raise ConfigError(f"--results {results}: is OUT itself or holds it; name a folder that holds results alone")
-    told = {k: v for k, v in changed.items() if tells(k)}
-    here = {k: v for k, v in changed.items() if not tells(k)}
-    scale, store = Scale(rounds, tuple(told.items())), _store(root, results or out / RESULTS)
+        raise ConfigError(f"--results {results}: is OUT or contains OUT; name a folder that holds only results")
+    recorded = {k: v for k, v in changed.items() if tells(k)}
+    machine_only = {k: v for k, v in changed.items() if not tells(k)}
+    scale, store = Scale(rounds, tuple(recorded.items())), _store(root, results or out / RESULTS)
 
-    say = _sayer(console)
-    done = reproduce(chosen, seeds, scale, out, store, here, watch, say)
+    say = _make_printer(console)
+    done = reproduce(chosen, seeds, scale, out, store, machine_only, watch, say)
     say(f"{count(done.trained, 'run')} trained, {done.known} known")
     if done.elsewhere:
         left = f"{count(len(done.elsewhere), 'run')} left to other processes"
@@ -84,20 +84,20 @@ def train(
 
 
 def write_pages(id: str | None, folder: Path, results: Path | None, root: Path | None) -> list[Path]:
-    """Write the documentation's pages from results alone -> their paths.
+    """Write the pages of the documentation from results, without training, and return their paths.
 
-    Those of one experiment or of all; and of all of them the verdicts, the printed numbers and the repeated runs on the
-    folder's front page if it has their marks, and the findings beside the folder if the experiments have a template of them.
+    id: one experiment; None: all. The overview of verdicts covers all experiments. The tables of the folder's front page are
+    written if the page has marks for them, and the page of findings if the experiments have a template for it.
     """
     root = root or home()
     if id:
-        read_experiment(root, id)  # who knows it not says so
-    found = experiments(root)
+        read_experiment(root, id)  # raises an error for an unknown id
+    known = experiments(root)
     store = _store(root, results or root / RESULTS)
-    told = pages.adjust([pages.page(e, looks(e, store)) for e in found])
-    paths = [p for page in told if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
-    write_bytes(folder / overview.NAME, overview.overview(told).encode())
-    counts = printed.count_printed(printed.printed_frame([(page.experiment, page.looks) for page in told]))
+    all_pages = pages.adjust([pages.page(e, looks(e, store)) for e in known])
+    paths = [p for page in all_pages if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
+    write_bytes(folder / overview.NAME, overview.overview(all_pages).encode())
+    counts = printed.count_printed(printed.printed_frame([(page.experiment, page.looks) for page in all_pages]))
     made = {
         "printed numbers": printed.printed_table(counts),
         "repeated runs": repeats.repeats_table(repeats.repeats_frame(store)),
@@ -107,34 +107,34 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
         *paths,
         folder / overview.NAME,
         *write_front(folder, tables),
-        *findings.write_findings(told, counts, root, folder),
+        *findings.write_findings(all_pages, counts, root, folder),
     ]
 
 
 def _store(root: Path | None, folder: Path) -> Store:
-    """Results that came with the experiments, and those of a folder, to which new ones go."""
+    """Return the results in a folder, which receives new results, and the results that came with the experiments."""
     shipped = (root or home()) / RESULTS
     return Store(folder) if folder.resolve() == shipped.resolve() else Store(folder, shipped)
 
 
 def _conclude(experiment: Experiment, store: Store, scale: Scale, seeds: Sequence[int], out: Path, console: Console) -> None:
-    """The tables and verdicts in the terminal, the page's files, and where they are."""
-    told, say = pages.page(experiment, looks(experiment, store, scale, seeds)), _sayer(console)
-    for table in told.tables:
+    """Print the tables and verdicts, write the files of the page, and print their paths."""
+    page, say = pages.page(experiment, looks(experiment, store, scale, seeds)), _make_printer(console)
+    for table in page.tables:
         say(f"\n{table.caption}")
-        console.print(_terminal(table))
+        console.print(_make_terminal_table(table))
         for number, note in enumerate(table.notes, 1):
             say(f"({number}) {note}")
     decimals = experiment.index.decimals
-    for judged in told.judged:
+    for judged in page.judged:
         reading = f" ({judged.reading})" if judged.reading else ""
         say(f"{judged.claim.text}{reading} {prose.verdict(judged, decimals)}")
-    for path in pages.write(told, out):
+    for path in pages.write(page, out):
         say(str(path))
 
 
-def _sayer(console: Console) -> Callable[[str], None]:
-    """Prints text as it is."""
+def _make_printer(console: Console) -> Callable[[str], None]:
+    """Return a function that prints text without markup."""
 
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
@@ -142,30 +142,30 @@ def _sayer(console: Console) -> Callable[[str], None]:
     return say
 
 
-def _terminal(table: report.Table) -> Table:
-    """A table of the report's for a terminal."""
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+def _make_terminal_table(table: report.Table) -> Table:
+    """Return a table of the report as a table for the terminal."""
+    terminal_table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
-        drawn.add_column(column.title.replace(": ", "\n"), justify="right" if column.numeric else "left")
+        terminal_table.add_column(column.title.replace(": ", "\n"), justify="right" if column.numeric else "left")
     for row in table.rows:
-        drawn.add_row(*(_text(cell, table.notes) for cell in row))
-    return drawn
+        terminal_table.add_row(*(_format_cell(cell, table.notes) for cell in row))
+    return terminal_table
 
 
-def _text(cell: report.Cell, notes: Sequence[str]) -> str:
+def _format_cell(cell: report.Cell, notes: Sequence[str]) -> str:
     mark = f" ({notes.index(cell.note) + 1})" if cell.note else ""
     return f"{cell.text} {cell.spread}".strip() + mark + (f"\n{cell.sub}" if cell.sub else "")
 
 
-def without(option: str, others: Mapping[str, object]) -> None:
-    """Raise ConfigError where an option comes together with others, by their names, that would do nothing then."""
-    for name, given in others.items():
-        if given:
-            raise ConfigError(f"{option}; take {name} out")
+def check_unused_options(reason: str, others: Mapping[str, object]) -> None:
+    """Raise ConfigError if options are given that have no effect. reason: why. others: name -> value."""
+    for name, value in others.items():
+        if value:
+            raise ConfigError(f"{reason}; take {name} out")
 
 
-def one_of(id: str | None) -> str:
-    """The id, where one is needed."""
+def check_id(id: str | None) -> str:
+    """Return the id. Raises ConfigError if there is none."""
     if id is None:
         raise ConfigError("name an experiment; `fedmutual reproduce --list` shows them")
     return id

@@ -1,4 +1,4 @@
-"""The commands of real sites. Each reads its arguments, calls the library, and says what came out."""
+"""The commands of real sites. Each command reads its arguments, calls the library and prints the result."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from rich.table import Table
 
 from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
 
-_PATIENCE = 600.0  # seconds that a server may be away
+_PATIENCE = 600.0  # seconds that a server may be unreachable
 
 if TYPE_CHECKING:
     from fedmutual.core import Spec
@@ -84,22 +84,33 @@ def server(
     from fedmutual.sites.modules import leave_working_folders, modules_of_server
 
     leave_working_folders(state)
-    found = run.check_kind(kits.open_kit(kit), "server")
-    files = [path.resolve() for path in contract or [found.folder / kits.FEDERATION]]
+    server_kit = run.check_kind(kits.open_kit(kit), "server")
+    files = [path.resolve() for path in contract or [server_kit.folder / kits.FEDERATION]]
     code = modules_of_server(_modules(trust_module), files)
     with plugins.under(code):
         agreed = [contracts.read_contract(path) for path in files]
-        longest = max(find_longest_message(one) for one in agreed)
-    names = [one.name for one in agreed]
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        exit_with_error(f"--contract: two files are of federation {twice[0]!r}; name each federation once", Code.BAD_INPUT)
-    about = {"contracts": [one.record() for one in agreed], "files": [*map(str, files)], "modules": _modules(trust_module)}
+        longest = max(find_longest_message(agreement) for agreement in agreed)
+    names = [agreement.name for agreement in agreed]
+    repeated = [name for name in names if names.count(name) > 1]
+    if repeated:
+        exit_with_error(
+            f"--contract: two files describe federation {repeated[0]!r}; name each federation once", Code.BAD_INPUT
+        )
+    pointer = {
+        "contracts": [agreement.record() for agreement in agreed],
+        "files": [*map(str, files)],
+        "modules": _modules(trust_module),
+    }
     with held(state.resolve(), "runs a server with this state folder", "choose another one by --state"):
-        until = f"{found.expires:%Y-%m-%d}{_soon(found)}"
-        print_text(f"server {found.hosts[0]}:{found.port}, certificate valid until {until}; Ctrl-C ends it", soft_wrap=True)
+        until = f"{server_kit.expires:%Y-%m-%d}{_format_reminder(server_kit)}"
+        print_text(
+            f"server {server_kit.hosts[0]}:{server_kit.port}, certificate valid until {until}; Ctrl-C ends it",
+            soft_wrap=True,
+        )
         print_text(f"it carries out {', '.join(names)}", soft_wrap=True)
-        _serve(found, state.resolve(), {"state": str(state.resolve()), **about, workspace.LONGEST: longest})
+        _run_until_stopped(
+            server_kit, state.resolve(), {"state": str(state.resolve()), **pointer, workspace.LONGEST: longest}
+        )
 
 
 def site(
@@ -125,23 +136,27 @@ def site(
     from fedmutual.sites.modules import leave_working_folders
     from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
 
-    found, mine = run.check_kind(kits.open_kit(kit), "site"), read_site_file(config)
-    leave_working_folders(mine.state)
-    if mine.file.site != found.name:
-        exit_with_error(f"{config}: is of site {mine.file.site!r}, and {kit} is the kit of {found.name!r}", Code.BAD_INPUT)
-    kits.check_valid(found)
-    with plugins.under(mine.code):
-        agreed = contracts.read_contract((contract or found.folder / kits.FEDERATION).resolve())
-        half = SiteRuntime(agreed, mine, looks=True)  # at all that can be wrong before anything is opened
+    site_kit, site_config = run.check_kind(kits.open_kit(kit), "site"), read_site_file(config)
+    leave_working_folders(site_config.state)
+    if site_config.file.site != site_kit.name:
+        exit_with_error(
+            f"{config}: belongs to site {site_config.file.site!r}, and {kit} is the kit of {site_kit.name!r}", Code.BAD_INPUT
+        )
+    kits.check_valid(site_kit)
+    with plugins.under(site_config.code):
+        agreed = contracts.read_contract((contract or site_kit.folder / kits.FEDERATION).resolve())
+        runtime = SiteRuntime(agreed, site_config, looks=True)  # checks everything before a connection is opened
         longest = find_longest_message(agreed)
-    with held(mine.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
-        _say_leaves(half.leaves(), half.peers is not None, half.is_masked)
-        print_text(describe_disclosure(half.experiment, half.site), soft_wrap=True)
-        print_text(f"federation {half.folder.name!r}, state and ledger in {half.folder}; Ctrl-C ends it", soft_wrap=True)
-        print_text(f"certificate valid until {found.expires:%Y-%m-%d}{_soon(found)}", soft_wrap=True)
-        _dial(found)
-        about = {"config": str(mine.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
-        _serve(found, mine.state, {**about, workspace.LONGEST: longest})
+    with held(site_config.state, "runs a site with this state folder", "choose another one by 'state.folder' in its file"):
+        _print_leaves(runtime.leaves(), runtime.peers is not None, runtime.is_masked)
+        print_text(describe_disclosure(runtime.experiment, runtime.site), soft_wrap=True)
+        print_text(
+            f"federation {runtime.folder.name!r}, state and ledger in {runtime.folder}; Ctrl-C ends it", soft_wrap=True
+        )
+        print_text(f"certificate valid until {site_kit.expires:%Y-%m-%d}{_format_reminder(site_kit)}", soft_wrap=True)
+        _check_connection(site_kit)
+        pointer = {"config": str(site_config.source), "contracts": [agreed.record()], "rounds": agreed.config.rounds}
+        _run_until_stopped(site_kit, site_config.state, {**pointer, workspace.LONGEST: longest})
 
 
 def submit(
@@ -162,20 +177,20 @@ def submit(
 
     contract = contracts.read_submitted_contract(file)
     folder = out_folder or Path("runs") / contract.name
-    found = check_kind(open_kit(kit), "lead")
-    with Session(found) as session:
-        job = session.under_way(contract)
+    lead_kit = check_kind(open_kit(kit), "lead")
+    with Session(lead_kit) as session:
+        job = session.find_job(contract)
         if job is None:
             _wait_for_all(contract, lambda: session.status(contract.name)["there"])
             job = session.submit(contract)
         else:
-            print_text(f"federation {contract.name!r} is under way, as it was submitted before; looking on")
-    last = _follow(_looked_on(found, contract.name, job))
-    with Session(found) as session:
+            print_text(f"federation {contract.name!r} is running already; showing its progress")
+    last = _print_progress(_watch_progress(lead_kit, contract.name, job))
+    with Session(lead_kit) as session:
         fetched = session.fetch(contract.name, folder)
     if last["outcome"] != "done":
         exit_with_error(
-            f"{last['outcome']}: {last['said']}; what was saved is kept, `fedmutual submit` goes on", Code.DIVERGED
+            f"{last['outcome']}: {last['said']}; what was saved is kept; `fedmutual submit` resumes", Code.DIVERGED
         )
     print_text(
         f"{folder}: {len(fetched)} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True
@@ -191,12 +206,14 @@ def status(file: File, kit: Kit) -> None:
 
     contract = contracts.read_contract(file)
     with Session(open_kit(kit)) as session:
-        found = session.status(contract.name)
-    print_text(f"connected: {', '.join(found['there']) or 'nobody'}; of {', '.join(contract.sites.names)}")
+        state = session.status(contract.name)
+    print_text(f"connected: {', '.join(state['there']) or 'nobody'}; of {', '.join(contract.sites.names)}")
     print_text(
-        _line(found["progress"]) if found["progress"] else f"federation {contract.name!r} was not begun on this server"
+        _format_progress(state["progress"])
+        if state["progress"]
+        else f"federation {contract.name!r} was never started on this server"
     )
-    for note in (found["progress"] or {"notes": []})["notes"]:
+    for note in (state["progress"] or {"notes": []})["notes"]:
         print_text(f"  {progress.format_notes(note)}")
 
 
@@ -208,10 +225,10 @@ def stop_federation(file: File, kit: Kit) -> None:
 
     name = contracts.read_contract(file).name
     with Session(open_kit(kit)) as session:
-        found = session.stop(name)
-    if found is None:
-        exit_with_error(f"federation {name!r} was not begun on this server", Code.BAD_INPUT)
-    print_text(f"federation {name!r} ends after the round that is under way; round {found['round']} is saved")
+        state = session.stop(name)
+    if state is None:
+        exit_with_error(f"federation {name!r} was never started on this server", Code.BAD_INPUT)
+    print_text(f"federation {name!r} ends after the current round; round {state['round']} is saved")
 
 
 def ledger(
@@ -257,14 +274,14 @@ def doctor(
     leave_working_folders()
     grades = []
     for finding in run_checks(kit, config, contract, _modules(trust_module)):
-        print_text(f"{finding.grade:5} {finding.said}", soft_wrap=True)
+        print_text(f"{finding.grade:5} {finding.text}", soft_wrap=True)
         grades.append(finding.grade)
     if wrong := grades.count("wrong"):
         exit_with_error(f"{wrong} of {len(grades)} checks failed", Code.BAD_INPUT)
 
 
 def _modules(names: list[str] | None) -> list[str]:
-    """Return the modules of --trust-module. Exits where a name is no name of a module."""
+    """Return the modules of --trust-module. Exit if a name is not the name of a module."""
     from fedmutual.sites.schema import check_modules
 
     try:
@@ -273,45 +290,45 @@ def _modules(names: list[str] | None) -> list[str]:
         exit_with_error(f"--trust-module: {problem}", Code.BAD_INPUT)
 
 
-def _soon(kit: "Kit_") -> str:
-    """Return a reminder where a certificate expires soon, else an empty text."""
+def _format_reminder(kit: "Kit_") -> str:
+    """Return a reminder if the certificate expires soon, else an empty text."""
     return f", in {kit.days} days; {kit.reminder}" if kit.reminder else ""
 
 
-def _dial(kit: "Kit_") -> None:
-    """Exit where server and kit do not trust each other; else print what prevents the connection."""
+def _check_connection(kit: "Kit_") -> None:
+    """Exit if server and kit do not trust each other; print any other obstacle of the connection."""
     from fedmutual.sites.flare.connectivity import find_obstacle
 
-    said, may_pass = find_obstacle(kit) or ("", True)
-    if not may_pass:
-        exit_with_error(said, Code.BAD_INPUT)
-    if said:
-        print_text(f"{said}. Tried again until it answers", soft_wrap=True)
+    text, is_temporary = find_obstacle(kit) or ("", True)
+    if not is_temporary:
+        exit_with_error(text, Code.BAD_INPUT)
+    if text:
+        print_text(f"{text}. The site tries again until the server answers", soft_wrap=True)
 
 
-def _serve(kit: Any, state: Path, told: Mapping[str, Any]) -> None:
+def _run_until_stopped(kit: Any, state: Path, pointer: Mapping[str, Any]) -> None:
     from fedmutual.sites.flare import run
 
-    def ended(interrupt: KeyboardInterrupt) -> int:
+    def print_end(interrupt: KeyboardInterrupt) -> int:
         how, code = (
             ("told to end", Code.TERMINATED) if isinstance(interrupt, Terminated) else ("ended by hand", Code.STOPPED)
         )
-        with suppress(OSError, SystemExit):  # as where `| tee` was ended by the same Ctrl-C
+        with suppress(OSError, SystemExit):  # as after `| tee`, which the same Ctrl-C ends
             err.print(f"{how}; what was saved is kept", highlight=False, markup=False)
         return code
 
     try:
         with stop_on_sigterm():
-            code = run.run_process(kit, state, told, ended)
-    except KeyboardInterrupt as interrupt:  # before FLARE listens, or again while it ends: its threads keep no process
-        os._exit(ended(interrupt))
+            code = run.run_process(kit, state, pointer, print_end)
+    except KeyboardInterrupt as interrupt:  # before FLARE runs, or a second one: do not wait for FLARE's threads
+        os._exit(print_end(interrupt))
     if code in (Code.STOPPED, Code.TERMINATED):
         sys.exit(code)
     if code:
-        exit_with_error(f"ended with code {code}; {state / 'flare' / 'log.txt'} says why", Code.DIVERGED)
+        exit_with_error(f"ended with code {code}; see {state / 'flare' / 'log.txt'}", Code.DIVERGED)
 
 
-def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool, is_masked: bool) -> None:
+def _print_leaves(leaves: Mapping[str, "Spec"], is_peer_to_peer: bool, is_masked: bool) -> None:
     """Print which tensors may leave a site, for its operator."""
     table = Table("phase", "tensor", "type", "shape", "bytes", title="All that may leave this site")
     for phase, spec in leaves.items():
@@ -322,28 +339,28 @@ def _say_leaves(leaves: Mapping[str, "Spec"], by_hand: bool, is_masked: bool) ->
             size = count * dtype.itemsize
             table.add_row(phase, name, str(dtype).removeprefix("torch."), "x".join(map(str, shape)) or "one", f"{size:,}")
     out.print(table)
-    to = "to the other sites, through the server, sealed" if by_hand else "to the server, which can read them"
+    to = "to the other sites, through the server, encrypted" if is_peer_to_peer else "to the server, which can read them"
     if is_masked:
-        to = "to the server under masks, which has the sum of all sites; and letters with keys, sealed shares and signatures"
+        to = "to the server under masks, which learns only the sum of all sites, with keys, encrypted shares and signatures"
     print_text(f"These go {to}.")
 
 
-def _wait_for_all(contract: "Contract", there: Callable[[], Iterable[str]]) -> None:
-    """Wait for the sites, so long."""
-    until, said = time.monotonic() + contract.sites.wait, ""
-    while missing := sorted(set(contract.sites.names) - set(there())):
+def _wait_for_all(contract: "Contract", list_sites: Callable[[], Iterable[str]]) -> None:
+    """Wait until all sites are connected, at most `sites.wait` seconds."""
+    until, last_line = time.monotonic() + contract.sites.wait, ""
+    while missing := sorted(set(contract.sites.names) - set(list_sites())):
         line = f"waiting for {', '.join(missing)}"
-        if line != said:
+        if line != last_line:
             print_text(line)
-            said = line
+            last_line = line
         if time.monotonic() > until:
-            print_text("they are waited for no longer, and may join later")
+            print_text("the federation starts without these sites, which may join later")
             return
         time.sleep(0.5)
 
 
-def _looked_on(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
-    """How far it is, over as many sessions as that takes: the server may be started anew meanwhile."""
+def _watch_progress(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
+    """Yield the status after each change. A new session is opened whenever the connection is lost."""
     from fedmutual.sites.flare.session import OVER, Lost, Session
 
     until = time.monotonic() + _PATIENCE
@@ -362,28 +379,29 @@ def _looked_on(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
             time.sleep(2.0)
 
 
-def _follow(found: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Say what is new, line by line -> how it ended."""
+def _print_progress(states: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Print each change as a line, and return the last state of the federation."""
     from fedmutual.sites.flare import progress
 
-    said, noted, last = "", set[str](), dict[str, Any]()
-    for state in found:
+    last_key, printed_notes, last = "", set[str](), dict[str, Any]()
+    for state in states:
         last = dict(state["progress"])
-        for note in (n for n in last["notes"] if n["text"] not in noted):
+        for note in (n for n in last["notes"] if n["text"] not in printed_notes):
             print_text(f"  {progress.format_notes(note)}", soft_wrap=True)
-            noted.add(note["text"])
-        line, now = _line(last), f"{last['round']} {last['in']} {last['outcome']}"
-        if now != said:
+            printed_notes.add(note["text"])
+        line, key = _format_progress(last), f"{last['round']} {last['in']} {last['outcome']}"
+        if key != last_key:
             print_text(line, soft_wrap=True)
-            said = now
+            last_key = key
     return last
 
 
-def _line(now: Mapping[str, Any]) -> str:
-    """How far a federation is."""
-    away = sorted(set(now["sites"]) - set(now["in"]))
-    sites = f"sites {', '.join(now['in'])}" + (f" (without {', '.join(away)})" if away else "")
-    ways = now["bytes"]
-    crossed = f"{ways['up']:,} B up, {ways['down']:,} B down"
-    end = now["left"] if now["outcome"] == "running" else f"{now['outcome']}: {now['said']}"
-    return "  ".join(part for part in (f"round {now['round']}/{now['rounds']}", sites, now["scores"], crossed, end) if part)
+def _format_progress(state: Mapping[str, Any]) -> str:
+    """Return the state of a federation as one line."""
+    missing = sorted(set(state["sites"]) - set(state["in"]))
+    sites = f"sites {', '.join(state['in'])}" + (f" (without {', '.join(missing)})" if missing else "")
+    traffic = f"{state['bytes']['up']:,} B up, {state['bytes']['down']:,} B down"
+    end = state["left"] if state["outcome"] == "running" else f"{state['outcome']}: {state['said']}"
+    return "  ".join(
+        part for part in (f"round {state['round']}/{state['rounds']}", sites, state["scores"], traffic, end) if part
+    )

@@ -1,4 +1,4 @@
-"""What `fedmutual sweep` says: a table of what was tried, what to know of it, and the command for the best setting."""
+"""The output of `fedmutual sweep`: a table of the settings, warnings, and the command that runs the best setting."""
 
 import shlex
 from collections.abc import Iterator
@@ -17,30 +17,30 @@ from fedmutual.report.text import percent, points
 from fedmutual.studies.sweep import RESULT, Sweep
 
 
-def make_sweep_table(found: Sweep) -> Table:
-    """Every setting in a line: percent on hold-out rows, with 95 % intervals over seeds."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    made.add_column("setting", overflow="fold")
+def make_sweep_table(result: Sweep) -> Table:
+    """Return a table with one line for each setting: percent on hold-out rows, with 95 % intervals over seeds."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column("setting", overflow="fold")
     for name in ("hold-out, %\nlast round", "hold-out, %\nbest round"):
-        made.add_column(name, justify="right", no_wrap=True)
-    if any(tried.alone for tried in found.tried):
-        made.add_column("personal models over\nlocal-only, points", justify="right", no_wrap=True)
-    for tried in found.tried:
-        chosen = tried is found.chosen
-        made.add_row(escape(tried.label) + (" *" if chosen else ""), *_cells(tried), style="bold" if chosen else "")
-    return made
+        table.add_column(name, justify="right", no_wrap=True)
+    if any(tried.alone for tried in result.tried):
+        table.add_column("personal models over\nlocal-only, points", justify="right", no_wrap=True)
+    for tried in result.tried:
+        chosen = tried is result.chosen
+        table.add_row(escape(tried.label) + (" *" if chosen else ""), *_cells(tried), style="bold" if chosen else "")
+    return table
 
 
-def print_conclusion(found: Sweep, file: Path) -> Iterator[str]:
-    """What the numbers are, what to know of them, the command for the best setting, and where scripts find all this."""
-    yield _about(found)
-    yield from (f"warning: {warning}" for warning in found.warnings)
-    for tried in found.tried:
+def format_conclusion(result: Sweep, file: Path) -> Iterator[str]:
+    """Yield lines: what the numbers are, warnings, the command for the best setting, and the path of the result file."""
+    yield _describe_numbers(result)
+    yield from (f"warning: {warning}" for warning in result.warnings)
+    for tried in result.tried:
         yield from (f"{tried.label}, seed {seed}: {how}" for seed, how in tried.diverged.items())
-    if found.chosen:
-        sets = (word for key, value in found.chosen.values.items() for word in ("--set", f"{key}={format_value(value)}"))
-        yield f"chosen: {found.chosen.label}; run it: {shlex.join(('fedmutual', 'run', str(file), *sets))}"
-    yield f"all of it: {found.folder / RESULT}"
+    if result.chosen:
+        sets = (word for key, value in result.chosen.values.items() for word in ("--set", f"{key}={format_value(value)}"))
+        yield f"chosen: {result.chosen.label}; run it: {shlex.join(('fedmutual', 'run', str(file), *sets))}"
+    yield f"all results: {result.folder / RESULT}"
 
 
 def _cells(tried: Tried) -> Iterator[str]:
@@ -57,13 +57,13 @@ def _cells(tried: Tried) -> Iterator[str]:
         yield f"{points(tried.gain.estimate.mean, decimals)} {spread(tried.gain.estimate, decimals)}".rstrip()
 
 
-def _about(found: Sweep) -> str:
-    models = " or ".join(dict.fromkeys(MODELS[t.model] for t in found.tried if t.model))
-    if found.chosen is None:
+def _describe_numbers(result: Sweep) -> str:
+    models = " or ".join(dict.fromkeys(MODELS[t.model] for t in result.tried if t.model))
+    if result.chosen is None:
         return "Nothing can be chosen."
-    seeds = len(found.chosen.folders)
+    seeds = len(result.chosen.folders)
     over = f"clients, then over {seeds} seeds with its 95 % interval" if seeds > 1 else "clients"
     return (
         f"* is best after the last round. Accuracy of the {models} on rows held out of the clients' training data "
-        f"({found.chosen.examples:,} in all), mean over {over}; in brackets the best round."
+        f"({result.chosen.examples:,} in all), mean over {over}; in brackets the best round."
     )

@@ -1,4 +1,4 @@
-"""What every command shares: how it speaks, how it is watched, and how it ends."""
+"""Shared parts of all commands: printing, the progress display, exit codes and signals."""
 
 import os
 import shlex
@@ -30,24 +30,24 @@ class Code(IntEnum):
 
 
 def print_warning(message: Warning | str, *where: object) -> None:
-    """What a user should know; fits warnings.showwarning."""
+    """Print a note. The signature is that of `warnings.showwarning`."""
     err.print(f"note: {message}", highlight=False, markup=False, soft_wrap=True)
 
 
 def print_text(text: str, soft_wrap: bool = False) -> None:
-    """Print text as it is: what users name may look like markup."""
+    """Print text without markup, because names of users may look like markup."""
     out.print(text, highlight=False, markup=False, soft_wrap=soft_wrap)
 
 
 def exit_with_error(problem: object, code: Code) -> NoReturn:
-    """End with one sentence."""
+    """Print an error in one sentence, and exit with the code."""
     err.print("[bold red]error:[/bold red] ", end="")
     err.print(str(problem), highlight=False, markup=False, soft_wrap=True)
     sys.exit(code)
 
 
 def format_resume_command(command: str, settings: list[str] | None, folder: Path, *arguments: str) -> str:
-    """The command that goes on with what is saved, as a shell takes it."""
+    """Return the command that resumes from the last saved round, quoted for a shell."""
     sets = [word for setting in settings or () for word in ("--set", setting)]
     return shlex.join(("fedmutual", command, *arguments, *sets, "--out", str(folder), "--resume"))
 
@@ -56,9 +56,9 @@ def format_resume_command(command: str, settings: list[str] | None, folder: Path
 def show_progress(
     command: str, line: "Callable[[tuple[Score, ...]], str] | None" = None, runs: int = 1
 ) -> Iterator["ProgressDisplay"]:
-    """Shows a run as it goes, of its scores what `line` says; its stops are one sentence: what is kept, how to go on.
+    """Show the progress of runs. A stop or an error becomes one sentence, with the command that resumes.
 
-    runs: how many runs the command trains.
+    command: the command that resumes. line: formats the scores of an evaluation. runs: the number of runs of the command.
     """
     from fedmutual.boundary import Refused
     from fedmutual.cli.progress import ProgressDisplay
@@ -69,14 +69,14 @@ def show_progress(
     try:
         with stop_on_sigterm(), watch:
             yield watch
-    except KeyboardInterrupt as told:
-        how, code = ("told to stop", Code.TERMINATED) if isinstance(told, Terminated) else ("stopped by hand", Code.STOPPED)
+    except KeyboardInterrupt as stop:
+        how, code = ("told to stop", Code.TERMINATED) if isinstance(stop, Terminated) else ("stopped by hand", Code.STOPPED)
         exit_with_error(f"{how}; what was saved is kept, go on with: {command}", code)
     except Diverged as problem:
-        whose = watch.failed.get(problem)
-        what = f"{whose}: {problem}" if whose else str(problem)
+        label = watch.failed.get(problem)
+        text = f"{label}: {problem}" if label else str(problem)
         exit_with_error(
-            f"{what}; what was saved is kept. The usual mend is a smaller optimizer.lr, with another --out", Code.DIVERGED
+            f"{text}; what was saved is kept. The usual fix is a smaller optimizer.lr, with another --out", Code.DIVERGED
         )
     except Disagreed as problem:
         exit_with_error(f"{problem}; nothing was trained", Code.REFUSED)
@@ -85,22 +85,22 @@ def show_progress(
 
 
 class Terminated(KeyboardInterrupt):
-    """Told to stop by SIGTERM: what a cluster, a container or `kill` sends."""
+    """The process received SIGTERM, which a cluster, a container or `kill` sends."""
 
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """While it lasts, SIGTERM stops this process as Ctrl-C does. A child forked meanwhile dies of it, as it would."""
-    here = os.getpid()
+    """Within this context, SIGTERM raises Terminated in this process. SIGTERM ends a forked child as usual."""
+    process = os.getpid()
 
-    def stopped(*_: object) -> None:
-        if os.getpid() != here:
+    def raise_terminated(*_: object) -> None:
+        if os.getpid() != process:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
         raise Terminated("SIGTERM")
 
-    before = signal.signal(signal.SIGTERM, stopped)
+    previous = signal.signal(signal.SIGTERM, raise_terminated)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous)

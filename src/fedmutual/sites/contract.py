@@ -23,8 +23,8 @@ from fedmutual.sites import seedset
 from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed
 from fedmutual.sites.schema import WORK_FOLDER, LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.sites.screening import Limits
-from fedmutual.sites.secure_sum.letters import LEAST_SITES, MOST_SITES, find_threshold
-from fedmutual.sites.secure_sum.words import is_summable
+from fedmutual.sites.secure_sum.fixed_point import is_summable
+from fedmutual.sites.secure_sum.messages import LEAST_SITES, MOST_SITES, find_threshold
 
 S = TypeVar("S", bound=Section)
 _NOT_COMMON = {

@@ -33,9 +33,9 @@ from fedmutual.sites.engine import Setback, SitesEngine, TooFew
 from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.protocol import Post
 from fedmutual.sites.secure_sum.exchange import SecureSums
+from fedmutual.sites.secure_sum.fixed_point import count_words, list_masked_leaves, use_masked_sum
 from fedmutual.sites.secure_sum.identity import read_authority
 from fedmutual.sites.secure_sum.server_files import SumStages
-from fedmutual.sites.secure_sum.words import count_words, list_masked_leaves, open_sums
 from fedmutual.sites.setbacks import GENERATIONS, check_setbacks, go_back
 from fedmutual.sites.sizes import MessageSizes
 
@@ -159,7 +159,7 @@ class Coordinator:
     def _plan(self) -> RoundPlan:
         config = self.contract.config
         return RoundPlan(
-            algorithm=open_sums(self.contract.algorithm) if self.contract.is_masked else self.contract.algorithm,
+            algorithm=use_masked_sum(self.contract.algorithm) if self.contract.is_masked else self.contract.algorithm,
             seed=config.seed,
             rounds=config.rounds,
             clients=self.contract.sites.names,

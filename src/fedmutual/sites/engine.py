@@ -29,9 +29,9 @@ from fedmutual.sites.protocol import (
 )
 from fedmutual.sites.screening import Limits, screen
 from fedmutual.sites.secure_sum.exchange import SecureSums
-from fedmutual.sites.secure_sum.letters import Rejected
+from fedmutual.sites.secure_sum.fixed_point import divide_total
+from fedmutual.sites.secure_sum.messages import Rejected
 from fedmutual.sites.secure_sum.server import TooFewSites
-from fedmutual.sites.secure_sum.words import divide_total
 from fedmutual.sites.sizes import MessageSizes
 
 R = TypeVar("R")

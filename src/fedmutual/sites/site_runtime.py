@@ -45,9 +45,9 @@ from fedmutual.sites.protocol import (
 from fedmutual.sites.protocol import read_answer as answered
 from fedmutual.sites.protocol import read_order as ordered
 from fedmutual.sites.schema import SiteFile
-from fedmutual.sites.secure_sum.letters import WORDS, Rejected, Stage
+from fedmutual.sites.secure_sum.fixed_point import count_words, list_masked_leaves
+from fedmutual.sites.secure_sum.messages import WORDS, Rejected, Stage
 from fedmutual.sites.secure_sum.site_files import SumFiles
-from fedmutual.sites.secure_sum.words import count_words, list_masked_leaves
 from fedmutual.sites.seedset import CollectedSeedset
 from fedmutual.sites.sent_log import LEFT, SentLog
 from fedmutual.sites.sizes import MessageSizes
@@ -320,7 +320,7 @@ class SiteRuntime:
         if self.peers is not None:
             up = self.peers.keep(order, reply.message, at)
         if self._sums is not None:  # after the boundary; the update stays here until it is masked
-            self._sums.keep_update(reply.message, inbox, order.round, asked)
+            self._sums.write_update(reply.message, inbox, order.round, asked)
             return SiteAnswer(order, reply.train), {}
         return SiteAnswer(order, reply.train, up=up, down=down, remarks=remarks), reply.message
 
@@ -330,7 +330,7 @@ class SiteRuntime:
         self._ready((order.round, order.phase))
         self._at = (order.round, order.phase)
         try:
-            message, unmasked = self._sums.answer(Stage(order.phase), order.round, order.attempt, letter)
+            message, unmasked = self._sums.answer_stage(Stage(order.phase), order.round, order.attempt, letter)
         except Rejected as problem:
             raise Declined(str(problem)) from None
         return SiteAnswer(order), message, unmasked

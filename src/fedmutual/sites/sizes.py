@@ -12,7 +12,7 @@ import torch
 from fedmutual.algorithms.peers import PEER
 from fedmutual.core import Algorithm, Message, Spec
 from fedmutual.sites.protocol import EXAM, LONGEST, WORK, Limit, MalformedMessage, Order, SiteAnswer, read_answer
-from fedmutual.sites.secure_sum.letters import LETTER, LONGEST_LETTER, WORDS, Stage
+from fedmutual.sites.secure_sum.messages import CONTENT, LONGEST_CONTENT, WORDS, Stage
 
 _ESCAPED = 14  # bytes that a character takes at most, in JSON that is a text within JSON
 _FIXED = 2**10  # bytes of an order's or an answer's own keys, brackets and numbers
@@ -35,7 +35,7 @@ class MessageSizes:
         self._words_of_update = words
         phases = (*algorithm.start, *algorithm.phases)
         self._traffic = len(self._sites) * sum(spec_bytes(phase.leaves(state)) for phase in phases)  # of one round, at most
-        self._letter: Spec = {LETTER: (torch.uint8, (LONGEST_LETTER,))}
+        self._letter: Spec = {CONTENT: (torch.uint8, (LONGEST_CONTENT,))}
 
     @property
     def order(self) -> Limit:

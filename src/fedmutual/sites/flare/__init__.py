@@ -1,1 +1,1 @@
-"""NVIDIA FLARE, which carries the bytes between real sites: kits, mutual TLS, signed jobs. Only here is it imported."""
+"""Transport between real sites over NVIDIA FLARE: kits, mutual TLS, signed jobs. Only this package imports `nvflare`."""

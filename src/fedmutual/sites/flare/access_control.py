@@ -1,9 +1,9 @@
-"""The door of a participant's processes: whose requests they take, and which.
+"""Access control for the FLARE processes of a participant: which process may send which request to which other process.
 
-FLARE carries any request of any participant to any process, and a site does as it is asked: it holds its rights against
-what the server says of the asker. So whoever holds a kit could read a site's files. Here stands for each process who may
-ask what of it; all else is refused before it is unpacked, and so is a job that is not what fedmutual writes and a lead
-signed. Under a FLARE without these methods no process starts.
+FLARE delivers any request of any participant to any process, and a site checks the rights of a sender only by what the
+server says about that sender. Without this module, any owner of a kit could read the files of a site. The rules below list
+the allowed requests; every other request is refused before FLARE unpacks it. A job is refused unless it has the files that
+fedmutual writes and a lead signed it. If a version of FLARE lacks the guarded methods, no process starts.
 """
 
 import logging
@@ -35,132 +35,139 @@ from fedmutual.sites.flare.job import APP
 from fedmutual.sites.flare.leftovers import JOB
 from fedmutual.sites.protocol import clean_text
 
-LETTER = "fedmutual.letter"  # the topic of what sites send to each other
+PEER_TOPIC = "fedmutual.letter"  # the topic of messages between sites
 _AUX, _REPLY, _STREAM, _DATA = "aux_communication", "return_only", "sm__STREAM", "sm__DATA"
 
 Rules = Mapping[str, tuple[str, ...] | None]
 """Channel -> topics; None: all of them."""
 
 _ANYBODY: Rules = {"credential_manager": ("key_exchange",), "cellnet.channel": ("bye",), _STREAM: ("sm__ACK", "sm__ERROR")}
-_RULES: Mapping[tuple[str, str], Rules] = {  # (whose process, who asks)
+_RULES: Mapping[tuple[str, str], Rules] = {  # (kind of the receiver, kind of the sender)
     ("site", "server"): {"admin": None},
     ("site job", "server job"): {_AUX: None, _REPLY: None},
-    ("site job", "site job"): {_AUX: (LETTER,), _REPLY: (f"{_AUX}:{LETTER}",)},
+    ("site job", "site job"): {_AUX: (PEER_TOPIC,), _REPLY: (f"{_AUX}:{PEER_TOPIC}",)},
     ("server", "site"): {"task": None},
     ("server", "site job"): {"task": None},
     ("server", "lead"): {"task": None, "hci_channel": None, _AUX: None, _REPLY: None},
     ("server job", "site job"): {"server_command": ("get_task", "submit_update"), _AUX: None, _REPLY: None},
 }
-_ORDERS = (  # what a server may order of a site: to begin a job that a lead signed, and to end it
+_ORDERS = (  # a server may order a site only to start a job that a lead signed, and to end the job
     *(TrainingTopic.CHECK_RESOURCE, TrainingTopic.CANCEL_RESOURCE, TrainingTopic.DEPLOY),
     *(TrainingTopic.START_JOB, TrainingTopic.ABORT, TrainingTopic.ABORT_TASK, TrainingTopic.NOTIFY_JOB_STATUS),
 )
 _log = logging.getLogger(__name__)
 
 
-def is_allowed(me: str, asker: str, channel: str, topic: str) -> bool:
-    """Whether a process takes a request. me, asker: as FLARE calls processes: ``north``, ``north.JOB``, ``server``."""
-    if asker.split(".")[0] == me.split(".")[0]:
+def is_allowed(receiver: str, sender: str, channel: str, topic: str) -> bool:
+    """Return whether a process accepts a request.
+
+    receiver, sender: names of processes in FLARE: ``north``, ``north.JOB``, ``server``.
+    """
+    if sender.split(".")[0] == receiver.split(".")[0]:
         return True  # a process of the same participant
-    rules = {**_ANYBODY, **_RULES.get((_kind(me), _kind(asker)), {})}
-    if not (isinstance(channel, str) and isinstance(topic, str)):  # headers are whatever their sender wrote
+    rules = {**_ANYBODY, **_RULES.get((_find_kind(receiver), _find_kind(sender)), {})}
+    if not (isinstance(channel, str) and isinstance(topic, str)):  # a sender can write anything into a header
         return False
-    if channel not in rules or (topic == LETTER and _kind(asker) != "site job"):
+    if channel not in rules or (topic == PEER_TOPIC and _find_kind(sender) != "site job"):
         return False
     topics = rules[channel]
     return topics is None or topic in topics
 
 
-def _kind(name: str) -> str:
-    """What sort of process has a name."""
+def _find_kind(name: str) -> str:
+    """Return the kind of a process: "lead", "server", "site", "server job" or "site job"."""
     first, *rest = name.split(".")
     if first.startswith("_admin_"):
         return "lead"
     return ("server" if first == "server" else "site") + (" job" if rest else "")
 
 
-class Door(FLComponent):  # type: ignore[misc]
-    """Stands from its making on, in the process that makes it. Made before the process talks to anybody."""
+class AccessControl(FLComponent):  # type: ignore[misc]
+    """The rules, which hold in a process from the construction of this component, before the process connects."""
 
     def __init__(self, work: str) -> None:
         """work: FLARE's workspace of this process."""
         super().__init__()
         checks = JobChecks(Path(work))
-        _guard(CoreCell, "_process_request", _at_the_door)
-        _guard(FedAdminAgent, "_dispatch_request", checks.only_orders, _no_words)
-        _guard(CommandAgent, "aux_communication", _true_sender)
-        _guard(AuthzFilter, "pre_command", checks.only_leads)
+        _guard(CoreCell, "_process_request", _refuse_request)
+        _guard(FedAdminAgent, "_dispatch_request", checks.refuse_order, _remove_error_text)
+        _guard(CommandAgent, "aux_communication", _refuse_false_sender)
+        _guard(AuthzFilter, "pre_command", checks.refuse_command)
 
 
 def _guard(kind: Any, name: str, before: Callable[..., Any], after: Callable[[Any], Any] = lambda answer: answer) -> None:
-    """Let `before` stand before a method, once: it gives what is answered instead, or None; and `after` behind it."""
+    """Wrap a method of a class, once. before: returns a refusal or None. after: changes the method's answer."""
     method = getattr(kind, name)
     if hasattr(method, "guarded"):
         return
 
     @wraps(method)
-    def guarded(self: Any, *given: Any, **named: Any) -> Any:
-        refused = before(self, *given, **named)
-        return after(method(self, *given, **named)) if refused is None else refused
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refusal = before(self, *args, **kwargs)
+        return after(method(self, *args, **kwargs)) if refusal is None else refusal
 
     guarded.guarded = True  # type: ignore[attr-defined]
     setattr(kind, name, guarded)
 
 
-def _at_the_door(cell: Any, origin: str, message: Any) -> Any:
-    """Whose request, and on what: of a stream what it will become."""
+def _refuse_request(cell: Any, origin: str, message: Any) -> Any:
+    """Return a refusal of a forbidden request, or None. A stream is judged by the request that it carries."""
     channel, topic = (message.get_header(key, "") for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
     if (channel, topic) == (_STREAM, _DATA):
         channel, topic = (message.get_header(key, "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC))
-    me = cell.my_info.fqcn
-    sealed = topic != LETTER or message.get_header(MessageHeaderKey.ENCRYPTED)  # else the server could have written it
-    if sealed and is_allowed(me, origin, channel, topic):
+    receiver = cell.my_info.fqcn
+    # without encryption the server could have written a message between sites
+    is_authentic = topic != PEER_TOPIC or message.get_header(MessageHeaderKey.ENCRYPTED)
+    if is_authentic and is_allowed(receiver, origin, channel, topic):
         return None
-    _log.warning(clean_text(f"{me}: refused a request of {origin!r}: {channel}/{topic}"))
-    return make_reply(ReturnCode.UNAUTHENTICATED, error="not for you to ask")
+    _log.warning(clean_text(f"{receiver}: refused a request of {origin!r}: {channel}/{topic}"))
+    return make_reply(ReturnCode.UNAUTHENTICATED, error="not allowed")
 
 
 class JobChecks:
-    """Who may order and submit a job, and which jobs are taken."""
+    """The checks of orders from the server and of commands from leads."""
 
     def __init__(self, work: Path) -> None:
         self._work, self._root = work, work / "startup" / "rootCA.pem"
 
-    def only_orders(self, agent: Any, request: Any) -> Any:
-        """What the server may order of a site, of a job by its number and no other folder."""
+    def refuse_order(self, agent: Any, request: Any) -> Any:
+        """Return a refusal of a server's order that is not allowed or that names no valid job, or None."""
         order = request.payload
         job = order.get_header(RequestHeader.JOB_ID)
         if order.topic not in _ORDERS or not (job is None or (isinstance(job, str) and JOB.fullmatch(job))):
             _log.warning(clean_text(f"refused an order of {request.get_header(MessageHeaderKey.ORIGIN)!r}: {order.topic}"))
-            return new_cell_message({}, error_reply("not for you to ask"))
+            return new_cell_message({}, error_reply("not allowed"))
         if order.topic != TrainingTopic.DEPLOY:
             return None
         try:
             if job is None or order.get_header(RequestHeader.APP_NAME) != APP:
-                raise RunError("the order names no job of ours")
+                raise RunError("the order names no job of fedmutual")
             check_deployment(order.body, self._root)
-            leftovers.remove_folders(self._work, agent.app_ctx.get_all_job_ids())  # of jobs that never were begun
+            leftovers.remove_folders(self._work, agent.app_ctx.get_all_job_ids())  # of jobs that never started
         except UserError as problem:
             _log.warning(clean_text(f"refused a job: {problem}"))
-            return _no_words(new_cell_message({}, error_reply(f"a job: {problem}")))
+            return _remove_error_text(new_cell_message({}, error_reply(f"a job: {problem}")))
         return None
 
-    def only_leads(self, rights: Any, conn: Any, words: list[str]) -> bool | None:
-        """FLARE lets any certificate of the federation log in, and asks for no right before some commands.
+    def refuse_command(self, rights: Any, conn: Any, words: list[str]) -> bool | None:
+        """Return False for a command that is not allowed, else None.
 
-        What a lead submits is looked at here, before FLARE reads it: what is refused is removed.
+        FLARE lets any certificate of the federation log in, and checks no right before some commands. A submitted job is
+        checked here before FLARE reads it; the file of a refused job is removed.
         """
         file, command = conn.get_prop(ConnProps.FILE_LOCATION), conn.get_prop(ConnProps.CMD_ENTRY).name
-        try:  # by the command that FLARE found, which has a second name with its module's before it
-            if not command.startswith("_") and conn.get_prop(ConnProps.USER_ROLE) != "lead":  # not logging in and out
-                raise RunError("only a lead may ask this")
+        try:  # `command` is the entry that FLARE found: a command has a second name with the name of its module
+            if (
+                not command.startswith("_") and conn.get_prop(ConnProps.USER_ROLE) != "lead"
+            ):  # a command with an underscore logs in or out
+                raise RunError("only a lead may give this command")
             if command == AdminCommandNames.SUBMIT_JOB:
                 if file is None or len(words) != 2:
                     raise RunError("a job is submitted as an archive, and without options")
                 check_submission(Path(file), words[1], self._root, workspace.read_pointer(self._work)["contracts"])
                 return None
             if file is not None:
-                raise RunError("nothing but a job may be sent")
+                raise RunError("only a job may be sent as a file")
             return None
         except UserError as problem:
             _log.warning(clean_text(f"refused {command!r} of {conn.get_prop(ConnProps.USER_NAME)!r}: {problem}"))
@@ -170,8 +177,8 @@ class JobChecks:
             return False
 
 
-def _no_words(reply: Any) -> Any:
-    """Why a site could not is for its operator to read: the words may hold data or paths."""
+def _remove_error_text(reply: Any) -> Any:
+    """Print the error text of a site's reply for its operator, and remove it: the text may hold data or paths."""
     answer = reply.payload
     if answer.get_header(MsgHeader.RETURN_CODE) == Code.ERROR:
         print_line(f"refused, or could not: {clean_text(str(answer.body))}")
@@ -179,10 +186,14 @@ def _no_words(reply: Any) -> Any:
     return reply
 
 
-def _true_sender(agent: Any, request: Any) -> Any:
-    """A letter says who wrote it; its seal, by which certificate."""
-    origin, said = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
-    if _kind(origin).startswith("server") or said.get(ReservedKey.IDENTITY_NAME) == origin.split(".")[0]:
+def _refuse_false_sender(agent: Any, request: Any) -> Any:
+    """Return a refusal where the sender in a message is not the participant whose certificate encrypted it, or None."""
+    origin, properties = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
+    if _find_kind(origin).startswith("server") or properties.get(ReservedKey.IDENTITY_NAME) == origin.split(".")[0]:
         return None
-    _log.warning(clean_text(f"refused a letter of {origin!r}, which calls itself {said.get(ReservedKey.IDENTITY_NAME)!r}"))
-    return make_reply(ReturnCode.UNAUTHENTICATED, error="not by who it says")
+    _log.warning(
+        clean_text(
+            f"refused a message of {origin!r}, which names {properties.get(ReservedKey.IDENTITY_NAME)!r} as its sender"
+        )
+    )
+    return make_reply(ReturnCode.UNAUTHENTICATED, error="wrong sender")

@@ -1,4 +1,4 @@
-"""What a lead may ask the server: how far a federation is, to stop it, and what came of it. In the server's process."""
+"""Commands of leads in the server's process: the status of a federation, stopping, and its results."""
 
 import base64
 from collections.abc import Callable
@@ -18,45 +18,48 @@ from fedmutual.sites.flare.progress import Outcome
 from fedmutual.sites.schema import WORK_FOLDER
 
 
-class Desk(CommandModule):  # type: ignore[misc]
-    """Commands beside FLARE's own, for leads only."""
+class LeadCommands(CommandModule):  # type: ignore[misc]
+    """fedmutual's commands in FLARE's admin interface, for leads only."""
 
-    def __init__(self, state: Path, there: Callable[[], list[str]], queued: Callable[[str], str | None]) -> None:
-        """state: the server's folder. there: who is connected. queued: the job of a federation that is not over, if any."""
-        self._state, self._there, self._queued = state, there, queued
+    def __init__(self, state: Path, list_sites: Callable[[], list[str]], find_job: Callable[[str], str | None]) -> None:
+        """state: the server's folder. list_sites: returns the connected sites. find_job: returns the unfinished job of a
+        federation, or None.
+        """
+        self._state, self._list_sites, self._find_job = state, list_sites, find_job
 
     def get_spec(self) -> CommandModuleSpec:
-        """The commands; each takes the federation's name."""
-        handlers = {STATUS: self._status, STOP: self._stop, RESULT: self._result, AGAIN: self._again}
-        specs = [CommandSpec(name, name, f"{name} FEDERATION", do, _lead) for name, do in handlers.items()]
+        """Return the commands; each command takes the name of a federation."""
+        handlers = {STATUS: self._send_status, STOP: self._stop, RESULT: self._send_result, AGAIN: self._allow_restart}
+        specs = [CommandSpec(name, name, f"{name} FEDERATION", handler, _check_lead) for name, handler in handlers.items()]
         return CommandModuleSpec("fedmutual", specs)
 
-    def _status(self, conn: Connection, args: list[str]) -> None:
-        found = progress.read_progress(self._state / args[1]) if _named(args) else None
-        stops = found is not None and presence.is_stop_requested(self._state / args[1])
-        about = {"stops": stops, "job": self._queued(args[1]) if _named(args) else None, "version": fedmutual.__version__}
-        conn.append_dict({"there": self._there(), "progress": found, **about})
+    def _send_status(self, conn: Connection, args: list[str]) -> None:
+        state = progress.read_progress(self._state / args[1]) if _has_federation(args) else None
+        stops = state is not None and presence.is_stop_requested(self._state / args[1])
+        job = self._find_job(args[1]) if _has_federation(args) else None
+        answer = {"there": self._list_sites(), "progress": state, "stops": stops, "job": job}
+        conn.append_dict({**answer, "version": fedmutual.__version__})
 
     def _stop(self, conn: Connection, args: list[str]) -> None:
-        folder = self._state / args[1] if _named(args) else None
-        found = progress.read_progress(folder) if folder else None
-        if folder is None or found is None:
+        folder = self._state / args[1] if _has_federation(args) else None
+        state = progress.read_progress(folder) if folder else None
+        if folder is None or state is None:
             conn.append_dict({"progress": None})
             return
         presence.request_stop(folder)
-        conn.append_dict({"progress": found})
+        conn.append_dict({"progress": state})
 
-    def _again(self, conn: Connection, args: list[str]) -> None:
-        """A federation is about to be submitted: it is not stopped any more."""
-        if _named(args) and (self._state / args[1]).is_dir():
+    def _allow_restart(self, conn: Connection, args: list[str]) -> None:
+        """Forget an earlier stop request: the federation will be submitted now."""
+        if _has_federation(args) and (self._state / args[1]).is_dir():
             presence.forget_stop(self._state / args[1])
         conn.append_dict({})
 
-    def _result(self, conn: Connection, args: list[str]) -> None:
-        """A file of what came of it; without a name, which files there are."""
-        folder = self._state / args[1] if _named(args) else None
-        found = progress.read_progress(folder) if folder else None
-        if folder is None or found is None:
+    def _send_result(self, conn: Connection, args: list[str]) -> None:
+        """Send a result file; without the name of a file, the list of result files."""
+        folder = self._state / args[1] if _has_federation(args) else None
+        state = progress.read_progress(folder) if folder else None
+        if folder is None or state is None:
             conn.append_dict({"files": []})
             return
         saved = committed(folder)
@@ -64,19 +67,19 @@ class Desk(CommandModule):  # type: ignore[misc]
         if len(args) > 2:
             path = files.get(args[2])
             body = base64.b64encode(path.read_bytes()).decode() if path else ""
-            conn.append_dict({"body": body, "outcome": Outcome(found["outcome"])})
+            conn.append_dict({"body": body, "outcome": Outcome(state["outcome"])})
             return
         conn.append_dict({"files": sorted(files)})
 
 
-def _named(args: list[str]) -> bool:
-    """Whether a federation is named, and no other folder."""
+def _has_federation(args: list[str]) -> bool:
+    """Return whether the first argument is the name of a federation, and not a path to another folder."""
     return len(args) > 1 and Path(args[1]).name == args[1] and args[1] not in ("", ".", "..", WORK_FOLDER)
 
 
-def _lead(conn: Connection, args: list[str]) -> Any:
-    """Whether who asks is a lead, by the role in its certificate."""
+def _check_lead(conn: Connection, args: list[str]) -> Any:
+    """Return OK for a lead, by the role in the certificate; else an error."""
     if conn.get_prop(ConnProps.USER_ROLE, "") == "lead":
         return PreAuthzReturnCode.OK
-    conn.append_error("only a lead may ask this")
+    conn.append_error("only a lead may give this command")
     return PreAuthzReturnCode.ERROR

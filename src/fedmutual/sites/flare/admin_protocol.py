@@ -1,4 +1,4 @@
-"""What a lead may ask the server beside FLARE's own commands, by name, and have of it: both sides hold by it."""
+"""The names of fedmutual's admin commands, and the files that a lead may fetch: used by the server and by the lead."""
 
 import re
 from pathlib import Path
@@ -12,12 +12,12 @@ _MODEL = r"server/round-[0-9]{1,18}\.safetensors"
 
 
 def list_results(folder: Path, round: int | None) -> dict[str, Path]:
-    """What of a federation's folder a lead may have: what sites shared, and the shared model of a round, None before one."""
+    """Return the files that a lead may fetch: name -> path. round: of the saved shared model; None: no model is saved."""
     names = [name for name in _FILES if (folder / name).is_file()]
     model = [] if round is None else [f"server/{file_name(round)}"]
     return {name: folder / name for name in (*names, *model)}
 
 
 def is_result(name: str) -> bool:
-    """Whether a file is called as one of those. No other is written where a lead asked: a server has no say in names."""
+    """Return whether a name is the name of a result file. A lead writes no other file, whatever name a server sends."""
     return name in _FILES or re.fullmatch(_MODEL, name) is not None

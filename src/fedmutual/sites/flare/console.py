@@ -1,4 +1,4 @@
-"""What an operator reads while a process runs: lines with the time, from FLARE's processes too."""
+"""Lines on the console of an operator while a process runs, each with the time."""
 
 import time
 from collections import Counter
@@ -9,27 +9,27 @@ from nvflare.apis.fl_context import FLContext
 
 
 def print_line(line: object) -> None:
-    """A line on this host's console, and nowhere else."""
+    """Print a line on the console of this host. The line is not logged and not sent."""
     print(f"{time.strftime('%H:%M:%S')}  {line}", flush=True)
 
 
-_said: Counter[str] = Counter()  # lines of each kind so far
+_line_counts: Counter[str] = Counter()  # kind -> lines so far
 
 
 def print_line_seldom(kind: str, line: object) -> None:
-    """Say the first, second, fourth, eighth ... line of a kind: what others can cause without end fills no console.
+    """Print only the first, second, fourth, eighth ... line of a kind, so that other participants cannot flood the console.
 
-    kind: one of a few; not of others' making.
+    kind: a constant of the program, never text of another participant.
     """
-    _said[kind] += 1
-    if _said[kind] & (_said[kind] - 1) == 0:
-        print_line(line if _said[kind] == 1 else f"{line} ({_said[kind]} of this kind so far)")
+    _line_counts[kind] += 1
+    if _line_counts[kind] & (_line_counts[kind] - 1) == 0:
+        print_line(line if _line_counts[kind] == 1 else f"{line} ({_line_counts[kind]} of this kind so far)")
 
 
-class Lookout(FLComponent):  # type: ignore[misc]
-    """At a site: says when it is connected."""
+class ConnectionNotice(FLComponent):  # type: ignore[misc]
+    """A component of a site's process that prints when the site is connected."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Say what an operator waits for."""
+        """Print that the site is connected, after its registration."""
         if event_type == EventType.AFTER_CLIENT_REGISTER:
             print_line("connected to the server; waiting for a lead to submit")

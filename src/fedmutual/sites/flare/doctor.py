@@ -1,4 +1,4 @@
-"""What is wrong between a participant and the server: looked at a step at a time, and nothing is changed."""
+"""The checks of `fedmutual doctor`: kit, connection, contract, data and state folder. Nothing is changed."""
 
 import importlib.metadata
 import os
@@ -20,22 +20,22 @@ from fedmutual.sites.modules import modules_of_server
 from fedmutual.sites.secure_sum.identity import read_certificate
 from fedmutual.sites.site_runtime import build_site, read_site_file
 
-_TIMES = 16  # a site's state takes so many times its networks: four rounds of them, optimisers too, and what was answered
+_STATE_FACTOR = 16  # size of a site's state relative to its networks: four rounds, with optimisers and answers
 
 
 def run_checks(
     folder: Path, config: Path | None = None, contract: Path | None = None, modules: Sequence[str] = ()
 ) -> Iterator[Finding]:
-    """All that can be looked at from here, as it is found.
+    """Yield the result of each check, as soon as the check is done.
 
-    folder: of the kit. config: a site's own file. contract: the federation's file; else the one in the kit. modules: of the
-    server's operator, which the contract may name.
+    folder: the folder of the kit. config: the file of a site. contract: the federation's file; None: the file in the kit.
+    modules: the modules that the operator of a server allows in the contract.
     """
-    yield from _versions()
+    yield from _check_versions()
     try:
         kit = open_kit(folder)
-        yield Finding(OK, f"{folder}: a whole kit, of {kit.name!r}, {KINDS[kit.kind]}")
-        yield from _keys(kit)
+        yield Finding(OK, f"{folder}: a complete kit, of {kit.name!r}, {KINDS[kit.kind]}")
+        yield from _check_keys(kit)
     except UserError as problem:
         yield Finding(WRONG, str(problem))
         return
@@ -48,26 +48,26 @@ def run_checks(
         yield Finding(OK, f"federation {agreed.name!r}: {', '.join(agreed.sites.names)}; {agreed.config.algorithm['name']}")
     except UserError as problem:
         yield Finding(WRONG, str(problem))
-    yield from _listening(kit) if kit.kind == "server" else check_connection(kit)
+    yield from _check_port(kit) if kit.kind == "server" else check_connection(kit)
     if config is not None and agreed is not None:
-        yield from _site(kit, config, agreed)
+        yield from _check_site(kit, config, agreed)
 
 
-def _versions() -> Iterator[Finding]:
-    """fedmutual, torch and FLARE."""
-    ours = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("fedmutual", "torch"))
+def _check_versions() -> Iterator[Finding]:
+    """Yield the versions of fedmutual, torch and FLARE."""
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("fedmutual", "torch"))
     try:
-        yield Finding(OK, f"{ours}, nvflare {check_version()}")
+        yield Finding(OK, f"{versions}, nvflare {check_version()}")
     except ConfigError as problem:
         yield Finding(WRONG, str(problem))
 
 
-def _keys(kit: Kit) -> Iterator[Finding]:
-    """The kit's certificate and key."""
+def _check_keys(kit: Kit) -> Iterator[Finding]:
+    """Yield what is wrong with the certificate and the key of a kit, or until when they are valid."""
     check_valid(kit)
     if kit.reminder:
-        said = f"the certificate of {kit.name!r} expires in {kit.days} days, on {kit.expires:%Y-%m-%d}; {kit.reminder}"
-        yield Finding(KNOW, said)
+        text = f"the certificate of {kit.name!r} expires in {kit.days} days, on {kit.expires:%Y-%m-%d}; {kit.reminder}"
+        yield Finding(KNOW, text)
     else:
         yield Finding(OK, f"its certificate is valid until {kit.expires:%Y-%m-%d}, {kit.days} days")
     key, root = kit.certificate.with_suffix(".key"), read_certificate(kit.startup / "rootCA.pem")
@@ -76,68 +76,72 @@ def _keys(kit: Kit) -> Iterator[Finding]:
         read_certificate(kit.certificate).verify_directly_issued_by(root)
     except ssl.SSLError:
         yield Finding(WRONG, f"{key}: is not the key of the certificate beside it; take the kit as it was handed over")
-    except Exception:  # of cryptography's types, which are imported nowhere else here
-        yield Finding(WRONG, f"{kit.certificate}: is not by the authority beside it; take the kit as it was handed over")
-    left = (root.not_valid_after_utc - datetime.now(UTC)).days
-    if left < min(kit.days, SOON):
-        new = "make all kits anew in an empty folder: fedmutual provision FEDERATION.toml --out OTHER"
-        yield Finding(WRONG if left < 0 else KNOW, f"the authority's certificate ends in {left} days; {new}")
+    except Exception:  # types of `cryptography`, which this module does not import
+        yield Finding(
+            WRONG, f"{kit.certificate}: was not issued by the authority beside it; take the kit as it was handed over"
+        )
+    days = (root.not_valid_after_utc - datetime.now(UTC)).days
+    if days < min(kit.days, SOON):
+        advice = "make all kits again in an empty folder: fedmutual provision FEDERATION.toml --out OTHER"
+        yield Finding(WRONG if days < 0 else KNOW, f"the authority's certificate ends in {days} days; {advice}")
     if key.stat().st_mode & 0o077:
-        yield Finding(KNOW, f"{key}: others on this host can read it, and pass as {kit.name!r}: chmod 600 {key}")
+        yield Finding(KNOW, f"{key}: other users of this host can read it, and act as {kit.name!r}: chmod 600 {key}")
 
 
-def _listening(kit: Kit) -> Iterator[Finding]:
-    """Whether the server's port is free, or its server there."""
+def _check_port(kit: Kit) -> Iterator[Finding]:
+    """Yield whether the port of the server is free, or in use by the server itself."""
     for host in kit.hosts:
         try:
             socket.getaddrinfo(host, kit.port)
         except OSError:
             yield Finding(KNOW, f"{host!r} has no address here; sites must be able to find it")
-    with socket.socket() as there:
-        there.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            there.bind(("", kit.port))
+            listener.bind(("", kit.port))
             yield Finding(OK, f"port {kit.port} is free")
         except PermissionError:
-            yield Finding(WRONG, f"port {kit.port} is for root alone; choose one above 1023 as server.port")
+            yield Finding(WRONG, f"port {kit.port} is reserved for root; choose one above 1023 as server.port")
         except OSError:
             answer = list(check_connection(kit))[-1]
             if answer.grade == OK:
-                yield Finding(OK, f"port {kit.port}: this kit's server runs already, and answers")
+                yield Finding(OK, f"port {kit.port}: the server of this kit is already running, and answers")
             else:
                 yield Finding(
-                    WRONG, f"port {kit.port} is in use: end the program that has it, or choose another server.port"
+                    WRONG, f"port {kit.port} is in use: end the program that uses it, or choose another server.port"
                 )
 
 
-def _site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Finding]:
-    """A site's own file, data and model against the contract, and where its state goes."""
+def _check_site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Finding]:
+    """Yield whether the file, data and model of a site fit the contract, and whether its state can be saved."""
     try:
-        mine = read_site_file(config)
-        if mine.file.site != kit.name:
-            raise ConfigError(f"{config}: is of site {mine.file.site!r}, and {kit.folder} is the kit of {kit.name!r}")
-        with plugins.under(mine.code):
-            made = build_site(agreed, mine)
-            nets, rows = made.networks(kit.name), made.rows(kit.name)
+        site_config = read_site_file(config)
+        if site_config.file.site != kit.name:
+            raise ConfigError(
+                f"{config}: belongs to site {site_config.file.site!r}, and {kit.folder} is the kit of {kit.name!r}"
+            )
+        with plugins.under(site_config.code):
+            experiment = build_site(agreed, site_config)
+            nets, rows = experiment.networks(kit.name), experiment.rows(kit.name)
     except UserError as problem:
         yield Finding(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))
         return
-    held = ", ".join(f"{len(examples)} {name}" for name, examples in rows.items() if len(examples))
-    yield Finding(OK, f"{config}: goes together with the contract; examples: {held}")
-    if made.data.public is not None:
-        yield Finding(OK, f"public seed set: {sum(map(len, made.data.public.owners.values()))} examples, as agreed")
+    counts = ", ".join(f"{len(examples)} {name}" for name, examples in rows.items() if len(examples))
+    yield Finding(OK, f"{config}: fits the contract; examples: {counts}")
+    if experiment.data.public is not None:
+        yield Finding(OK, f"public seed set: {sum(map(len, experiment.data.public.owners.values()))} examples, as agreed")
     size = sum(tensor.nbytes for net in nets.values() for tensor in net.state_dict().values())
-    yield from _state(kit, mine.state, _TIMES * size)
+    yield from _check_state(kit, site_config.state, _STATE_FACTOR * size)
 
 
-def _state(kit: Kit, state: Path, need: int) -> Iterator[Finding]:
-    """Whether the state can be kept. need: bytes."""
-    there = next(path for path in (state, *state.parents) if path.exists())
+def _check_state(kit: Kit, state: Path, need: int) -> Iterator[Finding]:
+    """Yield whether the state can be saved. need: in bytes."""
+    existing = next(path for path in (state, *state.parents) if path.exists())
     if state.is_relative_to(kit.folder):
-        yield Finding(WRONG, f"{state}: is in the kit, which may be replaced; name a state.folder outside of it")
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield Finding(WRONG, f"{there}: cannot be written into; name another state.folder, or have the right given")
+        yield Finding(WRONG, f"{state}: is inside the kit, which may be replaced; name a state.folder outside of the kit")
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield Finding(WRONG, f"{existing}: cannot be written into; name another state.folder, or get the permission")
         return
-    free = shutil.disk_usage(there).free
-    grade, odd = (OK, "") if free > need else (WRONG, "; make room, or name another state.folder")
-    yield Finding(grade, f"{state}: {free / 1e6:,.0f} MB free, up to {need / 1e6:,.1f} MB wanted{odd}")
+    free = shutil.disk_usage(existing).free
+    grade, advice = (OK, "") if free > need else (WRONG, "; make room, or name another state.folder")
+    yield Finding(grade, f"{state}: {free / 1e6:,.0f} MB free, up to {need / 1e6:,.1f} MB needed{advice}")

@@ -1,4 +1,4 @@
-"""A federation as a FLARE job: three JSON files that name our classes, and no code."""
+"""The FLARE job of a federation: three JSON files that name classes of fedmutual. A job holds no code."""
 
 import json
 from pathlib import Path
@@ -12,23 +12,27 @@ _OURS = "fedmutual.sites.flare"
 
 
 def write_job(contract: Contract, folder: Path) -> Path:
-    """The job's folder, made in `folder`."""
+    """Write the job below `folder`, and return the folder of the job."""
     job, text = folder / contract.name, json.dumps(contract.record())
     config = job / APP / "config"
     config.mkdir(parents=True)
-    meta = meta_file(contract.name, contract.sites.least, contract.sites.names)
-    for path, content in ((job / META, meta), (config / SERVER, server_file(text)), (config / SITE, site_file(text))):
+    meta = make_meta(contract.name, contract.sites.least, contract.sites.names)
+    for path, content in (
+        (job / META, meta),
+        (config / SERVER, make_server_config(text)),
+        (config / SITE, make_site_config(text)),
+    ):
         path.write_bytes(format_json(content))
     return job
 
 
 def format_json(content: dict[str, Any]) -> bytes:
-    """A file of the job."""
+    """Return the bytes of a file of the job."""
     return json.dumps(content, indent=1).encode()
 
 
-def meta_file(name: str, quorum: int, sites: tuple[str, ...]) -> dict[str, Any]:
-    """Where the job's app goes, and how many sites must have it."""
+def make_meta(name: str, quorum: int, sites: tuple[str, ...]) -> dict[str, Any]:
+    """Return the content of META: the receivers of the app, and how many sites must receive it."""
     return {
         "name": name,
         "resource_spec": {},
@@ -37,8 +41,8 @@ def meta_file(name: str, quorum: int, sites: tuple[str, ...]) -> dict[str, Any]:
     }
 
 
-def server_file(contract: str) -> dict[str, Any]:
-    """What runs in the job's process at the server. contract: its record as JSON text."""
+def make_server_config(contract: str) -> dict[str, Any]:
+    """Return the configuration of the job's process at the server. contract: the record as JSON text."""
     return {
         "format_version": 2,
         "server": {"heart_beat_timeout": 600, "task_request_interval": 0.01},
@@ -49,8 +53,8 @@ def server_file(contract: str) -> dict[str, Any]:
     }
 
 
-def site_file(contract: str) -> dict[str, Any]:
-    """What runs in the job's process at a site."""
+def make_site_config(contract: str) -> dict[str, Any]:
+    """Return the configuration of the job's process at a site. contract: the record as JSON text."""
     executor = {"path": f"{_OURS}.executor.Site", "args": {"contract": contract}}
     return {
         "format_version": 2,

@@ -1,7 +1,7 @@
-"""Kits: what each participant gets before it can take part. Keys and certificates are by FLARE's provisioning.
+"""Kits: the keys, certificates and settings of each participant. FLARE's provisioning makes the keys and certificates.
 
-OUT/SERVER, OUT/SITE and OUT/LEAD are the kits, each handed to its owner and nobody else. OUT/authority holds the root key,
-with which more kits can be made: whoever has it can pass as anybody, so it is kept off line.
+OUT/SERVER, OUT/SITE and OUT/LEAD are the kits; each kit is given only to its owner. OUT/authority holds the root key, which
+makes further kits: an owner of the root key can act as any participant, so the root key is kept off line.
 """
 
 import contextlib
@@ -23,57 +23,57 @@ from fedmutual.sites.flare.nvflare_import import import_nvflare
 from fedmutual.sites.secure_sum.identity import read_certificate
 
 AUTHORITY, FEDERATION, KIT = "authority", "federation.toml", "kit.json"
-KINDS = {"server": "the server", "site": "a site", "lead": "who may submit"}
-_KEPT = {  # of FLARE's startup folder: no script of its own, which would start it unhardened
+KINDS = {"server": "the server", "site": "a site", "lead": "a lead, who may submit"}
+_STARTUP_FILES = {  # without FLARE's start scripts, which would start FLARE without access control
     "server": ("fed_server.json", "server.crt", "server.key", "rootCA.pem"),
     "site": ("fed_client.json", "client.crt", "client.key", "rootCA.pem"),
     "lead": ("fed_admin.json", "client.crt", "client.key", "rootCA.pem"),
 }
 
 
-SOON = 30  # days before a certificate ends
+SOON = 30  # days before a certificate expires
 
 
 @dataclass(frozen=True)
 class Kit:
-    """One participant's."""
+    """The kit of one participant."""
 
     folder: Path
     name: str
-    kind: str  # of KINDS
+    kind: str  # a key of KINDS
     expires: datetime
-    hosts: tuple[str, ...]  # where the server is
+    hosts: tuple[str, ...]  # host names of the server
     port: int
 
     @property
     def startup(self) -> Path:
-        """What FLARE reads."""
+        """The folder that FLARE reads."""
         return self.folder / "startup"
 
     @property
     def days(self) -> int:
-        """How long its certificate is valid."""
+        """The number of days until the certificate expires."""
         return (self.expires - datetime.now(UTC)).days
 
     @property
     def reminder(self) -> str | None:
-        """To have it renewed, where its certificate ends soon."""
+        """Advice to renew the certificate, if the certificate expires within SOON days; else None."""
         return f"have it renewed: fedmutual provision FEDERATION.toml --renew {self.name}" if self.days < SOON else None
 
     @property
     def certificate(self) -> Path:
-        """Its certificate."""
+        """The path of the certificate."""
         return self.startup / ("server.crt" if self.kind == "server" else "client.crt")
 
 
 def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
-    """Make the kits of all that FEDERATION.toml names and that have none yet -> all kits.
+    """Make the missing kits of a federation, and return the kits of all participants.
 
-    renew: whose certificates are made anew.
+    file: FEDERATION.toml. renew: participants whose certificates are renewed.
 
     Raises:
         ConfigError: the file is wrong, or FLARE is not installed.
-        RunError: the folder cannot be written, or holds another federation's kits.
+        RunError: the folder cannot be written, or holds the kits of another federation.
     """
     contract = read_contract(file)
     names = {
@@ -86,48 +86,49 @@ def provision(file: Path, out: Path, renew: tuple[str, ...] = ()) -> list[Kit]:
         raise ConfigError(f"--renew {unknown[0]}: there is no such participant; there are {', '.join(names)}")
     _check_out(out, contract.name)
     with tempfile.TemporaryDirectory() as work:
-        made = _made(contract, Path(work), out / AUTHORITY, renew)
+        flare_kits = _run_provisioning(contract, Path(work), out / AUTHORITY, renew)
         for name, kind in names.items():
-            source = made / (contract.server.hosts[0] if kind == "server" else name)
+            source = flare_kits / (contract.server.hosts[0] if kind == "server" else name)
             if name in renew or not (out / name).exists():
-                _hand_over(source, out / name, kind, contract, file)
+                _write_kit(source, out / name, kind, contract, file)
     return [open_kit(out / name) for name in names]
 
 
 def open_kit(folder: Path) -> Kit:
-    """A kit that was made.
+    """Return the kit in a folder.
 
     Raises:
-        RunError: the folder is none, or something of it is missing.
+        RunError: the folder is not a kit, or a file is missing or damaged.
     """
     if not (folder / KIT).is_file():
-        raise RunError(f"{folder}: is no kit, it has no {KIT}; name a folder that `fedmutual provision` made")
+        raise RunError(f"{folder}: is not a kit, because it has no {KIT}; name a folder that `fedmutual provision` made")
     try:
         about = json.loads((folder / KIT).read_text(encoding="utf-8"))
         kind, name = about["kind"], about["name"]
-        missing = [file for file in _KEPT[kind] if not (folder / "startup" / file).is_file()]
+        missing = [file for file in _STARTUP_FILES[kind] if not (folder / "startup" / file).is_file()]
     except (OSError, ValueError, KeyError, TypeError) as problem:
         raise RunError(
             f"{folder / KIT}: is damaged ({type(problem).__name__}); take the kit as it was handed over"
         ) from None
     if missing:
-        raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; take it as it was handed over")
-    own = "server.crt" if kind == "server" else "client.crt"
-    expires = read_certificate(folder / "startup" / own).not_valid_after_utc
+        raise RunError(f"{folder}: the kit lacks startup/{missing[0]}; take the kit as it was handed over")
+    certificate = "server.crt" if kind == "server" else "client.crt"
+    expires = read_certificate(folder / "startup" / certificate).not_valid_after_utc
     return Kit(folder.resolve(), name, kind, expires, tuple(about["hosts"]), int(about["port"]))
 
 
 def check_valid(kit: Kit) -> None:
-    """Raise RunError, with the mend, where a kit cannot be used now: expired, or not yet valid by this host's clock."""
-    found, now = read_certificate(kit.certificate), datetime.now(UTC)
-    if now > found.not_valid_after_utc:
+    """Raise RunError, with the fix, if a certificate has expired or is not yet valid by this host's clock."""
+    certificate, now = read_certificate(kit.certificate), datetime.now(UTC)
+    first, last = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > last:
         raise RunError(
-            f"{kit.folder}: the certificate of {kit.name!r} expired on {found.not_valid_after_utc:%Y-%m-%d %H:%M} UTC; "
-            f"whoever holds the authority makes a new one: fedmutual provision FEDERATION.toml --renew {kit.name}"
+            f"{kit.folder}: the certificate of {kit.name!r} expired on {last:%Y-%m-%d %H:%M} UTC; "
+            f"the owner of the authority folder makes a new one: fedmutual provision FEDERATION.toml --renew {kit.name}"
         )
-    if now < found.not_valid_before_utc:
+    if now < first:
         raise RunError(
-            f"{kit.folder}: the certificate of {kit.name!r} is valid from {found.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, "
+            f"{kit.folder}: the certificate of {kit.name!r} is valid from {first:%Y-%m-%d %H:%M} UTC, "
             f"and this host's clock says {now:%Y-%m-%d %H:%M}; set the clock"
         )
 
@@ -135,41 +136,41 @@ def check_valid(kit: Kit) -> None:
 def _check_out(out: Path, name: str) -> None:
     authority = out / AUTHORITY / "federation.json"
     if authority.is_file():
-        held = json.loads(authority.read_text(encoding="utf-8")).get("name")
-        if held != name:
+        other = json.loads(authority.read_text(encoding="utf-8")).get("name")
+        if other != name:
             raise RunError(
-                f"{out}: holds the kits of federation {held!r}, not of {name!r}; choose another folder with --out"
+                f"{out}: holds the kits of federation {other!r}, not of {name!r}; choose another folder with --out"
             )
     elif out.exists() and any(out.iterdir()):
-        raise RunError(f"{out}: is in use, and not by kits; choose an empty folder with --out")
+        raise RunError(f"{out}: is not empty and holds no kits; choose an empty folder with --out")
 
 
-def _made(contract: Contract, work: Path, authority: Path, renew: tuple[str, ...]) -> Path:
-    """FLARE's provisioning in a folder of its own -> where its kits are. The root key is taken from, or to, `authority`."""
+def _run_provisioning(contract: Contract, work: Path, authority: Path, renew: tuple[str, ...]) -> Path:
+    """Run FLARE's provisioning in the folder `work`, and return the folder of its kits. authority: of the root key."""
     provision, provisioner = import_nvflare("nvflare.lighter.provision"), import_nvflare("nvflare.lighter.provisioner")
     state = work / contract.name / "state"
     state.mkdir(parents=True)
     if (authority / "cert.json").is_file():
-        known = json.loads((authority / "cert.json").read_text(encoding="utf-8"))
-        again = [contract.server.hosts[0] if name == "server" else name for name in renew]
-        (state / "cert.json").write_text(json.dumps({k: v for k, v in known.items() if k not in again}))
-    project = _project(contract)
+        certificates = json.loads((authority / "cert.json").read_text(encoding="utf-8"))
+        renewed = [contract.server.hosts[0] if name == "server" else name for name in renew]
+        (state / "cert.json").write_text(json.dumps({k: v for k, v in certificates.items() if k not in renewed}))
+    project = _describe_project(contract)
     with contextlib.redirect_stdout(io.StringIO()):
         builders = provision.prepare_builders(project)
-        found = provisioner.Provisioner(str(work), builders).provision(provision.prepare_project(project))
+        result = provisioner.Provisioner(str(work), builders).provision(provision.prepare_project(project))
     authority.mkdir(parents=True, exist_ok=True)
     authority.chmod(0o700)  # before the root key lies in it
     write_json(authority / "federation.json", {"format": 1, "name": contract.name})
     write_bytes(authority / "cert.json", (state / "cert.json").read_bytes())
     (authority / "cert.json").chmod(0o600)
-    return Path(found.get_result_location())
+    return Path(result.get_result_location())
 
 
-def _project(contract: Contract) -> dict[str, Any]:
-    """What FLARE calls a project."""
+def _describe_project(contract: Contract) -> dict[str, Any]:
+    """Return the federation as a FLARE project."""
     first, *others = contract.server.hosts
-    named = {"name": first, "type": "server", "org": "fedmutual", "default_host": first, "host_names": others or [first]}
-    server: dict[str, Any] = {**named, "fed_learn_port": contract.server.port, "admin_port": contract.server.port}
+    identity = {"name": first, "type": "server", "org": "fedmutual", "default_host": first, "host_names": others or [first]}
+    server: dict[str, Any] = {**identity, "fed_learn_port": contract.server.port, "admin_port": contract.server.port}
     sites = [{"name": name, "type": "client", "org": "fedmutual"} for name in contract.sites.names]
     leads = [{"name": name, "type": "admin", "org": "fedmutual", "role": "lead"} for name in contract.sites.leads]
     impl = "nvflare.lighter.impl"
@@ -187,17 +188,19 @@ def _project(contract: Contract) -> dict[str, Any]:
     }
 
 
-def _hand_over(source: Path, kit: Path, kind: str, contract: Contract, file: Path) -> None:
-    """Of what FLARE made the files that are needed, the federation's file, and who it is for; readable by its owner only."""
+def _write_kit(source: Path, kit: Path, kind: str, contract: Contract, file: Path) -> None:
+    """Write a kit: the needed files of FLARE, the federation's file and KIT. Only the owner of the files can read them."""
     prefix, ending = f".{kit.name}.", ".part"
-    for old in kit.parent.glob(f"{prefix}*{ending}"):  # of a provisioning that was killed: there may be a key in it
-        shutil.rmtree(old, ignore_errors=True)
-    part = Path(tempfile.mkdtemp(ending, prefix, kit.parent))  # closed to others before a key lies in it
+    for unfinished in kit.parent.glob(f"{prefix}*{ending}"):  # left by a killed provisioning, maybe with a key
+        shutil.rmtree(unfinished, ignore_errors=True)
+    part = Path(
+        tempfile.mkdtemp(ending, prefix, kit.parent)
+    )  # mkdtemp closes the folder to other users before a key is written
     (part / "startup").mkdir()
-    for name in _KEPT[kind]:
+    for name in _STARTUP_FILES[kind]:
         shutil.copyfile(source / "startup" / name, part / "startup" / name)
-    about: Mapping[str, Any] = {"hosts": list(contract.server.hosts), "port": contract.server.port}
-    write_json(part / KIT, {"format": 1, "federation": contract.name, "name": kit.name, "kind": kind, **about})
+    address: Mapping[str, Any] = {"hosts": list(contract.server.hosts), "port": contract.server.port}
+    write_json(part / KIT, {"format": 1, "federation": contract.name, "name": kit.name, "kind": kind, **address})
     write_bytes(part / FEDERATION, file.read_bytes())
     for path in (part, *part.rglob("*")):
         path.chmod(0o700 if path.is_dir() else 0o600)

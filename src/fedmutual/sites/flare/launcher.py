@@ -1,4 +1,4 @@
-"""How the process of a job is started: by FLARE's own command, with a Python that searches no working folder."""
+"""Start the process of a job with FLARE's command, and with a Python that imports nothing from the working folder."""
 
 import sys
 
@@ -6,32 +6,32 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.server_process_launcher import ServerProcessJobLauncher
 
-# -P: `python -m` does not search the working folder, which is FLARE's. -E: nor is PYTHONPATH read, to which FLARE adds
-# the folder for a job's own code.
+# -P: `python -m` does not search the working folder, which is FLARE's folder. -E: Python does not read PYTHONPATH, to which
+# FLARE adds a folder for code of the job.
 _ISOLATED = "-P -E"
 
 
 class SiteLauncher(ClientProcessJobLauncher):  # type: ignore[misc]
-    """At a site."""
+    """Starts the process of a job at a site."""
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
-        """The command line."""
+        """Return the command line of the process."""
         return isolate(super().get_command(job_meta, fl_ctx))
 
 
 class ServerLauncher(ServerProcessJobLauncher):  # type: ignore[misc]
-    """At the server."""
+    """Starts the process of a job at the server."""
 
     def get_command(self, job_meta: dict[str, object], fl_ctx: FLContext) -> str:
-        """The command line."""
+        """Return the command line of the process."""
         return isolate(super().get_command(job_meta, fl_ctx))
 
 
 def isolate(command: str) -> str:
-    """FLARE's command, with Python's options.
+    """Return FLARE's command with options for Python.
 
     Raises:
-        RuntimeError: FLARE starts the process in another way; no job is started then.
+        RuntimeError: the command has another form; the job is not started.
     """
     python, module, rest = command.partition(" -m ")
     if python != sys.executable or not module:

@@ -1,4 +1,4 @@
-"""The folders of jobs that are over: nothing that came with a job stays where a process works, but the job's log."""
+"""Remove the folders of finished jobs from FLARE's workspace. Of a finished job, only its log is kept."""
 
 import os
 import re
@@ -7,19 +7,19 @@ from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
-JOB = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # a job's number, as FLARE writes it
-LAST_LOG = "job_log.txt"  # of the job whose folder was removed last
+JOB = re.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # the id of a job in FLARE
+LAST_LOG = "job_log.txt"  # the log of the job that was removed last
 
 
-def remove_folders(work: Path, but: Collection[str] = ()) -> None:
-    """Remove the folders of all jobs in a workspace. but: the numbers of jobs that are not over."""
+def remove_folders(work: Path, unfinished: Collection[str] = ()) -> None:
+    """Remove the folders of finished jobs in a workspace. unfinished: the ids of the other jobs."""
     for folder in [*work.iterdir()] if work.is_dir() else ():
-        if folder.name not in but:
+        if folder.name not in unfinished:
             remove_folder(work, folder.name)
 
 
 def remove_folder(work: Path, job: str) -> None:
-    """Remove the folder of a job, by its number; no other folder."""
+    """Remove the folder of a job. job: the id; a name that is not an id of a job is ignored."""
     if JOB.fullmatch(job):
         with suppress(OSError):
             os.replace(work / job / "log.txt", work / LAST_LOG)

@@ -1,4 +1,4 @@
-"""FLARE itself: there or not, and kept quiet on the console."""
+"""Import NVIDIA FLARE, check its version, and silence its console output."""
 
 import importlib
 import importlib.metadata
@@ -9,17 +9,20 @@ from types import ModuleType
 
 from fedmutual.errors import ConfigError
 
-FLARE = ((2, 9), (2, 10))  # from, and before, as the extra `sites` has it: older ones let sites take unsigned jobs
+FLARE = (
+    (2, 9),
+    (2, 10),
+)  # first version, and first version that is too new, as in the extra `sites`; older ones accept unsigned jobs
 _FIRST, _END = (".".join(map(str, limit)) for limit in FLARE)
 WANTED = f"pip install 'nvflare>={_FIRST},<{_END}'"
 MISSING = f"real sites need NVIDIA FLARE, fedmutual's extra 'sites': {WANTED}"
 
 
 def import_nvflare(name: str = "nvflare") -> ModuleType:
-    """A module of FLARE's.
+    """Return an imported module of FLARE.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: FLARE is not installed.
     """
     try:
         return importlib.import_module(name)
@@ -28,21 +31,21 @@ def import_nvflare(name: str = "nvflare") -> ModuleType:
 
 
 def check_version() -> str:
-    """FLARE's version.
+    """Return the version of FLARE.
 
     Raises:
-        ConfigError: it is not installed, or of a version that fedmutual does not work with.
+        ConfigError: FLARE is not installed, or its version is not supported.
     """
     try:
         version = importlib.metadata.version("nvflare")
     except importlib.metadata.PackageNotFoundError:
         raise ConfigError(MISSING) from None
     if not FLARE[0] <= tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < FLARE[1]:
-        raise ConfigError(f"nvflare {version} is not of {_FIRST} to {_END}: {WANTED}")
+        raise ConfigError(f"nvflare {version} is not supported, install one from {_FIRST} to before {_END}: {WANTED}")
     return version
 
 
 def silence_nvflare() -> None:
-    """FLARE's log lines go nowhere in this process: what a lead must know is said in our words."""
+    """Discard FLARE's log lines in this process; fedmutual prints what a lead must know."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     logging.getLogger().addHandler(logging.NullHandler())

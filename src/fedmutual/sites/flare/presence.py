@@ -1,4 +1,4 @@
-"""Who is connected, and whether somebody said stop: files in the state folder, from the server's process to the job's."""
+"""The connected sites, and a requested stop: files that the server's process writes for the job's process."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -10,43 +10,43 @@ THERE, STOP = "there.json", "stop.json"
 
 
 Sites = Mapping[str, str]
-"""Who is connected: site -> what tells this connection from an earlier one, before the site was started anew."""
+"""Connected sites: site -> id of the connection. A restarted site has another id."""
 
 
 def write_members(folder: Path, sites: Sites, silent: Collection[str] = ()) -> None:
-    """Write down who is connected, and whose sign of life is overdue."""
+    """Write the connected sites. silent: connected sites whose heartbeat is overdue."""
     write_json(folder / THERE, {"format": 1, "sites": dict(sites), "silent": sorted(silent)})
 
 
 def read_connected(folder: Path) -> Sites:
-    """Who is connected, as far as the server knows: a connection that was cut is one of these for a while."""
-    return _read(folder)[0]
+    """Return the connected sites. A site whose connection was cut stays in the result until FLARE notices."""
+    return _read_members(folder)[0]
 
 
 def read_alive(folder: Path) -> Sites:
-    """Who is connected and gave a sign of life just now: whom it is worth to begin a job anew for."""
-    sites, silent = _read(folder)
-    return {i: seen for i, seen in sites.items() if i not in silent}
+    """Return the connected sites whose heartbeat is not overdue: a job is restarted only for these sites."""
+    sites, silent = _read_members(folder)
+    return {i: connection for i, connection in sites.items() if i not in silent}
 
 
-def _read(folder: Path) -> tuple[dict[str, str], list[str]]:
+def _read_members(folder: Path) -> tuple[dict[str, str], list[str]]:
     try:
-        found = json.loads((folder / THERE).read_text(encoding="utf-8"))
-        return found["sites"], found.get("silent", [])
+        members = json.loads((folder / THERE).read_text(encoding="utf-8"))
+        return members["sites"], members.get("silent", [])
     except FileNotFoundError:
         return {}, []
 
 
 def request_stop(folder: Path) -> None:
-    """Say stop: the rounds end after the one that is under way."""
+    """Request a stop after the current round."""
     write_json(folder / STOP, {"format": 1})
 
 
 def is_stop_requested(folder: Path) -> bool:
-    """Whether somebody did."""
+    """Return whether a stop is requested."""
     return (folder / STOP).exists()
 
 
 def forget_stop(folder: Path) -> None:
-    """Somebody submits it again."""
+    """Forget a requested stop, because the federation is submitted again."""
     (folder / STOP).unlink(missing_ok=True)

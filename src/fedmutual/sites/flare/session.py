@@ -1,4 +1,4 @@
-"""A lead's session with the server: submit, look, stop, fetch. Signed with the lead's kit."""
+"""A lead's session with the server: submit and stop a federation, show its status, and fetch its results."""
 
 import base64
 import contextlib
@@ -24,32 +24,32 @@ from fedmutual.sites.flare.nvflare_import import import_nvflare, silence_nvflare
 from fedmutual.sites.flare.progress import Outcome
 from fedmutual.sites.protocol import clean_text
 
-_MOST_FILES = 100  # that came of a federation; `asked.results` has about a dozen
+_MOST_FILES = 100  # result files of a federation; `admin_protocol.list_results` has about a dozen
 OVER = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)
 
 
 class Lost(RunError):
-    """The server cannot be reached, or not any more."""
+    """The server cannot be reached, or the connection was lost."""
 
 
-Text = Annotated[str, AfterValidator(clean_text)]  # for a console
+Text = Annotated[str, AfterValidator(clean_text)]  # safe to print on a console
 _Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
-class _Told(BaseModel):
-    """What a server says: it is not trusted to write it as ours does."""
+class _ServerAnswer(BaseModel):
+    """The base class of a server's answers, which are checked because the server is not trusted."""
 
     model_config = ConfigDict(extra="ignore", strict=True)
 
 
-class _Note(_Told):
+class _Note(_ServerAnswer):
     text: Text
     first: int
     last: int
 
 
-class _Progress(_Told):
-    """What `progress` writes, as far as a lead reads it."""
+class _Progress(_ServerAnswer):
+    """The keys of the progress file that a lead reads."""
 
     outcome: Text
     submitted: Text
@@ -65,7 +65,7 @@ class _Progress(_Told):
     notes: list[_Note] = []
 
 
-class _Status(_Told):
+class _Status(_ServerAnswer):
     there: list[Text]
     progress: _Progress | None
     stops: bool
@@ -73,45 +73,49 @@ class _Status(_Told):
     version: Text = "0.0"
 
 
-class _Files(_Told):
+class _Files(_ServerAnswer):
     files: list[str] = Field(max_length=_MOST_FILES)
 
 
-class _Body(_Told):
+class _Body(_ServerAnswer):
     body: str
 
 
-class _Stopped(_Told):
+class _Stopped(_ServerAnswer):
     progress: _Progress | None
 
 
-T = TypeVar("T", bound=_Told)
+T = TypeVar("T", bound=_ServerAnswer)
 
 
 class Session:
-    """Open; close it, or use it as a context."""
+    """An open session. Close it after use, or use it in a `with` statement."""
 
     def __init__(self, kit: Kit, timeout: float = 15.0) -> None:
-        """Raises RunError, in one sentence, where the server cannot be reached or does not take the kit."""
+        """Log in with a lead's kit. timeout: in seconds.
+
+        Raises:
+            RunError: the server cannot be reached or rejects the kit.
+        """
         silence_nvflare()
         api = import_nvflare("nvflare.fuel.flare_api.flare_api")
         check_valid(kit)
-        _reach(kit, timeout)
-        self._folder = tempfile.TemporaryDirectory()  # FLARE wants a folder to write into; the kit is only read
+        _wait_for_server(kit, timeout)
+        self._folder = tempfile.TemporaryDirectory()  # FLARE writes into its folder, and the kit must not change
         work = Path(self._folder.name)
         (work / "startup").symlink_to(kit.startup)
         (work / "local").mkdir()
         self._kit = kit
-        where, here = f"{kit.hosts[0]}:{kit.port}", Path.cwd()
+        address, previous_folder = f"{kit.hosts[0]}:{kit.port}", Path.cwd()
         try:
             os.chdir(work)
             with contextlib.redirect_stdout(io.StringIO()):
                 self._session = api.new_secure_session(kit.name, str(work), timeout=timeout)
-        except Exception as problem:  # of many types
+        except Exception as problem:  # FLARE raises many types
             self._folder.cleanup()
-            raise Lost(f"the server at {where} does not let {kit.name!r} in ({problem})") from None
+            raise Lost(f"the server at {address} rejects the login of {kit.name!r} ({problem})") from None
         finally:
-            os.chdir(here)
+            os.chdir(previous_folder)
 
     def __enter__(self) -> "Session":
         return self
@@ -120,142 +124,149 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """Log out."""
+        """Log out, and remove the temporary folder."""
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
             self._session.close()
         self._folder.cleanup()
 
     def submit(self, contract: Contract) -> str:
-        """Submit a federation, or let one go on that was stopped -> the job's id.
+        """Submit a federation, or resume a stopped federation, and return the id of the job.
 
         Raises:
-            RunError: the server refuses it.
+            RunError: the server refuses the job.
         """
-        self._ask(AGAIN, contract.name)
+        self._send_command(AGAIN, contract.name)
         with tempfile.TemporaryDirectory() as folder:
-            made = job.write_job(contract, Path(folder))
+            job_folder = job.write_job(contract, Path(folder))
             try:
-                return str(self._session.submit_job(str(made)))
-            except Exception as problem:  # of many types
+                return str(self._session.submit_job(str(job_folder)))
+            except Exception as problem:  # FLARE raises many types
                 raise RunError(f"the server refuses the job: {clean_text(str(problem))}") from None
 
-    def under_way(self, contract: Contract) -> str | None:
-        """The job by which a federation was submitted that is not over; None where there is none. Waits for one that stops.
+    def find_job(self, contract: Contract) -> str | None:
+        """Return the id of a federation's unfinished job, or None. Waits until a stopping job has stopped.
 
         Raises:
-            RunError: it is under way with another contract.
+            RunError: the federation is running with another contract.
         """
         while True:
             status = self.status(contract.name)
-            found = status["progress"]
-            if found is None or found["outcome"] in OVER:
-                return None if status["job"] is None else str(status["job"])  # that has not begun yet
+            progress = status["progress"]
+            if progress is None or progress["outcome"] in OVER:
+                return None if status["job"] is None else str(status["job"])  # a job that has not started yet
             if not status["stops"]:
                 break
             time.sleep(0.5)
-        if found["contract"] != contract.imprint:
+        if progress["contract"] != contract.imprint:
             raise RunError(
-                f"federation {contract.name!r} is under way as another file has it; `fedmutual stop` it first, and submit "
-                "this one, which goes on from what is saved"
+                f"federation {contract.name!r} is running with another contract; give `fedmutual stop` first, then submit "
+                "this file, which resumes from the last saved round"
             )
-        return str(found["submitted"])
+        return str(progress["submitted"])
 
     def status(self, name: str) -> dict[str, Any]:
-        """Who is connected ("there"), how far the federation is ("progress", None where there is none), whether it was told
-        to stop ("stops"), and its job in FLARE, if one is to start or runs ("job").
+        """Return the status of a federation.
+
+        "there": the connected sites. "progress": the progress file, or None. "stops": whether a stop is requested. "job":
+        the id of a waiting or running job, or None. "version": of fedmutual at the server.
 
         Raises:
-            ConfigError: the server is of another version.
+            ConfigError: the server has another version of fedmutual.
         """
-        found = _checked(_Status, self._ask(STATUS, name))
-        check_release(found["version"], "the server")
-        return found
+        status = _check_answer(_Status, self._send_command(STATUS, name))
+        check_release(status["version"], "the server")
+        return status
 
     def stop(self, name: str) -> dict[str, Any] | None:
-        """Let it end after the round that is under way -> how far it is."""
-        found: dict[str, Any] | None = _checked(_Stopped, self._ask(STOP, name))["progress"]
-        return found
+        """Request a stop after the current round. Return the progress file; None where the federation is unknown."""
+        progress: dict[str, Any] | None = _check_answer(_Stopped, self._send_command(STOP, name))["progress"]
+        return progress
 
     def fetch(self, name: str, out: Path) -> list[Path]:
-        """What came of it, into a folder in the form of a run's -> the files.
+        """Write the results of a federation into a run folder, and return the paths of the written files.
 
         Raises:
-            RunError: the server names a file that is none of a federation's, which could lie anywhere. Nothing was written.
+            RunError: the server names a file that is not a result file and could have any path. Nothing is written then.
         """
-        written, files = [], _checked(_Files, self._ask(RESULT, name))["files"]
+        written, files = [], _check_answer(_Files, self._send_command(RESULT, name))["files"]
         for file in files:
             if not is_result(file):
-                odd = clean_text(repr(file))
-                raise RunError(f"the server names a file that is no result of a federation ({odd}); nothing was fetched")
+                name = clean_text(repr(file))
+                raise RunError(f"the server names a file that is not a result of a federation ({name}); nothing was fetched")
         for file in files:
             try:
-                body = base64.b64decode(_checked(_Body, self._ask(RESULT, name, file))["body"], validate=True)
+                body = base64.b64decode(_check_answer(_Body, self._send_command(RESULT, name, file))["body"], validate=True)
             except ValueError:
-                raise _strange("body") from None
+                raise _make_error("body") from None
             write_bytes(out / file, body)
             written.append(out / file)
         return written
 
     def watch(self, name: str, job_id: str, every: float = 0.5) -> Iterator[dict[str, Any]]:
-        """How far it is, whenever that changed, to its end. Raises RunError where it never begins."""
-        before: Any = None
+        """Yield the status of a federation after each change, until its end. every: seconds between two requests.
+
+        Raises:
+            RunError: the job ended before its start.
+        """
+        previous: Any = None
         while True:
-            found = self.status(name)
-            now = found["progress"]
-            if now is None or now["submitted"] != job_id:
+            status = self.status(name)
+            progress = status["progress"]
+            if progress is None or progress["submitted"] != job_id:
                 self._check_started(job_id)
-            elif found != before:
-                before = found
-                yield found
-                if now["outcome"] in OVER:
+            elif status != previous:
+                previous = status
+                yield status
+                if progress["outcome"] in OVER:
                     return
             time.sleep(every)
 
     def _check_started(self, job_id: str) -> None:
-        """Raise RunError where a job ended before it began: a site or the server refused it."""
+        """Raise RunError if a job ended before its start, because a site or the server refused the job."""
         meta = self._session.get_job_meta(job_id) or {}
         if meta.get("status") == "FINISHED:ABANDONED":
-            raise RunError("the server was started anew before the job began; submit it once more")
+            raise RunError("the server restarted before the job started; submit the federation again")
         if str(meta.get("status", "")).startswith("FINISHED"):
-            why = clean_text("; ".join(map(str, meta.get("job_deploy_detail") or ())))
-            raise RunError(f"the job did not start ({clean_text(str(meta['status']))}){': ' if why else ''}{why}")
+            reason = clean_text("; ".join(map(str, meta.get("job_deploy_detail") or ())))
+            raise RunError(f"the job did not start ({clean_text(str(meta['status']))}){': ' if reason else ''}{reason}")
 
-    def _ask(self, command: str, *words: str) -> dict[str, Any]:
+    def _send_command(self, command: str, *words: str) -> dict[str, Any]:
         reply = self._session.api.server_execute(" ".join((command, *words)))
-        return _answer(reply)
+        return _read_answer(reply)
 
 
-def _reach(kit: Kit, timeout: float) -> None:
-    """Wait until the server is up, so long. Raises Lost with what is in the way."""
+def _wait_for_server(kit: Kit, timeout: float) -> None:
+    """Wait at most `timeout` seconds for the server. Raises Lost with the cause."""
     until = time.monotonic() + timeout
-    while found := find_obstacle(kit):
-        said, may_pass = found
-        if not may_pass or time.monotonic() > until:
-            raise Lost(said)
+    while obstacle := find_obstacle(kit):
+        text, is_temporary = obstacle
+        if not is_temporary or time.monotonic() > until:
+            raise Lost(text)
         time.sleep(0.5)
 
 
-def _answer(reply: dict[str, Any]) -> dict[str, Any]:
-    """What the server says to a command of ours. Raises Lost where it says something else, with its words."""
+def _read_answer(reply: dict[str, Any]) -> dict[str, Any]:
+    """Return the table in a server's reply to a command. Raises Lost, with the error text, if the reply has no table."""
     data = reply.get("data", [])
     items = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []
     for item in items:
         if item.get("type") == "dict" and isinstance(item.get("data"), dict):
-            found: dict[str, Any] = item["data"]
-            return found
-    words = "; ".join(str(item.get("data")) for item in items if item.get("type") in ("error", "string"))
-    raise Lost(f"the server did not answer ({clean_text(str(words or reply.get('details') or reply.get('status')))})")
+            answer: dict[str, Any] = item["data"]
+            return answer
+    errors = "; ".join(str(item.get("data")) for item in items if item.get("type") in ("error", "string"))
+    raise Lost(f"the server did not answer ({clean_text(str(errors or reply.get('details') or reply.get('status')))})")
 
 
-def _checked(kind: type[T], told: dict[str, Any]) -> dict[str, Any]:
-    """What the server told, as far as it is read, in words that move no cursor. Raises RunError where it is another form."""
+def _check_answer(kind: type[T], answer: dict[str, Any]) -> dict[str, Any]:
+    """Return the keys of a server's answer that are read, with printable texts. Raises RunError for another form."""
     try:
-        return kind.model_validate(told).model_dump(by_alias=True)
+        return kind.model_validate(answer).model_dump(by_alias=True)
     except ValidationError as problem:
-        raise _strange(".".join(map(str, problem.errors()[0]["loc"]))) from None
+        raise _make_error(".".join(map(str, problem.errors()[0]["loc"]))) from None
 
 
-def _strange(key: str) -> RunError:
+def _make_error(key: str) -> RunError:
     return RunError(
-        f"the server says what no server of fedmutual would ({clean_text(key)}); ask its operator what runs there"
+        f"the server sent an answer that no server of fedmutual sends (key {clean_text(key)}); ask its operator which "
+        "program runs there"
     )

@@ -1,4 +1,4 @@
-"""In a site's process: removes the folder of a job when it is over."""
+"""A component of a site's process that removes the folder of a finished job."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from fedmutual.sites.flare import leftovers
 
 
 class Sweeper(FLComponent):  # type: ignore[misc]
-    """Looks whenever a job's process has ended."""
+    """Removes the folder of a job after its process has ended."""
 
     def __init__(self, work: str) -> None:
         """work: FLARE's workspace of this process."""
@@ -19,6 +19,6 @@ class Sweeper(FLComponent):  # type: ignore[misc]
         self._work = Path(work)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Remove the folder of the job that has ended: another may be deployed, and about to begin."""
+        """Remove the folder of the finished job only, because the next job may be deployed already."""
         if event_type == EventType.JOB_COMPLETED:
             leftovers.remove_folder(self._work, str(fl_ctx.get_prop(FLContextKey.CURRENT_JOB_ID)))

@@ -1,4 +1,4 @@
-"""In the server's process: who is connected, and a job that ended before its time is begun again. Nobody need be there."""
+"""A component of the server's process that records the connected sites and restarts jobs that ended early."""
 
 import hashlib
 import threading
@@ -15,178 +15,184 @@ from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.storage import DATA, WORKSPACE
 
 from fedmutual.sites.flare import leftovers, presence, progress, workspace
-from fedmutual.sites.flare.admin_commands import Desk
+from fedmutual.sites.flare.admin_commands import LeadCommands
 from fedmutual.sites.flare.console import print_line
 from fedmutual.sites.flare.progress import Outcome
 
 _TICK = 0.5
 _FINAL = (Outcome.DONE, Outcome.FAILED, Outcome.STOPPED)
 _TO_START = (RunStatus.SUBMITTED.value, RunStatus.APPROVED.value, RunStatus.DISPATCHED.value)
-_OF_ONE_JOB = (  # keys of a job's meta that the next one does not inherit
+_KEYS_OF_ONE_JOB = (  # keys of a job's meta that the next job does not inherit
     *("job_id", "status", "schedule_count", "last_schedule_time"),
     *("schedule_history", "job_clients", "result_location"),
 )
-_HALF_WRITTEN = 5.0  # seconds that a job's files may be so
-_FIRST, _LONGEST = 2.0, 60.0  # seconds before a job is begun again: doubled while no round succeeds
+_WRITE_TIME = 5.0  # seconds that FLARE may take to write the files of a job
+_FIRST, _LONGEST = 2.0, 60.0  # seconds before a job is restarted: doubled while no round succeeds
 
 
 class Watch(FLComponent):  # type: ignore[misc]
-    """Looks at every federation of the state folder, twice a second."""
+    """Checks every federation of the state folder, twice a second."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._over, self._untidy = threading.Event(), threading.Event()
-        self._untidy.set()
+        self._stop, self._has_leftovers = threading.Event(), threading.Event()
+        self._has_leftovers.set()
         self._due: dict[str, float] = {}
-        self._gone: dict[str, float] = {}
-        self._there: presence.Sites = {}
+        self._missing_since: dict[str, float] = {}
+        self._connected: presence.Sites = {}
         self._state = Path()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Begin and end with the server."""
+        """Start and end with the server."""
         if event_type == EventType.SYSTEM_START:
             work = Path(fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT).get_root_dir())
             self._state = Path(workspace.read_pointer(work)["state"])
             threading.Thread(target=self._run, args=(fl_ctx.get_engine(),), daemon=True, name="watch").start()
         elif event_type in (EventType.JOB_COMPLETED, EventType.JOB_ABORTED):
-            self._untidy.set()
+            self._has_leftovers.set()
         elif event_type == EventType.SYSTEM_END:
-            self._over.set()
+            self._stop.set()
 
     def _run(self, engine: Any) -> None:
-        self._open(engine)
-        self._bury(engine)
-        while not self._over.wait(_TICK):
+        self._register_commands(engine)
+        self._close_old_jobs(engine)
+        while not self._stop.wait(_TICK):
             try:
-                there, heard = _connected(engine), _heard(engine)
-                if (presence.read_connected(self._state), presence.read_alive(self._state)) != (there, heard):
-                    presence.write_members(self._state, there, there.keys() - heard.keys())
-                self._tell(there)
+                connected, alive = _list_connected(engine), _list_alive(engine)
+                if (presence.read_connected(self._state), presence.read_alive(self._state)) != (connected, alive):
+                    presence.write_members(self._state, connected, connected.keys() - alive.keys())
+                self._print_changes(connected)
                 for file in self._state.glob(f"*/{progress.FILE}"):
-                    self._look(engine, file.parent, heard)
-                if self._untidy.is_set():
-                    self._untidy.clear()
-                    self._tidy(engine)
-            except Exception as problem:  # the watch must not die of what one look met
-                self._untidy.set()
+                    self._check_federation(engine, file.parent, alive)
+                if self._has_leftovers.is_set():
+                    self._has_leftovers.clear()
+                    self._remove_leftovers(engine)
+            except Exception as problem:  # an error in one check must not end the watch
+                self._has_leftovers.set()
                 self.logger.error(f"watch: {type(problem).__name__}: {problem}")
 
-    def _open(self, engine: Any) -> None:
-        """Our commands beside FLARE's, once its own are there."""
-        while not self._over.wait(_TICK):
+    def _register_commands(self, engine: Any) -> None:
+        """Register fedmutual's commands, after FLARE has registered its own."""
+        while not self._stop.wait(_TICK):
             server = getattr(engine.server, "admin_server", None)
             if server is not None:
-                there, queued = (lambda: sorted(_connected(engine))), partial(_queued, engine)
-                server.cmd_reg.register_module(Desk(self._state, there, queued))
-                server.cmd_reg.cmd_map.clear()  # it was made of those before
+                list_sites, find_job = (lambda: sorted(_list_connected(engine))), partial(_find_job, engine)
+                server.cmd_reg.register_module(LeadCommands(self._state, list_sites, find_job))
+                server.cmd_reg.cmd_map.clear()  # else `finalize` keeps only the earlier commands
                 server.cmd_reg.finalize()
                 return
 
-    def _bury(self, engine: Any) -> None:
-        """Jobs that a server which is no more was running: FLARE would take them for running, or about to, for ever."""
+    def _close_old_jobs(self, engine: Any) -> None:
+        """Mark the jobs of an earlier server process as ended; FLARE would show them as running for ever."""
         try:
             with engine.new_context() as fl_ctx:
                 engine.job_runner.update_unfinished_jobs(fl_ctx)
         except Exception as problem:
             self.logger.error(f"watch: {type(problem).__name__}: {problem}")
 
-    def _tell(self, there: presence.Sites) -> None:
-        """Who came and who went, on the server's console."""
-        for site in sorted(set(there) | set(self._there)):
-            if there.get(site) != self._there.get(site):
-                again = " again" if site in self._there else ""
-                print_line(f"site {site!r} is {f'there{again}' if site in there else 'gone'}")
-        self._there = there
+    def _print_changes(self, connected: presence.Sites) -> None:
+        """Print which sites have connected or disconnected."""
+        for site in sorted(set(connected) | set(self._connected)):
+            if connected.get(site) != self._connected.get(site):
+                again = " again" if site in self._connected else ""
+                print_line(f"site {site!r} is {f'connected{again}' if site in connected else 'disconnected'}")
+        self._connected = connected
 
-    def _look(self, engine: Any, folder: Path, heard: presence.Sites) -> None:
-        found = progress.read_progress(folder)
-        if found is None or found["outcome"] in _FINAL:
+    def _check_federation(self, engine: Any, folder: Path, alive: presence.Sites) -> None:
+        state = progress.read_progress(folder)
+        if state is None or state["outcome"] in _FINAL:
             self._due.pop(folder.name, None)
             return
         with engine.new_context() as fl_ctx:
             manager = engine.get_component(SystemComponents.JOB_MANAGER)
-            job = manager.get_job(found["job"], fl_ctx)
-            busy = found["job"] in engine.run_processes or found["job"] in engine.job_runner.running_jobs
-            if job is None and not busy:
-                self._missing(folder)
+            job = manager.get_job(state["job"], fl_ctx)
+            is_running = state["job"] in engine.run_processes or state["job"] in engine.job_runner.running_jobs
+            if job is None and not is_running:
+                self._stop_without_job(folder)
                 return
-            self._gone.pop(folder.name, None)
-            if busy or job.meta.get(JobMetaKey.STATUS.value) in _TO_START:
+            self._missing_since.pop(folder.name, None)
+            if is_running or job.meta.get(JobMetaKey.STATUS.value) in _TO_START:
                 return
-            self._again(manager, job, folder, found, heard, fl_ctx)
+            self._restart(manager, job, folder, state, alive, fl_ctx)
 
-    def _missing(self, folder: Path) -> None:
-        """The server's state came from another host, or FLARE's part of it is lost: there is no job to begin anew."""
-        if time.monotonic() > self._gone.setdefault(folder.name, time.monotonic()) + _HALF_WRITTEN:
-            said = "this server has no job of it, only what was saved; submit it once more"
-            print_line(f"{folder.name}: {said}")
-            progress.change_progress(folder, outcome=Outcome.STOPPED, said=said)
-            self._untidy.set()
+    def _stop_without_job(self, folder: Path) -> None:
+        """Mark a federation without a job as stopped: the state came from another host, or FLARE's files are lost."""
+        if time.monotonic() > self._missing_since.setdefault(folder.name, time.monotonic()) + _WRITE_TIME:
+            reason = "this server has no job of it, only saved rounds; submit it again"
+            print_line(f"{folder.name}: {reason}")
+            progress.change_progress(folder, outcome=Outcome.STOPPED, said=reason)
+            self._has_leftovers.set()
 
-    def _tidy(self, engine: Any) -> None:
-        """Empty the archives of jobs that are over, and of which no federation is begun again; remove their folders.
+    def _remove_leftovers(self, engine: Any) -> None:
+        """Empty the archives of finished jobs that will not be restarted, and remove their folders.
 
-        FLARE's record of a job stays: a lead asks it how the job ended.
+        FLARE's record of a job is kept, because a lead reads there how the job ended.
         """
         states = [progress.read_progress(file.parent) or {} for file in self._state.glob(f"*/{progress.FILE}")]
-        wanted = {state["job"] for state in states if state["outcome"] not in _FINAL}
-        wanted |= {*engine.run_processes, *engine.job_runner.running_jobs}
+        unfinished = {state["job"] for state in states if state["outcome"] not in _FINAL}
+        unfinished |= {*engine.run_processes, *engine.job_runner.running_jobs}
         with engine.new_context() as fl_ctx:
             manager = engine.get_component(SystemComponents.JOB_MANAGER)
             store = engine.get_component(manager.job_store_id)
             for job in manager.get_all_jobs(fl_ctx):
                 if str(job.meta.get(JobMetaKey.STATUS.value)) in _TO_START:
-                    wanted.add(job.job_id)
-                elif job.job_id not in wanted:
-                    held = store.list_components_of_object(manager.job_uri(job.job_id))
-                    for part in {DATA, WORKSPACE} & {*held}:
+                    unfinished.add(job.job_id)
+                elif job.job_id not in unfinished:
+                    parts = store.list_components_of_object(manager.job_uri(job.job_id))
+                    for part in {DATA, WORKSPACE} & {*parts}:
                         store.update_object(manager.job_uri(job.job_id), b"", part)
-        leftovers.remove_folders(self._state / workspace.FOLDER, wanted)
+        leftovers.remove_folders(self._state / workspace.FOLDER, unfinished)
 
-    def _again(
-        self, manager: Any, job: Any, folder: Path, found: dict[str, Any], heard: presence.Sites, fl_ctx: FLContext
+    def _restart(
+        self, manager: Any, job: Any, folder: Path, state: dict[str, Any], alive: presence.Sites, fl_ctx: FLContext
     ) -> None:
-        """Begin a job again, when it is time."""
+        """Restart a job if its pause is over and enough sites are connected; give up after too many tries."""
         if presence.is_stop_requested(folder):
             progress.change_progress(folder, outcome=Outcome.STOPPED, said="stopped by hand")
-            self._untidy.set()
+            self._has_leftovers.set()
             return
-        tries = 0 if found["outcome"] == Outcome.AGAIN else found["tries"]
-        limits = found["limits"]
-        if tries >= limits["retries"] and found["outcome"] != Outcome.SHORT:
-            print_line(f"{folder.name}: begun {tries} times in vain, given up")
-            progress.change_progress(folder, outcome=Outcome.FAILED, said=f"begun {tries} times in vain: {found['said']}")
-            self._untidy.set()
+        tries = 0 if state["outcome"] == Outcome.AGAIN else state["tries"]
+        limits = state["limits"]
+        if tries >= limits["retries"] and state["outcome"] != Outcome.SHORT:
+            print_line(f"{folder.name}: restarted {tries} times without success; given up")
+            progress.change_progress(
+                folder, outcome=Outcome.FAILED, said=f"restarted {tries} times without success: {state['said']}"
+            )
+            self._has_leftovers.set()
             return
-        pause = 0.0 if found["outcome"] == Outcome.AGAIN else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
+        pause = 0.0 if state["outcome"] == Outcome.AGAIN else min(_FIRST * 2 ** min(tries, 10), _LONGEST)
         due = self._due.setdefault(folder.name, time.monotonic() + pause)
-        late = time.monotonic() > due + limits["wait"]
-        missing = set(found["sites"]) - set(heard)
-        if time.monotonic() < due or (missing and not late) or len(set(found["sites"]) & set(heard)) < limits["quorum"]:
+        is_waiting_over = time.monotonic() > due + limits["wait"]
+        missing = set(state["sites"]) - set(alive)
+        if (
+            time.monotonic() < due
+            or (missing and not is_waiting_over)
+            or len(set(state["sites"]) & set(alive)) < limits["quorum"]
+        ):
             return
         self._due.pop(folder.name, None)
-        print_line(f"{folder.name}: {found['outcome']} ({found['said']}), begun again after round {found['round']}")
-        meta = manager.clone(job.job_id, {k: v for k, v in job.meta.items() if k not in _OF_ONE_JOB}, fl_ctx)
-        for old in found["old"]:  # not the last one, which FLARE may still be writing
-            manager.delete(old, fl_ctx)
-        new = {"job": meta[JobMetaKey.JOB_ID.value], "old": [job.job_id]}
-        progress.change_progress(folder, **new, outcome=Outcome.RUNNING, tries=tries + 1)
+        print_line(f"{folder.name}: {state['outcome']} ({state['said']}), restarted after round {state['round']}")
+        meta = manager.clone(job.job_id, {k: v for k, v in job.meta.items() if k not in _KEYS_OF_ONE_JOB}, fl_ctx)
+        for old_job in state["old"]:  # not the last job, which FLARE may still be writing
+            manager.delete(old_job, fl_ctx)
+        changes = {"job": meta[JobMetaKey.JOB_ID.value], "old": [job.job_id]}
+        progress.change_progress(folder, **changes, outcome=Outcome.RUNNING, tries=tries + 1)
 
 
-def _queued(engine: Any, name: str) -> str | None:
-    """The job of a federation that is to start, or runs."""
+def _find_job(engine: Any, name: str) -> str | None:
+    """Return the id of a federation's waiting or running job, or None."""
     with engine.new_context() as fl_ctx:
         manager = engine.get_component(SystemComponents.JOB_MANAGER)
         jobs = manager.get_jobs_by_status([RunStatus(s) for s in (*_TO_START, RunStatus.RUNNING.value)], fl_ctx)
     return next((str(job.job_id) for job in jobs if job.meta.get(JobMetaKey.JOB_NAME.value) == name), None)
 
 
-def _connected(engine: Any, since: float = 0.0) -> presence.Sites:
-    """Of whom there was a sign of life since a time."""
-    found = [c for c in engine.get_clients() if c.last_connect_time >= since]
-    return {c.name: hashlib.sha256(c.token.encode()).hexdigest()[:12] for c in found}
+def _list_connected(engine: Any, since: float = 0.0) -> presence.Sites:
+    """Return the sites with a heartbeat since a time, in seconds since the epoch."""
+    clients = [c for c in engine.get_clients() if c.last_connect_time >= since]
+    return {c.name: hashlib.sha256(c.token.encode()).hexdigest()[:12] for c in clients}
 
 
-def _heard(engine: Any) -> presence.Sites:
-    """Without those whose sign of life is overdue: a job would begin without them."""
-    return _connected(engine, time.time() - 2.5 * workspace.HEARTBEAT)
+def _list_alive(engine: Any) -> presence.Sites:
+    """Return the sites whose heartbeat is not overdue; a job would start without the others."""
+    return _list_connected(engine, time.time() - 2.5 * workspace.HEARTBEAT)

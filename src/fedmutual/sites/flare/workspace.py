@@ -1,4 +1,4 @@
-"""The folder that FLARE works in, in the state folder: the kit's keys and hardened settings, made anew at each start."""
+"""FLARE's workspace in the state folder: the keys of the kit and hardened settings, written again at each start."""
 
 import json
 import shutil
@@ -12,37 +12,39 @@ from fedmutual.sites.flare.kits import Kit
 from fedmutual.sites.schema import WORK_FOLDER
 
 FOLDER = WORK_FOLDER  # below the state folder
-POINTER = "fedmutual.json"  # what our classes, which run in FLARE's processes, are told of this host
+POINTER = "fedmutual.json"  # facts on this host for fedmutual's classes in FLARE's processes
 LONGEST = "longest"
 _OURS = "fedmutual.sites.flare"
 ALLOWED = {
     "server": f"{_OURS}.controller.Rounds",
     "site": f"{_OURS}.executor.Site",
-}  # the one class that a job may name there
-HEARTBEAT, GONE = 5, 60  # seconds between signs of life, and without any until a participant counts as gone
-LOST = 20  # seconds without a byte until a site takes a request for lost, and asks again; FLARE's own is 5 minutes
+}  # the only class that a job may name there
+HEARTBEAT, GONE = 5, 60  # seconds between heartbeats; seconds without a heartbeat until a participant is disconnected
+LOST = 20  # seconds without a byte until a site repeats a request; FLARE's default is 5 minutes
 _IMPL = "nvflare.app_common"
 
 
-def make_workspace(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
-    """FLARE's workspace of a server's or a site's kit.
+def make_workspace(kit: Kit, state: Path, pointer: Mapping[str, Any]) -> Path:
+    """Write FLARE's workspace for the kit of a server or of a site, and return its folder.
 
-    told: what its processes read from `pointer`; LONGEST of it: bytes of the longest message of the federations of this kit.
+    pointer: facts that FLARE's processes read by `read_pointer`; key LONGEST: bytes of the longest message.
     """
     work = state / FOLDER
     state.mkdir(parents=True, exist_ok=True)
-    state.chmod(0o700)  # models, ledgers and keys are nobody else's on this host, from before they lie there
-    leftovers.remove_folders(work)  # of jobs that a process which is no more had begun
+    state.chmod(0o700)  # before any model, ledger or key is written: no other user may read them
+    leftovers.remove_folders(work)  # of jobs of an earlier process
     for part in ("startup", "local"):
         shutil.rmtree(work / part, ignore_errors=True)
     shutil.copytree(kit.startup, work / "startup")
     local = work / "local"
     local.mkdir(parents=True)
-    write_json(local / "resources.json", _server(work) if kit.kind == "server" else _site(work))
+    write_json(
+        local / "resources.json", _make_server_resources(work) if kit.kind == "server" else _make_site_resources(work)
+    )
     write_json(local / "authorization.json", _RIGHTS)
     write_json(local / "log_config.json", _LOGS)
-    write_json(local / "comm_config.json", _communication(told.get(LONGEST, 0)))
-    write_json(local / POINTER, {"format": 1, **told})
+    write_json(local / "comm_config.json", _make_communication(pointer.get(LONGEST, 0)))
+    write_json(local / POINTER, {"format": 1, **pointer})
     (work / "transfer").mkdir(exist_ok=True)
     _harden(work / "startup")
     for path in (work, *work.rglob("*")):
@@ -52,44 +54,43 @@ def make_workspace(kit: Kit, state: Path, told: Mapping[str, Any]) -> Path:
 
 
 def read_pointer(work: Path) -> dict[str, Any]:
-    """What was told."""
-    found: dict[str, Any] = json.loads((work / "local" / POINTER).read_text(encoding="utf-8"))
-    return found
+    """Return the facts that `make_workspace` wrote."""
+    pointer: dict[str, Any] = json.loads((work / "local" / POINTER).read_text(encoding="utf-8"))
+    return pointer
 
 
 def _harden(startup: Path) -> None:
-    """Only signed jobs, whatever the kit says."""
+    """Require signed jobs, whatever the kit says."""
     for name in ("fed_server.json", "fed_client.json"):
         if (startup / name).exists():
-            found = json.loads((startup / name).read_text(encoding="utf-8"))
-            (startup / name).write_text(json.dumps({**found, "require_signed_jobs": True}, indent=1))
+            settings = json.loads((startup / name).read_text(encoding="utf-8"))
+            (startup / name).write_text(json.dumps({**settings, "require_signed_jobs": True}, indent=1))
 
 
-_RIGHTS: dict[
-    str, Any
-] = {  # what is not listed is refused: shells, code in jobs, FLARE's own commands; to all other roles, too
-    "format": 1,  # ours
+# Only these rights are granted, and only to leads: no shells, no code in jobs, none of FLARE's other commands.
+_RIGHTS: dict[str, Any] = {
+    "format": 1,  # of fedmutual
     "format_version": "1.0",
     "permissions": {"lead": {"submit_job": "any", "get_job_meta": "any"}},
 }
 
-_PING = 10_000  # ms without a byte until an end of a connection asks whether the other is there, and until it is not
-_MOST = 2**31 - 2**21  # bytes of a message of gRPC that FLARE can send at all
-_LEAST = 2**26  # bytes that FLARE's own messages have at most: a job, a command, a piece of a longer message
-_WRAPPED = 2**21  # bytes of FLARE's headers and seal around a message of ours
+_PING = 10_000  # ms without a byte until a ping, and ms without an answer to the ping until the connection is closed
+_MOST = 2**31 - 2**21  # bytes of the longest gRPC message that FLARE can send
+_LEAST = 2**26  # bytes of the longest message of FLARE itself: a job, a command, a piece of a longer message
+_OVERHEAD = 2**21  # bytes that FLARE's headers and encryption add to a message
 
 
-def _communication(longest: int) -> dict[str, Any]:
-    """How processes speak to each other. Nobody takes a message that is longer than any that the federation can have.
+def _make_communication(longest: int) -> dict[str, Any]:
+    """Return the settings of connections. longest: bytes of the longest message; a longer message is refused.
 
-    FLARE sends orders and answers in pieces, and refuses by the length that the first one states; a letter is one message of
-    gRPC, which the server refuses to its sender.
+    FLARE sends orders and answers in pieces, and refuses them by the length that the first piece states. A message between
+    sites is one gRPC message, which the server refuses by its length.
     """
-    most = max(longest + _WRAPPED, _LEAST)
+    most = max(longest + _OVERHEAD, _LEAST)
     return {
         "format": 1,
         "streaming_max_blob_size": most,
-        "grpc": {  # a connection that died without a word is found dead in 20 s, and opened anew
+        "grpc": {  # a broken connection is detected within 20 s, and opened again
             "max_workers": 100,
             "options": [
                 ["grpc.max_send_message_length", min(most, _MOST)],
@@ -99,7 +100,10 @@ def _communication(longest: int) -> dict[str, Any]:
                 ["grpc.http2.ping_timeout_ms", _PING],
                 ["grpc.keepalive_permit_without_calls", 1],
                 ["grpc.http2.max_pings_without_data", 0],
-                ["grpc.http2.min_ping_interval_without_data_ms", _PING // 2],  # the server would take more for an attack
+                [
+                    "grpc.http2.min_ping_interval_without_data_ms",
+                    _PING // 2,
+                ],  # the server would treat more pings as an attack
             ],
         },
     }
@@ -131,7 +135,7 @@ _LOGS: dict[str, Any] = {
 }
 
 
-def _common(kind: str) -> dict[str, Any]:
+def _make_common_resources(kind: str) -> dict[str, Any]:
     return {
         "format": 1,
         "format_version": 2,
@@ -141,51 +145,51 @@ def _common(kind: str) -> dict[str, Any]:
     }
 
 
-def _site(work: Path) -> dict[str, Any]:
-    """A site's resources: no log leaves it, and a job's process is the only thing that it starts."""
+def _make_site_resources(work: Path) -> dict[str, Any]:
+    """Return the resources of a site: no log is sent, and the site starts only processes of jobs."""
     managers, consumers = f"{_IMPL}.resource_managers", f"{_IMPL}.resource_consumers"
-    none = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
-    return _common("site") | {
+    no_gpus = {"num_of_gpus": 0, "mem_per_gpu_in_GiB": 0}
+    return _make_common_resources("site") | {
         "client": {"retry_timeout": 30, "communication_timeout": LOST, "compression": "Gzip"},
         "components": [
-            _component("resource_manager", f"{managers}.gpu_resource_manager.GPUResourceManager", none),
-            _component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),
-            _component("process_launcher", f"{_OURS}.launcher.SiteLauncher"),
-            _component("lookout", f"{_OURS}.console.Lookout"),
-            _component("sweeper", f"{_OURS}.sweeper.Sweeper", {"work": str(work)}),
-            _component("door", f"{_OURS}.access_control.Door", {"work": str(work)}),
+            _make_component("resource_manager", f"{managers}.gpu_resource_manager.GPUResourceManager", no_gpus),
+            _make_component("resource_consumer", f"{consumers}.gpu_resource_consumer.GPUResourceConsumer"),
+            _make_component("process_launcher", f"{_OURS}.launcher.SiteLauncher"),
+            _make_component("connection_notice", f"{_OURS}.console.ConnectionNotice"),
+            _make_component("sweeper", f"{_OURS}.sweeper.Sweeper", {"work": str(work)}),
+            _make_component("access_control", f"{_OURS}.access_control.AccessControl", {"work": str(work)}),
         ],
     }
 
 
-def _server(work: Path) -> dict[str, Any]:
-    """The server's: its jobs stay in the state folder, and a job that dies is begun again."""
+def _make_server_resources(work: Path) -> dict[str, Any]:
+    """Return the resources of the server: jobs are stored in the state folder, and failed jobs are restarted."""
     storage = f"{_IMPL}.storages.filesystem_storage.FilesystemStorage"
-    kept = {"root_dir": str(work / "snapshots"), "uri_root": "/"}
-    # whole numbers: FLARE takes 2 to the power of the tries times the first, and a float would overflow after 1,024
+    snapshots = {"root_dir": str(work / "snapshots"), "uri_root": "/"}
+    # integers: FLARE multiplies the interval by 2 to the power of the tries, and a float overflows after 1,024 tries
     scheduling = {"max_jobs": 1, "min_schedule_interval": 1, "max_schedule_interval": 5, "max_schedule_count": 10**6}
-    return _common("server") | {
+    return _make_common_resources("server") | {
         "servers": [
             {"admin_storage": "transfer", "max_num_clients": 100, "heart_beat_timeout": GONE, "admin_timeout": 10.0}
         ],
         "snapshot_persistor": {
             "path": f"{_IMPL}.state_persistors.storage_state_persistor.StorageStatePersistor",
-            "args": {"uri_root": "/", "storage": {"path": storage, "args": kept}},
+            "args": {"uri_root": "/", "storage": {"path": storage, "args": snapshots}},
         },
         "components": [
-            _component("job_scheduler", f"{_IMPL}.job_schedulers.job_scheduler.DefaultJobScheduler", scheduling),
-            _component(
+            _make_component("job_scheduler", f"{_IMPL}.job_schedulers.job_scheduler.DefaultJobScheduler", scheduling),
+            _make_component(
                 "job_manager",
                 "nvflare.apis.impl.job_def_manager.SimpleJobDefManager",
                 {"uri_root": str(work / "jobs"), "job_store_id": "job_store"},
             ),
-            _component("job_store", storage),
-            _component("process_launcher", f"{_OURS}.launcher.ServerLauncher"),
-            _component("watch", f"{_OURS}.watch.Watch"),
-            _component("door", f"{_OURS}.access_control.Door", {"work": str(work)}),
+            _make_component("job_store", storage),
+            _make_component("process_launcher", f"{_OURS}.launcher.ServerLauncher"),
+            _make_component("watch", f"{_OURS}.watch.Watch"),
+            _make_component("access_control", f"{_OURS}.access_control.AccessControl", {"work": str(work)}),
         ],
     }
 
 
-def _component(id: str, path: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _make_component(id: str, path: str, args: Mapping[str, Any] | None = None) -> dict[str, Any]:
     return {"id": id, "path": path, "args": dict(args or {})}

@@ -1,8 +1,10 @@
-"""A sum of updates that the server cannot open: pairwise masks with recovery from dropouts.
+"""Secure sums: the server learns the sum of the sites' updates and no single update.
 
-Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, 2017,
-https://doi.org/10.1145/3133956.3133982; the variant against a server that does not follow the protocol.
+The protocol is pairwise masking with recovery from dropouts: Bonawitz et al., Practical Secure Aggregation for
+Privacy-Preserving Machine Learning, 2017, https://doi.org/10.1145/3133956.3133982, in the variant against a server that does
+not follow the protocol.
 
-shares: secrets split among sites. masks: what is added to an update. identity: signatures by the kits' keys. letters: what
-is sent. site, server: the two parts, which know no network and no disk.
+fixed_point: an update as integers. shares: secret sharing among sites. masks: the masks of an update. identity: signatures
+with the keys of the kits. messages: the content of orders and answers. site, server: the two sides of the protocol, without
+network and disk. site_files, server_files: the state of the two sides on disk. exchange: the stages of a round.
 """

@@ -1,4 +1,4 @@
-"""The stages of a secure sum over orders and answers: what the server does between the training of a round and its end."""
+"""The stages of a secure sum at the server, between the training of a round and the next shared model."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -7,42 +7,46 @@ from dataclasses import dataclass
 from fedmutual.core import Message
 from fedmutual.engines.loop import count_bytes
 from fedmutual.sites.protocol import WORK, Order, SiteAnswer
-from fedmutual.sites.secure_sum.letters import Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.masks import Words
+from fedmutual.sites.secure_sum.messages import Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.server_files import SumStages
 
-Ask = Callable[[Mapping[str, tuple[Order, Message]]], Iterator[tuple[str, tuple[SiteAnswer, Message]]]]
-Refuse = Callable[[str, Order, str], None]
+SendOrders = Callable[[Mapping[str, tuple[Order, Message]]], Iterator[tuple[str, tuple[SiteAnswer, Message]]]]
+RefuseAnswer = Callable[[str, Order, str], None]
 
 
 @dataclass(frozen=True)
 class OpenedRound:
-    """What came of a secure sum."""
+    """The result of a secure sum."""
 
     total: Words
-    present: tuple[str, ...]  # whose updates are in it
-    finished: tuple[str, ...]  # who did the last stage
-    up: Mapping[str, int]  # bytes that each site sent
-    down: Mapping[str, int]  # bytes that each site was sent
+    present: tuple[str, ...]  # the sites whose updates are in the sum
+    finished: tuple[str, ...]  # the sites that answered the last stage
+    up: Mapping[str, int]  # site -> bytes that the site sent
+    down: Mapping[str, int]  # site -> bytes that the server sent to the site
 
 
 class SecureSums:
-    """The secure sums of a federation, at the server."""
+    """The server's secure sums of a federation, one per round."""
 
     def __init__(self, stages: SumStages, contract: str, sites: tuple[str, ...], count: int) -> None:
-        """contract: its digest. sites: all of the federation. count: words of an update."""
+        """stages: the stages on the server's disk. contract: digest of the contract, in hex. sites: all sites of the
+        federation. count: the number of words of an update.
+        """
         self._stages, self._contract, self._sites, self._count = stages, contract, sites, count
 
-    def open(self, round: int, attempt: int, model: str, trained: Collection[str], ask: Ask, refuse: Refuse) -> OpenedRound:
-        """Do the stages that are left of a round's sum.
+    def open(
+        self, round: int, attempt: int, model: str, trained: Collection[str], ask: SendOrders, refuse: RefuseAnswer
+    ) -> OpenedRound:
+        """Run the remaining stages of a round's sum and return the sum.
 
-        model: digest of what sites were sent to train on. trained: the sites that did. ask: sends orders, and gives answers
-        as they come. refuse: is told whose answer is of no use, and why.
+        model: digest of the model that the sites were sent. trained: the sites that trained. ask: sends orders, and yields
+        each answer when it arrives. refuse: is called with the site, the order and the reason for each invalid answer.
 
         Raises:
-            TooFewSites: a stage is below the threshold; the same call goes on with it.
-            Rejected: the masks of the sum cannot be taken off.
-            RunError: a stage cannot be written down.
+            TooFewSites: fewer sites than the threshold answered a stage; calling `open` again repeats this stage.
+            Rejected: the masks of the sum cannot be removed.
+            RunError: a stage cannot be saved.
         """
         context = SumContext(self._contract, self._sites, round, attempt, model)
         server = self._stages.begin(context, self._count)
@@ -50,23 +54,23 @@ class SecureSums:
         for stage in Stage:
             if stage in server.answers:
                 continue
-            letters = server.make_orders(stage)
+            messages = server.make_orders(stage)
             orders = {
-                site: (Order(WORK, round, int(stage), attempt=attempt), letter)
-                for site, letter in letters.items()
+                site: (Order(WORK, round, int(stage), attempt=attempt), message)
+                for site, message in messages.items()
                 if stage is not Stage.KEYS or site in trained
             }
             answers: dict[str, Message] = {}
-            for site, (said, message) in ask(orders):
+            for site, (site_answer, message) in ask(orders):
                 up[site] += count_bytes(message)
-                down[site] += count_bytes(letters[site])
+                down[site] += count_bytes(messages[site])
                 try:
-                    if said.problem is not None:
-                        raise Rejected(said.problem)
+                    if site_answer.problem is not None:
+                        raise Rejected(site_answer.problem)
                     server.check_answer(stage, site, message)
                     answers[site] = message
                 except Rejected as problem:
-                    refuse(site, said.order, str(problem))
+                    refuse(site, site_answer.order, str(problem))
             server.close_stage(stage, answers)
             self._stages.save(server, stage)
         finished = tuple(sorted(server.answers[Stage.UNMASK]))

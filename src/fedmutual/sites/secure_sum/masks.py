@@ -1,7 +1,7 @@
-"""The masks of a secure sum: words modulo 2^64 from keys that two sites agree on, and from a seed of each site's own.
+"""The masks of a secure sum: one mask for each pair of sites, from a key of the pair, and one from each site's seed.
 
-Two sites agree on a key by X25519 (RFC 7748) and HKDF-SHA256 (RFC 5869); the keystream is ChaCha20 (RFC 8439). The site of
-a pair that comes first by name adds the words of the pair, the other one subtracts them: in the sum they cancel.
+Two sites agree on a key by X25519 (RFC 7748) and HKDF-SHA256 (RFC 5869); the keystream is ChaCha20 (RFC 8439). The first
+site of a pair, by name, adds the mask of the pair, and the second site subtracts the mask: in the sum the masks cancel.
 """
 
 import hashlib
@@ -15,53 +15,54 @@ from numpy.typing import NDArray
 from fedmutual.privacy.secret import Stream, derive_key
 
 Words = NDArray[np.uint64]
-"""Numbers modulo 2^64 [N]."""
+"""Fixed-point words [N]: the numbers of `fixed_sum` as unsigned integers modulo 2^64. Masks are words too."""
 
 _SALT = b"fedmutual secure sum 1"
 
 
 def make_key() -> bytes:
-    """Draw an X25519 private key of 32 bytes."""
+    """Draw and return an X25519 private key of 32 bytes."""
     return X25519PrivateKey.generate().private_bytes(Encoding.Raw, PrivateFormat.Raw, NoEncryption())
 
 
-def public_key(private: bytes) -> bytes:
-    """The X25519 public key, 32 bytes, of a private one."""
+def derive_public_key(private: bytes) -> bytes:
+    """Return the X25519 public key, 32 bytes, of a private key."""
     return X25519PrivateKey.from_private_bytes(private).public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
 
 
 def agree_key(private: bytes, public: bytes, context: bytes, purpose: str, first: str, second: str) -> bytes:
-    """The key of 32 bytes that two sites agree on for a purpose, from one's private and the other's public key.
+    """Return the key of 32 bytes that two sites agree on for a purpose.
 
-    context: what the key is bound to: federation, round, attempt and model. first, second: the sites, in one order for both.
+    private: the key of one site. public: the key of the other site. context: the digest of the sum that the key is bound to.
+    first, second: the names of the two sites, in an order that both sites use.
 
     Raises:
-        ValueError: the public key is none, or one that gives the same secret with every private key.
+        ValueError: `public` is not an X25519 key, or gives one secret with every private key.
     """
     try:
         shared = X25519PrivateKey.from_private_bytes(private).exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
-        raise ValueError("its public key is no key of X25519, or gives one secret with every other key") from None
+        raise ValueError("its public key is not an X25519 key, or gives one secret with every other key") from None
     return derive_key(shared, context.hex(), purpose, first, second, salt=_SALT)
 
 
 def commit_seed(seed: bytes, context: bytes) -> bytes:
-    """A digest of 32 bytes by which a seed is known again when it is opened."""
+    """Return the commitment to a seed: a digest of 32 bytes that an opened seed is compared with."""
     return hashlib.sha256(_SALT + b"\0seed\0" + context + seed).digest()
 
 
 def expand_seed(seed: bytes, context: bytes, site: str, count: int) -> Words:
-    """The words of a site's own mask."""
+    """Return the mask [count] that a site derives from its seed."""
     return _draw_words(derive_key(seed, context.hex(), "self mask", site, salt=_SALT), count)
 
 
 def add_pair_masks(words: Words, site: str, private: bytes, others: Iterable[tuple[str, bytes]], context: bytes) -> None:
-    """Add the masks that a site has with each of the others, in place.
+    """Add the pair masks of a site to its words, in place.
 
-    private: the site's X25519 key. others: the other sites and their public keys.
+    private: the X25519 key of the site. others: the name and the public key of each other site.
 
     Raises:
-        ValueError: as `agree_key`.
+        ValueError: a public key is not an X25519 key, or gives one secret with every private key.
     """
     for other, public in others:
         first, second = sorted((site, other))

@@ -1,4 +1,4 @@
-"""The server's part of a secure sum: it passes letters on, adds masked words, and takes the masks off the sum alone."""
+"""The server's side of a secure sum: forward messages, add the masked words, and remove the masks from the sum."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,84 +8,102 @@ import numpy as np
 import torch
 
 from fedmutual.core import Message
-from fedmutual.sites.secure_sum import letters, masks
+from fedmutual.sites.secure_sum import masks, messages
 from fedmutual.sites.secure_sum.identity import Authority, Forged
-from fedmutual.sites.secure_sum.letters import WORDS, Announcement, Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.masks import Words
+from fedmutual.sites.secure_sum.messages import (
+    WORDS,
+    Announcement,
+    Rejected,
+    Stage,
+    SumContext,
+    pack_sum_message,
+    read_sum_message,
+)
 from fedmutual.sites.secure_sum.shares import join_shares
 
-_TRIALS = 1000  # sets of shares that are tried for one secret, where some sites gave wrong shares
+_TRIALS = 1000  # sets of shares that are tried for one secret, because some sites may give wrong shares
 
 
 class TooFewSites(RuntimeError):
-    """Too few sites did a stage; it can be asked again."""
+    """Fewer sites than the threshold answered a stage. The stage can be repeated."""
 
 
 @dataclass
 class SumServer:
-    """The answers of one sum, stage by stage. Orders depend on nothing else: a new process goes on where one ended."""
+    """The answers of one sum, by stage. Orders depend on these answers only, so a restarted server sends the same orders."""
 
     context: SumContext
     authority: Authority
-    count: int  # how many words a site sends
+    count: int  # the number of words that a site sends
     answers: dict[Stage, dict[str, Message]] = field(default_factory=dict)
 
     def make_orders(self, stage: Stage) -> dict[str, Message]:
-        """What each site that did the stage before is sent."""
+        """Return the orders of a stage: site -> message, for each site that answered the previous stage."""
         if stage is Stage.KEYS:
-            order = letters.pack_letter(letters.Attempt(attempt=self.context.attempt))
+            order = pack_sum_message(messages.KeyRequest(attempt=self.context.attempt))
             return dict.fromkeys(self.context.sites, order)
-        before = self.answers[Stage(stage - 1)]
+        previous = self.answers[Stage(stage - 1)]
         if stage is Stage.SHARES:
-            keys = letters.Announcements(keys=[self._announcement(site) for site in sorted(before)])
-            return dict.fromkeys(before, letters.pack_letter(keys))
+            keys = messages.Announcements(keys=[self._read_announcement(site) for site in sorted(previous)])
+            return dict.fromkeys(previous, pack_sum_message(keys))
         if stage is Stage.UPLOAD:
-            sealed = {i: letters.read_letter(letters.SealedShares, m, i).shares for i, m in before.items()}
+            sealed = {i: read_sum_message(messages.SealedShares, m, i).shares for i, m in previous.items()}
             return {
-                to: letters.pack_letter(
-                    letters.SealedShares(shares={i: of[to] for i, of in sealed.items() if i != to and to in of})
+                receiver: pack_sum_message(
+                    messages.SealedShares(
+                        shares={i: by[receiver] for i, by in sealed.items() if i != receiver and receiver in by}
+                    )
                 )
-                for to in before
+                for receiver in previous
             }
         if stage is Stage.CONFIRM:
-            return dict.fromkeys(before, letters.pack_letter(letters.Present(sites=sorted(before))))
-        signatures = {i: letters.read_letter(letters.Confirmation, m, i).signature for i, m in before.items()}
-        return dict.fromkeys(before, letters.pack_letter(letters.Confirmations(signatures=signatures)))
+            return dict.fromkeys(previous, pack_sum_message(messages.PresentSites(sites=sorted(previous))))
+        signatures = {i: read_sum_message(messages.Confirmation, m, i).signature for i, m in previous.items()}
+        return dict.fromkeys(previous, pack_sum_message(messages.Confirmations(signatures=signatures)))
 
     def check_answer(self, stage: Stage, site: str, message: Message) -> None:
-        """Raise Rejected, with the reason, where a site's answer to a stage is of no use."""
+        """Check the answer of a site to a stage.
+
+        Raises:
+            Rejected: the answer is invalid; the error text names the site and the reason.
+        """
         sender = f"site {site!r}"
         if stage is Stage.KEYS:
-            announcement = letters.read_letter(Announcement, message, sender)
+            announcement = read_sum_message(Announcement, message, sender)
             if announcement.site != site:
                 raise Rejected(f"{sender} announced keys of another site")
-            letters.check_announcement(announcement, self.context, self.authority)
+            messages.check_announcement(announcement, self.context, self.authority)
         elif stage is Stage.SHARES:
             receivers = self.answers[Stage.KEYS].keys() - {site}
-            if letters.read_letter(letters.SealedShares, message, sender).shares.keys() != receivers:
+            if read_sum_message(messages.SealedShares, message, sender).shares.keys() != receivers:
                 raise Rejected(f"{sender} did not share its secrets with all others")
         elif stage is Stage.UPLOAD:
             words = message.get(WORDS)
             if words is None or set(message) != {WORDS} or words.dtype != torch.int64 or words.shape != (self.count,):
-                raise Rejected(f"{sender} sent no words of the size of the model")
+                raise Rejected(f"{sender} sent words of another number than the model has")
         elif stage is Stage.CONFIRM:
-            signature = bytes.fromhex(letters.read_letter(letters.Confirmation, message, sender).signature)
-            content = letters.confirmed_content(self.context, self.answers[Stage.UPLOAD])
-            certificate = bytes.fromhex(self._announcement(site).certificate)
+            signature = bytes.fromhex(read_sum_message(messages.Confirmation, message, sender).signature)
+            content = messages.make_confirmed_content(self.context, self.answers[Stage.UPLOAD])
+            certificate = bytes.fromhex(self._read_announcement(site).certificate)
             try:
                 self.authority.check(site, certificate, signature, content)
             except Forged as problem:
                 raise Rejected(f"the signature of {sender} is refused: {problem}") from None
         else:
-            opened = letters.read_letter(letters.Opened, message, sender)
+            opened = read_sum_message(messages.OpenedShares, message, sender)
             if opened.seeds.keys() != set(self.present) or opened.keys.keys() != set(self.absent):
-                raise Rejected(f"{sender} gave shares of other secrets than those that it was asked for")
+                raise Rejected(f"{sender} gave shares of other secrets than the order asks for")
 
     def close_stage(self, stage: Stage, answers: Mapping[str, Message]) -> None:
-        """Go on with these answers, which were checked. Raises TooFewSites where they are below the threshold."""
+        """Store the checked answers of a stage, and close the stage.
+
+        Raises:
+            TooFewSites: there are fewer answers than the threshold.
+        """
         if len(answers) < self.context.threshold:
             raise TooFewSites(
-                f"{len(answers)} of {len(self.context.sites)} sites did the stage {stage.name} of the secure sum, and "
+                f"{len(answers)} of {len(self.context.sites)} sites answered the stage {stage.name} of the secure sum, and "
                 f"{self.context.threshold} are needed"
             )
         self.answers[stage] = dict(answers)
@@ -97,47 +115,50 @@ class SumServer:
 
     @property
     def absent(self) -> tuple[str, ...]:
-        """The sites that shared their secrets and sent no words."""
+        """The sites that shared their secrets and then sent no words."""
         return tuple(sorted(self.answers[Stage.SHARES].keys() - self.answers[Stage.UPLOAD].keys()))
 
     def add_words(self) -> Words:
-        """The sum of the words of all sites present, without masks: all that the server learns.
+        """Return the sum of the words [count] of all present sites, without masks. The server learns nothing else.
 
         Raises:
-            Rejected: the shares of a site's secret, of those who gave them, do not give the secret back.
+            Rejected: a secret of a site cannot be recovered from the shares that the other sites gave.
         """
         context, total = self.context.binding, np.zeros(self.count, np.uint64)
-        opened = {i: letters.read_letter(letters.Opened, m, i) for i, m in self.answers[Stage.UNMASK].items()}
+        opened = {i: read_sum_message(messages.OpenedShares, m, i) for i, m in self.answers[Stage.UNMASK].items()}
         for site in self.present:
             np.add(total, self.answers[Stage.UPLOAD][site][WORDS].numpy().view(np.uint64), out=total)
-            seed = self._join(site, "seed", {i: one.seeds[site] for i, one in opened.items()})
+            seed = self._recover_secret(site, "seed", {i: shares.seeds[site] for i, shares in opened.items()})
             np.subtract(total, masks.expand_seed(seed, context, site, self.count), out=total)
-        public = {site: bytes.fromhex(self._announcement(site).mask_key) for site in self.present}
-        for site in self.absent:  # the masks that it would have added cancel those that the others added
-            key = self._join(site, "key", {i: one.keys[site] for i, one in opened.items()})
+        public = {site: bytes.fromhex(self._read_announcement(site).mask_key) for site in self.present}
+        for site in self.absent:  # the masks that this site would have added cancel the masks that the other sites added
+            key = self._recover_secret(site, "key", {i: shares.keys[site] for i, shares in opened.items()})
             masks.add_pair_masks(total, site, key, public.items(), context)
         return total
 
-    def _join(self, site: str, what: str, shares: Mapping[str, str]) -> bytes:
-        """The secret of a site that its announcement commits to, from any threshold of the shares that fit."""
-        points = {self.context.point(i): bytes.fromhex(share) for i, share in shares.items()}
-        for chosen in islice(combinations(points, self.context.threshold), _TRIALS):
+    def _recover_secret(self, site: str, kind: str, shares: Mapping[str, str]) -> bytes:
+        """Return a site's secret, which its announcement commits to. kind: "seed" or "key". shares: site -> share, in hex.
+
+        Wrong shares are tolerated while enough others are right: sets of `threshold` shares are tried.
+        """
+        points = {self.context.find_point(i): bytes.fromhex(share) for i, share in shares.items()}
+        for trial in islice(combinations(points, self.context.threshold), _TRIALS):
             try:
-                secret = join_shares({point: points[point] for point in chosen})
+                secret = join_shares({point: points[point] for point in trial})
             except ValueError:
                 continue
-            if self._is_secret(site, what, secret):
+            if self._is_secret(site, kind, secret):
                 return secret
         raise Rejected(
-            f"the {what} of site {site!r} cannot be recovered: site {site!r}, or one of {', '.join(sorted(shares))}, gave "
+            f"the {kind} of site {site!r} cannot be recovered: site {site!r}, or one of {', '.join(sorted(shares))}, gave "
             "wrong shares"
         )
 
-    def _is_secret(self, site: str, what: str, secret: bytes) -> bool:
-        announcement = self._announcement(site)
-        if what == "seed":
+    def _is_secret(self, site: str, kind: str, secret: bytes) -> bool:
+        announcement = self._read_announcement(site)
+        if kind == "seed":
             return masks.commit_seed(secret, self.context.binding).hex() == announcement.seed
-        return masks.public_key(secret).hex() == announcement.mask_key
+        return masks.derive_public_key(secret).hex() == announcement.mask_key
 
-    def _announcement(self, site: str) -> Announcement:
-        return letters.read_letter(Announcement, self.answers[Stage.KEYS][site], site)
+    def _read_announcement(self, site: str) -> Announcement:
+        return read_sum_message(Announcement, self.answers[Stage.KEYS][site], site)

@@ -1,6 +1,6 @@
-"""A site's part of the secure sums of a federation, with what it must not lose on its disk.
+"""A site's side of the secure sums of a federation, with its update and its secrets on disk.
 
-Nothing here is sent as it is: the files lie in the site's state folder, which its owner alone can read.
+The files lie in the state folder of the site, which only its operator can read. No file is sent.
 """
 
 import hashlib
@@ -16,10 +16,10 @@ from pydantic import ValidationError
 from fedmutual.core import Message
 from fedmutual.errors import RunError
 from fedmutual.files import read_json, write_json
+from fedmutual.sites.secure_sum.fixed_point import pack_update
 from fedmutual.sites.secure_sum.identity import read_authority, read_signer
-from fedmutual.sites.secure_sum.letters import WORDS, Rejected, Stage, SumContext
+from fedmutual.sites.secure_sum.messages import WORDS, Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.site import SiteRecord, SumSite
-from fedmutual.sites.secure_sum.words import pack_update
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 RECORD, UPDATE = "secure-sum.json", "secure-sum.safetensors"
@@ -30,65 +30,67 @@ _REPLY = "reply."
 class SumFiles:
     """The files of one site in one federation."""
 
-    folder: Path  # the federation's at this site
+    folder: Path  # of the federation at this site
     site: str
-    sites: tuple[str, ...]  # all of the federation
-    contract: str  # its digest, in hex
-    startup: Path  # of the site's kit
+    sites: tuple[str, ...]  # all sites of the federation
+    contract: str  # digest of the contract, in hex
+    startup: Path  # the startup folder of the site's kit
 
-    def keep_update(self, reply: Message, inbox: Message, round: int, model: str) -> None:
-        """Keep the update of a round in the place of the one before. model: digest of what the server sent.
+    def write_update(self, reply: Message, inbox: Message, round: int, model: str) -> None:
+        """Write the update of a round; the update of the previous round is replaced.
+
+        model: digest of the model that the site was sent.
 
         Raises:
-            ValueError: as `pack_update`.
-            RunError: it cannot be written.
+            ValueError: n_k is out of the range of a fixed-point sum, or a number is not finite.
+            RunError: the file cannot be written.
         """
         words = torch.from_numpy(pack_update(reply, inbox).view(np.int64))
-        kept = {WORDS: words} | {_REPLY + name: tensor for name, tensor in reply.items()}
-        write_tensors(self.folder / UPDATE, kept, {"format": "1", "round": str(round), "model": model})
+        tensors = {WORDS: words} | {_REPLY + name: tensor for name, tensor in reply.items()}
+        write_tensors(self.folder / UPDATE, tensors, {"format": "1", "round": str(round), "model": model})
 
     def read_reply(self) -> Message:
-        """The last reply as it passed the privacy boundary."""
-        kept = read_tensors(self.folder / UPDATE)[0] if (self.folder / UPDATE).exists() else {}
-        return {name.removeprefix(_REPLY): tensor for name, tensor in kept.items() if name.startswith(_REPLY)}
+        """Return the last reply as it passed the privacy boundary; {} before the first one."""
+        tensors = read_tensors(self.folder / UPDATE)[0] if (self.folder / UPDATE).exists() else {}
+        return {name.removeprefix(_REPLY): tensor for name, tensor in tensors.items() if name.startswith(_REPLY)}
 
-    def answer(self, stage: Stage, round: int, attempt: int, order: Message) -> tuple[Message, str | None]:
-        """Do a stage -> (the answer, digest of the words before they were masked, where words are sent).
+    def answer_stage(self, stage: Stage, round: int, attempt: int, order: Message) -> tuple[Message, str | None]:
+        """Return the answer to an order, and the SHA-256 of the words before they were masked: None outside of UPLOAD.
 
         Raises:
-            Rejected: the order is not to be carried out.
+            Rejected: the order is refused.
             RunError: a file is damaged or cannot be written.
         """
-        about: Mapping[str, str] = {}
+        metadata: Mapping[str, str] = {}
         if (self.folder / UPDATE).exists():
-            kept, about = read_tensors(self.folder / UPDATE, [WORDS])
-        if about.get("round") != str(round):
+            tensors, metadata = read_tensors(self.folder / UPDATE, [WORDS])
+        if metadata.get("round") != str(round):
             raise Rejected("this site has no update of this round")
-        context = SumContext(self.contract, self.sites, round, attempt, about["model"])
-        part = SumSite(context, self.site, read_signer(self.startup), read_authority(self.startup), self._read_record())
-        plain: str | None = None
+        context = SumContext(self.contract, self.sites, round, attempt, metadata["model"])
+        sum_site = SumSite(context, self.site, read_signer(self.startup), read_authority(self.startup), self._read_record())
+        unmasked_digest: str | None = None
         if stage is Stage.UPLOAD:
-            words = kept[WORDS].numpy().view(np.uint64)
-            plain = hashlib.sha256(words.tobytes()).hexdigest()
-            answer: Message = {WORDS: torch.from_numpy(part.mask_words(order, words).view(np.int64))}
+            words = tensors[WORDS].numpy().view(np.uint64)
+            unmasked_digest = hashlib.sha256(words.tobytes()).hexdigest()
+            answer: Message = {WORDS: torch.from_numpy(sum_site.mask_words(order, words).view(np.int64))}
         else:
-            does = {
-                Stage.KEYS: part.announce_keys,
-                Stage.SHARES: part.share_secrets,
-                Stage.CONFIRM: part.confirm_present,
-                Stage.UNMASK: part.open_secrets,
+            methods = {
+                Stage.KEYS: sum_site.announce_keys,
+                Stage.SHARES: sum_site.share_secrets,
+                Stage.CONFIRM: sum_site.confirm_present,
+                Stage.UNMASK: sum_site.open_secrets,
             }
-            answer = does[stage](order)
-        write_json(self.folder / RECORD, {"format": 1, **part.record.model_dump()})
-        return answer, plain
+            answer = methods[stage](order)
+        write_json(self.folder / RECORD, {"format": 1, **sum_site.record.model_dump()})
+        return answer, unmasked_digest
 
     def _read_record(self) -> SiteRecord:
         path = self.folder / RECORD
         if not path.exists():
             return SiteRecord()
-        about = {key: value for key, value in read_json(path).items() if key != "format"}
+        fields = {key: value for key, value in read_json(path).items() if key != "format"}
         try:
-            return SiteRecord.model_validate_json(json.dumps(about))
+            return SiteRecord.model_validate_json(json.dumps(fields))
         except ValidationError as problem:
             place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))
-            raise RunError(f"{path}: is damaged at {place}; look for a copy") from None
+            raise RunError(f"{path}: is damaged at {place}; restore a copy") from None

@@ -1,7 +1,7 @@
-"""An update as words that can be masked and summed, and the server's next model out of the sum.
+"""A site's update as fixed-point words, and the next shared model from the sum of the words.
 
-The words are those of `fixed_sum`: one for each floating number, in the order of the tensors' names, and where replies weigh
-one more, n_k.
+The words are the integers of `fixed_sum`: one word for each floating-point number, in the order of the tensors' names. A
+weighted update has one more word at its end, n_k.
 """
 
 from collections.abc import Mapping
@@ -12,79 +12,76 @@ import numpy as np
 import torch
 
 from fedmutual.aggregation import Aggregation
-from fedmutual.algorithms.fedavg import N_K, FedAvg
-from fedmutual.algorithms.fml import FML
+from fedmutual.algorithms.fedavg import N_K
 from fedmutual.algorithms.fork import Fork
 from fedmutual.core import Algorithm, Message, Phase, Unusable
 from fedmutual.fixed_sum import EncodedSum, apply_mean, encode_update
-from fedmutual.sites.secure_sum.letters import WORDS
 from fedmutual.sites.secure_sum.masks import Words
+from fedmutual.sites.secure_sum.messages import WORDS
 
 
 def is_summable(phase: Phase) -> bool:
-    """Whether a phase sends the shared model, and n_k at most, and takes the mean: all that a secure sum can do."""
-    kind = type(phase)
-    sends = kind.send is Phase.send and kind.leaves in (Phase.leaves, FedAvg.leaves)
-    return isinstance(phase, Fork) and sends and kind.receive in (FML.receive, FedAvg.receive)
+    """Return whether a secure sum can replace the mean of a phase's replies."""
+    return isinstance(phase, Fork) and phase.sum_ready
 
 
 def is_weighted(phase: Phase) -> bool:
-    """Whether replies of a phase weigh by n_k."""
+    """Return whether the replies of a phase are weighted by n_k."""
     return N_K in phase.leaves({})
 
 
 def count_words(phase: Phase, base: Message) -> int:
-    """How many words an update of the shared model has."""
+    """Return the number of words of an update. base: the shared model."""
     return sum(t.numel() for t in base.values() if t.is_floating_point()) + is_weighted(phase)
 
 
 def pack_update(reply: Message, base: Message) -> Words:
-    """A site's reply as words. base: what it was sent.
+    """Return the words of a site's reply. base: the shared model that the site was sent.
 
     Raises:
-        ValueError: its n_k is out of the range of a fixed-point sum, or a number is not finite.
+        ValueError: n_k is out of the range of a fixed-point sum, or a number is not finite.
     """
     model = {name: tensor for name, tensor in reply.items() if name != N_K}
     update = encode_update(model, base, int(reply[N_K]) if N_K in reply else None)
     parts = [update.tensors[name].flatten() for name in sorted(update.tensors)]
-    count = [torch.tensor([update.weight])] if update.weighted else []
-    words: Words = torch.cat([*parts, *count]).numpy().view(np.uint64)
+    weights = [torch.tensor([update.weight])] if update.weighted else []
+    words: Words = torch.cat([*parts, *weights]).numpy().view(np.uint64)
     return words
 
 
 def divide_total(total: Words, sites: tuple[str, ...]) -> dict[str, Message]:
-    """The sum of the sites' words as one message for each of them: the first holds the sum, the others zeros.
+    """Return one message for each site: the message of the first site holds the sum of all words, the others hold zeros.
 
-    What a single site sent nobody knows; a phase that adds these messages has the sum.
+    The round loop needs a reply of each site, and the server knows only the sum of the replies.
     """
     words = torch.from_numpy(total.view(np.int64))
-    nothing = torch.zeros(1, dtype=torch.int64).expand(len(words))
-    return {site: {WORDS: nothing if number else words} for number, site in enumerate(sites)}
+    zeros = torch.zeros(1, dtype=torch.int64).expand(len(words))
+    return {site: {WORDS: zeros if number else words} for number, site in enumerate(sites)}
 
 
 @dataclass(frozen=True)
 class OpenedSum(Aggregation):
-    """What the server of a secure sum has in the place of an `Aggregation`: of replies it knows the sum alone."""
+    """The aggregation of a secure sum: the mean comes from the sum of the replies, not from single replies."""
 
     weighted: bool = False  # whether the last word is the sum of n_k
 
     @property
     def weighs(self) -> bool:
-        """No: weights are in the sum already."""
+        """False: the words are weighted at the sites."""
         return False
 
     def __call__(
         self, replies: Mapping[str, Message], weights: Mapping[str, float] | None = None, base: Message | None = None
     ) -> Message:
-        """The server's next message. replies: as of `divide_total`. base: what sites were sent.
+        """Return the next shared model. replies: the messages of `divide_total`. base: the model that the sites were sent.
 
         Raises:
-            Unusable: the weights do not sum to 1 or more.
+            Unusable: the sum of the weights is below 1.
         """
         assert base is not None
         total = reduce(torch.add, [reply[WORDS] for reply in replies.values()])
         weight = int(total[-1]) if self.weighted else len(replies)
-        if weight < 1:  # a site's own words may say anything
+        if weight < 1:  # a hostile site can send any words
             raise Unusable(dict.fromkeys(replies, "the sum of all n_k is below 1"))
         names = sorted(name for name, tensor in base.items() if tensor.is_floating_point())
         sizes = [base[name].numel() for name in names]
@@ -94,14 +91,14 @@ class OpenedSum(Aggregation):
         return apply_mean(EncodedSum(tensors, weight, self.weighted), base, declared)
 
 
-def open_sums(algorithm: Algorithm) -> Algorithm:
-    """The algorithm as the server of a secure sum runs it."""
+def use_masked_sum(algorithm: Algorithm) -> Algorithm:
+    """Return the algorithm with the aggregation of a secure sum, for the server."""
     (phase,) = algorithm.phases
     assert isinstance(phase, Fork)
     return replace(algorithm, phases=(replace(phase, aggregate=OpenedSum(weighted=is_weighted(phase))),))
 
 
 def list_masked_leaves(algorithm: Algorithm, base: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:
-    """All that leaves a site of a model in a secure sum: phase -> name -> dtype, shape; as `experiment.list_leaves`."""
+    """Return the tensors that leave a site in a secure sum: phase -> name -> dtype, shape; as `experiment.list_leaves`."""
     (phase,) = algorithm.phases
     return {type(phase).__name__.lower(): {WORDS: ("int64", [count_words(phase, base)])}}

@@ -1,0 +1,245 @@
+"""The messages of a secure sum. A message holds one tensor: either JSON text as bytes, or masked fixed-point words.
+
+Five stages follow the training of a site: KEYS, SHARES, UPLOAD, CONFIRM, UNMASK. In each stage the server sends an order to
+every site that answered the previous stage, and each of these sites answers. A subclass of `SumMessage` describes the JSON
+content of one kind of order or answer.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, TypeVar
+
+import torch
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedmutual.core import Message
+from fedmutual.sites.secure_sum.identity import LONGEST_CERTIFICATE, Authority, Forged, Signer
+from fedmutual.sites.secure_sum.masks import agree_key
+from fedmutual.sites.secure_sum.shares import SHARE_BYTES
+
+LEAST_SITES, MOST_SITES = 3, 20
+CONTENT, WORDS = "letter", "words"  # names of tensors in a message: JSON text as uint8 [N], masked words as int64 [N]
+_NONCE = bytes(12)  # constant, because a key encrypts one message only
+
+
+class Stage(IntEnum):
+    """The stages of a secure sum, counted from 1; number 0 of a round is the training."""
+
+    KEYS = 1
+    SHARES = 2
+    UPLOAD = 3
+    CONFIRM = 4
+    UNMASK = 5
+
+
+class Rejected(RuntimeError):
+    """A message of a secure sum is refused. The error text names the sender and holds no secret."""
+
+
+@dataclass(frozen=True)
+class SumContext:
+    """The identity of a sum. Keys, shares and signatures are bound to all fields."""
+
+    contract: str  # digest of the contract, in hex
+    sites: tuple[str, ...]  # all sites of the federation
+    round: int  # from 0
+    attempt: int  # from 0
+    model: str  # digest of the model that the server sent, in hex
+
+    @property
+    def binding(self) -> bytes:
+        """The digest of all fields, 32 bytes."""
+        fields = [self.contract, sorted(self.sites), self.round, self.attempt, self.model]
+        return hashlib.sha256(json.dumps(fields).encode()).digest()
+
+    @property
+    def threshold(self) -> int:
+        """The number of sites that must answer every stage; see `find_threshold`."""
+        return find_threshold(len(self.sites))
+
+    def find_point(self, site: str) -> int:
+        """Return the point of a site's shares, a whole number from 1 on."""
+        return sorted(self.sites).index(site) + 1
+
+
+def find_threshold(count: int) -> int:
+    """Return how many of `count` sites must take part in a sum: more than two thirds, and at least LEAST_SITES."""
+    return max(2 * count // 3 + 1, LEAST_SITES)
+
+
+def _hex(size: int) -> str:
+    return f"^[0-9a-f]{{{2 * size}}}$"
+
+
+Key = Annotated[str, Field(pattern=_hex(32))]
+Digest = Annotated[str, Field(pattern=_hex(32))]
+Share = Annotated[str, Field(pattern=_hex(SHARE_BYTES))]
+Sealed = Annotated[str, Field(pattern=_hex(2 * SHARE_BYTES + 16))]
+Signature = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2048)]
+Site = Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class SumMessage(BaseModel):
+    """The base class of all contents: strict types and no unknown fields."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class Announcement(SumMessage):
+    """The answer of the stage KEYS: a site's public keys for one sum, with a signature."""
+
+    site: Site
+    round: int
+    attempt: int
+    model: Digest  # of the model that the site was sent
+    mask_key: Key
+    seal_key: Key
+    seed: Digest  # commitment to the seed of the mask that only this site adds
+    certificate: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2 * LONGEST_CERTIFICATE)]
+    signature: Signature
+
+    def make_signed_content(self, contract: str) -> bytes:
+        """Return the bytes that are signed: all fields but the signature, and the digest of the contract."""
+        return json.dumps(["announcement", contract, self.model_dump(exclude={"signature"})], sort_keys=True).encode()
+
+
+class Announcements(SumMessage):
+    """The order of the stage SHARES: the announcements of all sites."""
+
+    keys: Annotated[list[Announcement], Field(max_length=MOST_SITES)]
+
+
+class SealedShares(SumMessage):
+    """Shares encrypted for one receiver: by receiver in an answer of SHARES, by sender in an order of UPLOAD."""
+
+    shares: Annotated[dict[Site, Sealed], Field(max_length=MOST_SITES)]
+
+
+class PresentSites(SumMessage):
+    """The order of the stage CONFIRM: the sites whose words the server has received."""
+
+    sites: Annotated[list[Site], Field(max_length=MOST_SITES)]
+
+
+class Confirmation(SumMessage):
+    """The answer of the stage CONFIRM: a site's signature of the list of sites in the order."""
+
+    signature: Signature
+
+
+class Confirmations(SumMessage):
+    """The order of the stage UNMASK: site -> signature of that site."""
+
+    signatures: Annotated[dict[Site, Signature], Field(max_length=MOST_SITES)]
+
+
+class OpenedShares(SumMessage):
+    """The answer of the stage UNMASK: for each site a share of one of its two secrets, never of both."""
+
+    seeds: Annotated[dict[Site, Share], Field(max_length=MOST_SITES)]  # shares of the seeds of present sites
+    keys: Annotated[dict[Site, Share], Field(max_length=MOST_SITES)]  # shares of the mask keys of sites that dropped out
+
+
+class KeyRequest(SumMessage):
+    """The order of the stage KEYS. The attempt makes the order of each attempt different."""
+
+    attempt: int
+
+
+M = TypeVar("M", bound=SumMessage)
+LONGEST_CONTENT = MOST_SITES * 2 * (LONGEST_CERTIFICATE + 2**11)  # bytes: announcements of all sites
+
+
+def pack_sum_message(content: SumMessage) -> Message:
+    """Return a message that holds the content as JSON text."""
+    return {CONTENT: torch.frombuffer(bytearray(content.model_dump_json().encode()), dtype=torch.uint8)}
+
+
+def read_sum_message(kind: type[M], message: Message, sender: str) -> M:
+    """Return the content of a message. sender: named in the error text.
+
+    Raises:
+        Rejected: the message holds no content of this kind.
+    """
+    tensor = message.get(CONTENT)
+    if tensor is None or set(message) != {CONTENT} or tensor.dtype != torch.uint8 or tensor.dim() != 1:
+        raise Rejected(f"the message of {sender} is not a message of a secure sum")
+    try:
+        return kind.model_validate_json(tensor.numpy().tobytes())
+    except ValidationError as problem:
+        place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))[:100]
+        raise Rejected(f"the message of {sender} does not belong to this stage of a secure sum (field {place!r})") from None
+
+
+def make_announcement(
+    context: SumContext, site: str, mask_key: bytes, seal_key: bytes, seed: bytes, signer: Signer
+) -> Announcement:
+    """Return a signed announcement. mask_key, seal_key: public keys, 32 bytes each. seed: the commitment to a seed."""
+    announcement = Announcement(
+        site=site,
+        round=context.round,
+        attempt=context.attempt,
+        model=context.model,
+        mask_key=mask_key.hex(),
+        seal_key=seal_key.hex(),
+        seed=seed.hex(),
+        certificate=signer.certificate.hex(),
+        signature="00",
+    )
+    return announcement.model_copy(
+        update={"signature": signer.sign(announcement.make_signed_content(context.contract)).hex()}
+    )
+
+
+def check_announcement(announcement: Announcement, context: SumContext, authority: Authority) -> None:
+    """Check that a site of the federation announced keys for this sum.
+
+    Raises:
+        Rejected: the announcement is forged or belongs to another sum; the error text names the site and the reason.
+    """
+    site = announcement.site
+    if site not in context.sites:
+        raise Rejected(f"the keys of site {site!r} are refused: the federation has no such site")
+    certificate, signature = bytes.fromhex(announcement.certificate), bytes.fromhex(announcement.signature)
+    try:
+        authority.check(site, certificate, signature, announcement.make_signed_content(context.contract))
+    except Forged as problem:
+        raise Rejected(f"the keys of site {site!r} are refused: {problem}") from None
+    if (announcement.round, announcement.attempt) != (context.round, context.attempt):
+        raise Rejected(f"the keys of site {site!r} are refused: they belong to another round or attempt")
+    if announcement.model != context.model:
+        raise Rejected(f"the keys of site {site!r} are refused: the server sent that site another model")
+
+
+def make_confirmed_content(context: SumContext, present: Iterable[str]) -> bytes:
+    """Return the bytes that a site signs in the stage CONFIRM. present: the sites whose words the server claims to have."""
+    return json.dumps(["confirmation", context.binding.hex(), sorted(present)]).encode()
+
+
+def seal_shares(context: SumContext, private: bytes, public: bytes, sender: str, receiver: str, shares: bytes) -> bytes:
+    """Return shares encrypted for their receiver by ChaCha20-Poly1305 (RFC 8439).
+
+    private: the seal key of the sender. public: the seal key of the receiver.
+    """
+    return _make_cipher(context, private, public, sender, receiver).encrypt(_NONCE, shares, context.binding)
+
+
+def open_shares(context: SumContext, private: bytes, public: bytes, sender: str, receiver: str, sealed: bytes) -> bytes:
+    """Return decrypted shares. private: the seal key of the receiver. public: the seal key of the sender.
+
+    Raises:
+        Rejected: the shares were not encrypted by the sender for this sum.
+    """
+    try:
+        return _make_cipher(context, private, public, sender, receiver).decrypt(_NONCE, sealed, context.binding)
+    except InvalidTag:
+        raise Rejected(f"the shares of site {sender!r} are refused: they were changed on the way") from None
+
+
+def _make_cipher(context: SumContext, private: bytes, public: bytes, sender: str, receiver: str) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(agree_key(private, public, context.binding, "shares", sender, receiver))
