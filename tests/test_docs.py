@@ -1,5 +1,7 @@
 """Every example of the README and the docs runs: files are written, Python and commands are run, links lead somewhere."""
 
+import importlib
+import inspect
 import os
 import re
 import shlex
@@ -14,6 +16,8 @@ import psutil
 import pytest
 
 import forked
+from fedmutual.core import Phase
+from fedmutual.engines.user_errors import HOOKS
 from loopback import free_port
 
 ROOT = Path(__file__).parent.parent
@@ -107,6 +111,24 @@ def test_links_to_code_lead_to_the_code_that_they_name(page, least):
     assert len(links) >= least
     for target, _, code in links:
         assert code in (ROOT / "docs" / target).read_text(encoding="utf-8"), (target, code)
+
+
+OWN_ALGORITHM = (ROOT / "docs" / "own-algorithm.md").read_text(encoding="utf-8")
+
+
+def test_the_page_on_an_own_algorithm_has_every_hook_with_its_arguments():
+    """In the order of the calls, without `self`."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| at the [^|]* \| ([^|]*) \|", OWN_ALGORITHM, re.M))
+    documented = {name: re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", arguments)) for name, arguments in rows.items()}
+    assert tuple(documented) == HOOKS
+    assert documented == {name: [*inspect.signature(getattr(Phase, name)).parameters][1:] for name in HOOKS}
+
+
+def test_the_imports_that_the_page_on_an_own_algorithm_names_exist():
+    rows = re.findall(r"^\| `(fedmutual\.[\w.]+)` \| (.*) \|$", OWN_ALGORITHM, re.M)
+    named = [(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)]
+    assert len(named) > 20
+    assert [(module, name) for module, name in named if not hasattr(importlib.import_module(module), name)] == []
 
 
 def test_no_page_links_to_lines():

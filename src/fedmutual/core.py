@@ -319,6 +319,10 @@ class Bench:
     public: Data  # the public rows; their labels are of no meaning
 
 
+SCORED = ("global", "personal", "proxy")
+"""The models that `Algorithm.scores` may name: the shared one, the clients' own, and proxies that peers exchange."""
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """The phases of a round in their order, those of the start, and what is scored."""
