@@ -15,9 +15,9 @@ from fedmutual.report.accuracy import headline
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.curves import pictures
 from fedmutual.report.decision import make_decision_table
-from fedmutual.report.runs import read_runs
 from fedmutual.report.tables import beyond_accuracy, clients, recall
 from fedmutual.report.verdicts import judge
+from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
