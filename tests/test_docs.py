@@ -1,5 +1,7 @@
 """Every example of the README and the docs runs: files are written, Python and commands are run, links lead somewhere."""
 
+import importlib
+import inspect
 import os
 import re
 import shlex
@@ -14,7 +16,10 @@ import psutil
 import pytest
 
 import forked
+from fedmutual.core import Phase
+from fedmutual.engines.user_errors import HOOKS
 from loopback import free_port
+from test_imports import RANKS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -107,6 +112,66 @@ def test_links_to_code_lead_to_the_code_that_they_name(page, least):
     assert len(links) >= least
     for target, _, code in links:
         assert code in (ROOT / "docs" / target).read_text(encoding="utf-8"), (target, code)
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+CODE = {
+    path: path.read_text(encoding="utf-8")
+    for path in [*(ROOT / "src").rglob("*.py"), *(ROOT / "tests").rglob("*.py"), *(ROOT / ".ci").glob("run")]
+}
+
+
+def test_the_files_that_contributing_names_exist():
+    """A path in backticks, in a command too, counts from the top of the repository or from src/fedmutual."""
+    words = {word for text in re.findall(r"`([^`]+)`", CONTRIBUTING) for word in text.split()}
+    paths = {word for word in words if re.fullmatch(r"[\w.]+(/[\w.]*)+|\w+\.py", word)}
+    assert len(paths) > 40
+    places = (ROOT, ROOT / "src" / "fedmutual")
+    assert [path for path in sorted(paths) if not any((place / path).exists() for place in places)] == []
+
+
+def test_the_names_that_contributing_gives_are_in_the_code():
+    """Classes, functions, constants, arguments and keys in backticks that are no paths; `X` in `a/b.py` is in that file."""
+    named = set(re.findall(r"`([A-Za-z_]\w*)`", CONTRIBUTING)) - set(map(str, (ROOT / "tests").iterdir()))
+    assert {"ALGORITHMS", "COSTS", "find_tier", "open_engine", "over_seeds"} <= named
+    assert [name for name in sorted(named) if not any(re.search(rf"\b{name}\b", text) for text in CODE.values())] == []
+    pairs = re.findall(r"`(\w+)`(?: of a run| of several runs)? (?:in|of)\s+`((?:src|tests)/[\w/]+\.py)`", CONTRIBUTING)
+    assert len(pairs) >= 7
+    defined = r"^(?:def|class) {0}\b|^{0}\b[^=\n]*="
+    assert [pair for pair in pairs if not re.search(defined.format(pair[0]), CODE[ROOT / pair[1]], re.M)] == []
+
+
+def test_the_map_of_contributing_has_every_room_from_the_lowest_to_the_highest():
+    rooms = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", CONTRIBUTING.partition("## Recipes")[0], re.M)
+    packages = {path.parent.name for path in (ROOT / "src" / "fedmutual").glob("*/__init__.py")}
+    assert sorted(rooms) == sorted(packages)
+    assert [RANKS[room] for room in rooms] == sorted(RANKS[room] for room in rooms)
+
+
+def test_the_tiers_of_contributing_are_those_of_the_tests():
+    tiers = re.findall(r"^\| `(\w+)` \| .* \| `uv run pytest -m (\w+)` \|$", CONTRIBUTING, re.M)
+    markers = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"][
+        "markers"
+    ]
+    assert [*map(tuple, tiers)] == [(name, name) for name in (marker.partition(":")[0] for marker in markers)]
+
+
+OWN_ALGORITHM = (ROOT / "docs" / "own-algorithm.md").read_text(encoding="utf-8")
+
+
+def test_the_page_on_an_own_algorithm_has_every_hook_with_its_arguments():
+    """In the order of the calls, without `self`."""
+    rows = dict(re.findall(r"^\| `(\w+)` \| at the [^|]* \| ([^|]*) \|", OWN_ALGORITHM, re.M))
+    documented = {name: re.findall(r"`(\w+)`", re.sub(r"\([^)]*\)", "", arguments)) for name, arguments in rows.items()}
+    assert tuple(documented) == HOOKS
+    assert documented == {name: [*inspect.signature(getattr(Phase, name)).parameters][1:] for name in HOOKS}
+
+
+def test_the_imports_that_the_page_on_an_own_algorithm_names_exist():
+    rows = re.findall(r"^\| `(fedmutual\.[\w.]+)` \| (.*) \|$", OWN_ALGORITHM, re.M)
+    named = [(module, name) for module, names in rows for name in re.findall(r"`(\w+)`", names)]
+    assert len(named) > 20
+    assert [(module, name) for module, name in named if not hasattr(importlib.import_module(module), name)] == []
 
 
 def test_no_page_links_to_lines():

@@ -326,6 +326,10 @@ class Bench:
     public: Data  # the public rows; their labels are of no meaning
 
 
+SCORED = ("global", "personal", "proxy")
+"""The models that `Algorithm.scores` may name: the shared one, the clients' own, and proxies that peers exchange."""
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """The phases before round 1, the phases of each round in order, and the models that are scored."""

@@ -284,10 +284,14 @@ def test_version_and_lists(cli):
     code, _, err = cli("list", "things")
     assert (code, err.strip()) == (
         2,
-        "error: there is nothing to list called 'things'; name algorithms, models, data, experiments or keys",
+        "error: there is nothing to list called 'things'; name algorithms, models, data, experiments, keys or an algorithm, "
+        "your own as module:Class",
     )
     code, _, err = cli("list")
-    assert (code, err.strip()) == (2, "error: name what to list: algorithms, models, data, experiments or keys")
+    assert (code, err.strip()) == (
+        2,
+        "error: name what to list: algorithms, models, data, experiments, keys or an algorithm, your own as module:Class",
+    )
 
 
 def test_the_page_of_keys_is_what_the_command_prints(cli):

@@ -372,11 +372,15 @@ app.command(rich_help_panel=SITES)(sites.ledger)
 @app.command("list")
 def list_(
     what: Annotated[
-        str | None, typer.Argument(metavar="WHAT", help="algorithms, models, data, experiments or keys", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="WHAT", help="algorithms, models, data, experiments, keys, or one algorithm's name", show_default=False
+        ),
     ] = None,
 ) -> None:
-    """List the known algorithms, models, data sets or experiments; or every key with its type, default and meaning."""
+    """List the known algorithms, models, data sets or experiments; every key; or one algorithm's settings."""
     from fedmutual import data, models
+    from fedmutual.algorithms import ALGORITHMS
     from fedmutual.config import reference
 
     if what == "keys":
@@ -392,9 +396,12 @@ def list_(
         "models": models.NAMES,
         "data": data.NAMES,
     }
-    names = f"{', '.join(lists)}, experiments or keys"
+    names = f"{', '.join(lists)}, experiments, keys or an algorithm, your own as module:Class"
     if what is None:
         raise ConfigError(f"name what to list: {names}")
+    if what in ALGORITHMS or ":" in what:
+        print_text("\n".join(reference.describe_algorithm(what)), soft_wrap=True)
+        return
     if what not in lists:
         raise ConfigError(f"there is nothing to list called {what!r}; name {names}")
     for name, about in lists[what].items():

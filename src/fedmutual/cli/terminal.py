@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedmutual.cli.progress import ProgressDisplay
     from fedmutual.events import Score
 
-out, err = Console(), Console(stderr=True)
+out, err = Console(emoji=False), Console(stderr=True, emoji=False)  # ":A:" of "my_module:A: ..." is no emoji
 
 
 class Code(IntEnum):

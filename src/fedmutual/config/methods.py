@@ -1,7 +1,7 @@
 """[algorithm] and [clients.ID.algorithm]: their keys are the fields of the algorithm's own dataclass."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
@@ -16,7 +16,7 @@ from fedmutual.config.keys import Table
 from fedmutual.config.schema import ClientConfig, Config, TrainingConfig
 from fedmutual.config.sentences import format_unknown_key, format_validation_error, join_names
 from fedmutual.config.values import Moving
-from fedmutual.core import Algorithm, Setting
+from fedmutual.core import SCORED, Algorithm, Setting
 from fedmutual.errors import ConfigError, UserError, format_error
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -41,6 +41,12 @@ def make_algorithm(config: Config) -> Algorithm:
             f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} returned {type(made).__name__}, and a "
             "fedmutual.core.Algorithm is wanted"
         )
+    unknown = [model for model in made.scores if model not in SCORED]
+    if unknown:
+        raise ConfigError(
+            f"key 'algorithm.name': {config.algorithm['name']!r} names {unknown[0]!r} in `scores`; `scores` may hold "
+            f"{join_names([repr(model) for model in SCORED])}"
+        )
     return made
 
 
@@ -55,7 +61,7 @@ def read_client_settings(config: Config, client: str | None = None) -> Table:
 
 def list_setting_types(name: str) -> dict[str, Any]:
     """The keys that [algorithm] may hold beside `name`, with their types."""
-    types = _setting_types(_find(name))
+    types = _setting_types(find_algorithm(name))
     return {k: t for k, t in types.items() if k not in TrainingConfig.model_fields and t is not Aggregation}
 
 
@@ -110,8 +116,12 @@ def check_methods(config: Config, source: str) -> None:
                 raise ConfigError(
                     f"{source}: {format_validation_error(problem.errors()[0], list_keys(), f'{where}.{key}')}"
                 ) from None
+        settings = read_client_settings(config) | read_client_settings(config, client)
+        missing = [f.name for f in fields(_kind(config)) if f.name in known and f.name not in settings and is_required(f)]
+        if missing:
+            raise ConfigError(f"{source}: key 'algorithm.{missing[0]}' is missing: {name!r} has no default for it")
         try:
-            _kind(config)(**read_client_settings(config) | read_client_settings(config, client))
+            _kind(config)(**settings)
         except Exception as problem:  # out of range, a setting without default is missing, or whatever one's own may raise
             key, _, why = str(problem).partition(" ")
             said = f"key '{where}.{key}' {why}" if key in known else f"key {where!r}: {problem}"
@@ -137,6 +147,16 @@ def describe_foreign_key(where: str, key: str, names: Sequence[str]) -> str:
     return f"{format_unknown_key(f'{where}.{key}', known, list_keys())} (of {these})"
 
 
+def is_required(setting: Field[Any]) -> bool:
+    """Return whether a setting of an algorithm has no default."""
+    return setting.default is MISSING and setting.default_factory is MISSING
+
+
+def make_default(setting: Field[Any]) -> Any:
+    """Return the default of a setting that has one."""
+    return setting.default if setting.default_factory is MISSING else setting.default_factory()
+
+
 def _aggregation(config: Config) -> dict[str, Aggregation]:
     """The rule of [server], for each field of the configured algorithm that takes it."""
     rule = Aggregation(config.server.aggregate, config.server.trim, config.server.sum)
@@ -159,10 +179,16 @@ def describe_method(config: Config) -> dict[str, Any]:
 
 
 def _kind(config: Config) -> Any:
-    return _find(config.algorithm["name"])
+    return find_algorithm(config.algorithm["name"])
 
 
-def _find(name: str) -> Any:
+def find_algorithm(name: str) -> Any:
+    """Return the class of an algorithm: one of this package by its name, or one's own by "module:Class".
+
+    Raises:
+        LookupError: there is no such algorithm.
+        ConfigError: the module does not import.
+    """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     if ":" not in name:

@@ -9,12 +9,13 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 from pydantic_core import PydanticUndefined
 
 from fedmutual.algorithms import ALGORITHMS
-from fedmutual.algorithms.presets import PRESETS
+from fedmutual.algorithms.presets import PRESETS, Preset
 from fedmutual.config.keys import KeyEffect, Section, read_effect
-from fedmutual.config.methods import list_setting_types
+from fedmutual.config.methods import find_algorithm, is_required, list_setting_types, make_default
 from fedmutual.config.schema import ClientData, ColumnConfig, Config, DataConfig, ShareConfig
 from fedmutual.config.sentences import join_names
 from fedmutual.core import Schedule, Setting
+from fedmutual.errors import ConfigError
 
 _HEAD = """# Every key of a configuration
 
@@ -67,6 +68,32 @@ def describe_algorithms() -> dict[str, str]:
     about = {name: (kind.__doc__ or "").splitlines()[0] for name, kind in ALGORITHMS.items()}
     about |= {name: preset.about for name, preset in PRESETS.items() if preset.about is not None}
     return {name: f"{line} Settings: {', '.join(list_setting_types(name)) or 'none'}." for name, line in about.items()}
+
+
+def describe_algorithm(name: str) -> list[str]:
+    """Return what an algorithm is, with its title, and a line for each of its settings.
+
+    name: as `algorithm.name` takes it, one's own as "module:Class".
+
+    Raises:
+        ConfigError: there is no such algorithm.
+    """
+    try:
+        kind, types = find_algorithm(name), list_setting_types(name)
+    except LookupError as problem:
+        raise ConfigError(str(problem)) from None
+    preset = PRESETS.get(name, Preset({}))
+    docstring = (kind.__doc__ or "").strip()
+    is_generated = docstring.startswith(f"{kind.__name__}(")  # a signature, which `dataclass` writes where there is none
+    about = preset.about or ("" if is_generated else docstring.partition("\n")[0])
+    sentences = (f"{name}: {preset.title or kind.title}.", about, f"Settings: {', '.join(types) or 'none'}.")
+    lines = [" ".join(filter(None, sentences))]
+    for field in (f for f in fields(kind) if f.name in types):
+        default = "needed" if is_required(field) else _value(make_default(field))
+        tried = f"; `compare --tune` tries {', '.join(map(_value, tune))}" if (tune := field.metadata.get("tune")) else ""
+        meaning = field.metadata.get("about") or "no meaning is given; write the field as fedmutual.core.setting"
+        lines.append(render_key(Key(f"algorithm.{field.name}", _words(types[field.name]), default, meaning + tried)))
+    return lines
 
 
 def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
@@ -127,6 +154,8 @@ def _words(kind: Any) -> str:
         return "list of " + _words(inner[0]).replace("number", "numbers")
     if get_origin(kind) is dict:
         return "table of " + _words(inner[1])
+    if not inner:  # of a user's own setting
+        return str(getattr(kind, "__name__", kind))
     *first, last = map(json.dumps if get_origin(kind) is Literal else _words, (k for k in inner if k is not type(None)))
     return f"{', '.join(first)} or {last}" if first else last
 
@@ -143,4 +172,4 @@ def _value(default: Any) -> str:
     """A default as TOML has it."""
     if default is PydanticUndefined:
         return "needed"
-    return "unset" if default is None else json.dumps(default)
+    return "unset" if default is None else json.dumps(default, default=str)

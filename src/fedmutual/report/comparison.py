@@ -15,7 +15,7 @@ MODELS = {"personal": "personal models", "ensemble": "ensembles", "global": "sha
 SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "meme": "fork"}
 ALONE, POOLED = "independent", "centralised"
 TUNED = "fine-tune"  # a newcomer's way of `adapt`
-_ORDER = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox", "independent", "centralised")  # of the tables
+_FIRST = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox")  # in the tables; then all others, a user's own too
 _REFERENCES = ("fml", "fedh2l")  # the methods of this package's papers: compared with every other method that federates
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
@@ -209,9 +209,8 @@ def _comparison(runs: Sequence[RecordedRun], name: str) -> Comparison:
     for run, variant in zip(runs, variants, strict=True):
         groups.setdefault((run.algorithm, variant), []).append(run)
     distinctive = {g: _telling(g[1], [v for name, v in groups if name == g[0]]) if domains else g[1] for g in groups}
-    order = {name: number for number, name in enumerate(_ORDER)}
     methods, remarks = [], []
-    for group in sorted(groups, key=lambda g: (order.get(g[0], len(_ORDER)), domains and bool(distinctive[g]))):
+    for group in sorted(groups, key=lambda g: (_get_place(g[0]), domains and bool(distinctive[g]))):
         (algorithm, variant), members = group, groups[group]
         label = _label(members[0].method.title, [f"{_short(k)} = {v}" for k, v in distinctive[group]], domains)
         once = {r.seed: r for r in reversed(members)}
@@ -222,6 +221,12 @@ def _comparison(runs: Sequence[RecordedRun], name: str) -> Comparison:
         ]
         remarks += _unfinished(method)
     return Comparison(name, tuple(methods), tuple(remarks))
+
+
+def _get_place(algorithm: str) -> int:
+    """Return the place of an algorithm in the tables: local-only and centralised training last."""
+    order = (*_FIRST, None, ALONE, POOLED)
+    return order.index(algorithm if algorithm in order else None)
 
 
 def _label(name: str, settings: Sequence[str], domains: bool) -> str:

@@ -1,0 +1,180 @@
+"""A method that a user wrote by docs/own-algorithm.md, outside the package, is treated as our methods are."""
+
+import re
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import fedmutual
+from fedmutual.config import parse_config
+from fedmutual.files import read_json
+from fedmutual.report import write_report
+from fedmutual.report.accuracy import headline
+from fedmutual.report.comparison import comparisons
+from fedmutual.report.curves import pictures
+from fedmutual.report.decision import make_decision_table
+from fedmutual.report.tables import beyond_accuracy, clients, recall
+from fedmutual.report.verdicts import judge
+from fedmutual.rundir.recorded_run import read_runs
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.coordinator import Coordinator
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from wards import COMMON, SITES, TELLING, Desk, contract, same, site, together
+
+PAGE = Path(__file__).parents[2] / "docs" / "own-algorithm.md"
+METHOD = "my_algorithms:FedAvgM"
+TWIN = """
+
+@dataclass(frozen=True, kw_only=True)
+class Twin(FedAvg):
+    "FedAvg under another name."
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with the files of the documentation's page, and a class that computes what FedAvg computes."""
+    for title, text in re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```$', PAGE.read_text(encoding="utf-8"), re.M | re.S):
+        (tmp_path / title).write_text(text)
+    with (tmp_path / "my_algorithms.py").open("a") as file:
+        file.write(TWIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("my_algorithms", None)
+
+
+def test_list_shows_the_settings(folder, cli):
+    code, out, err = cli("list", METHOD)
+    assert code == 0, err
+    assert out.startswith(
+        f"{METHOD}: FedAvgM. FedAvg whose server adds momentum to its step. Settings: weighting, momentum."
+    )
+    (line,) = [line for line in out.splitlines() if "`algorithm.momentum`" in line]
+    assert "(number or schedule; 0.5)" in line
+    assert line.endswith("`compare --tune` tries 0.3, 0.6, 0.9")
+
+
+def test_list_shows_fields_of_any_type_and_a_class_without_docstring(folder, cli):
+    (folder / "my_fields.py").write_text(
+        "from dataclasses import dataclass, field\nfrom fedmutual.algorithms import FedAvg\n\n"
+        "@dataclass(frozen=True, kw_only=True)\nclass A(FedAvg):\n"
+        "    needed: int\n    blob: bytes = b'x'\n    counts: dict[str, int] = field(default_factory=dict)\n"
+    )
+    code, out, err = cli("list", "my_fields:A")
+    assert code == 0, err
+    first, *lines = out.splitlines()
+    assert first == "my_fields:A: A. Settings: weighting, needed, blob, counts."  # no emoji for :A:, no signature
+    assert [line.partition(":")[0] for line in lines[1:]] == [
+        "- `algorithm.needed` (whole number; needed)",
+        "- `algorithm.blob` (bytes; \"b'x'\")",
+        "- `algorithm.counts` (table of whole number; {})",
+    ]
+
+
+def test_list_shows_one_of_ours_too(cli):
+    assert cli("list", "fedper")[1].startswith("fedper: FedPer. FedAvg of the features")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("my_algorithms:Other", "has no 'Other'"), ("nowhere:A", "put nowhere.py into"), ("my_algorithms:VELOCITY", "Phase")],
+)
+def test_list_of_a_class_that_is_none(folder, cli, name, words):
+    code, _, err = cli("list", name)
+    assert (code, err.count("\n")) == (2, 1)
+    assert words in err
+
+
+def test_a_class_with_the_hooks_of_fedavg_has_the_page_of_fedavg(folder, cli):
+    """The same columns, curves, gains, places and sentences: nothing depends on whose class it is."""
+    pages = []
+    for name in ("fedavg", "my_algorithms:Twin"):
+        methods = f"fml,{name},independent"
+        out = f"{len(pages)}"
+        more = ("--set", "algorithm.name=fml", "--set", "rounds=2", "--set", "engine.name=inprocess", "--out", out)
+        momentum = (folder / "momentum.toml").read_text().replace(", momentum = 0.6", "")
+        (folder / "small.toml").write_text(momentum)
+        code, _, err = cli("compare", "small.toml", "--methods", methods, "--seeds", 2, "--jobs", 1, *more)
+        assert code == 0, err
+        (comparison,) = comparisons(read_runs(sorted(path.parent for path in Path(out).rglob("summary.json"))))
+        pages.append(describe_page(comparison))
+    ours, theirs = pages
+    assert [label for label, _ in ours["gain"]] == ["FML, personal", "FML, shared", "FedAvg"]
+    assert len(ours["curves"]) >= 2
+    assert repr(theirs).replace("Twin", "FedAvg") == repr(ours)
+
+
+def describe_page(comparison):
+    """All that a page shows of the results of a comparison, without the seconds and the colours, which differ by method."""
+    for picture in pictures(comparison):
+        assert len({curve.slot for curve in picture.curves if not curve.style}) == len({c.method for c in picture.curves})
+    decision = make_decision_table(comparison)
+    return {
+        "methods": [m.label for m in comparison.methods],
+        "verdict": judge(comparison),
+        "gain": [(u.label, u.name) for u in comparison.uses if u.method.federated],
+        "tables": [t(comparison) for t in (headline, clients, beyond_accuracy, recall)],
+        "decision": [row[:-1] for row in decision.rows],
+        "curves": [
+            (picture.title, [replace(curve, slot=0) for curve in picture.curves]) for picture in pictures(comparison)
+        ],
+    }
+
+
+def test_compare_makes_a_page_that_shows_it(folder, cli):
+    code, out, err = cli("compare", "momentum.toml", "--methods", f"{METHOD},independent", "--seeds", 1, "--out", "c")
+    assert code == 0, err
+    assert "FedAvgM" in out
+    assert METHOD not in out.partition("momentum")[2]
+    page = (folder / "c" / "report.html").read_text()
+    assert page.count("FedAvgM") > 10
+    environment = next(Path("c").glob("my_algorithms-FedAvgM-*/0/environment.json"))
+    assert read_json(environment)["algorithm"] == {"title": "FedAvgM", "preset": [], "shares": True}
+
+
+def test_sweep_sets_its_settings(folder, cli):
+    code, _, err = cli("sweep", "momentum.toml", "--set", "algorithm.momentum=0.1,0.6", "--out", "s")
+    assert code == 0, err
+    trials = read_json(folder / "s" / "sweep.json")["settings"]
+    assert [trial["set"] for trial in trials] == [{"algorithm.momentum": "0.1"}, {"algorithm.momentum": "0.6"}]
+    assert [len(trial["runs"]) for trial in trials] == [1, 1]
+
+
+def test_at_real_sites_it_gives_the_bits_of_one_process(folder, monkeypatch):
+    """The module is installed, and each site lists it."""
+    monkeypatch.syspath_prepend(folder)
+    common = COMMON | TELLING | {"rounds": 2, "algorithm": {"name": METHOD, "momentum": 0.6}}
+    sites = {i: {k: v for k, v in own.items() if k not in ("algorithm", "model")} for i, own in SITES.items()}
+    agreed = contracts.read_submitted_contract(contract(folder, common, sites))
+    files = {i: site(folder, i, own, trust={"modules": ["my_algorithms"]}) for i, own in sites.items()}
+    runtimes = {i: SiteRuntime(agreed, read_site_file(path)) for i, path in files.items()}
+    Coordinator(agreed, folder / "server").run(Desk(runtimes))
+    run, at_server = fedmutual.run(parse_config(together(common, sites)), folder / "one"), fedmutual.Run(folder / "server")
+    assert same(at_server.global_model().state_dict(), run.global_model().state_dict())
+    assert at_server.summary["bytes"] == run.summary["bytes"]
+    write_report([folder / "server"], folder / "sites.html")
+    assert "FedAvgM" in (folder / "sites.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("scores = ('shared',)", ("'my_wrong:Wrong'", "'shared'", "'global', 'personal' and 'proxy'")),
+        ("needed: int", ("'algorithm.needed'", "no default")),
+    ],
+)
+def test_a_class_that_cannot_work_is_refused_before_anything_is_written(folder, cli, body, words):
+    (folder / "my_wrong.py").write_text(
+        "from dataclasses import dataclass\nfrom fedmutual.algorithms import FedAvg\n\n"
+        f"@dataclass(frozen=True, kw_only=True)\nclass Wrong(FedAvg):\n    {body}\n"
+    )
+    text = (folder / "momentum.toml").read_text().replace(f'{METHOD}", momentum = 0.6', 'my_wrong:Wrong"')
+    (folder / "wrong.toml").write_text(text)
+    code, _, err = cli("run", "wrong.toml", "--out", "w")
+    sys.modules.pop("my_wrong", None)
+    assert (code, err.count("error:")) == (2, 1)
+    assert all(word in err for word in words), err
+    assert not (folder / "w").exists()
