@@ -30,7 +30,7 @@ class Best:
 
     def __init__(self, folder: Path, keep: Keep) -> None:
         self._half, self._keep = folder / "server", keep
-        self._merit: float | None = None  # of the round that is not over yet
+        self._merit: float | None = None  # of the current round
 
     def __call__(self, event: Event) -> None:
         """Save the model of a round if its score is the best so far."""
@@ -52,10 +52,10 @@ def merit(scores: Sequence[Score], reported: str, by: str | None) -> float | Non
     """
     for data in (by or "holdout", reported):
         for name in (f"{data}.all", data):
-            found = [s for s in scores if s.data == name]
-            found = [s for s in found if s.client is None] or found
+            on_rows = [s for s in scores if s.data == name]
+            on_rows = [s for s in on_rows if s.client is None] or on_rows
             for term, sign in (("accuracy", 1), ("loss", -1)):
-                values = [v for s in found if isinstance(v := s.values.get(term), int | float)]
+                values = [v for s in on_rows if isinstance(v := s.values.get(term), int | float)]
                 if values:
                     return sign * sum(values) / len(values)
     return None
@@ -67,12 +67,12 @@ def offer(half: Path, state: Callable[[], Message], merit: float | None, round: 
     Raises:
         RunError: the saved best file is damaged, or the new file cannot be written.
     """
-    there = _generations(half)
-    if merit is None or (there and merit <= float(_about(there[max(there)])["merit"])):
+    files = _list_files(half)
+    if merit is None or (files and merit <= float(_read_header(files[max(files)])["merit"])):
         return
     about = {"format": "1", "run": keep.run, "round": str(round), "merit": repr(merit)}
-    write_tensors(half / _name(round), state(), about)
-    for file in there.values() if round % keep.every == 0 else ():  # else it is of the last round, and they may yet grow
+    write_tensors(half / _make_name(round), state(), about)
+    for file in files.values() if round % keep.every == 0 else ():  # a last round does not count if the run grows
         if file.name != BEST:
             file.unlink()
 
@@ -95,13 +95,13 @@ def settle(folder: Path, saved: int | None, rounds: int, every: int) -> None:
 def check(folder: Path) -> None:
     """Raise RunError if a best file is damaged. Changes no file."""
     for half in (folder / "server", *(folder / "clients").glob("*")):
-        for file in _generations(half).values():
-            _about(file)
+        for file in _list_files(half).values():
+            _read_header(file)
 
 
 def _settle(half: Path, saved: int | None, rounds: int, every: int) -> None:
     counts = {}
-    for round, file in _generations(half).items():
+    for round, file in _list_files(half).items():
         if saved is None or round > saved or (round % every and round != rounds):
             file.unlink()
         else:
@@ -113,7 +113,7 @@ def _settle(half: Path, saved: int | None, rounds: int, every: int) -> None:
         if round not in (newest, scheduled):
             file.unlink()
         elif round != newest and file.name == BEST:
-            file.rename(half / _name(round))
+            file.rename(half / _make_name(round))
     counts[newest].rename(half / BEST)
 
 
@@ -136,22 +136,22 @@ def chosen(half: Path, saved: int) -> tuple[int, Path]:
     Raises:
         RunError: there is no best file.
     """
-    there = {round: file for round, file in _generations(half).items() if round <= saved}
-    if not there:
+    files = {round: file for round, file in _list_files(half).items() if round <= saved}
+    if not files:
         raise RunError(f"{half}: no best weights are kept here; a run keeps them with records.keep_best = true")
-    return max(there), there[max(there)]
+    return max(files), files[max(files)]
 
 
-def _name(round: int) -> str:
+def _make_name(round: int) -> str:
     return f"best-{round}.safetensors"
 
 
-def _about(file: Path) -> dict[str, str]:
+def _read_header(file: Path) -> dict[str, str]:
     return read_tensors(file, ())[1]
 
 
-def _generations(half: Path) -> dict[int, Path]:
+def _list_files(half: Path) -> dict[int, Path]:
     """Return the best files in `half` by round."""
     files = {file.stem.removeprefix("best-"): file for file in half.glob("best-*.safetensors")}
-    found = {int(number): file for number, file in files.items() if number.isdecimal()}  # others are not ours
-    return found | ({int(_about(half / BEST)["round"]): half / BEST} if (half / BEST).exists() else {})
+    by_round = {int(number): file for number, file in files.items() if number.isdecimal()}  # other files are not fedmutual's
+    return by_round | ({int(_read_header(half / BEST)["round"]): half / BEST} if (half / BEST).exists() else {})

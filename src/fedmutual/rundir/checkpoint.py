@@ -1,8 +1,8 @@
-"""The state of a run on disk: the server's half and each client's, every side its own files; one small file commits them.
+"""Save the state of a run: a file of the server, a file of each client, and `checkpoint.json`, which names the saved round.
 
-A generation is written beside the last, `server/round-7.safetensors` and `clients/<id>/round-7.safetensors`; then
-`checkpoint.json` is replaced, which makes it the run's state in one step; then the older one is removed. A kill at any
-moment leaves one whole generation that `checkpoint.json` names.
+The files of a new round, `server/round-7.safetensors` and `clients/<id>/round-7.safetensors`, are written beside the files
+of the last saved round. Replacing `checkpoint.json` then makes the new files the state of the run, and the older files
+are removed. If the process is killed at any moment, all files of the round in `checkpoint.json` are complete.
 """
 
 import time
@@ -28,7 +28,7 @@ COMMIT = "checkpoint.json"
 
 
 class Checkpoints:
-    """Observer: saves every `every` rounds, and after the last."""
+    """Observer: saves the state every `every` rounds, and after the last round."""
 
     def __init__(
         self,
@@ -39,18 +39,18 @@ class Checkpoints:
         keep: best.Keep | None = None,
         generations: int = 1,
     ) -> None:
-        """generations: how many saved states are kept, the last one too."""
+        """seconds: spent on the run before. generations: how many saved states are kept, including the last one."""
         self._folder, self._every, self._run, self._keep, self._generations = folder, every, run, keep, generations
         self._clients: tuple[str, ...] = ()
         self._spent, self._since = seconds, time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Time spent on the run, stops left out."""
+        """Return the seconds spent on the run, without the time between stop and resume."""
         return self._spent + time.monotonic() - self._since
 
     def __call__(self, event: Event) -> None:
-        """Save when it is time."""
+        """Save the state if the round is due."""
         if isinstance(event, Started):
             self._clients = event.clients
         elif isinstance(event, RoundDone) and (event.round % self._every == 0 or event.round == event.rounds):
@@ -78,9 +78,9 @@ class Checkpoints:
 
 
 def sweep(folder: Path, round: int | None, generations: int = 1) -> None:
-    """Remove what is not of the saved round: older generations, those that a kill left uncommitted, and part files.
+    """Remove the state files of rounds other than the saved round, and part files.
 
-    generations: how many are kept, up to the saved round.
+    generations: how many states are kept, up to the saved round.
     """
     kept = set() if round is None else {file_name(r) for r in range(round - generations + 1, round + 1)}
     for half in (folder, folder / "server", folder / PRETRAINED, *(folder / "clients").glob("*")):
@@ -90,23 +90,23 @@ def sweep(folder: Path, round: int | None, generations: int = 1) -> None:
 
 
 def file_name(round: int) -> str:
-    """The name of a generation's files."""
+    """Return the name of the state files of a round."""
     return f"round-{round}.safetensors"
 
 
 def save_client(client: Client, path: Path, about: Mapping[str, str]) -> None:
-    """Write all that a client carries into the next round: personal net, the meme's home part, optimisers, memory."""
+    """Write the state of a client: personal net, the tensors of the meme that are not shared, optimisers, and memory."""
     write_tensors(path, client_state(client), about)
 
 
 def load_client(client: Client, path: Path, run: str, round: int) -> None:
-    """Give a freshly made client the state of its file.
+    """Restore the state of a client from a file.
 
     Raises:
-        RunError: the file is missing, damaged, another run's, or of another round or network.
+        RunError: the file is missing or damaged, or belongs to another run, round or network.
     """
     state = read_state(path, run, round)
-    beside = ("optimizer.", "memory.", "privacy.")  # the networks' tensors
+    beside = ("optimizer.", "memory.", "privacy.")  # all other tensors are of networks
     wanted = {k: v for k, v in client_state(client).items() if not k.startswith(beside)}
     kept = {k: v for k, v in state.items() if not k.startswith(beside)}
     shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, kept)]
@@ -123,49 +123,49 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
         optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
         for p, values in optimizer.state.items():
             values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
-    place = next((p.device for net in client.nets.values() for p in net.parameters()), None)
-    client.memory = {k: v.to(place) for k, v in _under(state, "memory.").items()}
+    device = next((p.device for net in client.nets.values() for p in net.parameters()), None)
+    client.memory = {k: v.to(device) for k, v in _under(state, "memory.").items()}
     if client.privacy is not None and "privacy.steps" in state:
         client.privacy.steps = int(state["privacy.steps"])
 
 
 def read_state(path: Path, run: str, round: int, first: Message | None = None) -> Message:
-    """The tensors of a checkpoint file of this run and round.
+    """Return the tensors of a state file of this run and round.
 
-    first: what such a state begins with, all of which it keeps, in that order: a file has an order of its own, and peers'
-        rows lie in the order of the state.
+    first: the state before round 1. Its names come first in the result and in its order, because a file has another order,
+        and the rows of peers are in the order of the state.
 
     Raises:
-        RunError: the file is missing, damaged, another run's or another round's, or of a version that kept something else.
+        RunError: the file is missing or damaged, belongs to another run or round, or lacks a tensor of `first`.
     """
     tensors, about = read_tensors(path)
     if about.get("run") != run or about.get("round") != str(round):
         raise RunError(f"{path}: belongs to another run, configuration or round; give --out a folder of its own")
-    lost = [k for k, v in (first or {}).items() if k not in tensors or tensors[k].shape != v.shape]
-    if lost:
+    missing = [k for k, v in (first or {}).items() if k not in tensors or tensors[k].shape != v.shape]
+    if missing:
         raise RunError(
-            f"{path}: was written by another version of fedmutual: it lacks {lost[0]!r}; start a new run by --out"
+            f"{path}: was written by another version of fedmutual: it lacks {missing[0]!r}; start a new run by --out"
         )
     return {k: tensors[k] for k in first or {}} | tensors
 
 
 def shared_state(folder: Path) -> Message:
-    """What a run shares, after its last saved round.
+    """Return the shared tensors of a run after its last saved round.
 
     Raises:
-        RunError: the folder is no run's, nothing was saved yet, or nothing is shared.
+        RunError: the folder holds no run with a saved round, or the algorithm shares no model.
     """
     saved = committed(folder)
     if saved is None:
         raise RunError(f"{folder}: there is no run with a saved round in this folder")
     state = read_state(folder / "server" / file_name(saved.round), saved.run, saved.round)
-    if not state or members(state):  # a relay's state is who has which public rows
+    if not state or members(state):  # the state of a relay says which peer has which public rows
         raise RunError(f"{folder}: its algorithm shares no model; name the folder of a run of fml or fedavg")
     return state
 
 
 class Saved(BaseModel):
-    """What checkpoint.json says."""
+    """The content of checkpoint.json."""
 
     model_config = ConfigDict(strict=True)
 
@@ -175,22 +175,22 @@ class Saved(BaseModel):
 
 
 def committed(folder: Path) -> Saved | None:
-    """What checkpoint.json says, or None where nothing was saved yet.
+    """Return the content of checkpoint.json; None before the first save.
 
     Raises:
-        RunError: it is damaged.
+        RunError: the file is damaged.
     """
     if not (folder / COMMIT).exists():
         return None
     try:
         return Saved.model_validate(read_json(folder / COMMIT))
     except ValidationError as problem:
-        where = problem.errors()[0]
-        raise RunError(f"{folder / COMMIT}: is damaged: {where['loc'][0]}: {where['msg']}") from None
+        first = problem.errors()[0]
+        raise RunError(f"{folder / COMMIT}: is damaged: {first['loc'][0]}: {first['msg']}") from None
 
 
 def client_state(client: Client) -> Message:
-    """All that a client carries from round to round, by name."""
+    """Return the state of a client that lasts from round to round, by name."""
     state: Message = {}
     for name, net in client.nets.items():
         crosses = client.shared if name == "meme" and not client.proxy else ()

@@ -1,4 +1,4 @@
-"""A run's folder: made, found again, and never mistaken for another's."""
+"""The folder of a run: create the folder, lock it, and check that a configuration belongs to it."""
 
 import hashlib
 import json
@@ -35,12 +35,15 @@ def held(
     mend: str = "choose another folder with --out",
     patience: float = 0.0,
 ) -> Iterator[None]:
-    """Hold a folder, made if missing, against other processes. A killed process lets go of it by dying.
+    """Lock a folder against other processes for the block; create the folder if it is missing.
 
-    other: what another process does there. mend: what to do, where it does or nothing can be written. patience: seconds.
+    The lock of a killed process ends with the process.
+
+    other: what another process does in the folder, for the message. mend: how to fix the problem, for the message.
+    patience: seconds to wait for the lock.
 
     Raises:
-        Busy: another process writes there.
+        Busy: another process holds the lock.
         RunError: the folder cannot be written.
     """
     lock = FileLock(folder / LOCK, timeout=patience)
@@ -58,31 +61,31 @@ def held(
 
 
 def check_free(folder: Path) -> None:
-    """Check that a new run can be made here. What a kill left of an attempt to make one does not count.
+    """Check that a new run can begin in this folder. Files of a run that was killed before its start are ignored.
 
     Raises:
-        RunError: the folder holds something already, or cannot be looked into.
+        RunError: the folder holds other files, or cannot be read.
     """
     try:
         if folder.exists() and not folder.is_dir():
             raise RunError(f"{folder}: is a file; choose a folder with --out")
         started = (folder / CONFIG).exists()
-        left = {LOCK} if started else {LOCK, ENVIRONMENT, PARTITION, BEGUN}
-        used = folder.exists() and any(not p.name.endswith(".part") and p.name not in left for p in folder.iterdir())
+        ignored = {LOCK} if started else {LOCK, ENVIRONMENT, PARTITION, BEGUN}
+        is_used = folder.exists() and any(not p.name.endswith(".part") and p.name not in ignored for p in folder.iterdir())
     except (OSError, ValueError) as problem:
-        raise RunError(f"{folder}: cannot be looked into ({problem}); choose another folder with --out") from None
-    if used:
-        held = "a run already; add --resume to go on with it, or" if started else "other files already;"
-        raise RunError(f"{folder}: holds {held} choose another folder with --out")
+        raise RunError(f"{folder}: cannot be read ({problem}); choose another folder with --out") from None
+    if is_used:
+        content = "a run already; add --resume to go on with it, or" if started else "other files already;"
+        raise RunError(f"{folder}: holds {content} choose another folder with --out")
 
 
 def reopen(folder: Path, config: Config) -> None:
-    """Check that this configuration may go on with the run in a folder: the same, or with more rounds. Changes nothing.
+    """Check that this configuration can resume the run in a folder: an equal configuration, or one with more rounds.
 
-    No code that the folder names is imported.
+    No file is changed, and no code that the folder names is imported.
 
     Raises:
-        RunError: the run in the folder is of another configuration, or the code that it names has changed since.
+        RunError: the run has another configuration, or the code that it names has changed since.
     """
     before = read_dumped(folder / CONFIG)
     changed = sorted(_changes(before.model_dump(), config.model_dump()))
@@ -103,49 +106,49 @@ def reopen(folder: Path, config: Config) -> None:
 
 
 def check_schedules(folder: Path, config: Config) -> None:
-    """Check that real sites may go on to so many rounds, where what is saved has the same `identity`. Changes nothing.
+    """Check that real sites can resume the run in a folder with the rounds of this configuration. No file is changed.
 
     Raises:
-        RunError: a setting depends on the number of rounds, and it was another.
+        RunError: a schedule depends on the number of rounds, and that number has changed.
     """
     _check_schedules(folder, read_dumped(folder / CONFIG), config, "give the federation another name")
 
 
 def identity(config: Config, fingerprint: str) -> str:
-    """What makes two runs the same: all that was set but the number of rounds and who works, and the data. A hex digest.
+    """Return a hex digest of a run's settings and data. The number of rounds and resumable keys are left out.
 
-    Defaults are left out, so that a key which a later version adds does not make a run another's.
+    Default values are left out too, so that a key which a later version adds does not change the digest.
     """
-    same = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
+    settings = config.model_dump(mode="json", exclude={"rounds"}, exclude_defaults=True)
     for key in _RESUMABLE:
         table, _, name = key.partition(".")
-        if same.get(table, {}).pop(name, None) is not None and not same[table]:
-            del same[table]
-    return hashlib.sha256(f"{json.dumps(same, sort_keys=True)}\n{fingerprint}".encode()).hexdigest()[:32]
+        if settings.get(table, {}).pop(name, None) is not None and not settings[table]:
+            del settings[table]
+    return hashlib.sha256(f"{json.dumps(settings, sort_keys=True)}\n{fingerprint}".encode()).hexdigest()[:32]
 
 
 def begun(folder: Path) -> Message | None:
-    """What the run in a folder began with, where that was another run's model: that run may have gone on since, or gone."""
+    """Return the weights of another run with which the run in this folder began; None if it began with random weights."""
     return read_tensors(folder / BEGUN)[0] if (folder / CONFIG).exists() and (folder / BEGUN).exists() else None
 
 
 def write_begun(folder: Path, state: Message) -> None:
-    """Keep it. Raises RunError where it cannot be written."""
+    """Save the weights of another run with which this run begins. Raises RunError if the file cannot be written."""
     write_tensors(folder / BEGUN, state, {"format": "1"})
 
 
 def write_about(folder: Path, config: Config, environment: Mapping[str, Any], partition: Mapping[str, Any]) -> None:
-    """Write config.toml, environment.json and partition.json, or hold those of a resumed run against them.
+    """Write config.toml, environment.json and partition.json; of a resumed run, check that the data are unchanged.
 
-    The first files of a run, written when all that can be wrong with its configuration and data has been looked at:
-    config.toml last, because it is what makes the folder a run's.
+    They are the first files of a run, written after all checks of the configuration and the data. config.toml is the last
+    one, because a folder with config.toml counts as a run folder.
 
     Raises:
-        RunError: the data are not those that the run was started with, or the folder cannot be written.
+        RunError: the data differ from the data at the start of the run, or the folder cannot be written.
     """
     if (folder / CONFIG).exists() and read_json(folder / PARTITION).get("fingerprint") != partition["fingerprint"]:
         raise RunError(f"{folder}: the data, or their partition, are not those that this run was started with")
-    (folder / SUMMARY).unlink(missing_ok=True)  # of fewer rounds
+    (folder / SUMMARY).unlink(missing_ok=True)  # a summary of fewer rounds
     modules = digests(config.model_dump())
     write_record(folder / ENVIRONMENT, Environment, {**environment, **({MODULES: modules} if modules else {})})
     write_record(folder / PARTITION, RecordedPartition, dict(partition))
@@ -153,7 +156,7 @@ def write_about(folder: Path, config: Config, environment: Mapping[str, Any], pa
 
 
 def environment(threads: int, device: torch.device) -> dict[str, Any]:
-    """The machine and the versions."""
+    """Return the machine, the versions and the command of this run, for environment.json."""
     return {
         "format": 1,
         **{name: version(name) for name in ("fedmutual", "torch", "torchvision")},
@@ -192,16 +195,16 @@ def _changes(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def _check_schedules(folder: Path, before: Config, config: Config, mend: str) -> None:
-    moving = next(_schedules(config), None)
-    if moving is not None and config.rounds != before.rounds:
+    schedule = next(_schedules(config), None)
+    if schedule is not None and config.rounds != before.rounds:
         raise RunError(
             f"{folder}: rounds cannot {'grow' if config.rounds > before.rounds else 'shrink'} from {before.rounds} to "
-            f"{config.rounds}, because the schedule {moving!r} depends on their number; {mend}"
+            f"{config.rounds}, because the schedule {schedule!r} depends on their number; {mend}"
         )
 
 
 def _schedules(config: Config) -> Iterator[str]:
-    """The keys whose value depends on the number of rounds."""
+    """Yield the keys whose values depend on the number of rounds."""
     rates = {"": config.optimizer.lr} | {f"clients.{i}.": c.optimizer.lr for i, c in config.clients.items()}
     yield from (f"{where}optimizer.lr" for where, rate in rates.items() if isinstance(rate, Schedule))
     for client in (None, *config.clients):

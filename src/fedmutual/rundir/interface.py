@@ -1,4 +1,4 @@
-"""What a run's models take and give, read from its folder: the one place that knows where that is written."""
+"""Read the inputs and outputs of a run's models from its folder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,29 +15,29 @@ class Interface:
     shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
     classes: tuple[str, ...]  # in the order of the outputs
     task: str
-    scaling: dict[str, Any]  # what is done to inputs: divisor, mean, std, size, augment
+    scaling: dict[str, Any]  # of inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None  # the names of a table's features
-    agreed: bool  # whether all that it serves scale their inputs alike
+    agreed: bool  # whether all clients of the model scale their inputs equally
 
 
 def interface(folder: Path, client: str | None = None) -> Interface:
-    """Of the shared model, or of a client's own.
+    """Return the inputs and outputs of a client's model; without a client, of the shared model.
 
     Raises:
         RunError: a file of the folder is missing or damaged.
     """
     clients = about(folder).clients
-    whose = clients[client] if client is not None else next(iter(clients.values()))
+    participant = clients[client] if client is not None else next(iter(clients.values()))
     return Interface(
-        shape=whose.input,
-        classes=whose.classes,
-        task=whose.task,
-        scaling=whose.scaling.model_dump(mode="json"),
-        columns=whose.columns,
-        agreed=client is not None or all(_inputs(own) == _inputs(whose) for own in clients.values()),
+        shape=participant.input,
+        classes=participant.classes,
+        task=participant.task,
+        scaling=participant.scaling.model_dump(mode="json"),
+        columns=participant.columns,
+        agreed=client is not None or all(_list_steps(other) == _list_steps(participant) for other in clients.values()),
     )
 
 
-def _inputs(whose: Participant) -> dict[str, Any]:
-    """What is done to every input; augmentation is of training only."""
-    return whose.scaling.model_dump(exclude={"augment"})
+def _list_steps(participant: Participant) -> dict[str, Any]:
+    """Return the scaling of every input, without augmentation, which only training uses."""
+    return participant.scaling.model_dump(exclude={"augment"})

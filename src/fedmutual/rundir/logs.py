@@ -1,4 +1,4 @@
-"""Lines that a run appends: its scores and its bytes. Without wall times, so that a resumed run's are the same bytes."""
+"""Append the scores and bytes of a run to its logs. Lines hold no times, so that a resumed run writes equal lines."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from fedmutual.rundir.file_names import LEDGER, METRICS
 
 
 class Metrics:
-    """Observer: a line per evaluation."""
+    """Observer: writes a line per evaluation to metrics.jsonl."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / METRICS
@@ -26,7 +26,7 @@ class Metrics:
 
 
 class Ledger:
-    """Observer: a line per round, phase and client with the bytes of the tensors that went down to it and up from it.
+    """Observer: writes a line per round, phase and client to ledger.jsonl: the bytes that the client received and sent.
 
     In a simulation the line also holds the client's gradient steps and forward passes.
     """
@@ -48,16 +48,16 @@ class Ledger:
 
 
 def _work(event: PhaseDone, client: str) -> dict[str, int | None]:
-    """The steps and forward passes of a client's phase; nothing of a real site."""
+    """Return the gradient steps and forward passes of a client's phase; empty for a real site."""
     work = event.work.get(client)
     return {} if work is None else {"steps": work.steps, "forwards": work.forwards}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a log; none where there is no log yet.
+    """Return all lines of a log; none before the log exists.
 
     Raises:
-        RunError: a line is no JSON, or the file cannot be read: the file and the line.
+        RunError: a line is no JSON, or the file cannot be read.
     """
     lines = []
     for number, text in enumerate((_read(path) or "").splitlines(), 1):
@@ -69,7 +69,9 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def rewind(path: Path, keep: Callable[[int], bool]) -> None:
-    """Take out the lines of rounds that were not saved; a half-written last line goes with them.
+    """Remove the lines of rounds that are not kept, and an incomplete last line.
+
+    keep: whether the lines of a round stay.
 
     Raises:
         RunError: as `read_lines`.
@@ -78,8 +80,8 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     if text is None:
         return
     kept = []
-    whole = text.split("\n")[:-1]  # what follows the last line end was cut off by a kill
-    for number, text in enumerate(whole, 1):
+    complete = text.split("\n")[:-1]  # text after the last line end is an incomplete line
+    for number, text in enumerate(complete, 1):
         try:
             round = json.loads(text)["round"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -90,10 +92,10 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
 
 
 def append(path: Path, lines: Iterable[str], sync: bool = False) -> None:
-    """Append lines to a log. sync: until the disk has them.
+    """Append lines to a log. sync: return after the lines are on the disk.
 
     Raises:
-        RunError: it cannot be written.
+        RunError: the log cannot be written.
     """
     try:
         with open(path, "a", encoding="utf-8", opener=_open_no_link) as file:
@@ -106,17 +108,17 @@ def append(path: Path, lines: Iterable[str], sync: bool = False) -> None:
 
 
 def _open_no_link(path: str, flags: int) -> int:
-    """Open a log, and no file elsewhere: who made a folder that a run goes on in may have put a link there."""
+    """Open a log, but follow no symbolic link: a folder from somebody else could hold a link to another file."""
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def stays_scored(round: int, saved: int | None, every: int, rounds: int) -> bool:
-    """Whether scores of a round stay on resume: it is not done again, and was not scored for being the last of fewer."""
+    """Return whether the scores of a round stay on resume: the round is saved, and a run of `rounds` evaluates it."""
     return saved is not None and round <= saved and (round % every == 0 or round == rounds)
 
 
 def settle(folder: Path) -> None:
-    """Until the disk has all lines of a run's logs: after a power failure nothing tells that a saved round lacks them."""
+    """Wait until the disk has all lines of a run's logs: after a power failure no saved round may lack its lines."""
     for path in (folder / METRICS, folder / LEDGER, *(folder / "clients").glob(f"*/{METRICS}")):
         if path.is_file():
             with path.open("ab") as file:
@@ -124,7 +126,7 @@ def settle(folder: Path) -> None:
 
 
 def _read(path: Path) -> str | None:
-    """The text of a log; None where there is none."""
+    """Return the text of a log; None if there is no log."""
     try:
         content = path.read_bytes()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a run's networks began with, kept in its folder: where it came from may be gone when the run goes on."""
+"""Keep the pretrained weights of a run in its folder: their source may be gone when the run is resumed."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,22 +11,22 @@ FOLDER, OWN = "pretrained", "pretrained.safetensors"
 
 
 def kept(folder: Path) -> dict[tuple[str, str], Weights]:
-    """(client, or "" for all; network) -> what it began with, of the run in a folder; nothing where there is none.
+    """Return the pretrained weights in a run's folder by (client, or "" for all clients; network); empty without weights.
 
     Raises:
         RunError: a file is damaged.
     """
-    found = {}
+    weights = {}
     for file in (
         (*folder.glob(f"{FOLDER}/*.safetensors"), *folder.glob(f"clients/*/{OWN}")) if (folder / CONFIG).exists() else ()
     ):
         state, about = read_tensors(file)
-        found[about["client"], about["network"]] = Weights(about["weights"], state or None, str(file))
-    return found
+        weights[about["client"], about["network"]] = Weights(about["weights"], state or None, str(file))
+    return weights
 
 
 def keep(folder: Path, pretrained: Mapping[tuple[str, str], Weights]) -> None:
-    """Write what is not there yet. Weights that could not be had are kept too, as a file of no tensors.
+    """Write the weights that the folder lacks. Weights that could not be loaded are recorded as a file without tensors.
 
     Raises:
         RunError: a file cannot be written.

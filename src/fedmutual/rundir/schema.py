@@ -15,22 +15,22 @@ class Record(BaseModel):
 
 
 class RecordedScore(Record):
-    """One model on one set of rows. Fractions in [0, 1]; None where a score is undefined."""
+    """The scores of a model on a set of rows. Fractions in [0, 1]; None if a score is undefined."""
 
     model: str  # "global", "personal", or "meme": a client's fork where no complete global model exists
-    client: str | None  # whose rows; None for the federation's test set
-    data: str  # "test", "validation", "holdout"; of domains "test.own", "test.others", "validation.all" too
+    client: str | None  # None: the rows of the common test set
+    data: str  # "test", "validation" or "holdout"; for domains also "test.own", "test.others", "validation.all"
     accuracy: Share
     examples: int | None = None
     loss: float | None = None
     balanced_accuracy: Share | None = None
     auroc: Share | None = None
     majority: Share | None = None
-    recall: tuple[Share | None, ...] | None = None  # one a class
+    recall: tuple[Share | None, ...] | None = None  # one value per class
 
 
 class OtherScore(BaseModel):
-    """One model on one set of rows, by a task that has no accuracy metric: its scores by name."""
+    """The scores of a model on a set of rows, for a task without an accuracy."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
     model: str
@@ -40,12 +40,12 @@ class OtherScore(BaseModel):
 
     @property
     def values(self) -> dict[str, float]:
-        """Those of its scores that are fractional numbers."""
+        """Return the scores by name."""
         return {k: v for k, v in (self.model_extra or {}).items() if isinstance(v, float)}
 
 
 class Evaluation(Record):
-    """A line of metrics.jsonl: the models after a round."""
+    """A line of metrics.jsonl: the scores after a round."""
 
     round: Annotated[int, Field(ge=1)]
     train: dict[str, dict[str, float]] = {}  # client -> loss term -> its mean over the round
@@ -53,20 +53,20 @@ class Evaluation(Record):
 
     @property
     def scores(self) -> tuple[RecordedScore, ...]:
-        """Those that have an accuracy."""
+        """Return the scores with an accuracy."""
         return tuple(s for s in self.rows if isinstance(s, RecordedScore))
 
     @property
     def others(self) -> tuple[OtherScore, ...]:
-        """Those of tasks that know none."""
+        """Return the scores of tasks without an accuracy."""
         return tuple(s for s in self.rows if isinstance(s, OtherScore))
 
     def find(self, model: str, data: str, client: str | None = None) -> RecordedScore | None:
-        """The score of a model on some rows; None where there is none."""
+        """Return the score of a model on a set of rows; None if there is none."""
         return next((s for s in self.scores if (s.model, s.data, s.client) == (model, data, client)), None)
 
     def per_client(self, model: str, data: str) -> dict[str, RecordedScore]:
-        """Client -> the score of a model on that client's rows, in the order of the clients."""
+        """Return the score of a model on each client's rows, by client."""
         return {s.client: s for s in self.scores if s.client is not None and (s.model, s.data) == (model, data)}
 
 
@@ -83,13 +83,13 @@ class LedgerLine(Record):
 
 
 class RecordedRows(Record):
-    """One part of a client's rows, or the test set: of which files, and examples per class."""
+    """A part of a client's rows."""
 
     of: str | None = None
 
 
 class ClassCounts(Record):
-    """Examples per class of a client's parts."""
+    """The examples per class in each part of a client's rows."""
 
     private: tuple[int, ...]
     public: tuple[int, ...] | None = None
@@ -99,19 +99,19 @@ class ClassCounts(Record):
 
     @property
     def training(self) -> tuple[int, ...]:
-        """The private ones and those given to the public seed set, too."""
+        """Return the examples per class of the private and the public rows."""
         return tuple(map(sum, zip(self.private, self.public or (0,) * len(self.private), strict=True)))
 
 
 class RecordedClient(Record):
-    """What one client holds."""
+    """The rows of a client."""
 
     counts: ClassCounts
     validation: RecordedRows | None = None
 
 
 class RecordedPartition(Record):
-    """partition.json, without the rows."""
+    """The content of partition.json, without row numbers."""
 
     source: str
     kind: str
@@ -121,14 +121,14 @@ class RecordedPartition(Record):
 
 
 class RecordedNetworks(Record):
-    """The networks of a run, in tables of what was recorded of each."""
+    """The networks of a run, each as a table."""
 
     shared: dict[str, Any] | None = None
     personal: dict[str, dict[str, Any]] | None = None
 
 
 class RecordedScaling(Record):
-    """What was done to inputs."""
+    """The scaling of inputs."""
 
     divisor: float = 1
     mean: tuple[float, ...] | None = None
@@ -136,15 +136,15 @@ class RecordedScaling(Record):
 
 
 class MethodAbout(Record):
-    """How a method introduces itself. Folders of earlier versions do not hold it."""
+    """How a method describes itself. Folders of earlier versions lack this table."""
 
-    title: str  # what tables call the method
+    title: str  # the name in tables
     shares: bool  # whether it has a shared model
-    preset: list[str]  # keys that the method's name has set
+    preset: list[str]  # the keys that the name of a preset method sets
 
 
 class Environment(Record):
-    """environment.json, as far as a report looks into it by name."""
+    """The keys of environment.json that a report reads."""
 
     algorithm: MethodAbout = MethodAbout(title="", shares=True, preset=[])
     models: RecordedNetworks | None = None
@@ -153,7 +153,7 @@ class Environment(Record):
 
 
 class GlobalSummary(Record):
-    """The shared model on the test set: after the last round, and after the one that was chosen."""
+    """Accuracy of the shared model on the test set: after the last round, and after the best round."""
 
     last: float
     best: float
@@ -162,7 +162,7 @@ class GlobalSummary(Record):
 
 
 class ClientScores(Record):
-    """The clients' scores after one round."""
+    """The accuracies of the clients after a round."""
 
     mean: float
     worst: float
@@ -172,26 +172,26 @@ class ClientScores(Record):
 
 
 class ClientSummary(Record):
-    """The model a client would use on its own validation data."""
+    """The accuracies of the model that a client would use, on its validation data."""
 
     last: ClientScores
     best: ClientScores
 
 
 class GlobalPart(Record):
-    """The shared model's part of a summary."""
+    """The part of a summary about the shared model."""
 
     test_accuracy: GlobalSummary | None = None
 
 
 class PersonalPart(Record):
-    """The clients' part of a summary."""
+    """The part of a summary about the clients."""
 
     val_accuracy: ClientSummary | None = None
 
 
 class NodeMeasure(Record):
-    """ACC, BWT or FWT of the nodes: after the last round, and after each node's own best one."""
+    """ACC, BWT or FWT of the nodes: after the last round, and after the best round of each node."""
 
     last: ClientScores
     best: ClientScores
@@ -202,26 +202,26 @@ class NodeMeasures(Record):
 
     acc: NodeMeasure | None = None
     bwt: NodeMeasure | None = None
-    fwt: NodeMeasure | None = None  # a single node has no others
+    fwt: NodeMeasure | None = None  # None for a single node
     best_rounds: dict[str, int]
     best_by: str  # "validation.all", "validation", "holdout" or "test"
 
 
 class ProjectedShare(Record):
-    """The share of each node's mutual steps whose gradient was projected."""
+    """The share of a node's mutual steps in which a gradient was projected."""
 
     mean: Share
     per_client: dict[str, Share]
 
 
 class RecordedBudget(Record):
-    """What a client's part cost."""
+    """The privacy budget that a client spent."""
 
-    epsilon: float | None  # None: it is infinite
+    epsilon: float | None  # None: infinite
 
 
 class RecordedGuarantee(Record):
-    """The differential privacy of what left in a run."""
+    """The differential privacy of a run."""
 
     delta: float
     unit: str
@@ -229,7 +229,7 @@ class RecordedGuarantee(Record):
 
 
 class Summary(Record):
-    """summary.json: there once a run is finished."""
+    """The content of summary.json, which is written at the end of a run."""
 
     rounds: int
     seconds: float | None = None
@@ -237,30 +237,30 @@ class Summary(Record):
     personal: PersonalPart | None = None
     transfer: NodeMeasures | None = None
     projected: ProjectedShare | None = None
-    privacy: RecordedGuarantee | None = None  # None: nothing was noised
+    privacy: RecordedGuarantee | None = None  # None: no noise was added
     leaves: dict[str, dict[str, tuple[str, tuple[int, ...]]]] | None = None  # phase -> name -> dtype, shape
 
 
 class TunedRecord(Record):
-    """tuned.json: what `compare --tune` chose for a method."""
+    """The content of tuned.json: the values that `compare --tune` chose."""
 
     set: dict[str, str]  # dotted key -> value
 
 
 class NamedTable(Record):
-    """A table of which a report needs the name only."""
+    """A table of which only the name is read."""
 
     name: str
 
 
 class TrainingTable(Record):
-    """The local work of a round, as far as a report tells of it."""
+    """The local training of a round."""
 
-    local_steps: int | None = None  # gradient steps; unset where it is told in epochs
+    local_steps: int | None = None  # gradient steps; None: the configuration counts epochs
 
 
 class RunSettings(Record):
-    """The keys of config.toml that a report looks at by name."""
+    """The keys of config.toml that a report reads by name."""
 
     name: str
     seed: int

@@ -1,4 +1,4 @@
-"""A run in one page of JSON, made from its own lines: last and best scores, each best with the data that chose it."""
+"""Make summary.json from the logs of a run: last and best scores, and the rows by which the best round was chosen."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,19 +11,19 @@ from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import Summary
 from fedmutual.rundir.transfer import per_client, projected, transfer
 
-SEED = "seed"  # the phase of round 0 in which nodes give out their public data: counted once, and apart
+SEED = "seed"  # the phase of round 0 in which nodes send their public data; its bytes are counted apart
 Lines = Sequence[Mapping[str, Any]]
 
 
 def write_summary(folder: Path, config: Config, **more: Any) -> None:
-    """summary.json of a run, from its lines. more: what else it says, or says otherwise."""
+    """Write summary.json of a run from its logs. more: further keys, or other values of keys."""
     head = {"format": 1, "name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds}
     scores = summarise(config, read_lines(folder / METRICS), read_lines(folder / LEDGER))
     write_record(folder / SUMMARY, Summary, {**head, "seed": config.seed, **scores, **more})
 
 
 def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:
-    """The scores and bytes of summary.json. Accuracies are fractions; rounds count from 1."""
+    """Return the scores and bytes of summary.json. Accuracies are fractions in [0, 1]; rounds count from 1."""
     held = any(s["data"] == "holdout" for line in metrics for s in line["scores"])  # those of a partition file too
     chosen_by = config.records.best_by or ("holdout" if held else None)
     scored = {s["model"] for line in metrics for s in line["scores"] if s["client"] is not None}
@@ -42,14 +42,14 @@ def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:
 
 
 def _bytes(ledger: Lines) -> dict[str, int]:
-    """What went up and down, and what the nodes gave out of their public data before the first round."""
+    """Return the bytes that clients sent ("up") and received ("down"), and the bytes of their public data ("seed")."""
     seed = [line for line in ledger if (line["round"], line["phase"]) == (0, SEED)]
     ways = {way: sum(line[way] for line in ledger) - sum(line[way] for line in seed) for way in ("up", "down")}
     return ways | {"seed": sum(line["up"] for line in seed)}
 
 
 def _global(metrics: Lines, best_by: str) -> dict[str, Any] | None:
-    """The complete shared model on the test set; None where there is none."""
+    """Return the accuracy of the shared model on the test set; None without a complete shared model."""
     test = {line["round"]: _mean(line, "global", "test") for line in metrics}
     if not test or any(v is None for v in test.values()):
         return None
@@ -63,38 +63,38 @@ def _others(metrics: Lines, model: str | None) -> dict[str, Any]:
     """Return the last scores, on validation data, of clients whose task has no accuracy metric; empty where all have one."""
     last = metrics[-1]["scores"] if metrics else ()
     named = ("model", "client", "data")
-    found = {
+    by_client = {
         s["client"]: {k: v for k, v in s.items() if k not in named}
         for s in last
-        if s["model"] == model and s["data"] == "validation" and s["client"] is not None and not _judged(s)
+        if s["model"] == model and s["data"] == "validation" and s["client"] is not None and not _has_accuracy(s)
     }
-    return {"other_tasks": {"last": found}} if found else {}
+    return {"other_tasks": {"last": by_client}} if by_client else {}
 
 
 def _personal(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] | None:
-    """The model that a client would use, on its own validation data; None where no client shares its scores."""
+    """Return the accuracies of the model that a client would use on validation data; None if no client shares its scores."""
     if model is None:
         return None
     scores = {line["round"]: per_client(line, model, "validation") for line in metrics}
-    if not all(scores.values()):  # no task here knows an accuracy
+    if not all(scores.values()):  # no client has an accuracy
         return None
     judged = {line["round"]: _mean(line, model, best_by) for line in metrics}
     by = best_by if None not in judged.values() else "validation"
     best = _best(judged if by == best_by else {r: _mean_of(s) for r, s in scores.items()})
     at = {"last": max(scores), "best": best}
-    found = {
+    accuracies = {
         name: {"mean": _mean_of(scores[r]), "worst": min(scores[r].values()), "per_client": scores[r]}
         for name, r in at.items()
     }
-    found["best"] |= {"best_round": best, "best_by": by}
-    return found
+    accuracies["best"] |= {"best_round": best, "best_by": by}
+    return accuracies
 
 
 def _mean(line: Mapping[str, Any], model: str, data: str) -> float | None:
-    """The mean accuracy of a model on some rows, over clients where they are the clients'."""
-    scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data and _judged(s)]
-    found = [s["accuracy"] for s in scores if s["client"] is None] or [s["accuracy"] for s in scores]
-    return sum(found) / len(found) if found else None
+    """Return the accuracy of a model on the common rows, else its mean over clients; None without an accuracy."""
+    scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data and _has_accuracy(s)]
+    accuracies = [s["accuracy"] for s in scores if s["client"] is None] or [s["accuracy"] for s in scores]
+    return sum(accuracies) / len(accuracies) if accuracies else None
 
 
 def _mean_of(scores: Mapping[str, float]) -> float:
@@ -102,10 +102,10 @@ def _mean_of(scores: Mapping[str, float]) -> float:
 
 
 def _best(judged: Mapping[int, float | None]) -> int:
-    """The first round of the greatest value."""
+    """Return the first round with the greatest value."""
     return max(judged, key=lambda r: (judged[r] or 0.0, -r))
 
 
-def _judged(score: Mapping[str, Any]) -> bool:
-    """Whether its task tells an accuracy."""
+def _has_accuracy(score: Mapping[str, Any]) -> bool:
+    """Return whether the score holds an accuracy."""
     return isinstance(score.get("accuracy"), int | float)

@@ -1,4 +1,4 @@
-"""TensorBoard, an extra (`pip install "fedmutual[tensorboard]"`): the same events, drawn by it as they come."""
+"""Write the scores of a run for TensorBoard, which needs the extra `fedmutual[tensorboard]`."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -8,7 +8,7 @@ from fedmutual.events import Evaluated, Event, Failed, Finished
 
 
 def check_installed() -> None:
-    """Raise ConfigError where TensorBoard is not installed."""
+    """Raise ConfigError if TensorBoard is not installed."""
     if find_spec("tensorboard") is None:
         raise ConfigError(
             "key 'records.tensorboard' needs TensorBoard, fedmutual's extra 'tensorboard': pip install tensorboard"
@@ -16,7 +16,7 @@ def check_installed() -> None:
 
 
 class Writer:
-    """Observer: scores and training losses as scalars, under `tensorboard/` of the run's folder.
+    """Observer: writes scores and training losses as scalars to `tensorboard/` in the run's folder.
 
     Raises:
         RunError: the folder cannot be written.
@@ -31,7 +31,7 @@ class Writer:
             raise RunError(f"{folder / 'tensorboard'}: cannot be written ({problem.strerror or problem})") from None
 
     def __call__(self, event: Event) -> None:
-        """Write the numbers of an evaluation; close with the run."""
+        """Write the numbers of an evaluation; close the writer at the end of the run."""
         if isinstance(event, Evaluated):
             for score in event.scores:
                 tag = "/".join((score.model, score.data, *([score.client] if score.client is not None else [])))
