@@ -1,12 +1,14 @@
 """The rounds of a federation on any engine: draw participants, send messages, receive replies, and report events."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 
 from fedmutual.core import At, Bench, Message, Phase, Unusable, Work
-from fedmutual.engines.base import Engine, evaluate_client, participate
+from fedmutual.engines.base import Engine, Reply, evaluate_client, participate
 from fedmutual.engines.user_errors import check_state, make_user_error
 from fedmutual.evaluation import COPY
 from fedmutual.events import (
@@ -23,16 +25,47 @@ from fedmutual.events import (
 )
 from fedmutual.federation.plan import Judge, RoundPlan
 
+R = TypeVar("R")
+
 
 class Paused(Exception):
     """Raised by an observer of `RoundDone` to stop the rounds; the saved run can be resumed."""
 
 
+Arguments = Mapping[str, tuple[Any, ...]]
+"""The arguments of `participate` for each client of a phase, by client."""
+
+RunPhase = Callable[[], Iterator[tuple[str, Reply]]]
+"""Runs a phase -> (client, reply) as clients finish."""
+
+Rounds = Generator[Arguments, RunPhase, Message]
+"""Yields the arguments of each phase, receives a function that returns the replies, and returns the server's last state."""
+
+
 def federate(
     plan: RoundPlan, engine: Engine, server: Message, saved: int | None, observers: Sequence[Observer], judge: Judge | None
 ) -> Message:
-    """Run the rounds after the `saved` rounds -> the server's state after the last round.
+    """Run `generate_rounds` with an engine -> the server's state after the last round."""
+    return drive(generate_rounds(plan, engine, server, saved, observers, judge), engine)
 
+
+def drive(rounds: Generator[Arguments, RunPhase, R], engine: Engine) -> R:
+    """Run the phases of one run with its engine -> the result of the generator."""
+    try:
+        arguments = next(rounds)
+        while True:
+            arguments = rounds.send(partial(engine.each, participate, arguments))
+    except StopIteration as end:
+        result: R = end.value
+        return result
+
+
+def generate_rounds(
+    plan: RoundPlan, engine: Engine, server: Message, saved: int | None, observers: Sequence[Observer], judge: Judge | None
+) -> Rounds:
+    """Run the rounds after the `saved` rounds. The caller runs the phases; several runs can share their phases in this way.
+
+    engine: scores the clients, and gives observers access to them.
     saved: the number of saved rounds; None: a new run, which begins with the start phases of the algorithm.
     judge: scores the shared model at the server; None: it is not scored there.
 
@@ -51,15 +84,15 @@ def federate(
             others = {i: _count_received_seeds(plan, size) for i, size in plan.seeds.items()}
             report(PhaseDone(0, "seed", others, plan.seeds, {}))
         if saved is None and plan.algorithm.start:
-            server, _ = _exchange(plan, engine, server, -1, plan.algorithm.start, report)
+            server, _ = yield from _exchange(plan, engine, server, -1, plan.algorithm.start, report)
             report(RoundDone(0, plan.rounds, server, engine.each))
         for round in range(done, plan.rounds):
-            server, train = _exchange(plan, engine, server, round, plan.algorithm.phases, report)
+            server, train = yield from _exchange(plan, engine, server, round, plan.algorithm.phases, report)
             if (round + 1) % plan.evaluate_every == 0 or round + 1 == plan.rounds:
                 report(_evaluate(plan, engine, server, round, train, judge))
                 _report_remarks(engine, round, report)
             report(RoundDone(round + 1, plan.rounds, server, engine.each))
-    except Paused:
+    except (Paused, GeneratorExit):
         raise
     except BaseException as problem:
         error = make_user_error(problem)
@@ -82,7 +115,7 @@ Train = dict[str, dict[str, float]]
 
 def _exchange(
     plan: RoundPlan, engine: Engine, server: Message, round: int, phases: Sequence[Phase], report: Observer
-) -> tuple[Message, Train]:
+) -> Generator[Arguments, RunPhase, tuple[Message, Train]]:
     """Run the phases of a round, or of the start -> (server's next state, each client's mean loss terms)."""
     train: Train = {}
     for number, phase in enumerate(phases):
@@ -96,7 +129,8 @@ def _exchange(
         works: dict[str, Work] = {}
         down = {i: count_bytes(inbox) for i, inbox in inboxes.items()}
         up = dict.fromkeys(participants, 0)
-        for i, reply in engine.each(participate, {i: (phase, inboxes[i], declared, at) for i in participants}):
+        run_phase = yield {i: (phase, inboxes[i], declared, at) for i in participants}
+        for i, reply in run_phase():
             if reply.message or not declared:
                 replies[i] = reply.message
             losses[i] = reply.train

@@ -1,9 +1,8 @@
 """One experiment, from its configuration to its folder."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,8 @@ from fedmutual.config import Config, unused
 from fedmutual.core import Message
 from fedmutual.engines.assignment import WorkerLost
 from fedmutual.engines.base import Engine, count_parameters
-from fedmutual.engines.loop import federate
-from fedmutual.engines.multi_run import RunScheduler
+from fedmutual.engines.loop import drive, generate_rounds
+from fedmutual.engines.multi_run import RunScheduler, Training
 from fedmutual.engines.ray import Cluster
 from fedmutual.engines.select import EngineChoice, choose_engine, open_engine
 from fedmutual.errors import RunError
@@ -112,24 +111,18 @@ def attempt_together(
             device, begun = (looked[n] or {}).get("device"), folders.begun(outs[n])
             built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.kept(outs[n]))
         compiled = any(configs[n].engine.compile for n in left)
-        lanes = RunScheduler([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
+        scheduler = RunScheduler([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
         choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
 
-        def train(n: int, lane: Engine) -> None:
+        def train(n: int, engine: Engine) -> Training:
             with folders.held(outs[n]):
                 if _look(outs[n], configs[n], resume) is not None:
-                    _describe(outs[n], built[n], lane, choice)
+                    _describe(outs[n], built[n], engine, choice)
                     notes = *_picked(choice), *unused.describe_unused_engine_keys(configs[n], choice.name)
-                    _train(built[n], lane, outs[n], observers[n], notes)
+                    yield from _train(built[n], engine, outs[n], observers[n], notes)
 
-        raised = dict(zip(left, lanes.run([_in_this_context(partial(train, n)) for n in left]), strict=True))
+        raised = dict(zip(left, scheduler.train([partial(train, n) for n in left]), strict=True))
     return [raised.get(n) for n in range(len(configs))]
-
-
-def _in_this_context(work: Callable[[Engine], None]) -> Callable[[Engine], None]:
-    """The work with the caller's context variables, in whichever thread it is done."""
-    context = copy_context()
-    return lambda lane: context.run(work, lane)
 
 
 def _same_data(config: Config) -> str:
@@ -229,7 +222,7 @@ def _train_through(hosted: EngineHandle, folder: Path, observers: Sequence[Obser
     while True:
         try:
             hosted.reach(folder)
-            return _train(hosted.experiment, hosted.engine, folder, observers, notes)
+            return drive(_train(hosted.experiment, hosted.engine, folder, observers, notes), hosted.engine)
         except WorkerLost as lost:
             saved = committed(folder)
             deaths.append(saved.round if saved else 0)
@@ -257,8 +250,8 @@ def _look(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
 
 def _train(
     experiment: Experiment, engine: Engine, folder: Path, observers: Sequence[Observer], notes: tuple[str, ...]
-) -> None:
-    """Start, or go on from what is saved, to the end; then sum up."""
+) -> Training:
+    """Train from the start, or from the saved round, to the end; then write the summary."""
     config = experiment.config
     name = folders.identity(config, _fingerprint(experiment))
     server, saved = _restored(experiment, engine, folder, name)
@@ -272,7 +265,7 @@ def _train(
         records.insert(0, tensorboard.Writer(folder))
     homes = {i: folder / "clients" / i for i in experiment.clients}
     plan = replace(experiment.plan(homes, notes), keep=keep)
-    federate(plan, engine, server, saved.round if saved else None, records, experiment.judge())
+    yield from generate_rounds(plan, engine, server, saved.round if saved else None, records, experiment.judge())
     partition = experiment.data.partition
     write_summary(
         folder,
