@@ -18,7 +18,15 @@ def test_the_keys_that_a_resumed_run_may_change():
 
 
 def test_the_keys_that_change_no_number_of_a_result():
-    machine = {"engine.device", "engine.threads", "engine.compile", "data.root", "data.resident", "data.workers"}
+    machine = {
+        "engine.device",
+        "engine.threads",
+        "engine.compile",
+        "engine.turns",
+        "data.root",
+        "data.resident",
+        "data.workers",
+    }
     record = {"name", "records.checkpoint_every", "records.keep_best", "records.tensorboard"}
     resumable = keys_that(lambda effect: effect.resumable)
     assert {key for key in EFFECTS if not tells(key)} == machine | record | resumable

@@ -192,21 +192,33 @@ def test_a_run_begun_in_one_process_goes_on_stacked_with_adam(small):
     assert difference(tensors(whole), tensors(part)) < 1e-4
 
 
-@pytest.mark.parametrize(("apart", "stacks"), [(0.002, True), (0.0005, False)])
-def test_on_a_gpu_what_is_slower_together_is_stepped_one_after_the_other(small, monkeypatch, apart, stacks):
-    """The device and the paces are made up; what is done with them is not."""
+@pytest.mark.parametrize(("in_turns", "turns_are_faster"), [(0.002, False), (0.0005, True)])
+def test_on_a_gpu_the_log_suggests_turns_where_they_are_faster_and_the_bits_stay(
+    small, monkeypatch, in_turns, turns_are_faster
+):
+    """The device and the times are made up."""
     from fedmutual.engines import stacked
 
+    plain = fedmutual.run(loaded(small, **{"engine.name": "stacked"}), "plain").folder
     trials = []
     monkeypatch.setattr(stacked, "find_device", lambda parts: torch.device("cuda"))
-    monkeypatch.setattr(stacked, "time_steps", lambda parts: (trials.append(parts), (0.001, apart))[1])
+    monkeypatch.setattr(stacked, "time_steps", lambda parts: (trials.append(parts), (0.001, in_turns))[1])
     run = fedmutual.run(loaded(small, **{"engine.name": "stacked"}), "run").folder
     assert len(trials) == 1, "once, not in every round"
-    log = (run / "log.txt").read_text()
-    said = "clients 0, 1, 2 step one after the other, not stacked: a step of all takes 0.5 ms"
-    assert log.count(said) == (0 if stacks else 1)
+    assert (run / "log.txt").read_text().count("engine.turns = true") == turns_are_faster
+    assert difference(tensors(run), tensors(plain)) == 0.0
+
+
+def test_clients_that_step_in_turns_have_the_bits_of_clients_one_after_the_other(small, monkeypatch):
+    from fedmutual.engines import stacked
+
+    modes = []
+    take = stacked.InterleavedSteps.take
+    monkeypatch.setattr(stacked.InterleavedSteps, "take", lambda *args: (modes.append("turns"), take(*args))[1])
+    run = fedmutual.run(loaded(small, **{"engine.name": "stacked", "engine.turns": True}), "run").folder
     plain = fedmutual.run(loaded(small, **{"engine.name": "inprocess"}), "plain").folder
-    assert (difference(tensors(run), tensors(plain)) == 0.0) is not stacks
+    assert modes
+    assert difference(tensors(run), tensors(plain)) == 0.0
 
 
 def test_paces_are_of_steps_on_copies(small):

@@ -262,6 +262,12 @@ class EngineConfig(Section):
         affects="machine",
         engines=("stacked",),
     )
+    turns: bool = key(
+        False,
+        "stacked: step clients in turns, each on its own CUDA stream, not as one stack; the log says if turns are faster",
+        affects="machine",
+        engines=("stacked",),
+    )
     participation: Annotated[float, Field(gt=0, le=1)] = key(1.0, "the fraction of clients in a round, at least one")
 
 

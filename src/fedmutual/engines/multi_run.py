@@ -20,8 +20,8 @@ Training = Generator[Arguments, RunPhase, None]
 class RunScheduler:
     """Trains several runs together."""
 
-    def __init__(self, federations: Sequence[Sequence[Client]], compile: bool = False) -> None:
-        self._stacker = Stacker([client for clients in federations for client in clients], compile)
+    def __init__(self, federations: Sequence[Sequence[Client]], compile: bool = False, turns: bool = False) -> None:
+        self._stacker = Stacker([client for clients in federations for client in clients], compile, turns)
         self._engines = [RunEngine(self, clients) for clients in federations]
         self._unread: dict[RunEngine, list[str]] = {engine: [] for engine in self._engines}
 

@@ -80,4 +80,4 @@ def open_engine(
                 raise
             choice = EngineChoice("inprocess", 1, str(problem))
     clients = map(make, work)
-    return (Stacked(clients, config.compile) if choice.name == "stacked" else InProcess(clients)), choice
+    return (Stacked(clients, config.compile, config.turns) if choice.name == "stacked" else InProcess(clients)), choice

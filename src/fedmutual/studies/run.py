@@ -110,8 +110,9 @@ def attempt_together(
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
             device, begun = (looked[n] or {}).get("device"), folders.begun(outs[n])
             built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.kept(outs[n]))
-        compiled = any(configs[n].engine.compile for n in left)
-        scheduler = RunScheduler([[built[n].client(i) for i in built[n].clients] for n in left], compiled)
+        federations = [[built[n].client(i) for i in built[n].clients] for n in left]
+        engines = [configs[n].engine for n in left]
+        scheduler = RunScheduler(federations, any(e.compile for e in engines), any(e.turns for e in engines))
         choice = EngineChoice("stacked", 1, f"{len(left)} runs at once fill a device better")
 
         def train(n: int, engine: Engine) -> Training:
