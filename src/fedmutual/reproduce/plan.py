@@ -115,27 +115,30 @@ def jobs(cell: Cell, seeds: Iterable[int], scale: Scale, here: Here = MappingPro
         ConfigError: an arm's configuration is not valid; the message names file, arm and key.
     """
     of_cell = scale.of(cell)
+    seeds = list(seeds)
+    # parsing takes a millisecond, and seeds differ in one key only
+    configs = {arm: arm_config(cell, arm, seeds[0], of_cell, here) for arm in (cell.arms if seeds else ())}
     for seed in seeds:
         jobs_by_arm: dict[str, Job] = {}
         for arm in cell.arms:
-            yield from _plan_with_needs(cell, arm, seed, of_cell, here, jobs_by_arm)
+            yield from _plan_with_needs(cell, arm, seed, of_cell, configs, jobs_by_arm)
 
 
 def _plan_with_needs(
-    cell: Cell, arm: str, seed: int, scale: Scale, here: Here, jobs_by_arm: dict[str, Job]
+    cell: Cell, arm: str, seed: int, scale: Scale, configs: Mapping[str, Config], jobs_by_arm: dict[str, Job]
 ) -> Iterator[Job]:
     if arm in jobs_by_arm:
         return
     need = cell.arms[arm].needs
     if need is not None:
-        yield from _plan_with_needs(cell, need, seed, scale, here, jobs_by_arm)
+        yield from _plan_with_needs(cell, need, seed, scale, configs, jobs_by_arm)
     arm_table, needed = cell.arms[arm], jobs_by_arm[need] if need else None
     inputs = {
         "needs": needed.fingerprint if needed else None,
         "clients": arm_table.clients,
         "examples": arm_table.examples,
     }
-    config = arm_config(cell, arm, seed, scale, here)
+    config = configs[arm].model_copy(update={"seed": seed})
     jobs_by_arm[arm] = Job(cell, arm, seed, scale, config, fingerprint(config, inputs), needed)
     yield jobs_by_arm[arm]
 
