@@ -1,4 +1,4 @@
-"""What the participants of a federation of real sites agreed on: read from FEDERATION.toml, held against at every site."""
+"""The contract of a federation of real sites: it is read from FEDERATION.toml, and every site checks a job against it."""
 
 import hashlib
 import json
@@ -28,139 +28,147 @@ from fedmutual.sites.secure_sum.messages import LEAST_SITES, MOST_SITES, find_th
 
 S = TypeVar("S", bound=Section)
 _NOT_COMMON = {
-    "partition": "every site has data of its own",
-    "clients": "what a site does its own way stands in its own site.toml, and the others do not learn it",
-    "engine": "where its work runs is for each site to say, in its site.toml",
+    "partition": "every site brings its own data",
+    "clients": "the settings of one site belong in its site.toml, which the other sites do not see",
+    "engine": "each site sets in its site.toml where its computations run",
 }
-_METRICS = "accuracy"  # what a site tells of its scores, unless the federation's file or the site's own says otherwise
+_METRICS = "accuracy"  # the scores that a site shares where no file has the key share.metrics
 
 
 @dataclass(frozen=True)
 class Contract:
-    """A federation's settings. Public: the server and all sites have it."""
+    """The settings of a federation. They are public: the server and all sites have them."""
 
-    tables: Table  # the keys of an experiment that all have in common
+    tables: Table  # the keys of an experiment, equal at all sites
     sites: SitesTable
     server: ServerTable
-    public: Table | None = None  # what it says of the public seed set (schema.SeedsTable)
+    public: Table | None = None  # the description of the public seed set (schema.SeedsTable)
     version: str = fedmutual.__version__
-    source: str = "the contract"  # what messages call it
+    source: str = "the contract"  # the name of the contract in error messages
 
     @cached_property
     def config(self) -> Config:
-        """The common settings, checked."""
+        """The validated settings that all sites share."""
         return parse_config(self._settings, self.source)
 
     @property
     def _settings(self) -> Table:
-        """The tables, with what is told of scores between real sites where they do not say it."""
+        """The tables, with the default of share.metrics between real sites where the key is unset."""
         share = self.tables.get("share", {})
         return {**self.tables, "share": {"metrics": _METRICS, **share}} if isinstance(share, Mapping) else self.tables
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """Its phases, with the common settings."""
+        """The algorithm, with the settings that all sites share."""
         return make_algorithm(self.config)
 
     @property
     def name(self) -> str:
-        """The federation's."""
+        """The name of the federation."""
         return self.config.name
 
     @property
     def quorum(self) -> int:
-        """How many sites must answer."""
+        """The number of sites that must answer for a round to count."""
         return max(self.sites.least, find_threshold(len(self.sites.names))) if self.is_masked else self.sites.least
 
     @property
     def is_masked(self) -> bool:
-        """Whether sites mask their updates, so that the server has the sum alone."""
+        """Whether sites mask their updates, so that the server learns only the sum."""
         return self.server.sum == "masked"
 
     @property
     def binding(self) -> str:
-        """Digest, in hex, of what keys and signatures of a secure sum are bound to."""
+        """The digest, in hex, that binds keys and signatures of a secure sum to this contract."""
         return digest_agreed(self.record())
 
     @property
     def limits(self) -> Limits:
-        """What the server holds replies to."""
+        """The bounds that the server checks replies against."""
         return Limits(self.sites.update_limit, self.sites.examples_limit, self.sites.refuse_opposed)
 
-    def at(self, own: SiteFile, source: str) -> Config:
-        """The whole configuration of one site: a federation of one client, who brings its own data.
+    def at(self, site_file: SiteFile, source: str) -> Config:
+        """Return the full configuration of one site: a federation of one client, with the site's own data.
+
+        source: the name of the file in error messages.
 
         Raises:
-            ConfigError: a key of the site's file is wrong, or does not go together with the contract.
+            ConfigError: a key of the site's file is wrong, or does not fit the contract.
         """
-        kept = {key: table for key, table in own.model_dump(exclude_unset=True).items() if table != {}}
-        mine = {k: kept[k] for k in ("data", "model", "algorithm", "training", "optimizer", "share") if k in kept}
-        given = {"engine": own.engine.model_dump(), "split": {k: v for k, v in own.split if v is not None}}
-        given["privacy"] = {k: v for k, v in own.privacy if v is not None}
-        tables = merge_overrides(self._settings, {"clients": {own.site: {"data": {"name": "digits"}, **mine}}, **given})
+        set_tables = {key: table for key, table in site_file.model_dump(exclude_unset=True).items() if table != {}}
+        sections = ("data", "model", "algorithm", "training", "optimizer", "share")
+        client = {"data": {"name": "digits"}, **{k: set_tables[k] for k in sections if k in set_tables}}
+        overrides = {"engine": site_file.engine.model_dump(), "split": {k: v for k, v in site_file.split if v is not None}}
+        overrides["privacy"] = {k: v for k, v in site_file.privacy if v is not None}
+        tables = merge_overrides(self._settings, {"clients": {site_file.site: client}, **overrides})
         try:
             return parse_config(tables, source)
         except ConfigError as problem:
-            raise ConfigError(str(problem).replace(f"clients.{own.site}.", "")) from None
+            raise ConfigError(str(problem).replace(f"clients.{site_file.site}.", "")) from None
 
     def record(self) -> Table:
-        """As it crosses, in JSON. Where the public seed set lies is for everybody to know alone."""
+        """Return the contract as the table that is sent as JSON, without the local folder of the public seed set."""
         sites = self.sites.model_dump(mode="json", exclude={"public"})
         tables = {"server": self.server.model_dump(mode="json"), "sites": sites}
         about = {"format": FORMAT, "version": self.version, "name": self.name}
         record: Table = json.loads(json.dumps({**about, "public": self.public, "tables": {**self.tables, **tables}}))
-        return record  # as JSON has it, in which no tuple is
+        return record  # JSON turned the tuples into lists
 
     @property
     def imprint(self) -> str:
-        """Of all that is submitted. Hex."""
+        """The digest of the full submitted contract, in hex."""
         return hashlib.sha256(json.dumps(self.record(), sort_keys=True).encode()).hexdigest()
 
     @property
     def digest(self) -> str:
-        """Of what may not change while a federation goes on, beside its settings: sites may come and go. Hex."""
+        """The digest, in hex, of `sites.input`, the one key of [sites] that may not change during a federation."""
         return hashlib.sha256(json.dumps(list(self.sites.input)).encode()).hexdigest()
 
 
 def identify(config: Config, fingerprint: str) -> str:
-    """`folders.identity` of a federation's or a site's state: what is told of scores may change while it goes on."""
-    clients = {i: own.model_copy(update={"share": None}) for i, own in config.clients.items()}
+    """Return `folders.identity` of the state of a federation or site, without the table `share`, which may change."""
+    clients = {i: client.model_copy(update={"share": None}) for i, client in config.clients.items()}
     return folders.identity(config.model_copy(update={"share": ShareConfig(), "clients": clients}), fingerprint)
 
 
 def read_contract(path: Path) -> Contract:
-    """A federation's contract from its FEDERATION.toml, without what it says of the public seed set.
+    """Read FEDERATION.toml and return the contract, without the description of the public seed set.
 
     Raises:
-        ConfigError: in one sentence, which key is wrong, missing, or has no place there.
+        ConfigError: a key is wrong, missing, or not allowed in this file.
     """
     return make_contract(read_tables(path), str(path))
 
 
 def read_submitted_contract(path: Path) -> Contract:
-    """The same with it, as it is submitted: from the files that the sites gave, in the folder `sites.public`.
+    """Read FEDERATION.toml and return the contract to submit, with the description of the public seed set.
+
+    The description is made from the sites' files in the folder `sites.public`.
 
     Raises:
-        UserError: likewise; or what is wrong with which site's file.
+        UserError: a key of the file is wrong, or the seed set file of a site is missing or unusable.
     """
-    found = read_contract(path)
-    use, folder = found.algorithm.public, found.sites.public
-    if use is None or folder is None:
-        return found
-    classes = found.config.data.classes or ()
-    return replace(
-        found, public=seedset.record_seedset(path.parent / folder, found.sites.names, found.sites.input, classes, use)
-    )
+    contract = read_contract(path)
+    public_data, folder = contract.algorithm.public, contract.sites.public
+    if public_data is None or folder is None:
+        return contract
+    sites, classes = contract.sites, contract.config.data.classes or ()
+    record = seedset.record_seedset(path.parent / folder, sites.names, sites.input, classes, public_data)
+    return replace(contract, public=record)
 
 
 def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contract:
-    """The same from tables."""
+    """Return the contract of these tables. source: the name of the file in error messages. more: other fields.
+
+    Raises:
+        ConfigError: a key is wrong, missing, or not allowed in a contract.
+    """
     rest = {k: v for k, v in tables.items() if k not in ("server", "sites")}
     for key, why in _NOT_COMMON.items():
         if key in rest:
-            raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; take it out")
-    tabled = {table: keys for table, keys in rest.items() if isinstance(keys, Mapping)}  # what is none is said further down
-    given = {"data": {}, "privacy": {}, **tabled}
+            raise ConfigError(f"{source}: key {key!r} has no place in a federation's file: {why}; remove the key")
+    mappings = {table: keys for table, keys in rest.items() if isinstance(keys, Mapping)}  # parse_config refuses others
+    given = {"data": {}, "privacy": {}, **mappings}
     for key, effect in list_effects(Config).items():
         table, _, name = key.partition(".")
         default = attrgetter(key)(Config())
@@ -168,21 +176,21 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
             raise ConfigError(
                 f"{source}: key {key!r} has no effect between real sites: {effect.unused_on_sites}; take it out"
             )
-    own = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in given["data"]]
-    if own:
+    site_keys = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in given["data"]]
+    if site_keys:
         raise ConfigError(
-            f"{source}: key 'data.{own[0]}' has no place in a federation's file: a site's data stand in its site.toml"
+            f"{source}: key 'data.{site_keys[0]}' has no place in a federation's file: a site's data stand in its site.toml"
         )
-    budget = [k for k in ("epsilon", "delta", "accountant") if k in given["privacy"]]
-    if budget:
+    budget_keys = [k for k in ("epsilon", "delta", "accountant") if k in given["privacy"]]
+    if budget_keys:
         raise ConfigError(
-            f"{source}: key 'privacy.{budget[0]}' has no place in a federation's file: a site's budget stands in its "
+            f"{source}: key 'privacy.{budget_keys[0]}' has no place in a federation's file: a site's budget stands in its "
             "site.toml"
         )
     server = parse_table(ServerTable, tables.get("server", {}), source, "server")
-    rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # where it is, no run has to know
+    rest["server"] = server.model_dump(include=set(ServerConfig.model_fields))  # a run does not need the address
     if server.sum == "masked":
-        rest["server"]["sum"] = "fixed"  # whose bits it has
+        rest["server"]["sum"] = "fixed"  # a masked sum has the same bits
     contract = Contract(
         dict(rest), parse_table(SitesTable, tables.get("sites", {}), source, "sites"), server, source=source, **more
     )
@@ -217,13 +225,13 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
         )
     if contract.is_masked:
         _check_masked(contract, source)
-    if contract.public is not None and not _fits(contract, contract.public):
+    if contract.public is not None and not _matches_seeds(contract, contract.public):
         raise ConfigError(f"{source}: what it says of the public seed set is not of its sites and classes; submit it anew")
     return contract
 
 
 def _check_masked(contract: Contract, source: str) -> None:
-    """Raise ConfigError where a secure sum is not possible, or a key would need what the server does not see."""
+    """Raise ConfigError where a secure sum is not possible, or a key needs the updates that the server does not see."""
     algorithm, sites = contract.algorithm, contract.sites
     count, threshold = len(sites.names), find_threshold(len(sites.names))
     if len(algorithm.phases) != 1 or algorithm.start or not is_summable(algorithm.phases[0]):
@@ -250,10 +258,12 @@ def _check_masked(contract: Contract, source: str) -> None:
 
 
 def accept_contract(text: Any, agreed: Iterable[Table], who: str = "this site") -> Contract:
-    """The contract that a job brought, once it is known to be what the operator agreed to; as `consent.check_agreed`.
+    """Return the contract of a job, after `consent.check_agreed` has compared it with the contracts of the operator.
+
+    text: the contract as JSON, from somebody else. agreed, who: as `consent.check_agreed` has them.
 
     Raises:
-        ConfigError: it is not, or cannot be carried out by this version.
+        ConfigError: the operator did not agree to the contract, or this version cannot carry it out.
     """
     record = check_agreed(text, agreed, who)
     seeds = record["public"]
@@ -268,17 +278,17 @@ def check_rounds(rounds: int, agreed: int, limits: LimitsTable) -> None:
     agreed: the rounds of the contract that the site agreed to, which are the limit where the site's file sets none.
 
     Raises:
-        ConfigError: they are more.
+        ConfigError: the contract has more rounds.
     """
-    most = limits.rounds or agreed
-    if rounds > most:
+    limit = limits.rounds or agreed
+    if rounds > limit:
         raise ConfigError(
-            f"the job is of {rounds} rounds, and this site agreed to {most}; set 'limits.rounds' in its file to allow more"
+            f"the job is of {rounds} rounds, and this site agreed to {limit}; set 'limits.rounds' in its file to allow more"
         )
 
 
 def parse_table(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
-    """A table of a kind. Raises ConfigError, in one sentence."""
+    """Return the validated table. Raises ConfigError, which names the source and the key, where the table is wrong."""
     try:
         return kind.model_validate(table)
     except ValidationError as problem:
@@ -286,10 +296,12 @@ def parse_table(kind: type[S], table: Any, source: str, prefix: str = "") -> S:
         raise ConfigError(f"{source}: {format_validation_error(problem.errors()[0], keys, prefix, kind)}") from None
 
 
-def _fits(contract: Contract, seeds: Table) -> bool:
-    """Whether it speaks of the public seed set as its algorithm needs it."""
-    use, names, counts = contract.algorithm.public, contract.sites.names, seeds["counts"]
-    if use is None or use.labelled == (counts is None) or any(tuple(seeds[k]) != names for k in ("rows", "bytes", "parts")):
+def _matches_seeds(contract: Contract, seeds: Table) -> bool:
+    """Return whether the description of the public seed set fits the sites, the classes and the algorithm."""
+    public_data, names, counts = contract.algorithm.public, contract.sites.names, seeds["counts"]
+    if public_data is None or public_data.labelled == (counts is None):
+        return False
+    if any(tuple(seeds[k]) != names for k in ("rows", "bytes", "parts")):
         return False
     classes = len(contract.config.data.classes or ())
-    return counts is None or (tuple(counts) == names and all(len(own) == classes for own in counts.values()))
+    return counts is None or (tuple(counts) == names and all(len(site_counts) == classes for site_counts in counts.values()))

@@ -1,4 +1,4 @@
-"""The server's half: the rounds, the shared model, what the sites tell; all of it on its disk after each round. No data."""
+"""The part of the server: rounds, shared model and scores, which are saved on disk after each round. It has no data."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ from fedmutual.sites.sizes import MessageSizes
 
 
 def build_server_experiment(contract: Contract) -> Experiment:
-    """The experiment as the server has it: networks and settings, and nobody's data."""
+    """Build the experiment of the server: networks and settings, without any data."""
     config = contract.config
     outputs = tasks.make_task(config.training.task).outputs
     classes = tuple(config.data.classes or ("y",))
-    image = len(contract.sites.input) == 3  # as an image file has it; a site's own source may count otherwise
+    image = len(contract.sites.input) == 3  # of an image file; a site's own source may scale its values otherwise
     divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
     space = Space(
         shape=tuple(contract.sites.input),
@@ -54,90 +54,93 @@ def build_server_experiment(contract: Contract) -> Experiment:
         task=config.training.task,
         scaling=Scaling(divisor, tuple(config.data.mean or ()), tuple(config.data.std or ()), size).record(),
     )
-    nobody = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
-    nets = Networks(config, nobody, contract.algorithm.scores, torch.device("cpu"))
-    return Experiment(config, nobody, contract.algorithm, nets)
+    no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
+    nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))
+    return Experiment(config, no_data, contract.algorithm, nets)
 
 
 def make_first_state(contract: Contract, experiment: Experiment) -> Message:
-    """What the server begins with."""
+    """Return the state of the server before the first round."""
     if contract.public is None:
         return experiment.server(contract.sites.names)
     return agreed(list_row_owners(contract), experiment.data.space.outputs)
 
 
 def find_longest_message(contract: Contract) -> int:
-    """Bytes of the longest message that the server and the sites of a federation send each other."""
+    """Return the number of bytes of the longest message between the server and the sites of a federation."""
     experiment, names = build_server_experiment(contract), contract.sites.names
     if contract.algorithm.public is None:
         state = experiment.server()
-    else:  # how many rows each gives, a contract that was not submitted does not say: no size depends on it
+    else:  # a contract before submission lacks the number of rows of each site; no message size depends on this number
         state = agreed(dict.fromkeys(names, range(0)), experiment.data.space.outputs)
     words = count_update(contract, state)
     return MessageSizes(contract.algorithm, state, names, is_peer_to_peer(contract.algorithm), words).longest
 
 
 def count_update(contract: Contract, state: Message) -> int | None:
-    """Words of an update in a secure sum; None where there is none. state: the server's."""
+    """Return the number of words of an update in a secure sum, or None where the sum is not masked. state: the server's."""
     return count_words(contract.algorithm.phases[0], state) if contract.is_masked else None
 
 
 def list_row_owners(contract: Contract) -> dict[str, range]:
-    """Whose rows lie where in the public seed set."""
-    found, start = {}, 0
+    """Return for each site the positions of its rows in the public seed set."""
+    rows_by_site, start = {}, 0
     for site, rows in (contract.public or {"rows": {}})["rows"].items():
-        found[site] = range(start, start := start + rows)
-    return found
+        rows_by_site[site] = range(start, start := start + rows)
+    return rows_by_site
 
 
 @dataclass(frozen=True)
 class Coordinator:
-    """A federation at the server."""
+    """The server of one federation."""
 
     contract: Contract
-    folder: Path  # of this federation; in the form of a run's, so that `report` reads it
-    startup: Path | None = None  # of the server's kit: with the authority's certificate, which a secure sum needs
+    folder: Path  # of this federation, in the form of a run folder, so that `report` can read it
+    startup: Path | None = None  # of the server's kit: holds the authority's certificate, which a secure sum needs
 
     def run(self, post: Post, observers: Sequence[Observer] = (), pause: Callable[[], None] = lambda: None) -> None:
-        """The rounds that are left, to the end.
+        """Run all rounds that are not done yet.
 
-        pause: called after every saved round; what it raises stops the rounds there.
+        pause: called after every saved round; an exception of this function ends the run there.
 
         Raises:
-            TooFew: sites were missing; what was saved is kept, and the same call goes on.
-            RunError: the folder holds another federation, or one that cannot go on to so many rounds, or cannot be written;
-                or the federation came to nothing several times, or too few sites are left.
+            TooFew: too few sites answered. The saved rounds stay, and another call goes on after them.
+            RunError: the folder holds another federation, or more rounds than the contract has, or cannot be written; or
+                too many rounds failed; or too few sites are left.
         """
         contract, experiment = self.contract, build_server_experiment(self.contract)
         name = identify(contract.config, contract.digest + (contract.public or {"digest": ""})["digest"])
         with folders.held(self.folder):
-            first = make_first_state(contract, experiment)
-            server, saved = self._restored(first, name)
+            first_state = make_first_state(contract, experiment)
+            server, saved = self._restore(first_state, name)
             self._describe(experiment)
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
             conduct, attempts = Conduct(self.folder), Attempts(self.folder)
-            hand, deadline = is_peer_to_peer(contract.algorithm), contract.sites.deadline
-            sizes = MessageSizes(contract.algorithm, first, contract.sites.names, hand, count_update(contract, first))
-            quorum, limits, sums = contract.quorum, contract.limits, self._sums(first)
-            engine = SitesEngine(post, quorum, deadline, hand, sizes, attempts, conduct, limits, contract.algorithm, sums)
+            peer_to_peer, deadline = is_peer_to_peer(contract.algorithm), contract.sites.deadline
+            words = count_update(contract, first_state)
+            sizes = MessageSizes(contract.algorithm, first_state, contract.sites.names, peer_to_peer, words)
+            quorum, limits, sums = contract.quorum, contract.limits, self._open_sums(first_state)
+            engine = SitesEngine(
+                post, quorum, deadline, peer_to_peer, sizes, attempts, conduct, limits, contract.algorithm, sums
+            )
             while True:
-                self._check(conduct, saved, logs)
+                self._check_progress(conduct, saved, logs)
                 checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0, generations=GENERATIONS)
                 rounds = saved.round if saved else None
                 try:
-                    federate(self._plan(), engine, server, rounds, [*logs, checkpoints, _Pause(pause)], None)
+                    federate(self._make_plan(), engine, server, rounds, [*logs, checkpoints, _Pause(pause)], None)
                     break
                 except Setback as problem:
-                    done = go_back(self.folder, problem.diverged, conduct, attempts, contract.limits)
-                    _note(logs, problem.round + 1, [*engine.remarks(), str(problem), *done])
+                    actions = go_back(self.folder, problem.diverged, conduct, attempts, contract.limits)
+                    _log_remarks(logs, problem.round + 1, [*engine.remarks(), str(problem), *actions])
                 except (TooFew, UserError):
-                    _note(logs, (saved.round if saved else 0) + 1, engine.remarks())
+                    _log_remarks(logs, (saved.round if saved else 0) + 1, engine.remarks())
                     raise
-                server, saved = self._restored(first, name)
-            self._sum_up(checkpoints.seconds)
+                server, saved = self._restore(first_state, name)
+            self._write_summary(checkpoints.seconds)
 
-    def _check(self, conduct: Conduct, saved: Saved | None, logs: Sequence[Observer]) -> None:
-        """Raise RunError, written down, where nothing is to be begun: too few sites are left, or it failed too often."""
+    def _check_progress(self, conduct: Conduct, saved: Saved | None, logs: Sequence[Observer]) -> None:
+        """Raise RunError, and log it, where no round can begin: too few sites are left, or too many rounds failed."""
         try:
             check_setbacks(conduct, self.folder)
             conduct.check_quorum(self.contract.sites.names, self.contract.quorum)
@@ -146,9 +149,9 @@ class Coordinator:
                 log(Failed((saved.round if saved else 0) + 1, problem))
             raise
 
-    def _sums(self, first: Message) -> SecureSums | None:
-        """What opens secure sums; None where there are none."""
-        count = count_update(self.contract, first)
+    def _open_sums(self, first_state: Message) -> SecureSums | None:
+        """Return the object that computes the secure sums, or None where the sum is not masked."""
+        count = count_update(self.contract, first_state)
         if count is None:
             return None
         if self.startup is None:
@@ -156,7 +159,7 @@ class Coordinator:
         stages = SumStages(self.folder, read_authority(self.startup))
         return SecureSums(stages, self.contract.binding, self.contract.sites.names, count)
 
-    def _plan(self) -> RoundPlan:
+    def _make_plan(self) -> RoundPlan:
         config = self.contract.config
         return RoundPlan(
             algorithm=use_masked_sum(self.contract.algorithm) if self.contract.is_masked else self.contract.algorithm,
@@ -166,16 +169,16 @@ class Coordinator:
             notes=self.contract.algorithm.remarks,
             participation=1.0,
             evaluate_every=config.records.evaluate_every,
-            exams=dict.fromkeys(self.contract.sites.names, ()),  # each site knows its own
+            exams=dict.fromkeys(self.contract.sites.names, ()),  # each site has its own list
             seeds=(self.contract.public or {}).get("bytes", {}),
             homes={},
         )
 
-    def _restored(self, first: Message, name: str) -> tuple[Message, Saved | None]:
-        """The state and what was saved, with logs as of the last saved round."""
+    def _restore(self, first_state: Message, name: str) -> tuple[Message, Saved | None]:
+        """Return (state, last saved round or None), and cut the logs after the last saved round."""
         saved = committed(self.folder)
         if saved is not None and saved.run != name:
-            raise RunError(f"{self.folder}: holds another federation of this name; give the new one another name")
+            raise RunError(f"{self.folder}: holds another federation of this name; give the new federation another name")
         config, last = self.contract.config, saved.round if saved else None
         if last is not None:
             folders.check_schedules(self.folder, config)
@@ -184,15 +187,15 @@ class Coordinator:
                 f"{self.folder}: round {last} is done, and the contract has {config.rounds}; set 'rounds' to {last} or more"
             )
         sweep(self.folder, last, GENERATIONS)
-        due = config.records.evaluate_every
-        rewind(self.folder / METRICS, lambda round: stays_scored(round, last, due, config.rounds))
+        every = config.records.evaluate_every
+        rewind(self.folder / METRICS, lambda round: stays_scored(round, last, every, config.rounds))
         rewind(self.folder / LEDGER, lambda round: last is not None and round <= last)
         if saved is None:
-            return first, None
-        return read_state(self.folder / "server" / file_name(saved.round), name, saved.round, first), saved
+            return first_state, None
+        return read_state(self.folder / "server" / file_name(saved.round), name, saved.round, first_state), saved
 
     def _describe(self, experiment: Experiment) -> None:
-        """The files that say what this is."""
+        """Write the files that describe the federation."""
         about: dict[str, Any] = folders.environment(1, torch.device("cpu"))
         space = experiment.data.space
         models = {
@@ -208,22 +211,22 @@ class Coordinator:
             self.folder, self.contract.config, about, {**record, "classes": list(space.classes), "clients": {}}
         )
 
-    def _sum_up(self, seconds: float) -> None:
-        first = make_first_state(self.contract, build_server_experiment(self.contract))
-        masked = self.contract.is_masked
-        what = (list_masked_leaves if masked else list_leaves)(self.contract.algorithm, first)
-        write_summary(self.folder, self.contract.config, seconds=round(seconds, 3), leaves=what)
+    def _write_summary(self, seconds: float) -> None:
+        state = make_first_state(self.contract, build_server_experiment(self.contract))
+        list_tensors = list_masked_leaves if self.contract.is_masked else list_leaves
+        leaves = list_tensors(self.contract.algorithm, state)
+        write_summary(self.folder, self.contract.config, seconds=round(seconds, 3), leaves=leaves)
 
 
-def _note(logs: Sequence[Observer], round: int, remarks: Sequence[str]) -> None:
-    """Tell what came up in a round that came to nothing."""
+def _log_remarks(logs: Sequence[Observer], round: int, remarks: Sequence[str]) -> None:
+    """Log the remarks of a round that failed."""
     for remark in remarks:
         for log in logs:
             log(Noted(round, remark))
 
 
 class _Pause:
-    """Observer: asks after every saved round whether to stop there."""
+    """Observer: calls a function after every saved round but the last; the function may raise to end the run."""
 
     def __init__(self, pause: Callable[[], None]) -> None:
         self._pause = pause

@@ -1,4 +1,4 @@
-"""The loop's view of sites: each has one client, which lives there and nowhere else."""
+"""An engine over real sites: each client stays at its site, and the engine sends orders to the sites."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -35,34 +35,36 @@ from fedmutual.sites.secure_sum.server import TooFewSites
 from fedmutual.sites.sizes import MessageSizes
 
 R = TypeVar("R")
-_WORDS = 1000 * LONGEST  # characters of each site's own that the logs of a federation take, while this process lives
+_LOG_LIMIT = 1000 * LONGEST  # characters of each site's text that one process logs
 
 
 class TooFew(RuntimeError):
-    """Fewer sites answered than the quorum: the round does not count, and is begun again when they are back."""
+    """Fewer sites answered than the quorum: the round begins again when enough sites are back."""
 
 
 class Setback(Paused):
-    """A round came to nothing, although enough sites answered: begun again as it was, it would fail again."""
+    """A round failed although enough sites answered: an unchanged second attempt would fail, too."""
 
     def __init__(self, round: int, why: str, diverged: bool) -> None:
-        """round: from 0, -1 in the start. diverged: whether most sites did, so that what they were sent is of no use."""
+        """round: from 0; -1 in the start. diverged: whether most sites diverged, so that the sent model is unusable."""
         super().__init__(why)
         self.round, self.diverged = round, diverged
 
 
 @dataclass
 class PhaseOutcome:
-    """What came of the orders of one phase."""
+    """The results of the orders of one phase."""
 
     replies: dict[str, Reply] = field(default_factory=dict)
-    accusations: dict[str, SiteAnswer] = field(default_factory=dict)  # of another public seed set, by the site that accuses
+    accusations: dict[str, SiteAnswer] = field(
+        default_factory=dict
+    )  # accusing site -> answer, which names sites with another public seed set
     diverged: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)  # what they answered is of no use
+    refused: set[str] = field(default_factory=set)  # sites with an unusable answer
 
 
 class SitesEngine:
-    """An engine over a post. A site that does not answer in time, or answers nonsense, is named and left out."""
+    """An engine over a post. A site without a usable answer in time is left out, and a remark names the site."""
 
     def __init__(
         self,
@@ -77,223 +79,230 @@ class SitesEngine:
         algorithm: Algorithm,
         sums: SecureSums | None = None,
     ) -> None:
-        """by_hand: sites send their messages to each other, so that answers hold none. sizes: how large answers may be.
+        """by_hand: whether sites send their messages to each other, so that answers hold none. sizes: limits of the answers.
 
-        limits: what the replies of the algorithm are held to. sums: where sites mask their updates; None: they send them.
+        limits: bounds of the replies. sums: computes the sums of masked updates; None where sites send unmasked updates.
         """
         self._post, self._quorum, self._deadline, self._by_hand = post, quorum, deadline, by_hand
         self._sizes, self._attempts, self._conduct = sizes, attempts, conduct
         self._limits, self._algorithm, self._sums = limits, algorithm, sums
-        self._written = Counter[str]()  # characters of each site's own words so far
+        self._written = Counter[str]()  # characters of each site's text in the logs so far
         self._remarks = list[str]()
-        self._spoke: tuple[str, ...] = ()  # who did its part of the phase before
+        self._finished: tuple[str, ...] = ()  # the sites that did the phase before
 
     def remarks(self) -> list[str]:
-        """As `Engine.remarks`."""
-        said, self._remarks = self._remarks, []
-        return said
+        """Return the remarks since the last call, as `Engine.remarks`."""
+        remarks, self._remarks = self._remarks, []
+        return remarks
 
     def close(self) -> None:
-        """As `Engine.close`: sites go on living."""
+        """Do nothing: the sites keep running."""
 
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """What a client would do, as an order to its site. What only a checkpoint wants is done there unasked.
+        """Send the work of each client as an order to its site, and yield (site, result). A site saves its state unasked.
 
         Raises:
-            TooFew: the quorum was missed.
-            Setback: enough sites answered, and too few of their answers can be used.
-            RunError: the sites that are not left out for good are fewer than the quorum; or the disk is full.
+            TooFew: fewer sites answered than the quorum.
+            Setback: enough sites answered, and too few of the answers are usable.
+            RunError: so many sites are left out for good that the quorum cannot be met; or the disk is full.
         """
         if do is participate:
-            yield from cast(Iterator[tuple[str, R]], self._work(arguments))
+            yield from cast(Iterator[tuple[str, R]], self._do_phase(arguments))
         elif do is evaluate_client:
-            yield from cast(Iterator[tuple[str, R]], self._exam(arguments))
+            yield from cast(Iterator[tuple[str, R]], self._evaluate(arguments))
 
-    def _work(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Reply]]:
-        """The replies that are used: after all have come, for each is held against the others."""
-        given = {i: a for i, a in arguments.items() if i not in self._conduct.left_out}
-        asked = None
+    def _do_phase(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Reply]]:
+        """Yield (site, usable reply), after all replies have come, because screening compares each reply with the others."""
+        inputs = {i: a for i, a in arguments.items() if i not in self._conduct.left_out}
+        receivers = None
         if self._by_hand:  # sending to an unresponsive site would block the sender
-            asked = tuple(sorted(given.keys() & set(self._post.there()) - set(self._post.late())))
-        found = self._collect(given, self._attempts.stamp({i: self._order(a, asked) for i, a in given.items()}))
+            receivers = tuple(sorted(inputs.keys() & set(self._post.there()) - set(self._post.late())))
+        outcome = self._collect(inputs, self._attempts.stamp({i: self._make_order(a, receivers) for i, a in inputs.items()}))
         if self._sums is not None:
-            self._check_count(found, len(found.replies), given)
-            self._spoke = self._open_sum(self._sums, found, given)
-            yield from found.replies.items()
+            self._check_count(outcome, len(outcome.replies), inputs)
+            self._finished = self._open_sum(self._sums, outcome, inputs)
+            yield from outcome.replies.items()
             return
-        self._screen(found, given)
-        upheld = self._judge(found, given, arguments)
-        self._spoke = tuple(sorted(found.replies))
-        self._check_count(found, len(found.replies) + upheld, given)
-        yield from found.replies.items()
+        self._screen(outcome, inputs)
+        upheld = self._judge(outcome, inputs, arguments)
+        self._finished = tuple(sorted(outcome.replies))
+        self._check_count(outcome, len(outcome.replies) + upheld, inputs)
+        yield from outcome.replies.items()
 
-    def _open_sum(self, sums: SecureSums, found: PhaseOutcome, given: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
-        """Put the sum of the updates in the place of the replies -> the sites that did all stages."""
-        at, (_, inbox, _, _) = _when(given), next(iter(given.values()))
+    def _open_sum(self, sums: SecureSums, outcome: PhaseOutcome, inputs: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
+        """Replace the replies by the mean of the masked updates, and return the sites that did all stages."""
+        at, (_, inbox, _, _) = _find_place(inputs), next(iter(inputs.values()))
 
         def refuse(site: str, order: Order, why: str) -> None:
             self._leave_out(site, order, why)
-            found.refused.add(site)
+            outcome.refused.add(site)
 
         model = digest_order(Order(WORK, at.round, at.phase), inbox)
         try:
             opened = sums.open(
-                at.round, self._attempts.number, model, found.replies, lambda orders: self._asked(orders, found), refuse
+                at.round, self._attempts.number, model, outcome.replies, lambda orders: self._ask(orders, outcome), refuse
             )
         except TooFewSites as problem:
             raise TooFew(str(problem)) from None
         except Rejected as problem:
             raise Setback(at.round, str(problem), diverged=False) from None
         messages = divide_total(opened.total, opened.present)
-        down = {i: opened.down.get(i, 0) + count_bytes(given[i][1]) for i in opened.present}
-        trained = {i: found.replies[i].train if i in found.replies else {} for i in opened.present}
-        found.replies = {i: Reply(messages[i], trained[i], opened.up.get(i, 0), down[i]) for i in opened.present}
+        down = {i: opened.down.get(i, 0) + count_bytes(inputs[i][1]) for i in opened.present}
+        trained = {i: outcome.replies[i].train if i in outcome.replies else {} for i in opened.present}
+        outcome.replies = {i: Reply(messages[i], trained[i], opened.up.get(i, 0), down[i]) for i in opened.present}
         return opened.finished
 
-    def _collect(self, given: Mapping[str, tuple[Any, ...]], orders: Mapping[str, tuple[Order, Message]]) -> PhaseOutcome:
-        """What comes of the orders of a phase."""
-        found = PhaseOutcome()
-        for i, (said, message) in self._asked(orders, found):
-            phase, _, declared, _ = given[i]
-            if said.accused and isinstance(phase, Compare):
-                found.accusations[i] = said
-            elif said.problem is not None:
-                self._leave_out(i, said.order, said.problem)
-                found.diverged |= {i} if said.diverged else set()
-            elif (why := _wrong(said, message, phase, {} if self._by_hand or self._sums else declared, i)) is not None:
-                self._leave_out(i, said.order, why)
-                found.refused.add(i)
+    def _collect(self, inputs: Mapping[str, tuple[Any, ...]], orders: Mapping[str, tuple[Order, Message]]) -> PhaseOutcome:
+        """Send the orders of a phase, and return the results."""
+        outcome = PhaseOutcome()
+        for i, (answer, message) in self._ask(orders, outcome):
+            phase, _, declared, _ = inputs[i]
+            if answer.accused and isinstance(phase, Compare):
+                outcome.accusations[i] = answer
+            elif answer.problem is not None:
+                self._leave_out(i, answer.order, answer.problem)
+                outcome.diverged |= {i} if answer.diverged else set()
+            elif (
+                why := _find_fault(answer, message, phase, {} if self._by_hand or self._sums else declared, i)
+            ) is not None:
+                self._leave_out(i, answer.order, why)
+                outcome.refused.add(i)
             else:
-                self._remarks += [f"site {i!r} left out the message of {self._quoted(i, remark)}" for remark in said.remarks]
-                found.replies[i] = Reply(message, dict(said.train), said.up, said.down)
-        return found
+                self._remarks += [
+                    f"site {i!r} left out the message of {self._limit_quote(i, remark)}" for remark in answer.remarks
+                ]
+                outcome.replies[i] = Reply(message, dict(answer.train), answer.up, answer.down)
+        return outcome
 
-    def _screen(self, found: PhaseOutcome, given: Mapping[str, tuple[Any, ...]]) -> None:
-        """Refuse the messages that are too far from the others; write down what the others were like."""
-        messages = {i: reply.message for i, reply in found.replies.items() if reply.message}
+    def _screen(self, outcome: PhaseOutcome, inputs: Mapping[str, tuple[Any, ...]]) -> None:
+        """Refuse the messages that are too far from the others; record the norms and counts of the other messages."""
+        messages = {i: reply.message for i, reply in outcome.replies.items() if reply.message}
         if not messages:
             return
-        sent = {i: given[i][1] for i in messages}
+        sent = {i: inputs[i][1] for i in messages}
         refused, norms = screen(messages, sent, self._limits, self._conduct.examples, self._algorithm)
         for i, why in refused.items():
             self._remarks.append(f"site {i!r} is left out: {why}")
-            del found.replies[i], messages[i]
-        found.refused |= refused.keys()
-        self._conduct.note(_when(given).round, norms, {i: int(m[N_K]) for i, m in messages.items() if N_K in m})
+            del outcome.replies[i], messages[i]
+        outcome.refused |= refused.keys()
+        self._conduct.note(_find_place(inputs).round, norms, {i: int(m[N_K]) for i, m in messages.items() if N_K in m})
 
-    def _judge(self, found: PhaseOutcome, given: Collection[str], sites: Collection[str]) -> int:
-        """Leave out for good whom most sites accuse of another public seed set; else who accuses -> accusers that stay.
+    def _judge(self, outcome: PhaseOutcome, inputs: Collection[str], sites: Collection[str]) -> int:
+        """Leave out for good each site that most sites accuse of another seed set; return the number of upheld accusers.
 
-        So one site's word puts out no other. sites: all of the federation. Raises RunError where too few are left.
+        An accuser without a majority is left out itself, so that no single site can exclude another one. sites: all sites of
+        the federation. Raises RunError where too few sites are left.
         """
-        votes = Counter(i for said in found.accusations.values() for i in set(said.accused))
-        guilty = {i for i in given if 2 * votes[i] > len(given)}
-        out: dict[str, str] = {}
-        for said in found.accusations.values():
-            words = said.problem or "they do not say in what"
-            for i in guilty.intersection(said.accused):
-                out.setdefault(i, f"most sites say that it has another public seed set: {words}")
-        stay = [i for i, said in found.accusations.items() if i not in guilty and guilty.issuperset(said.accused)]
-        for i in found.accusations.keys() - guilty - set(stay):
-            out[i] = "it says that another site has another public seed set, and most sites do not"
-        if out:
-            found.replies = {i: reply for i, reply in found.replies.items() if i not in out}
-            self._remarks += [f"site {i!r} is left out for good: {why}" for i, why in sorted(out.items())]
-            self._conduct.leave_out(out)
+        votes = Counter(i for answer in outcome.accusations.values() for i in set(answer.accused))
+        convicted = {i for i in inputs if 2 * votes[i] > len(inputs)}
+        excluded: dict[str, str] = {}
+        for answer in outcome.accusations.values():
+            reason = answer.problem or "they do not say in what"
+            for i in convicted.intersection(answer.accused):
+                excluded.setdefault(i, f"most sites say that it has another public seed set: {reason}")
+        upheld = [
+            i for i, answer in outcome.accusations.items() if i not in convicted and convicted.issuperset(answer.accused)
+        ]
+        for i in outcome.accusations.keys() - convicted - set(upheld):
+            excluded[i] = "it says that another site has another public seed set, and most sites do not"
+        if excluded:
+            outcome.replies = {i: reply for i, reply in outcome.replies.items() if i not in excluded}
+            self._remarks += [f"site {i!r} is left out for good: {why}" for i, why in sorted(excluded.items())]
+            self._conduct.leave_out(excluded)
             self._conduct.check_quorum(sites, self._quorum)
-        return len(stay)
+        return len(upheld)
 
-    def _check_count(self, found: PhaseOutcome, done: int, given: Mapping[str, tuple[Any, ...]]) -> None:
-        """Raise where too few sites did their part. done: how many did."""
-        wanted, round = min(self._quorum, len(given)), _when(given).round
-        if 2 * len(found.diverged) > len(given):
+    def _check_count(self, outcome: PhaseOutcome, count: int, inputs: Mapping[str, tuple[Any, ...]]) -> None:
+        """Raise Setback or TooFew where too few sites did the phase. count: of the sites that did it."""
+        wanted, round = min(self._quorum, len(inputs)), _find_place(inputs).round
+        if 2 * len(outcome.diverged) > len(inputs):
             raise Setback(round, "most sites diverged", diverged=True)
-        if done < wanted <= done + len(found.refused):
-            names = ", ".join(sorted(found.refused))
+        if count < wanted <= count + len(outcome.refused):
+            names = ", ".join(sorted(outcome.refused))
             raise Setback(round, f"what {names} sent is of no use, and {wanted} sites are wanted", diverged=False)
-        if done < wanted:
-            raise TooFew(f"{done} of {len(given)} sites did their part, and {self._quorum} are wanted")
+        if count < wanted:
+            raise TooFew(f"{count} of {len(inputs)} sites did their part, and {self._quorum} are wanted")
 
-    def _order(self, given: tuple[Any, ...], asked: tuple[str, ...] | None) -> tuple[Order, Message]:
-        _, inbox, _, at = given
+    def _make_order(self, argument: tuple[Any, ...], receivers: tuple[str, ...] | None) -> tuple[Order, Message]:
+        _, inbox, _, at = argument
         assert isinstance(at, At)
-        senders = self._attempts.settle_senders(at.round, at.phase, self._spoke) if self._by_hand and at.phase else None
-        return Order(WORK, at.round, at.phase, senders, asked), {} if self._by_hand else inbox
+        senders = self._attempts.settle_senders(at.round, at.phase, self._finished) if self._by_hand and at.phase else None
+        return Order(WORK, at.round, at.phase, senders, receivers), {} if self._by_hand else inbox
 
-    def _exam(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
-        given = {i: arguments[i] for i in arguments if i in self._spoke}  # who missed the round is not waited for again
+    def _evaluate(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
+        inputs = {i: arguments[i] for i in arguments if i in self._finished}  # a site that missed the round is not asked
         number = self._attempts.number
-        orders = {i: (Order(EXAM, round - 1, 0, attempt=number), inbox) for i, (_, inbox, round, _, _) in given.items()}
-        for i, (said, _) in self._asked(orders, PhaseOutcome()):
-            if said.problem is not None:
-                self._leave_out(i, said.order, said.problem)
+        orders = {i: (Order(EXAM, round - 1, 0, attempt=number), inbox) for i, (_, inbox, round, _, _) in inputs.items()}
+        for i, (answer, _) in self._ask(orders, PhaseOutcome()):
+            if answer.problem is not None:
+                self._leave_out(i, answer.order, answer.problem)
                 continue
-            if not _is_of_models(said):
-                self._leave_out(i, said.order, "they are of models or rows that are not scored, or of one twice")
+            if not _has_valid_scores(answer):
+                self._leave_out(i, answer.order, "they are of models or rows that are not scored, or of one twice")
                 continue
-            yield i, tuple(replace(score, client=i) for score in said.scores)
+            yield i, tuple(replace(score, client=i) for score in answer.scores)
 
-    def _asked(
-        self, orders: Mapping[str, tuple[Order, Message]], found: PhaseOutcome
+    def _ask(
+        self, orders: Mapping[str, tuple[Order, Message]], outcome: PhaseOutcome
     ) -> Iterator[tuple[str, tuple[SiteAnswer, Message]]]:
-        """Ask those that are there -> what they answered to this order, as it comes. What cannot be read is refused."""
-        there = self._post.there()
+        """Send orders to the connected sites, and yield (site, (answer, message)) as they come; refuse unreadable ones."""
+        connected = self._post.there()
         for i in orders:
-            if i not in there:
+            if i not in connected:
                 self._leave_out(i, orders[i][0], "it is not there")
-        left = {i for i in orders if i in there}
-        sent = {i: pack_message(*orders[i]) for i in orders if i in there}
+        waiting = {i for i in orders if i in connected}
+        sent = {i: pack_message(*orders[i]) for i in orders if i in connected}
         for i, content in self._post.ask(sent, self._deadline):
-            if i not in left:
+            if i not in waiting:
                 continue  # a second answer
             try:
-                said, message = self._sizes.open_answer(orders[i][0], content)
+                answer, message = self._sizes.open_answer(orders[i][0], content)
             except MalformedMessage as problem:
                 self._leave_out(i, orders[i][0], str(problem))
-                found.refused.add(i)
-                left.discard(i)
+                outcome.refused.add(i)
+                waiting.discard(i)
                 continue
-            if (said.order.kind, said.order.round, said.order.phase) != _key(orders[i][0]):
+            if (answer.order.kind, answer.order.round, answer.order.phase) != _place_key(orders[i][0]):
                 self._remarks.append(f"site {i!r} answered to another order than the last: ignored")
                 continue
-            left.discard(i)
-            yield i, (said, message)
-        for i in sorted(left):
+            waiting.discard(i)
+            yield i, (answer, message)
+        for i in sorted(waiting):
             self._leave_out(i, orders[i][0], "it did not answer in time")
 
     def _leave_out(self, site: str, order: Order, why: str) -> None:
         whose = f"the scores of site {site!r} are" if order.kind == EXAM else f"site {site!r} is"
-        self._remarks.append(f"{whose} left out: {self._quoted(site, why)}")
+        self._remarks.append(f"{whose} left out: {self._limit_quote(site, why)}")
 
-    def _quoted(self, site: str, words: str) -> str:
-        """A site's own words, as far as the logs have room for them: it may say others in every round."""
-        self._written[site] += len(words)
-        return words if self._written[site] <= _WORDS else f"(site {site!r} has said more than is written down)"
+    def _limit_quote(self, site: str, text: str) -> str:
+        """Return the text of a site, or a notice where the texts of this site exceed `_LOG_LIMIT` characters."""
+        self._written[site] += len(text)
+        return text if self._written[site] <= _LOG_LIMIT else f"(site {site!r} has sent more text than is logged)"
 
 
-def _when(given: Mapping[str, tuple[Any, ...]]) -> At:
-    """The place in the run of a phase, by what its sites are given."""
-    at = next(iter(given.values()))[3]
+def _find_place(inputs: Mapping[str, tuple[Any, ...]]) -> At:
+    """Return the place in the run of a phase, from the arguments of its sites."""
+    at = next(iter(inputs.values()))[3]
     assert isinstance(at, At)
     return at
 
 
-def _key(order: Order) -> tuple[str, int, int]:
+def _place_key(order: Order) -> tuple[str, int, int]:
     return order.kind, order.round, order.phase
 
 
-def _is_of_models(said: SiteAnswer) -> bool:
-    """Whether each score is of a model and of rows that a site scores, and of no others' twice: a mean would count both."""
-    of = [(score.model, score.data) for score in said.scores]
-    return SCORED.issuperset(of) and len(set(of)) == len(of)
+def _has_valid_scores(answer: SiteAnswer) -> bool:
+    """Return whether each score is of a model and rows that a site scores, and none comes twice: a mean would count both."""
+    pairs = [(score.model, score.data) for score in answer.scores]
+    return SCORED.issuperset(pairs) and len(set(pairs)) == len(pairs)
 
 
-def _wrong(said: SiteAnswer, message: Message, phase: Phase, declared: Spec, site: str) -> str | None:
-    """Why an answer to an order of work is of no use, in one clause; None if it is."""
+def _find_fault(answer: SiteAnswer, message: Message, phase: Phase, declared: Spec, site: str) -> str | None:
+    """Return in one clause why an answer to an order of work cannot be used, or None where it can be used."""
     try:
-        release_metrics(said.train, phase.terms, site)
-    except Refused:  # by names of the site's own making, which no log has to hold
+        release_metrics(answer.train, phase.terms, site)
+    except Refused:  # the names come from the site, so no log should hold them
         return f"it tells losses that its phase does not declare; those are {', '.join(phase.terms) or 'none'}"
     return find_message_fault(message, declared, site)

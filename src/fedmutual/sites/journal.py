@@ -1,8 +1,8 @@
-"""What a site did, on its disk: its state after each phase of the round it is in, and what it answered.
+"""The journal of a site on its disk: the state after each phase of the current round, and the answers to the server.
 
-A phase is written down when it is begun, and saved before it is answered. A site that is asked again, because the answer
-was lost or the server started anew, gives the same answer again and trains nothing twice. `admission` says which orders
-are begun.
+A site records an order when it begins the order, and saves the result before it answers. Where the server repeats an order,
+because the answer was lost or the server restarted, the site sends the saved answer and does not train again. `admission`
+decides which orders a site begins.
 """
 
 import json
@@ -18,26 +18,26 @@ from fedmutual.rundir.checkpoint import COMMIT, client_state, file_name, load_cl
 from fedmutual.tensor_files import write_tensors
 
 DIARY = "diary.json"
-ROUNDS_BACK = 3  # earlier rounds whose state is kept: so far a new attempt can go back
+ROUNDS_BACK = 3  # earlier rounds with a saved state: the most that a new attempt can go back
 Place = tuple[int, int]  # round, phase; the scores of a round have the number after its last phase
 
 
 class JournalEntry(NamedTuple):
-    """One phase that was done."""
+    """One finished phase."""
 
     round: int
     phase: int
-    inbox: str  # digest of what was ordered
+    inbox: str  # digest of the order
     last: bool  # whether it ended a round
 
     @property
     def place(self) -> Place:
-        """Where in the run."""
+        """Round and phase."""
         return self.round, self.phase
 
 
 class BegunOrder(NamedTuple):
-    """The last order that was begun, whatever came of it."""
+    """The last order that was begun, finished or not."""
 
     attempt: int
     round: int
@@ -46,19 +46,19 @@ class BegunOrder(NamedTuple):
 
     @property
     def place(self) -> Place:
-        """Where in the run."""
+        """Round and phase."""
         return self.round, self.phase
 
 
 class ScoredRound(NamedTuple):
-    """The last round whose scores were answered."""
+    """The last round with answered scores."""
 
     round: int
     inbox: str
 
 
 class _Record(BaseModel):
-    """The file."""
+    """The contents of the file."""
 
     model_config = ConfigDict(strict=True)
 
@@ -70,23 +70,25 @@ class _Record(BaseModel):
 
 
 class Journal:
-    """The entries, and the files that belong to them."""
+    """The finished phases of a site, and the files of each phase."""
 
     def __init__(self, folder: Path, site: str, run: str) -> None:
-        """folder: the federation's at this site. run: its identity, which files must be of.
+        """Open the journal, or begin an empty one.
+
+        folder: the federation's folder at this site. run: the identity of the run, which the file must have.
 
         Raises:
             RunError: the folder holds another run's state, or the file in it is damaged.
         """
         self._folder, self._site, self._run = folder, site, run
         self.entries: list[JournalEntry] = []
-        self.begun: BegunOrder | None = None  # None: nothing was asked yet
-        self.forgotten = False  # whether entries were dropped: before the first one something is no longer known
+        self.begun: BegunOrder | None = None  # None: no order yet
+        self.forgotten = False  # whether entries were dropped, so that the state before the first entry is lost
         self._scored: ScoredRound | None = None
         if (folder / DIARY).exists():
-            self._read(read_json(folder / DIARY))
+            self._read_record(read_json(folder / DIARY))
 
-    def _read(self, about: dict[str, Any]) -> None:
+    def _read_record(self, about: dict[str, Any]) -> None:
         if about.get("run") != self._run:
             raise RunError(
                 f"{self._folder}: holds the state of this federation with another site.toml, other data, another contract "
@@ -95,9 +97,9 @@ class Journal:
         try:
             record = _Record.model_validate_json(json.dumps(about))
         except ValidationError as problem:
-            where = problem.errors()[0]
+            error = problem.errors()[0]
             raise RunError(
-                f"{self._folder / DIARY}: is damaged: {'.'.join(map(str, where['loc']))}: {where['msg']}; look for a copy"
+                f"{self._folder / DIARY}: is damaged: {'.'.join(map(str, error['loc']))}: {error['msg']}; restore a copy"
             ) from None
         self.entries, self.forgotten, self._scored = record.entries, record.dropped, record.scored
         last = self.entries[-1] if self.entries else None
@@ -106,115 +108,115 @@ class Journal:
         )  # older versions had no attempts
 
     def answer(self, place: Place, inbox: str) -> bytes | None:
-        """What was answered to this very order of work, if it was."""
+        """Return the saved answer to an order of work with this digest (inbox), or None."""
         entry = next((e for e in self.entries if e.place == place and e.inbox == inbox), None)
         return self.reply(entry) if entry else None
 
     def scores(self, round: int, inbox: str) -> bytes | None:
-        """What was answered to this very order to score, if it was."""
-        known = self._scored == ScoredRound(round, inbox) and self._scores(round).exists()
-        return self._scores(round).read_bytes() if known else None
+        """Return the saved answer to an order to score with this digest (inbox), or None."""
+        is_saved = self._scored == ScoredRound(round, inbox) and self._scores_path(round).exists()
+        return self._scores_path(round).read_bytes() if is_saved else None
 
     def before(self, place: Place) -> JournalEntry | None:
-        """The last entry before a place."""
+        """Return the last entry before a round and phase, or None."""
         return max((e for e in self.entries if e.place < place), default=None, key=lambda e: e.place)
 
     def load(self, client: Client, entry: JournalEntry) -> None:
-        """Give a freshly made client its state after a phase."""
-        load_client(client, self._state(entry), self._run, entry.round + 1)
+        """Load the saved state after a phase into a new client."""
+        load_client(client, self._state_path(entry), self._run, entry.round + 1)
 
     def reply(self, entry: JournalEntry) -> bytes:
-        """What was answered after a phase."""
-        return self._reply(entry).read_bytes()
+        """Return the saved answer after a phase."""
+        return self._reply_path(entry).read_bytes()
 
     def begin(self, begun: BegunOrder) -> bool:
-        """Write down that an order is begun; entries and scores from its place on are dropped -> whether entries were.
+        """Record a begun order, and drop entries and scores from its place on; return whether entries were dropped.
 
         Raises:
             RunError: the disk is full, or cannot be written. Nothing was changed.
         """
         entries = [e for e in self.entries if e.place < begun.place]
         scored = self._scored if self._scored and self._scored.round < begun.round else None
-        self._write(entries, begun, scored, self.forgotten)
+        self._write_record(entries, begun, scored, self.forgotten)
         if self._scored and scored is None:
-            self._scores(self._scored.round).unlink(missing_ok=True)
-        gone, self.begun, self._scored = self._replace(entries), begun, scored
-        if gone:
+            self._scores_path(self._scored.round).unlink(missing_ok=True)
+        dropped, self.begun, self._scored = self._replace(entries), begun, scored
+        if dropped:
             ended = max((e.round for e in entries if e.last), default=None)
             self._commit(ended)
-            self._remove(gone)
-        return bool(gone)
+            self._remove(dropped)
+        return bool(dropped)
 
     def write(self, client: Client, entry: JournalEntry, reply: bytes) -> None:
-        """Save a phase that was done, with what will be answered.
+        """Save a finished phase with its answer, before the site sends the answer.
 
         Raises:
             RunError: the disk is full, or cannot be written. What was saved before is untouched.
         """
         about = {"format": "1", "run": self._run, "round": str(entry.round + 1)}
-        write_tensors(self._state(entry), client_state(client), about)
-        write_bytes(self._reply(entry), reply)
-        ends = {e.round: e for e in self.entries if e.round < entry.round}  # the last one of each earlier round
+        write_tensors(self._state_path(entry), client_state(client), about)
+        write_bytes(self._reply_path(entry), reply)
+        ends = {e.round: e for e in self.entries if e.round < entry.round}  # round -> its last entry
         earlier = [ends[round] for round in sorted(ends)[-ROUNDS_BACK:]]
         entries = [*earlier, *(e for e in self.entries if e.round == entry.round), entry]
         forgotten = self.forgotten or len(ends) > ROUNDS_BACK
-        self._write(entries, self.begun, self._scored, forgotten)
-        gone, self.forgotten = self._replace(entries), forgotten
+        self._write_record(entries, self.begun, self._scored, forgotten)
+        dropped, self.forgotten = self._replace(entries), forgotten
         if entry.last:
             self._commit(entry.round)
-        self._remove(gone)
+        self._remove(dropped)
 
     def write_scores(self, round: int, inbox: str, reply: bytes) -> None:
-        """Save what will be answered to an order to score, in the place of the round's before.
+        """Save the answer to an order to score. It replaces the scores of the round before.
 
         Raises:
             RunError: the disk is full, or cannot be written. What was saved before is untouched.
         """
         before, scored = self._scored, ScoredRound(round, inbox)
-        write_bytes(self._scores(round), reply)
-        self._write(self.entries, self.begun, scored, self.forgotten)
+        write_bytes(self._scores_path(round), reply)
+        self._write_record(self.entries, self.begun, scored, self.forgotten)
         self._scored = scored
         if before is not None and before.round != round:
-            self._scores(before.round).unlink(missing_ok=True)
+            self._scores_path(before.round).unlink(missing_ok=True)
 
     def shared(self, message: Message, round: int) -> None:
-        """Keep the shared model as it was sent after a round, for `fedmutual predict`."""
+        """Save the shared model that the server sent after a round, for `fedmutual predict`."""
         about = {"format": "1", "run": self._run, "round": str(round + 1)}
         write_tensors(self._folder / "server" / file_name(round + 1), message, about)
         for file in (self._folder / "server").glob("round-*.safetensors"):
             if file.name != file_name(round + 1):
                 file.unlink(missing_ok=True)
 
-    def _write(
+    def _write_record(
         self, entries: list[JournalEntry], begun: BegunOrder | None, scored: ScoredRound | None, forgotten: bool
     ) -> None:
         about = {"format": 1, "run": self._run, "dropped": forgotten, "entries": [list(e) for e in entries]}
         write_json(self._folder / DIARY, about | {"begun": begun and list(begun), "scored": scored and list(scored)})
 
     def _commit(self, round: int | None) -> None:
-        """Write the file that `Run` reads: the site's models as those of a run of one client. None: no round was ended."""
+        """Write the file that names the last finished round for `Run`; remove this file where round is None."""
         if round is None:
             (self._folder / COMMIT).unlink(missing_ok=True)
         else:
             write_json(self._folder / COMMIT, {"format": 1, "run": self._run, "round": round + 1, "seconds": 0.0})
 
     def _replace(self, entries: list[JournalEntry]) -> list[JournalEntry]:
-        """Take other entries -> those that are dropped."""
-        gone, self.entries = [e for e in self.entries if e not in entries], entries
-        return gone
+        """Replace the entries, and return the dropped entries."""
+        dropped, self.entries = [e for e in self.entries if e not in entries], entries
+        return dropped
 
-    def _remove(self, gone: list[JournalEntry]) -> None:
-        """Remove dropped entries' files, unless another entry has them by now."""
-        kept = {path for e in self.entries for path in (self._state(e), self._reply(e))}
-        for path in {path for e in gone for path in (self._state(e), self._reply(e))} - kept:
+    def _remove(self, dropped: list[JournalEntry]) -> None:
+        """Remove the files of dropped entries that no remaining entry uses."""
+        used = {path for e in self.entries for path in (self._state_path(e), self._reply_path(e))}
+        for path in {path for e in dropped for path in (self._state_path(e), self._reply_path(e))} - used:
             path.unlink(missing_ok=True)
 
-    def _state(self, entry: JournalEntry) -> Path:
+    def _state_path(self, entry: JournalEntry) -> Path:
         name = file_name(entry.round + 1) if entry.last else f"phase-{entry.round + 1}-{entry.phase + 1}.safetensors"
         return self._folder / "clients" / self._site / name
 
-    def _reply(self, entry: JournalEntry) -> Path:
+    def _reply_path(self, entry: JournalEntry) -> Path:
         return self._folder / "answers" / f"{entry.round + 1}-{entry.phase + 1}.safetensors"
 
-    def _scores(self, round: int) -> Path:
+    def _scores_path(self, round: int) -> Path:
         return self._folder / "answers" / f"{round + 1}-scores.safetensors"

@@ -1,7 +1,7 @@
-"""Sites that send to each other: what one site hands to the others after a phase, and what it makes of theirs.
+"""Messages between sites: the letters that a site sends to other sites after a phase, and how it uses their letters.
 
-FedH2L has no server that computes. Every site holds what the relay of other engines would, and calls `Phase.receive` and
-`Phase.send` itself; the coordinator only says when, and whose messages count.
+FedH2L has no server that computes. Every site does the work of the server in other engines: it calls `Phase.receive` and
+`Phase.send` itself. The coordinator only orders the phases, and names the sites with usable messages.
 """
 
 from collections.abc import Mapping
@@ -17,31 +17,31 @@ from fedmutual.sites.sizes import MessageSizes
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 Letters = dict[str, bytes]
-"""What goes to other sites: site -> bytes."""
+"""Receiving site -> bytes of the letter to this site."""
 
 
 def is_peer_to_peer(algorithm: Algorithm) -> bool:
-    """Whether sites send to each other: no phase needs a server that computes."""
+    """Return whether sites send messages to each other, because no phase needs a server that computes."""
     return all(isinstance(phase, Peering) for phase in algorithm.phases)
 
 
 class PeerMailbox:
-    """One site's hand in it."""
+    """The letters that one site sends and receives."""
 
     def __init__(
         self, algorithm: Algorithm, state: Message, site: str, sites: tuple[str, ...], folder: Path, rounds: int
     ) -> None:
-        """state: what all know before the first round. folder: where its own messages are kept until the round is over."""
+        """state: the public state before the first round. folder: holds the site's own messages until the round ends."""
         self._algorithm, self._state, self._site, self._folder = algorithm, state, site, folder / "letters"
         self._others, self._rounds = tuple(i for i in sites if i != site), rounds
-        self.mail = Mailbox(self._others, self._declared, MessageSizes(algorithm, state, sites, by_hand=True).letter)
+        self.mail = Mailbox(self._others, self._declare_letter, MessageSizes(algorithm, state, sites, by_hand=True).letter)
 
     def receive(self, sender: str, letter: bytes) -> None:
-        """Put a letter of another site's by. Raises Garbled, with the reason, where it is refused."""
+        """Store a letter of another site. Raises MalformedMessage, with the reason, where the letter is refused."""
         self.mail.put(sender, letter)
 
-    def _declared(self, place: Place) -> Spec | None:
-        """What a letter of a place holds; None where sites send none."""
+    def _declare_letter(self, place: Place) -> Spec | None:
+        """Return the declared tensors of a letter of this round and phase, or None where sites send no letter."""
         round, number = place
         phases = self._algorithm.start if round < 0 else self._algorithm.phases
         if round >= self._rounds or number + 1 >= len(phases):
@@ -49,18 +49,20 @@ class PeerMailbox:
         return phases[number].leaves(self._state) or None
 
     def letters(self, order: Order, at: At) -> Letters:
-        """What goes to whom after a phase, as it was kept."""
-        message = self._kept(order)
+        """Return the letters to other sites after a phase, made from the site's stored message."""
+        message = self._read_message(order)
         letter = pack_message(SiteAnswer(Order(order.kind, order.round, order.phase)), message)
-        return dict.fromkeys(self._listeners(order, message, at), letter)
+        return dict.fromkeys(self._list_receivers(order, message, at), letter)
 
     def keep(self, order: Order, message: Message, at: At) -> int:
-        """Keep one's own message, to be sent again if it was lost; those of earlier rounds are over -> bytes that go out.
+        """Store the site's own message, so that it can be sent again; return the number of bytes that go to other sites.
+
+        Messages of earlier rounds are removed.
 
         Raises:
-            Unusable: others could make nothing of it.
+            Unusable: other sites cannot use the message.
         """
-        up = count_bytes(message) * len(self._listeners(order, message, at))
+        up = count_bytes(message) * len(self._list_receivers(order, message, at))
         for file in self._folder.glob("*.safetensors"):
             if not file.name.startswith(f"{order.round + 1}-"):
                 file.unlink(missing_ok=True)
@@ -68,46 +70,46 @@ class PeerMailbox:
         return up
 
     def inbox(self, order: Order, at: At) -> tuple[Message, int, tuple[str, ...]]:
-        """What a phase begins with -> (inbox, bytes of it that came from others, whose messages were left out and why)."""
+        """Return (inbox of a phase, bytes of other sites in the inbox, one remark for each message that was left out)."""
         self.mail.begin(order.round)
-        phases, held, remarks = self._phases(order), self._state, list[str]()
+        phases, state, remarks = self._phases(order), self._state, list[str]()
         for number, phase in enumerate(phases[: order.phase]):
-            done, then = replace(order, phase=number), replace(at, phase=number)
-            replies, odd = self._replies(done, then)
-            held, unusable = _received(phase, held, replies, then)
-            remarks += [clean_text(f"{i!r}: {why}") for i, why in (odd | unusable).items()]
-        inbox = phases[order.phase].send(held, self._site, at)
+            earlier_order, earlier_at = replace(order, phase=number), replace(at, phase=number)
+            replies, missing = self._collect_replies(earlier_order, earlier_at)
+            state, unusable = _receive_usable(phase, state, replies, earlier_at)
+            remarks += [clean_text(f"{i!r}: {why}") for i, why in (missing | unusable).items()]
+        inbox = phases[order.phase].send(state, self._site, at)
         return inbox, count_bytes(inbox), tuple(remarks)
 
-    def _replies(self, order: Order, at: At) -> tuple[dict[str, Message], dict[str, str]]:
-        """The messages of those who count, one's own among them; and what is wrong with the others."""
-        own, mail = self._kept(order), self.mail.letters((order.round, order.phase))
-        found, odd = {self._site: own} if own else {}, dict[str, str]()
+    def _collect_replies(self, order: Order, at: At) -> tuple[dict[str, Message], dict[str, str]]:
+        """Return (messages of the named sites and of this site, reason for each missing message)."""
+        own_message, letters = self._read_message(order), self.mail.letters((order.round, order.phase))
+        replies, missing = {self._site: own_message} if own_message else {}, dict[str, str]()
         for i in (i for i in self._others if i in (order.senders or ())):
-            if i in mail:
-                found[i] = mail[i]
-            elif self._hears(self._site, i, own, order, at):
-                odd[i] = self.mail.take_reason(i) or "its letter did not come"
-        return dict(sorted(found.items())), odd
+            if i in letters:
+                replies[i] = letters[i]
+            elif self._is_receiver(self._site, i, own_message, order, at):
+                missing[i] = self.mail.take_reason(i) or "its letter did not come"
+        return dict(sorted(replies.items())), missing
 
-    def _listeners(self, order: Order, message: Message, at: At) -> tuple[str, ...]:
-        """To whom one's own message goes."""
-        there = self._others if order.asked is None else [i for i in self._others if i in order.asked]
-        return tuple(i for i in there if self._hears(i, self._site, message, order, at))
+    def _list_receivers(self, order: Order, message: Message, at: At) -> tuple[str, ...]:
+        """Return the other sites that receive this site's message."""
+        candidates = self._others if order.asked is None else [i for i in self._others if i in order.asked]
+        return tuple(i for i in candidates if self._is_receiver(i, self._site, message, order, at))
 
-    def _hears(self, to: str, sender: str, message: Message, order: Order, at: At) -> bool:
-        """Whether one is to have what another said in a phase, by a message that it might have said."""
+    def _is_receiver(self, receiver: str, sender: str, message: Message, order: Order, at: At) -> bool:
+        """Return whether a site needs the sender's message of a phase. message: one that the sender may have sent."""
         phases = self._phases(order)
         if not message or order.phase + 1 == len(phases):
             return False
         phase, following = phases[order.phase : order.phase + 2]
         try:
-            held = phase.receive(self._state, {sender: message}, at)
-        except Unusable:  # of another sender's rows this site's own message cannot speak; who hears whom is the same
-            held = self._state | forwarded({sender: message})
-        return bool(following.send(held, to, replace(at, phase=order.phase + 1)))
+            state = phase.receive(self._state, {sender: message}, at)
+        except Unusable:  # this site's message does not fit the rows of another sender; the receivers are the same
+            state = self._state | forwarded({sender: message})
+        return bool(following.send(state, receiver, replace(at, phase=order.phase + 1)))
 
-    def _kept(self, order: Order) -> Message:
+    def _read_message(self, order: Order) -> Message:
         return read_tensors(self._file(order))[0] if self._file(order).exists() else {}
 
     def _file(self, order: Order) -> Path:
@@ -117,12 +119,13 @@ class PeerMailbox:
         return self._algorithm.start if order.round < 0 else self._algorithm.phases
 
 
-def _received(phase: Phase, held: Message, replies: Mapping[str, Message], at: At) -> tuple[Message, dict[str, str]]:
-    """What all know and were told; who told nonsense is left out, with the reason."""
+def _receive_usable(phase: Phase, state: Message, replies: Mapping[str, Message], at: At) -> tuple[Message, dict[str, str]]:
+    """Return (state after the usable replies, sender -> reason for each unusable reply)."""
     try:
-        return phase.receive(held, replies, at), {}
+        return phase.receive(state, replies, at), {}
     except Unusable as problem:
         if not problem.why.keys() & replies.keys():
             raise
-        left, why = _received(phase, held, {i: r for i, r in replies.items() if i not in problem.why}, at)
-        return left, {**problem.why, **why}
+        usable = {i: reply for i, reply in replies.items() if i not in problem.why}
+        received, reasons = _receive_usable(phase, state, usable, at)
+        return received, {**problem.why, **reasons}
