@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedmutual.core import Net
-from fedmutual.privacy.clipping import Job
+from fedmutual.privacy.clipping import ClippingJob
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.sampling import Units
 from fedmutual.stepping import trainable
@@ -30,7 +30,7 @@ def protected(one, nets, sigma=1.0, clip=1.0, batch_size=8, secret=SECRET, group
 
 def job(phase, nets, const=None, clip=1.0, silent=()):
     """Return the job that computes the gradients of a batch."""
-    return Job(phase, nets, silent, const or {}, clip)
+    return ClippingJob(phase, nets, silent, const or {}, clip)
 
 
 def row_gradients(phase, nets, batch, const):

@@ -14,7 +14,7 @@ from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
 from fedmutual.federation import build
 from fedmutual.privacy import accountant
-from fedmutual.privacy.accountant import Steps, epsilon, sigma_for
+from fedmutual.privacy.accountant import NoisedSteps, epsilon, sigma_for
 from fedmutual.studies import privacy_plan
 
 TEN = [
@@ -41,7 +41,7 @@ def test_epsilon_is_that_of_opacus_and_of_dp_accounting(setting):
     from opacus.accountants import RDPAccountant
 
     sigma, rate, steps, delta = setting
-    ours = epsilon([Steps(sigma, rate, steps)], delta)
+    ours = epsilon([NoisedSteps(sigma, rate, steps)], delta)
     theirs = by_dp_accounting(RdpAccountant(accountant.ORDERS), *setting)
     assert ours <= theirs * (1 + 1e-9)  # which rounds the divergence of a fractional order up
     assert math.isclose(ours, theirs, rel_tol=0.01)
@@ -52,7 +52,7 @@ def test_epsilon_is_that_of_opacus_and_of_dp_accounting(setting):
         standard = opacus.get_epsilon(delta)
         assert math.isclose(opacus.get_epsilon(delta, alphas=accountant.ORDERS), ours, rel_tol=1e-12)
     assert ours <= standard * (1 + 1e-12)  # more orders can but lower the bound
-    tight = epsilon([Steps(sigma, rate, steps)], delta, "prv")
+    tight = epsilon([NoisedSteps(sigma, rate, steps)], delta, "prv")
     exact = by_dp_accounting(PLDAccountant(), *setting)
     assert exact - 1e-6 <= tight <= exact + 0.03
     assert tight <= ours + 0.02
@@ -64,27 +64,27 @@ def test_by_whole_orders_epsilon_is_that_of_dp_accounting_to_the_last_digits(set
     monkeypatch.setattr(accountant, "ORDERS", whole)
     accountant.compute_epsilon.cache_clear()
     sigma, rate, steps, delta = setting
-    ours = epsilon([Steps(sigma, rate, steps)], delta)
+    ours = epsilon([NoisedSteps(sigma, rate, steps)], delta)
     accountant.compute_epsilon.cache_clear()
     assert math.isclose(ours, by_dp_accounting(RdpAccountant(whole), *setting), rel_tol=1e-9)
 
 
 def test_steps_of_other_kinds_add_up():
-    parts = [Steps(1.0, 0.02, 300), Steps(2.0, 0.05, 100), Steps(1.0, 0.02, 200)]
+    parts = [NoisedSteps(1.0, 0.02, 300), NoisedSteps(2.0, 0.05, 100), NoisedSteps(1.0, 0.02, 200)]
     of = RdpAccountant(accountant.ORDERS)
     for sigma, rate, steps in parts:
         of.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), steps))
     assert math.isclose(epsilon(parts, 1e-5), of.get_epsilon(1e-5), rel_tol=1e-4)
     assert epsilon(parts, 1e-5) == epsilon(reversed(parts), 1e-5)
     assert epsilon([], 1e-5) == 0.0
-    assert epsilon([Steps(1.0, 0.1, 0)], 1e-5) == 0.0
+    assert epsilon([NoisedSteps(1.0, 0.1, 0)], 1e-5) == 0.0
 
 
 @pytest.mark.parametrize(("wished", "rate", "steps"), [(8.0, 0.02, 940), (1.0, 0.02, 940), (0.1, 0.05, 100), (2.0, 1.0, 5)])
 def test_a_planned_sigma_keeps_the_budget_and_wastes_little(wished, rate, steps):
     sigma = sigma_for(wished, rate, steps, 1e-5)
-    assert epsilon([Steps(sigma, rate, steps)], 1e-5) <= wished
-    assert epsilon([Steps(0.99 * sigma, rate, steps)], 1e-5) > wished
+    assert epsilon([NoisedSteps(sigma, rate, steps)], 1e-5) <= wished
+    assert epsilon([NoisedSteps(0.99 * sigma, rate, steps)], 1e-5) > wished
 
 
 def test_a_budget_that_no_noise_can_keep_is_refused():
@@ -130,7 +130,7 @@ def test_what_is_planned_is_what_is_spent(name, tmp_path):
     for client, cost in plan.items():
         told = record["clients"][client]
         assert told["steps"] == cost.steps > 0
-        assert told["epsilon"] == cost.epsilon(config) == epsilon([Steps(1.0, cost.rate, cost.steps)], 1e-5)
+        assert told["epsilon"] == cost.epsilon(config) == epsilon([NoisedSteps(1.0, cost.rate, cost.steps)], 1e-5)
         assert told["rate"] == cost.rate == 16 / cost.rows
 
 

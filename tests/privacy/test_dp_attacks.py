@@ -8,7 +8,7 @@ from scipy import stats
 from torch import nn
 
 from fedmutual.algorithms import FedAvg
-from fedmutual.privacy.accountant import Steps, epsilon
+from fedmutual.privacy.accountant import NoisedSteps, epsilon
 from fedmutual.privacy.secret import simulation_secret
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
@@ -70,14 +70,14 @@ def audit(sigma):
 
 
 def test_a_canary_audit_stays_below_the_stated_epsilon_and_can_see():
-    stated = epsilon([Steps(SIGMA, BATCH / N, STEPS)], DELTA)
+    stated = epsilon([NoisedSteps(SIGMA, BATCH / N, STEPS)], DELTA)
     without_noise = audit(0.0)
     assert without_noise > stated > 0  # so a mechanism whose noise were missing would be caught
     assert audit(SIGMA) < stated
 
 
 def test_a_canary_audit_catches_noise_that_is_too_small():
-    stated = epsilon([Steps(SIGMA, BATCH / N, STEPS)], DELTA)
+    stated = epsilon([NoisedSteps(SIGMA, BATCH / N, STEPS)], DELTA)
     assert audit(SIGMA / 40) > stated
 
 

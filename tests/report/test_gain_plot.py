@@ -5,7 +5,7 @@ import re
 import pytest
 
 from fedmutual.report.curves import Curve, Picture, Point
-from fedmutual.report.gain_plot import Row, draw_gains, find_limits
+from fedmutual.report.gain_plot import GainRow, draw_gains, find_limits
 from fedmutual.report.plots import draw_curves, marked
 from fedmutual.report.statistics import Estimate, Gains, Pair
 
@@ -55,12 +55,12 @@ def test_many_clients_of_a_method_share_a_row():
     ],
 )
 def test_the_axis_shows_all_means_and_cuts_endless_intervals(means, half, limits):
-    rows = [Row("", 0, Estimate(mean, half, 3, "seeds"), "") for mean in means]
+    rows = [GainRow("", 0, Estimate(mean, half, 3, "seeds"), "") for mean in means]
     assert find_limits(rows) == pytest.approx(limits)
 
 
 def test_an_interval_that_is_not_drawn_widens_no_axis():
-    rows = [Row("", 0, Estimate(mean, 9.0, 3, "seeds"), "", has_interval=False) for mean in (0.1, 0.3)]
+    rows = [GainRow("", 0, Estimate(mean, 9.0, 3, "seeds"), "", has_interval=False) for mean in (0.1, 0.3)]
     assert find_limits(rows) == pytest.approx((-1.2, 31.2))
 
 

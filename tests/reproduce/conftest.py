@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from fedmutual.cli import reproduce as command
-from fedmutual.reproduce import Store
+from fedmutual.reproduce import ResultStore
 
 CELL = """
 rounds = 2
@@ -146,7 +146,7 @@ def reproduce(cli, papers):
 @pytest.fixture
 def store(tmp_path):
     """An empty store."""
-    return Store(tmp_path / "results")
+    return ResultStore(tmp_path / "results")
 
 
 @pytest.fixture

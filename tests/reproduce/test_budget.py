@@ -10,7 +10,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fedmutual import run
 from fedmutual.config import make_algorithm, parse_config
 from fedmutual.core import Phase
-from fedmutual.reproduce import Scale, Store, experiments, measures, read_experiment, reproduce
+from fedmutual.reproduce import ResultStore, Scale, experiments, measures, read_experiment, reproduce
 from fedmutual.reproduce.budget import count_budget
 from fedmutual.reproduce.cell_results import Look, looks
 from fedmutual.reproduce.cells import RESULTS, home
@@ -103,7 +103,7 @@ def test_a_result_keeps_its_budget(papers, store, tmp_path):
     cell = read_experiment(papers, "table9").cells[0]
     reproduce([cell], 1, Scale(), tmp_path / "out", store)
     for job in jobs(cell, [0], Scale()):
-        kept = Store(store.folder).find(job)
+        kept = ResultStore(store.folder).find(job)
         assert kept.budget.steps == 2 * 3  # two rounds of one pass over 40 examples in batches of 16
         assert kept.budget.examples == 2 * 40
 
@@ -111,7 +111,7 @@ def test_a_result_keeps_its_budget(papers, store, tmp_path):
 def test_a_result_of_before_budgets_were_kept_has_that_of_its_cell():
     """Of Table 2, 10 % public: FedH2L takes a local and a mutual step a round, AGG one; FedMD transfers before round 1."""
     (table2,) = (e for e in experiments(home()) if e.id == "rotated-mnist")
-    (look,) = (x for x in looks(table2, Store(home() / RESULTS)) if x.cell.name == "shared/public-10")
+    (look,) = (x for x in looks(table2, ResultStore(home() / RESULTS)) if x.cell.name == "shared/public-10")
     budgets = {arm: find_budget(look, arm, next(iter(found.values()))) for arm, found in look.results.items() if found}
     assert (budgets["fedh2l"].steps, budgets["fedh2l"].examples) == (20_000, 10_000 * 32 + 10_000 * 3 * 32)
     assert (budgets["aggregate"].steps, budgets["aggregate"].examples) == (10_000, 10_000 * 32)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from fedmutual.reproduce import Scale, Store, experiments
+from fedmutual.reproduce import ResultStore, Scale, experiments
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.plan import jobs
 
-STORE = Store(home() / RESULTS)
+STORE = ResultStore(home() / RESULTS)
 FILES = sorted(p.relative_to(home() / RESULTS).with_suffix("").as_posix() for p in (home() / RESULTS).rglob("*.json"))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedmutual.reproduce import Scale, Store, experiments, pages, read_experiment
+from fedmutual.reproduce import ResultStore, Scale, experiments, pages, read_experiment
 from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.findings import TEMPLATE, Finding, find_findings, forest, render_findings
@@ -22,7 +22,7 @@ BEGIN, END = marks("printed numbers")
 @pytest.fixture(scope="module")
 def committed():
     """The pages of all experiments, from the committed results."""
-    store = Store(home() / RESULTS)
+    store = ResultStore(home() / RESULTS)
     return pages.adjust([pages.page(e, looks(e, store)) for e in experiments(home())])
 
 
@@ -157,4 +157,4 @@ def test_only_what_is_long_enough_is_drawn(papers, store):
     assert [round(row.difference.mean, 4) for row in drawn.rows] == [0.25, -0.25]
     short = pages.page(experiment, [replace(look, scale=Scale(1)) for look in looks(experiment, store)])
     assert forest(find_findings([short])).rows  # one of two rounds is half
-    assert not forest(find_findings([pages.page(experiment, looks(experiment, Store(papers / "none")))])).rows
+    assert not forest(find_findings([pages.page(experiment, looks(experiment, ResultStore(papers / "none")))])).rows

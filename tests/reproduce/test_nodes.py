@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedmutual.reproduce import Scale, Store, pages, read_experiment
+from fedmutual.reproduce import ResultStore, Scale, pages, read_experiment
 from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.numbers import numbers
 from fedmutual.reproduce.plan import jobs
@@ -79,7 +79,7 @@ def test_what_is_read_off_the_best_round_alone_is_in_no_table_of_the_last(papers
 
 
 def test_nothing_run_shows_the_papers_nodes(nodes, tmp_path):
-    (table,) = all_tables(nodes, looks(nodes, Store(tmp_path)))
+    (table,) = all_tables(nodes, looks(nodes, ResultStore(tmp_path)))
     assert [(c.text, c.sub) for c in table.rows[1][2:]] == [
         ("not run", "paper 81.00"), ("not run", "paper 84.00"), ("not run", "paper 82.50"),
     ]  # fmt: skip

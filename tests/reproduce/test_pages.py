@@ -8,14 +8,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedmutual.reproduce import Scale, Store, experiments, overview, pages, read_experiment
+from fedmutual.reproduce import ResultStore, Scale, experiments, overview, pages, read_experiment
 from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.plan import jobs
 from made_results import MADE, result
 
 DOCS = Path(__file__).parents[2] / "docs" / "reproduction"
-STORE = Store(home() / RESULTS)
+STORE = ResultStore(home() / RESULTS)
 REAL = experiments(home())
 
 
@@ -112,7 +112,7 @@ def test_the_page_is_one_file_and_its_figures_stand_alone(made):
 
 
 def test_a_best_chosen_on_test_images_is_called_so(papers, made):
-    store = Store(made / "results")
+    store = ResultStore(made / "results")
     assert "own validation data, %, best on test" in (made / "looker.md").read_text(encoding="utf-8")
     for path in (papers / "table9/digits").iterdir():
         path.write_text(path.read_text().replace("test = 0.5 }", 'test = 0.5, preset = "v1" }'))

@@ -5,7 +5,7 @@ import shutil
 import pytest
 
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.reproduce import Scale, Store, read_experiment, reproduce
+from fedmutual.reproduce import ResultStore, Scale, read_experiment, reproduce
 from fedmutual.rundir.folder import held
 
 INDEX = """
@@ -60,7 +60,7 @@ def turned(tmp_path):
             return observer
 
         given = {k.replace("_", ".", 1): v for k, v in here.items()}
-        return reproduce(cells, 1, Scale(rounds), out, Store(out / "results"), given, watch, said.append), said
+        return reproduce(cells, 1, Scale(rounds), out, ResultStore(out / "results"), given, watch, said.append), said
 
     return call
 
@@ -74,7 +74,7 @@ def test_a_cell_that_needs_the_best_weights_of_a_run_that_kept_none_has_it_train
     assert turned("b")[0].trained == 1
     assert [p.name.endswith("-best") for p in runs(tmp_path)] == [False, True]
     assert [turned(name)[0].trained for name in "ab"] == [0, 0]
-    (found,) = {r.closeup.client for r in Store(tmp_path / "out/results").of("turned/b")}
+    (found,) = {r.closeup.client for r in ResultStore(tmp_path / "out/results").of("turned/b")}
     assert found == "0"
 
 

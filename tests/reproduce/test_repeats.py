@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedmutual.reproduce import Store, pages
+from fedmutual.reproduce import ResultStore, pages
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.front import marks, write_front
 from fedmutual.reproduce.repeats import repeats_frame, repeats_table
@@ -58,7 +58,7 @@ def test_other_runs_are_not_compared(store, more):
 
 def test_the_front_page_tells_the_repeated_runs_of_the_committed_results():
     """On one machine they are equal to the bit: whoever measures anew and is not has changed the numerics."""
-    frame = repeats_frame(Store(home() / RESULTS))
+    frame = repeats_frame(ResultStore(home() / RESULTS))
     begin, end = marks("repeated runs")
     table = pages.md_table(repeats_table(frame), caption=False)
     assert FRONT.read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].strip() == table

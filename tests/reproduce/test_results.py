@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fedmutual.errors import RunError
-from fedmutual.reproduce import Scale, Store, measures, read_experiment
+from fedmutual.reproduce import ResultStore, Scale, measures, read_experiment
 from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.entries import entry
 from fedmutual.reproduce.pages import page
@@ -31,7 +31,7 @@ def keep(store, job, curve=(0.5, 0.7), **more):
 def test_kept_and_found_again(store, planned):
     job = planned()["fml", 0]
     keep(store, job)
-    again = Store(store.folder)
+    again = ResultStore(store.folder)
     assert again.find(job).curves["global_test"] == (0.5, 0.7)
     assert again.find(job).target == 0.8  # the paper's FedAvg, out of the cell
     assert again.find(job, 1) is not None
@@ -43,7 +43,7 @@ def test_a_result_of_before_numerics_versions_is_of_the_first(store, planned):
     job = planned()["fml", 0]
     keep(store, job)
     assert "numerics" not in (store.folder / "table9/digits/iid.json").read_text()
-    assert Store(store.folder).find(job, 1) is not None
+    assert ResultStore(store.folder).find(job, 1) is not None
 
 
 def test_a_file_has_a_line_a_run_and_holds_each_once(store, planned):
@@ -56,11 +56,11 @@ def test_a_file_has_a_line_a_run_and_holds_each_once(store, planned):
 
 def test_new_results_go_to_the_first_folder_and_both_are_read(tmp_path, planned):
     shipped, own = tmp_path / "shipped", tmp_path / "own"
-    keep(Store(shipped), planned()["fml", 0])
-    both = Store(own, shipped)
+    keep(ResultStore(shipped), planned()["fml", 0])
+    both = ResultStore(own, shipped)
     keep(both, planned()["fedavg", 0])
-    assert len(Store(own, shipped).of("table9/digits/iid")) == 2
-    assert len(Store(own).of("table9/digits/iid")) == len(Store(shipped).of("table9/digits/iid")) == 1
+    assert len(ResultStore(own, shipped).of("table9/digits/iid")) == 2
+    assert len(ResultStore(own).of("table9/digits/iid")) == len(ResultStore(shipped).of("table9/digits/iid")) == 1
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_damaged_file_is_named(store, text, said):
     store.folder.mkdir()
     (store.folder / "bad.json").write_text(text)
     with pytest.raises(RunError, match=said) as problem:
-        Store(store.folder)
+        ResultStore(store.folder)
     assert str(store.folder / "bad.json") in str(problem.value)
 
 
@@ -110,7 +110,7 @@ def test_what_is_no_accuracy_and_what_is_not_finite_is_damage(store, planned, be
     assert before in path.read_text()
     path.write_text(path.read_text().replace(before, after))
     with pytest.raises(RunError, match=said) as problem:
-        Store(store.folder)
+        ResultStore(store.folder)
     assert str(path) in str(problem.value)
 
 
@@ -119,7 +119,7 @@ def test_a_curve_that_is_cut_off_is_damage(store, planned):
     path = store.folder / "table9/digits/iid.json"
     path.write_text(path.read_text().replace("[0.5, 0.7]", "[0.5]"))
     with pytest.raises(RunError, match="has not a value for each evaluated round"):
-        Store(store.folder)
+        ResultStore(store.folder)
 
 
 def test_the_fullest_scale_is_shown(store, planned, papers):

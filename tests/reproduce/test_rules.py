@@ -12,7 +12,7 @@ from fedmutual.reproduce.measures import MEASURES, step
 from fedmutual.reproduce.pages import Page, adjust
 from fedmutual.reproduce.prose import verdict
 from fedmutual.reproduce.result import Ends
-from fedmutual.reproduce.schema import Claim, Reading
+from fedmutual.reproduce.schema import Claim, ReadingTable
 from fedmutual.reproduce.significance import Tails, holm, several, tails
 from fedmutual.reproduce.tables import claims as claims_table
 from made_results import result
@@ -217,7 +217,7 @@ def test_a_claim_is_judged_under_each_reading(look):
     made = look(UP, THEIRS)
     made.results["fedavg-equal"] = {s: result("fedavg", s, curve=(v,)) for s, v in enumerate(UP)}
     made = replace(made, cell=replace(made.cell, arms={**made.cell.arms, "fedavg-equal": made.cell.arms["fedavg"]}))
-    read = claim(readings=(Reading(name="at equal steps", than="fedavg-equal"),), first_reading="by rounds")
+    read = claim(readings=(ReadingTable(name="at equal steps", than="fedavg-equal"),), first_reading="by rounds")
     first, second = judge_readings(read, [made])
     assert [(j.reading, j.verdict) for j in (first, second)] == [
         ("by rounds", "supported"),

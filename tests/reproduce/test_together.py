@@ -9,7 +9,7 @@ from rich.console import Console
 
 import forked
 from fedmutual.cli import reproduce as command
-from fedmutual.reproduce import Scale, Store, read_experiment, results
+from fedmutual.reproduce import ResultStore, Scale, read_experiment, results
 from fedmutual.reproduce import reproduce as call
 from fedmutual.reproduce.plan import jobs
 from fedmutual.reproduce.run_dirs import claim
@@ -38,11 +38,11 @@ def meanwhile(tmp_path):
         def watch(label):
             def observer(event):
                 if here in label and not other and type(event).__name__ == "RoundDone":
-                    other.append(call(cells, 1, Scale(), out, Store(out / "results")))
+                    other.append(call(cells, 1, Scale(), out, ResultStore(out / "results")))
 
             return observer
 
-        one = call(cells, 1, Scale(), out, Store(out / "results"), None, watch, said.append)
+        one = call(cells, 1, Scale(), out, ResultStore(out / "results"), None, watch, said.append)
         return one, *other, said
 
     return both
@@ -94,7 +94,7 @@ def test_a_run_that_is_known_and_there_is_not_trained_again_for_one_that_another
     cells, out = read_experiment(newcomer.parent.parent, "newcomer").cells, tmp_path / "out"
     found = labels(read_experiment(newcomer.parent.parent, "newcomer"))
     with claim(out, found["digits, given, seed 0"].fingerprint):
-        assert [call(cells, 1, Scale(), out, Store(out / "results")).trained for _ in range(2)] == [2, 0]
+        assert [call(cells, 1, Scale(), out, ResultStore(out / "results")).trained for _ in range(2)] == [2, 0]
 
 
 def test_what_others_trained_meanwhile_is_known(table9, meanwhile, tmp_path):
@@ -120,14 +120,14 @@ def test_what_others_let_go_of_is_trained(table9, tmp_path):
 
         return observer
 
-    told = call(table9.cells, 1, Scale(), out, Store(out / "results"), None, watch)
+    told = call(table9.cells, 1, Scale(), out, ResultStore(out / "results"), None, watch)
     assert (told.trained, told.elsewhere) == (4, {})
 
 
 def test_what_another_process_holds_only_to_look_at_it_is_known(table9, tmp_path):
     out = tmp_path / "out"
-    stale = Store(out / "results")
-    call(table9.cells, 1, Scale(), out, Store(out / "results"))
+    stale = ResultStore(out / "results")
+    call(table9.cells, 1, Scale(), out, ResultStore(out / "results"))
     with claim(out, next(iter(labels(table9).values())).fingerprint):
         told = call(table9.cells, 1, Scale(), out, stale)
     assert (told.trained, told.known, told.elsewhere) == (0, 4, {})
@@ -152,7 +152,7 @@ def test_a_run_that_others_start_from_diverges_once(newcomer, given, tmp_path):
     experiment, out = read_experiment(newcomer.parent.parent, "newcomer"), tmp_path / "out"
     with claim(out, labels(experiment)["digits, scratch, seed 0"].fingerprint):
         for trained in (1, 0):
-            told = call(experiment.cells, 1, Scale(), out, Store(out / "results"))
+            told = call(experiment.cells, 1, Scale(), out, ResultStore(out / "results"))
             assert told.trained == trained
             assert [line.partition(":")[0] for line in told.failed] == [
                 "digits, federation, seed 0",
@@ -174,7 +174,7 @@ def two_cells(newcomer):
 def test_a_run_that_cells_share_is_left_once(two_cells, tmp_path):
     job = labels(two_cells)["digits, federation, seed 0"]
     with claim(tmp_path / "out", job.fingerprint):
-        told = call(two_cells.cells, 1, Scale(), tmp_path / "out", Store(tmp_path / "out/results"))
+        told = call(two_cells.cells, 1, Scale(), tmp_path / "out", ResultStore(tmp_path / "out/results"))
     assert len(told.elsewhere) == 1
 
 
@@ -188,11 +188,11 @@ def test_a_run_that_cells_share_is_kept_once(two_cells, tmp_path):
         def observer(event):
             if "digits, scratch" in label and type(event).__name__ == "RoundDone" and not others:
                 holding.__exit__(None, None, None)
-                others.append(call(two_cells.cells[:1], 1, Scale(), out, Store(out / "results")))
+                others.append(call(two_cells.cells[:1], 1, Scale(), out, ResultStore(out / "results")))
 
         return observer
 
-    told = call(two_cells.cells, 1, Scale(), out, Store(out / "results"), None, watch)
+    told = call(two_cells.cells, 1, Scale(), out, ResultStore(out / "results"), None, watch)
     assert (others[0].trained, told.trained) == (1, 2)
     assert [arm for _, arm, _ in kept(out)].count("federation") == 1
 
@@ -200,9 +200,9 @@ def test_a_run_that_cells_share_is_kept_once(two_cells, tmp_path):
 def test_a_run_that_is_being_copied_is_left(table9, tmp_path):
     """One process begins a longer run with a copy of it, while another comes to go on with it."""
     out, short = tmp_path / "out", labels(table9)["digits/iid, fedavg, seed 0"]
-    call(table9.cells[:1], 1, Scale(1), out, Store(out / "results"))
+    call(table9.cells[:1], 1, Scale(1), out, ResultStore(out / "results"))
     with claim(out, f"{short.fingerprint.partition('-')[0]}-1"):
-        told = call(table9.cells[:1], 1, Scale(), out, Store(out / "results"))
+        told = call(table9.cells[:1], 1, Scale(), out, ResultStore(out / "results"))
     assert told.trained == 2
     (begun,) = (out / "runs").glob(f"{short.fingerprint}-*/log.txt")
     assert "resumed" not in begun.read_text()  # who holds a run may be writing it
@@ -213,20 +213,20 @@ def test_a_run_that_was_begun_on_another_device_is_left_and_the_others_are_train
         cell.write_text(cell.read_text().replace('device = "cpu", ', ""))
     cells, out = read_experiment(papers, "table9").cells, tmp_path / "out"
     with pytest.raises(Stopped):
-        call(cells, 1, Scale(), out, Store(out / "results"), None, lambda label: stopping)
+        call(cells, 1, Scale(), out, ResultStore(out / "results"), None, lambda label: stopping)
     (about,) = (out / "runs").glob("*/environment.json")
     about.write_text(json.dumps(json.loads(about.read_text()) | {"device": "xpu:9"}))
-    told = call(cells, 1, Scale(), out, Store(out / "results"))
+    told = call(cells, 1, Scale(), out, ResultStore(out / "results"))
     assert told.trained == 3
     assert [*told.elsewhere.values()] == ["digits/iid, fedavg, seed 0 (was begun on 'xpu:9', which this machine has not)"]
 
 
 def test_a_longer_run_does_not_begin_with_one_of_another_device(table9, tmp_path):
     out = tmp_path / "out"
-    call(table9.cells, 1, Scale(1), out, Store(out / "results"))
+    call(table9.cells, 1, Scale(1), out, ResultStore(out / "results"))
     for about in (out / "runs").glob("*/environment.json"):
         about.write_text(json.dumps(json.loads(about.read_text()) | {"device": "xpu:9"}))
-    told = call(table9.cells, 1, Scale(), out, Store(out / "results"))
+    told = call(table9.cells, 1, Scale(), out, ResultStore(out / "results"))
     assert (told.trained, told.elsewhere) == (4, {})
 
 
@@ -260,7 +260,7 @@ def test_two_processes_share_the_work(reproduce, papers, tmp_path):
 def test_results_that_another_process_does_not_get_done_with(table9, tmp_path, monkeypatch):
     monkeypatch.setattr(results, "PATIENCE", 0.1)
     folder = tmp_path / "out/results"
-    store, silent = Store(folder), Console(file=io.StringIO())
+    store, silent = ResultStore(folder), Console(file=io.StringIO())
     with results.held(folder), pytest.raises(results.RunError, match="another process has been writing results for a"):
         command.train("table9", (), 1, None, {}, tmp_path / "out", None, table9.cells[0].path.parents[2], nothing, silent)
     assert not [*store.all()]

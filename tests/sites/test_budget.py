@@ -9,7 +9,7 @@ import torch
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.privacy.budget import Budget, Spent
+from fedmutual.privacy.budget import PrivacyBudget, Spent
 from fedmutual.privacy.mechanism import Release
 from fedmutual.privacy.secret import simulation_secret
 from fedmutual.rundir.text import told
@@ -171,7 +171,7 @@ def lines_cost(folder):
     one = half(folder)
     work(one)
     path = next((folder / "north" / "state" / ".privacy").glob("*.jsonl"))
-    return Budget(path, "wards", "example", 50.0, 1e-5).spent
+    return PrivacyBudget(path, "wards", "example", 50.0, 1e-5).spent
 
 
 def test_federations_on_the_same_data_have_one_budget(tmp_path):
@@ -220,7 +220,7 @@ def release(label="a", steps=10, sigma=2.0):
 
 
 def budget(path, most=50.0, unit="example"):
-    return Budget(path, "wards", unit, most, 1e-5)
+    return PrivacyBudget(path, "wards", unit, most, 1e-5)
 
 
 def test_a_ledger_survives_a_cut_line_and_refuses_a_damaged_one(tmp_path):

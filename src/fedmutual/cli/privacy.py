@@ -13,7 +13,7 @@ from fedmutual.cli.terminal import Code, exit_with_error, out, print_text
 
 if TYPE_CHECKING:
     from fedmutual.config import Config
-    from fedmutual.studies.privacy_plan import Cost
+    from fedmutual.studies.privacy_plan import PrivacyCost
 
 
 def privacy(
@@ -63,7 +63,7 @@ def _plan_site(file: Path, site: Path, epsilon: float | None, overrides: dict[st
         _check_budget(plan.config, dict.fromkeys(plan.costs, plan.total))
 
 
-def _print_plan(config: "Config", costs: "dict[str, Cost]", target: float | None) -> None:
+def _print_plan(config: "Config", costs: "dict[str, PrivacyCost]", target: float | None) -> None:
     """Print a table with one line for each client. target: the epsilon that the noise is chosen for, if any."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     units = "examples" if config.privacy.unit == "example" else "groups"

@@ -14,9 +14,9 @@ from fedmutual.files import write_bytes
 from fedmutual.report import cells as report
 from fedmutual.report.text import count
 from fedmutual.reproduce import (
-    Experiment,
+    PaperExperiment,
+    ResultStore,
     Scale,
-    Store,
     experiments,
     findings,
     overview,
@@ -111,13 +111,15 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
     ]
 
 
-def _store(root: Path | None, folder: Path) -> Store:
+def _store(root: Path | None, folder: Path) -> ResultStore:
     """Return the results in a folder, which receives new results, and the results that came with the experiments."""
     shipped = (root or home()) / RESULTS
-    return Store(folder) if folder.resolve() == shipped.resolve() else Store(folder, shipped)
+    return ResultStore(folder) if folder.resolve() == shipped.resolve() else ResultStore(folder, shipped)
 
 
-def _conclude(experiment: Experiment, store: Store, scale: Scale, seeds: Sequence[int], out: Path, console: Console) -> None:
+def _conclude(
+    experiment: PaperExperiment, store: ResultStore, scale: Scale, seeds: Sequence[int], out: Path, console: Console
+) -> None:
     """Print the tables and verdicts, write the files of the page, and print their paths."""
     page, say = pages.page(experiment, looks(experiment, store, scale, seeds)), _make_printer(console)
     for table in page.tables:
@@ -142,7 +144,7 @@ def _make_printer(console: Console) -> Callable[[str], None]:
     return say
 
 
-def _make_terminal_table(table: report.Table) -> Table:
+def _make_terminal_table(table: report.PageTable) -> Table:
     """Return a table of the report as a table for the terminal."""
     terminal_table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in table.columns:
@@ -152,7 +154,7 @@ def _make_terminal_table(table: report.Table) -> Table:
     return terminal_table
 
 
-def _format_cell(cell: report.Cell, notes: Sequence[str]) -> str:
+def _format_cell(cell: report.TableCell, notes: Sequence[str]) -> str:
     mark = f" ({notes.index(cell.note) + 1})" if cell.note else ""
     return f"{cell.text} {cell.spread}".strip() + mark + (f"\n{cell.sub}" if cell.sub else "")
 

@@ -17,7 +17,7 @@ _MOST = 1e5  # a sigma beyond which no budget is worth the training
 _DIGITS = 4  # of a sigma that is planned
 
 
-class Steps(NamedTuple):
+class NoisedSteps(NamedTuple):
     """Steps alike: each a Poisson sample of the units with this rate, noised with sigma times the clipping norm."""
 
     sigma: float
@@ -35,7 +35,7 @@ def check_installed() -> None:
         ) from None
 
 
-def epsilon(taken: Iterable[Steps], delta: float, accountant: Accountant = "rdp") -> float:
+def epsilon(taken: Iterable[NoisedSteps], delta: float, accountant: Accountant = "rdp") -> float:
     """Epsilon at delta of all these steps together, adding or removing one unit; 0 for none. At least 0, maybe infinite.
 
     Raises:
@@ -57,7 +57,7 @@ def sigma_for(wished: float, rate: float, count: int, delta: float, accountant: 
     """
 
     def costs(sigma: float) -> float:
-        return epsilon([Steps(sigma, rate, count)], delta, accountant)
+        return epsilon([NoisedSteps(sigma, rate, count)], delta, accountant)
 
     high = 1.0
     while costs(high) > wished:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.files import sync_folder, write_bytes
-from fedmutual.privacy.accountant import Steps, epsilon
+from fedmutual.privacy.accountant import NoisedSteps, epsilon
 from fedmutual.privacy.mechanism import Release
 from fedmutual.rundir.folder import held
 from fedmutual.rundir.logs import append
@@ -24,7 +24,7 @@ class Spent(RunError):
     """A site's privacy budget does not allow the next answer."""
 
 
-class Line(BaseModel):
+class BudgetLine(BaseModel):
     """What one phase of one federation cost."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -39,7 +39,7 @@ class Line(BaseModel):
     phase: int  # from 1
 
 
-class Budget:
+class PrivacyBudget:
     """What one site may spend on one data set, and what it spent."""
 
     def __init__(self, path: Path, federation: str, unit: Literal["example", "group"], most: float, delta: float) -> None:
@@ -56,7 +56,7 @@ class Budget:
         """Epsilon of all that was spent on these data so far."""
         return epsilon(map(_steps, self._lines()), self._delta)
 
-    def with_steps(self, planned: Steps) -> float:
+    def with_steps(self, planned: NoisedSteps) -> float:
         """Epsilon of all that was spent and of these steps besides."""
         return epsilon([*map(_steps, self._lines()), planned], self._delta)
 
@@ -73,7 +73,7 @@ class Budget:
             Spent: more than the budget would be spent. Nothing is written then.
             RunError: the ledger is damaged, or cannot be written.
         """
-        line = Line(
+        line = BudgetLine(
             label=release.label,
             federation=self._federation,
             unit=self._unit,
@@ -98,7 +98,7 @@ class Budget:
             append(self._path, [line.model_dump_json()], sync=True)
             sync_folder(self._path.parent)
 
-    def _check_unit(self, lines: list[Line]) -> None:
+    def _check_unit(self, lines: list[BudgetLine]) -> None:
         """Raise RunError where lines are counted by another unit: epsilon of groups and of examples do not add up."""
         other = next((line for line in lines if line.unit != self._unit), None)
         if other is not None:
@@ -107,7 +107,7 @@ class Budget:
                 f"{self._unit}; these do not add up to one epsilon, so agree on privacy.unit = {other.unit!r}"
             )
 
-    def _lines(self, mend: bool = False) -> list[Line]:
+    def _lines(self, mend: bool = False) -> list[BudgetLine]:
         """All lines. One that a crash cut short was not yet acted on, and does not count. mend: take its bytes out."""
         if not self._path.exists():
             return []
@@ -118,7 +118,7 @@ class Budget:
         lines = []
         for number, text in enumerate(whole.splitlines(), 1):
             try:
-                lines.append(Line.model_validate_json(text))
+                lines.append(BudgetLine.model_validate_json(text))
             except ValidationError:
                 raise RunError(
                     f"{self._path}: line {number} is damaged, so that it cannot be told what was spent; restore the file"
@@ -128,8 +128,8 @@ class Budget:
         return lines
 
 
-def _steps(line: Line) -> Steps:
-    return Steps(line.sigma, line.rate, line.steps)
+def _steps(line: BudgetLine) -> NoisedSteps:
+    return NoisedSteps(line.sigma, line.rate, line.steps)
 
 
 def list_ledgers(folder: Path) -> list[Path]:

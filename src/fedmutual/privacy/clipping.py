@@ -20,7 +20,7 @@ MARGIN = 1e-5  # by which a norm in float32 is taken to be larger than it was co
 MEMORY = 2**28  # bytes of gradients of single rows that are held at once
 
 
-class Job(NamedTuple):
+class ClippingJob(NamedTuple):
     """What a batch's gradients are taken of."""
 
     phase: Phase
@@ -30,7 +30,7 @@ class Job(NamedTuple):
     clip: float  # C
 
 
-def clipped_sum(job: Job, batch: Batch, units: Tensor | None) -> tuple[Message, Message]:
+def clipped_sum(job: ClippingJob, batch: Batch, units: Tensor | None) -> tuple[Message, Message]:
     """The sum of the units' clipped gradients, "net.name" -> float64, and the sum of each loss term over the rows.
 
     batch: of at least one row. units: each row's unit [B]; None: each row is a unit.
@@ -50,7 +50,7 @@ def factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor]:
     return torch.where(finite, (clip / norms).clamp(max=1.0), 0.0), finite
 
 
-def _of_layers(job: Job, batch: Batch) -> tuple[Message, Message]:
+def _of_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
     """From each layer's inputs and the gradients of its outputs, without a gradient of a single row in memory.
 
     Raises:
@@ -79,7 +79,7 @@ def _of_layers(job: Job, batch: Batch) -> tuple[Message, Message]:
     return found, {k: v.sum() for k, v in terms.items()}
 
 
-def _of_rows(job: Job, batch: Batch, units: Tensor) -> tuple[Message, Message]:
+def _of_rows(job: ClippingJob, batch: Batch, units: Tensor) -> tuple[Message, Message]:
     """From the gradient of every single row, by vmap: for any network and any loss."""
     params = {name: {k: p.detach() for k, p in trainable(net).items()} for name, net in job.nets.items()}
     buffers = {name: {k: b.clone() for k, b in net.named_buffers()} for name, net in job.nets.items()}

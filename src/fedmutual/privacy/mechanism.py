@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase, Schedule
-from fedmutual.privacy.clipping import Job, clipped_sum
+from fedmutual.privacy.clipping import ClippingJob, clipped_sum
 from fedmutual.privacy.sampling import PrivateRows, Units, closed
 from fedmutual.privacy.secret import Stream, derive_key
 from fedmutual.rundir.checkpoint import client_state
@@ -77,7 +77,7 @@ class Mechanism:
         noised = {n: net for n, net in client.nets.items() if n in self.nets}
         others = tuple(n for n in client.nets if n not in self.nets)
         nets = {n: Net(net, trainable(net)) for n, net in client.nets.items()}
-        sums, terms = clipped_sum(Job(phase, noised, others, const, self.clip), batch, units) if count else ({}, {})
+        sums, terms = clipped_sum(ClippingJob(phase, noised, others, const, self.clip), batch, units) if count else ({}, {})
         grads = self._noised({f"{n}.{k}": p for n in noised for k, p in nets[n].params.items()}, sums)
         moved = {f"{n}.{k}": p for n in others for k, p in nets[n].params.items()}
         if moved and count:

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 
 from fedmutual.report import guarantee, measures
-from fedmutual.report.cells import Cell, Column, Table, csv_text, gain, missing, numbers, share
-from fedmutual.report.comparison import Comparison, Use
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, gain, missing, numbers, share
+from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.measures import Best
 from fedmutual.report.statistics import Gains, Missing
 from fedmutual.report.text import count
@@ -12,7 +12,7 @@ from fedmutual.report.text import count
 SHARED, OWN, GAIN = "Shared model, test set", "Client's model, own data", "Gain over local-only"
 
 
-def headline(comparison: Comparison) -> Table:
+def headline(comparison: RunComparison) -> PageTable:
     """Return the headline table: for each model of each method its accuracies and its gain over local-only training."""
     decimals, private = comparison.decimals, guarantee.is_stated(comparison)
     shared = {u: measures.global_best(u) for u in comparison.uses}
@@ -26,7 +26,7 @@ def headline(comparison: Comparison) -> Table:
         gains = measures.gains(comparison, u)
         rows.append(
             (
-                Cell(u.method.label, sub=_state(comparison, u)),
+                TableCell(u.method.label, sub=_state(comparison, u)),
                 share(last, decimals),
                 _best(shared[u], decimals, chosen_shared),
                 share(mean, decimals),
@@ -57,10 +57,10 @@ def headline(comparison: Comparison) -> Table:
     header = ["method", "model", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
     header += ["gain_n", "gain_unit", "gained", "harmed", "equal", *(["epsilon"] if private else [])]
     caption = f"Accuracy of every method, %{_over(comparison)}"
-    return Table("headline", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
+    return PageTable("headline", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
 
 
-def _over(comparison: Comparison) -> str:
+def _over(comparison: RunComparison) -> str:
     seeds = {len(m.counted) for m in comparison.methods}
     if seeds == {1}:
         return " (one seed, so without intervals)"
@@ -68,7 +68,7 @@ def _over(comparison: Comparison) -> str:
     return f" (mean ± 95 % interval over {many})"
 
 
-def _state(comparison: Comparison, use: Use) -> str:
+def _state(comparison: RunComparison, use: Use) -> str:
     """Return the line below a method's name: the model, the seeds where their number differs, the state if unfinished."""
     counted = use.method.counted
     if not counted:
@@ -85,7 +85,7 @@ def _chosen(bests: Iterable[Best]) -> str:
     return by.pop() if len(by) == 1 else ""
 
 
-def _best(best: Best, decimals: int, common: str) -> Cell:
+def _best(best: Best, decimals: int, common: str) -> TableCell:
     """A chosen round's number; which rounds these were, and what chose them where the column does not say so."""
     if isinstance(best.value, Missing):
         return missing(best.value.why)
@@ -94,19 +94,19 @@ def _best(best: Best, decimals: int, common: str) -> Cell:
     return share(best.value, decimals, which if common else f"on {best.by}, {which}")
 
 
-def _caution(comparison: Comparison, by: str, own: bool) -> str:
+def _caution(comparison: RunComparison, by: str, own: bool) -> str:
     """Return the footnote for a best round that was chosen on the rows on which it is scored."""
     if "test" not in by or (own and not measures.validation_is_test(comparison.first)):
         return ""
     return measures.SEEN
 
 
-def _gains(gains: Gains | Missing, decimals: int) -> tuple[Cell, Cell]:
+def _gains(gains: Gains | Missing, decimals: int) -> tuple[TableCell, TableCell]:
     if isinstance(gains, Missing):
         return missing(gains.why), missing(gains.why)
     gained, harmed = len(gains.gained), len(gains.harmed)
     equal = f", {gains.equal} equal" if gains.equal else ""
-    return gain(gains.estimate, decimals), Cell(f"{gained}/{harmed}", sub=f"of {len(gains.pairs)}{equal}")
+    return gain(gains.estimate, decimals), TableCell(f"{gained}/{harmed}", sub=f"of {len(gains.pairs)}{equal}")
 
 
 def _gain_numbers(gains: Gains | Missing) -> list[object]:

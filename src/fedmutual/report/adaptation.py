@@ -12,7 +12,7 @@ from rich.table import Table
 from fedmutual.errors import RunError
 from fedmutual.files import read_json
 from fedmutual.report.cells import spread
-from fedmutual.report.comparison import ALONE, TUNED, Comparison, Method
+from fedmutual.report.comparison import ALONE, TUNED, Method, RunComparison
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
 from fedmutual.report.statistics import SAME, Estimate, Missing, estimate, pair_clients
@@ -152,10 +152,10 @@ def _cell(e: Estimate) -> str:
     return f"{percent(e.mean)} {spread(e)}".rstrip()
 
 
-def _comparisons(out: Path, adaptation: Adaptation) -> list[Comparison]:
+def _comparisons(out: Path, adaptation: Adaptation) -> list[RunComparison]:
     """A comparison a size, whose local-only training is that from scratch."""
     return [
-        Comparison(
+        RunComparison(
             f"{adaptation.name}, {'all ' if size == 'all' else ''}{counts.training:,} examples",
             tuple(
                 Method(
@@ -179,7 +179,7 @@ def _untouched(adaptation: Adaptation, size: str) -> Iterator[str]:
         yield f"The shared model as it came ({source}) scores {score} % on these data."
 
 
-def _lead(comparison: Comparison, adaptation: Adaptation) -> Verdict:
+def _lead(comparison: RunComparison, adaptation: Adaptation) -> Verdict:
     """Does adapting pay at this size?"""
     fml, tuned, scratch = comparison.methods
     size = fml.runs[0].folder.parent.name
@@ -202,7 +202,7 @@ def _lead(comparison: Comparison, adaptation: Adaptation) -> Verdict:
     return replace(judge(comparison), question="Does adapting help this newcomer?", lead=lead)
 
 
-def _other(comparison: Comparison, adaptation: Adaptation, size: str) -> str:
+def _other(comparison: RunComparison, adaptation: Adaptation, size: str) -> str:
     """That the newcomer ends with two models, and the one that was not held against the others is the better one."""
     fml, tuned, _ = comparison.methods
     fork, model = _fork(fml.counted), _forked(fml.counted)
@@ -214,7 +214,7 @@ def _other(comparison: Comparison, adaptation: Adaptation, size: str) -> str:
     return f" That is its personal model; its fork of the shared model, which it may use too, scores {score} %: {against}."
 
 
-def _against(name: str, gain: Estimate, comparison: Comparison) -> str:
+def _against(name: str, gain: Estimate, comparison: RunComparison) -> str:
     difference = describe_difference(gain, comparison.decimals, "ahead", "behind", "level")
     if gain.sign:
         return f"against {name} it {'pays' if gain.sign > 0 else 'does not pay'}: {difference}"

@@ -6,7 +6,7 @@ The decision holds numbers and names only; `templates/answer.j2` renders the sen
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fedmutual.report.comparison import Comparison
+from fedmutual.report.comparison import RunComparison
 from fedmutual.report.findings import Finding, describe_finding, find_doubts
 from fedmutual.report.rendering import render_macro
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, Pair
@@ -129,7 +129,7 @@ class Decision:
         return self.best.gains.accuracies[1] if self.best else None
 
 
-def decide(comparison: Comparison, gains: Mapping[str, Gains | Missing], question: Question) -> Decision:
+def decide(comparison: RunComparison, gains: Mapping[str, Gains | Missing], question: Question) -> Decision:
     """Return the decision on one comparison. gains: label of a method or model -> its gains over local-only training."""
     ways = tuple(Way(label, value) for label, value in gains.items() if isinstance(value, Gains))
     clients = {pair.client for way in ways for pair in way.gains.pairs} or {*comparison.first.partition.clients}
@@ -170,7 +170,7 @@ def _read_holdings(runs: Sequence[RecordedRun], all_classes: int) -> Holdings | 
 
 
 def conclude(
-    comparison: Comparison, decision: Decision, findings: Sequence[Finding], estimates: Sequence[Estimate]
+    comparison: RunComparison, decision: Decision, findings: Sequence[Finding], estimates: Sequence[Estimate]
 ) -> Verdict:
     """Return the verdict: the decision in words, then the sentences of all findings.
 

@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """What stands in a table's cell."""
 
     text: str
@@ -43,25 +43,25 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """A table; its first column heads the rows. `csv` holds its numbers unrounded, and what it leaves out; "": no CSV."""
 
     id: str
     caption: str
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[tuple[TableCell, ...], ...]
     csv: str
     cards: bool = False  # on a phone a row becomes a card, so that nothing is scrolled out of sight
 
-    def shorten(self, caption: str) -> "Table":
+    def shorten(self, caption: str) -> "PageTable":
         """The table of the columns that have a brief name, without intervals, footnotes and CSV, which this table has."""
         shown = [k for k, column in enumerate(self.columns) if column.brief]
         columns = tuple(Column(self.columns[k].brief, numeric=self.columns[k].numeric) for k in shown)
         rows = tuple(
-            tuple(Cell(row[k].text, sub="" if k else row[k].sub, shade=row[k].shade, tone=row[k].tone) for k in shown)
+            tuple(TableCell(row[k].text, sub="" if k else row[k].sub, shade=row[k].shade, tone=row[k].tone) for k in shown)
             for row in self.rows
         )
-        return Table(f"{self.id}-brief", caption, columns, rows, "", self.cards)
+        return PageTable(f"{self.id}-brief", caption, columns, rows, "", self.cards)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -119,22 +119,22 @@ def _csv_cell(value: object) -> object:
     return f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
 
 
-def share(value: Value, decimals: int, sub: str = "", note: str = "") -> Cell:
+def share(value: Value, decimals: int, sub: str = "", note: str = "") -> TableCell:
     """Return a cell with a fraction in percent and its interval."""
     if isinstance(value, Missing):
         return missing(value.why)
-    return Cell(percent(value.mean, decimals), spread(value, decimals), sub, note)
+    return TableCell(percent(value.mean, decimals), spread(value, decimals), sub, note)
 
 
-def gain(value: Estimate, decimals: int) -> Cell:
+def gain(value: Estimate, decimals: int) -> TableCell:
     """Return a cell with a difference in points, its interval, and the number of units."""
     tone = {1: "gain", -1: "harm"}.get(value.sign, "")
-    return Cell(points(value.mean, decimals), spread(value, decimals), f"over {over(value)}", tone=tone)
+    return TableCell(points(value.mean, decimals), spread(value, decimals), f"over {over(value)}", tone=tone)
 
 
-def missing(why: str) -> Cell:
+def missing(why: str) -> TableCell:
     """Return a cell without number, with the reason as its footnote."""
-    return Cell("n/a", note=f"n/a: {why}")
+    return TableCell("n/a", note=f"n/a: {why}")
 
 
 def over(value: Estimate) -> str:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from fedmutual.report.comparison import Comparison, Method
+from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.findings import WorstClass
 from fedmutual.report.statistics import SAME, Gains, Pair, last_common, matches
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -10,7 +10,7 @@ from fedmutual.rundir.recorded_run import RecordedRun
 _CLEAR = 0.05  # a difference of recall that is told even where it is not certain
 
 
-def find_worst_classes(comparison: Comparison, data: str = "validation") -> Iterator[WorstClass]:
+def find_worst_classes(comparison: RunComparison, data: str = "validation") -> Iterator[WorstClass]:
     """Return each federating method's worst class, where its recall on the clients' rows clearly differs from local-only.
 
     The worst class has the lowest sum of the method's recall and local-only training's. Chosen by the method's recall
@@ -28,7 +28,7 @@ def find_worst_classes(comparison: Comparison, data: str = "validation") -> Iter
             yield WorstClass(worst, method.label, *recalls[worst], estimate)
 
 
-def _pair_by_class(comparison: Comparison, method: Method, alone: Method, data: str) -> dict[str, Gains]:
+def _pair_by_class(comparison: RunComparison, method: Method, alone: Method, data: str) -> dict[str, Gains]:
     """Return class -> each client's recall under both methods, where both have one."""
     pairs: dict[str, list[Pair]] = {}
     for run, local_run in matches(method.counted, alone.counted):

@@ -72,7 +72,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Runs of several methods on the same data and split."""
 
     name: str
@@ -131,7 +131,7 @@ class Comparison:
         return max(local, key=lambda m: len(set(m.variant) & set(method.variant)), default=None)
 
 
-def comparisons(runs: Sequence[RecordedRun]) -> list[Comparison]:
+def comparisons(runs: Sequence[RecordedRun]) -> list[RunComparison]:
     """Sort runs into comparisons, in the order in which they were given. A sweep's have no scores to compare by.
 
     Raises:
@@ -160,7 +160,7 @@ def _scored(runs: Sequence[RecordedRun]) -> Sequence[RecordedRun]:
     return scored
 
 
-def differences(compared: Sequence[Comparison]) -> list[tuple[str, list[str]]]:
+def differences(compared: Sequence[RunComparison]) -> list[tuple[str, list[str]]]:
     """Return (key, its values in each comparison) for each key in which comparisons differ, without keys of algorithms."""
     tables = [[dict(flat(run.config)) for run in c.runs] for c in compared]
     keys = dict.fromkeys(k for runs in tables for t in runs for k in t if _matters(k) and not _under(k, ("algorithm",)))
@@ -203,7 +203,7 @@ def _name(runs: Sequence[RecordedRun]) -> str:
     return next(iter(names)) if len(names) == 1 else runs[0].partition.source
 
 
-def _comparison(runs: Sequence[RecordedRun], name: str) -> Comparison:
+def _comparison(runs: Sequence[RecordedRun], name: str) -> RunComparison:
     variants, domains = _variants(runs), _domains(runs)
     groups: dict[tuple[str, Variant], list[RecordedRun]] = {}
     for run, variant in zip(runs, variants, strict=True):
@@ -220,7 +220,7 @@ def _comparison(runs: Sequence[RecordedRun], name: str) -> Comparison:
             f"{label}: seed {r.seed} is there twice; {r.folder} is left out." for r in members if r is not once[r.seed]
         ]
         remarks += _unfinished(method)
-    return Comparison(name, tuple(methods), tuple(remarks))
+    return RunComparison(name, tuple(methods), tuple(remarks))
 
 
 def _get_place(algorithm: str) -> int:

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text
-from fedmutual.report.comparison import Comparison, Method
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
+from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.curves import DRAWN, slots, thin
 from fedmutual.report.domains import ACC
 from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, end_labels, fitted, make_axes, room
@@ -57,7 +57,7 @@ class Course:
         return not self.free and self.costs[0].whole == self.costs[-1].whole
 
 
-def courses(comparison: Comparison) -> list[Course]:
+def courses(comparison: RunComparison) -> list[Course]:
     """Return for each method its accuracies and bytes, round by round; methods without scores or ledger are left out."""
     taken = slots(comparison.methods)
     all_courses = [Course(m.label, taken[m.label], len(m.counted), tuple(_costs(m))) for m in comparison.methods]
@@ -89,15 +89,15 @@ def seeded(drawn: Sequence[Course]) -> bool:
     return any(cost.seed for course in drawn for cost in course.costs)
 
 
-def cost_table(drawn: Sequence[Course], decimals: int) -> Table:
+def cost_table(drawn: Sequence[Course], decimals: int) -> PageTable:
     """Return the table of the picture's numbers; where there is a public seed set, bytes with it and without it."""
     public = seeded(drawn)
     rows = [
         (
-            Cell(c.label),
-            Cell(f"{cost.round:,}"),
-            *(Cell(size(sent)) for sent in ((cost.whole, cost.sent) if public else (cost.sent,))),
-            Cell(percent(cost.mean, decimals)),
+            TableCell(c.label),
+            TableCell(f"{cost.round:,}"),
+            *(TableCell(size(sent)) for sent in ((cost.whole, cost.sent) if public else (cost.sent,))),
+            TableCell(percent(cost.mean, decimals)),
         )
         for c in drawn
         for cost in thin(c.costs, LISTED)
@@ -107,7 +107,7 @@ def cost_table(drawn: Sequence[Course], decimals: int) -> Table:
     lines = [[c.label, k.round, k.whole, k.sent, k.mean, k.low, k.high] for c in drawn for k in c.costs]
     header = ["method", "round", "sent_with_seed_set", "sent", "acc", "acc_lowest_seed", "acc_highest_seed"]
     some = "" if all(len(c.costs) <= LISTED for c in drawn) else f"; {LISTED} evaluations of each method, the CSV has all"
-    return Table(
+    return PageTable(
         "costs",
         f"Bytes that a node has sent, and mean ACC; means over seeds{some}",
         columns,

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, TypeVar
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text
-from fedmutual.report.comparison import Comparison, Method, Use
-from fedmutual.report.domains import ACC, MEASURES, Measure
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
+from fedmutual.report.comparison import Method, RunComparison, Use
+from fedmutual.report.domains import ACC, MEASURES, DomainMeasure
 from fedmutual.report.svg import SLOTS
 from fedmutual.report.text import fixed, percent
 from fedmutual.rundir.recorded_run import NAMES, RecordedRun
@@ -71,7 +71,7 @@ class Picture:
         return thin(self.rounds, LISTED)
 
 
-def pictures(comparison: Comparison) -> list[Picture]:
+def pictures(comparison: RunComparison) -> list[Picture]:
     """Return the pictures of a comparison; a picture without a curve is left out."""
     taken = slots(comparison.methods)
     drawn = _of_domains(comparison, taken) if comparison.domains else _of_clients(comparison, taken)
@@ -116,7 +116,7 @@ def _stretched(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
     return replace(picture, curves=tuple(curves), unit="local step")
 
 
-def _of_clients(comparison: Comparison, taken: Mapping[str, int]) -> list[Picture]:
+def _of_clients(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
     def shared(run: RecordedRun, evaluation: Evaluation) -> float | None:
         score = evaluation.find("global", "test")
         return score.accuracy if score else None
@@ -133,8 +133,8 @@ def _of_clients(comparison: Comparison, taken: Mapping[str, int]) -> list[Pictur
     ]
 
 
-def _of_domains(comparison: Comparison, taken: Mapping[str, int]) -> list[Picture]:
-    def over(measure: Measure, pick: Callable[[list[float]], float] = fmean) -> tuple[Curve, ...]:
+def _of_domains(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
+    def over(measure: DomainMeasure, pick: Callable[[list[float]], float] = fmean) -> tuple[Curve, ...]:
         return tuple(_curve(m, m.label, taken[m.label], 0, _own(m.uses[0], pick, measure.data)) for m in comparison.methods)
 
     means = [Picture(m.key, f"{m.name}: {m.rows}, mean over nodes, %", True, over(m)) for m in MEASURES]
@@ -173,7 +173,7 @@ def thin(items: Sequence[T], most: int) -> list[T]:
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
-def data_table(picture: Picture, decimals: int) -> Table:
+def data_table(picture: Picture, decimals: int) -> PageTable:
     """Return the table of a picture's numbers, round by round."""
     at = {c.label: {p.round: p for p in c.points} for c in picture.curves}
     rounds, shown_rounds = picture.rounds, picture.listed
@@ -181,9 +181,9 @@ def data_table(picture: Picture, decimals: int) -> Table:
     for round in shown_rounds:
         points = [at[c.label].get(round) for c in picture.curves]
         texts = [(percent(p.mean, decimals) if picture.percent else fixed(p.mean, 3)) if p else "" for p in points]
-        rows.append((Cell(str(round)), *map(Cell, texts)))
+        rows.append((TableCell(str(round)), *map(TableCell, texts)))
     some = "" if len(shown_rounds) == len(rounds) else f"; {len(shown_rounds)} of {len(rounds)} evaluations, the CSV has all"
-    return Table(
+    return PageTable(
         id=f"{picture.id}-data",
         caption=f"{picture.title}; means over seeds{some}",
         columns=(Column(picture.unit.capitalize()), *(Column(c.label) for c in picture.curves)),

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 
 from fedmutual.report import measures
-from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share
-from fedmutual.report.comparison import Comparison, Method, Use
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share
+from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.statistics import Gains, Missing, Value
 from fedmutual.report.text import fixed, size
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -41,7 +41,7 @@ COSTS: Sequence[tuple[str, Callable[[RecordedRun], float | None], Callable[[floa
 _FORWARDS = "passes of a network over the batch of a gradient step; passes that score are not among them"
 
 
-def make_decision_table(comparison: Comparison) -> Table:
+def make_decision_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each model: accuracies on own data and all classes, clients harmed, costs."""
     rows, lines = [], []
     for use in comparison.uses:
@@ -49,11 +49,13 @@ def make_decision_table(comparison: Comparison) -> Table:
         gains, costs = measures.gains(comparison, use), list_costs(use.method)
         rows.append(
             (
-                Cell(use.label),
+                TableCell(use.label),
                 *(share(value, comparison.decimals) for value in (own, worst)),
-                missing(gains.why) if isinstance(gains, Missing) else Cell(f"{len(gains.harmed)} of {len(gains.pairs)}"),
+                missing(gains.why)
+                if isinstance(gains, Missing)
+                else TableCell(f"{len(gains.harmed)} of {len(gains.pairs)}"),
                 share(test, comparison.decimals),
-                *(missing(why) if value is None else Cell(text) for value, text, why in costs),
+                *(missing(why) if value is None else TableCell(text) for value, text, why in costs),
             )
         )
         harmed = len(gains.harmed) if isinstance(gains, Gains) else None
@@ -69,7 +71,7 @@ def make_decision_table(comparison: Comparison) -> Table:
     )
     header = ["method", "model", "own_mean", "own_worst", "harmed", "test", *(_key(name) for name, *_ in COSTS)]
     caption = "What each method reaches after the last round, and what it costs; means over seeds"
-    return Table("decision", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
+    return PageTable("decision", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
 
 
 def score_all_classes(use: Use) -> Value:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share, spread
-from fedmutual.report.comparison import OWN_DOMAIN, POOLED, Comparison, Method
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share, spread
+from fedmutual.report.comparison import OWN_DOMAIN, POOLED, Method, RunComparison
 from fedmutual.report.measures import SEEN, chosen_by, over_seeds
 from fedmutual.report.statistics import Missing, Value
 from fedmutual.report.text import count, listed, percent
@@ -16,7 +16,7 @@ Pick = Callable[[Sequence[float]], float]
 
 
 @dataclass(frozen=True)
-class Measure:
+class DomainMeasure:
     """An accuracy of a node's model: on whose test rows."""
 
     key: str
@@ -29,9 +29,9 @@ class Measure:
         return self.key.upper()
 
 
-ACC = Measure("acc", "test", "all domains")
-BWT = Measure("bwt", OWN_DOMAIN, "its own domain")
-FWT = Measure("fwt", "test.others", "the other domains")
+ACC = DomainMeasure("acc", "test", "all domains")
+BWT = DomainMeasure("bwt", OWN_DOMAIN, "its own domain")
+FWT = DomainMeasure("fwt", "test.others", "the other domains")
 MEASURES = (ACC, BWT, FWT)
 _CHOSEN = {
     "validation.all": "the validation data of all nodes pooled, which real sites cannot do: they have their own only",
@@ -45,7 +45,7 @@ _CHOSEN = {
 _ONE = "one model is trained on all data, and no node has one; its score on the test set is with the shared models' below"
 
 
-def last(method: Method, measure: Measure, pick: Pick = fmean) -> Value:
+def last(method: Method, measure: DomainMeasure, pick: Pick = fmean) -> Value:
     """Return the mean over seeds of a measure after the last round: the mean over nodes, or `pick` of the nodes' values."""
 
     def number(run: RecordedRun) -> float | None:
@@ -56,7 +56,7 @@ def last(method: Method, measure: Measure, pick: Pick = fmean) -> Value:
 
 
 def best(
-    method: Method, measure: Measure, of: Callable[[ClientScores], float | None] = lambda measured: measured.mean
+    method: Method, measure: DomainMeasure, of: Callable[[ClientScores], float | None] = lambda measured: measured.mean
 ) -> Value:
     """Return the mean over finished runs of a measure after each node's best round: the mean over nodes, or `of` them."""
 
@@ -69,7 +69,7 @@ def best(
     return over_seeds(method.counted, number, _ONE if method.algorithm == POOLED else unfinished)
 
 
-def per_node(run: RecordedRun, measure: Measure) -> dict[str, float]:
+def per_node(run: RecordedRun, measure: DomainMeasure) -> dict[str, float]:
     """Return node -> a measure after the last round; nodes that do not share their scores are left out."""
     return {i: s.accuracy for i, s in run.own(run.last, data=measure.data).items()}
 
@@ -84,7 +84,7 @@ def projected(method: Method, node: str | None = None) -> Value:
     return over_seeds(method.counted, number, "it projects no gradient")
 
 
-def choice(comparison: Comparison) -> str:
+def choice(comparison: RunComparison) -> str:
     """Return a sentence: which data chose the best rounds."""
     by = _chosen(comparison)
     if not by:
@@ -93,31 +93,31 @@ def choice(comparison: Comparison) -> str:
     return f"Best is after each node's own best round, chosen by its accuracy on {said}."
 
 
-def _chosen(comparison: Comparison) -> set[str]:
+def _chosen(comparison: RunComparison) -> set[str]:
     """The data that chose the best rounds."""
     done = [(r, r.summary.transfer) for m in comparison.methods for r in m.counted if r.summary and r.summary.transfer]
     return {chosen_by(reached.best_by, run) for run, reached in done}
 
 
-def _caution(comparison: Comparison) -> str:
+def _caution(comparison: RunComparison) -> str:
     """A footnote to the best rounds, where test data chose them."""
     return SEEN if any("test" in data for data in _chosen(comparison)) else ""
 
 
-def tables(comparison: Comparison) -> list[Table]:
+def tables(comparison: RunComparison) -> list[PageTable]:
     """Return all tables on nodes: averages, each measure node by node, and the projected steps."""
     shares = [_projections(comparison)] if _projecting(comparison) else []
     return [averages(comparison), *(by_node(comparison, m) for m in MEASURES), *shares]
 
 
-def averages(comparison: Comparison) -> Table:
+def averages(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each method: means over nodes after last and best rounds, and the worst node."""
     decimals, projecting = comparison.decimals, _projecting(comparison)
     rows, lines = [], []
     for m in comparison.methods:
         values = [value for measure in MEASURES for value in (last(m, measure), best(m, measure))]
         values += [last(m, ACC, min), *([projected(m)] if projecting else [])]
-        rows.append((Cell(m.label, sub=_pace(comparison, m)), *(share(value, decimals) for value in values)))
+        rows.append((TableCell(m.label, sub=_pace(comparison, m)), *(share(value, decimals) for value in values)))
         lines.append([m.label, len(m.counted), *(v for value in values for v in numbers(value)[:2])])
     columns = [Column("Method", numeric=False, brief="Method")]
     ends = (("last", ""), ("best", _caution(comparison)))
@@ -134,10 +134,10 @@ def averages(comparison: Comparison) -> Table:
     names += ["projected"] if projecting else []
     header = ["method", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
     caption = f"Means over nodes, %{_over(comparison)}"
-    return Table("domains", caption, tuple(columns), tuple(rows), csv_text(header, lines), cards=True)
+    return PageTable("domains", caption, tuple(columns), tuple(rows), csv_text(header, lines), cards=True)
 
 
-def by_node(comparison: Comparison, measure: Measure) -> Table:
+def by_node(comparison: RunComparison, measure: DomainMeasure) -> PageTable:
     """Return a table of nodes by methods: a measure after the last round, and below it after the node's best round."""
     decimals = comparison.decimals
     rows, lines = [], []
@@ -149,39 +149,39 @@ def by_node(comparison: Comparison, measure: Measure) -> Table:
             )
             for m in comparison.methods
         ]
-        rows.append((Cell(node), *(_both(*values, decimals) for values in cells)))
+        rows.append((TableCell(node), *(_both(*values, decimals) for values in cells)))
         lines.append([node, *(v for values in cells for value in values for v in numbers(value)[:2])])
     means = [(last(m, measure), best(m, measure)) for m in comparison.methods]
-    rows.append((Cell("mean"), *(_both(*values, decimals) for values in means)))
+    rows.append((TableCell("mean"), *(_both(*values, decimals) for values in means)))
     ends = ("last", "last_half_width", "best", "best_half_width")
     header = ["node", *(f"{m.label} {end}" for m in comparison.methods for end in ends)]
     seen = _caution(comparison)
     columns = (Column("Node", numeric=False), *(Column(m.label, note=seen) for m in comparison.methods))
     caption = f"{measure.name}, %: each node's model on test data of {measure.rows}; last round, and below it best"
-    return Table(measure.key, caption, columns, tuple(rows), csv_text(header, lines))
+    return PageTable(measure.key, caption, columns, tuple(rows), csv_text(header, lines))
 
 
-def _projections(comparison: Comparison) -> Table:
+def _projections(comparison: RunComparison) -> PageTable:
     methods = [m for m in comparison.methods if not isinstance(projected(m), Missing)]
     names: list[str | None] = [*_nodes(comparison), None]
     node_values = [(node or "mean", [projected(m, node) for m in methods]) for node in names]
-    rows = tuple((Cell(name), *(share(value, 1) for value in values)) for name, values in node_values)
+    rows = tuple((TableCell(name), *(share(value, 1) for value in values)) for name, values in node_values)
     lines = [[name, *(v for value in values for v in numbers(value)[:2])] for name, values in node_values]
     header = ["node", *(f"{m.label}{end}" for m in methods for end in ("", "_half_width"))]
     columns = (Column("Node", numeric=False), *(Column(m.label) for m in methods))
     caption = "Mutual steps whose gradient was projected, %"
-    return Table("projected", caption, columns, rows, csv_text(header, lines))
+    return PageTable("projected", caption, columns, rows, csv_text(header, lines))
 
 
-def _projecting(comparison: Comparison) -> bool:
+def _projecting(comparison: RunComparison) -> bool:
     return any(not isinstance(projected(m), Missing) for m in comparison.methods)
 
 
-def _nodes(comparison: Comparison) -> Iterator[str]:
+def _nodes(comparison: RunComparison) -> Iterator[str]:
     yield from comparison.first.partition.clients
 
 
-def _both(last: Value, best: Value, decimals: int) -> Cell:
+def _both(last: Value, best: Value, decimals: int) -> TableCell:
     """The last round's number, and the best one's below it."""
     if isinstance(last, Missing):
         return missing(last.why)
@@ -191,7 +191,7 @@ def _both(last: Value, best: Value, decimals: int) -> Cell:
     return share(last, decimals, below)
 
 
-def _pace(comparison: Comparison, method: Method) -> str:
+def _pace(comparison: RunComparison, method: Method) -> str:
     """Said beneath a method's name: its rounds where not all have as many; that it is unfinished; its seeds."""
     counted = method.counted
     if not counted:
@@ -213,7 +213,7 @@ def _why(method: Method) -> str:
     return "no node was scored so: it shares no scores, or there is no other domain"
 
 
-def _over(comparison: Comparison) -> str:
+def _over(comparison: RunComparison) -> str:
     seeds = {len(m.counted) for m in comparison.methods}
     if seeds == {1}:
         return "; one seed, so without intervals"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from fedmutual.report.comparison import TUNED, Comparison
+from fedmutual.report.comparison import TUNED, RunComparison
 from fedmutual.report.rendering import render_macro
 from fedmutual.report.statistics import Estimate, Gains
 
@@ -224,7 +224,7 @@ def count_nodes(gains: Gains) -> Effects:
     return Effects("node", len(estimates), sum(e.mean > 0 for e in estimates.values()), harms, _NAMED_NODES)
 
 
-def find_doubts(comparison: Comparison, estimates: Sequence[Estimate]) -> Iterator[Finding]:
+def find_doubts(comparison: RunComparison, estimates: Sequence[Estimate]) -> Iterator[Finding]:
     """Return what few seeds leave open. estimates: the gains that the answer rests on."""
     source = _find_source(comparison)
     open_estimates = [e for e in estimates if e.sign == 0 and e.unit == "seeds" and (e.is_few or not e.tied)]
@@ -235,7 +235,7 @@ def find_doubts(comparison: Comparison, estimates: Sequence[Estimate]) -> Iterat
         yield OneSeed(source)
 
 
-def _find_source(comparison: Comparison) -> Source:
+def _find_source(comparison: RunComparison) -> Source:
     if comparison.at_sites:
         return "sites"
     return "adapt" if any(m.algorithm == TUNED for m in comparison.methods) else "compare"

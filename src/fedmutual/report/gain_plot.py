@@ -19,7 +19,7 @@ _CHARACTER = 6.2  # pixels, on average
 
 
 @dataclass(frozen=True)
-class Row:
+class GainRow:
     """A row of the picture: a method's mean, or one of its clients; `height` counts rows from the top."""
 
     label: str
@@ -65,20 +65,20 @@ def draw_gains(method_gains: Sequence[tuple[str, Gains]], prefix: str, styles: S
     return inline(figure, prefix, label, styles, _make_hits(axes, rows, is_dense))
 
 
-def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: bool) -> list[Row]:
-    rows: list[Row] = []
+def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: bool) -> list[GainRow]:
+    rows: list[GainRow] = []
     height = 0.0
     for label, gains in method_gains:
-        rows.append(Row(fitted(label), height, gains.estimate, _describe(label, gains.estimate), is_mean=True))
+        rows.append(GainRow(fitted(label), height, gains.estimate, _describe(label, gains.estimate), is_mean=True))
         for number, (client, estimate) in enumerate(gains.by_client.items()):
             name = f"{noun} {client}" if client.isdigit() else client
             by_seed = [f"seed {p.seed}: {points(p.gain, 2)} points" for p in gains.pairs if p.client == client]
             title = "\n".join([_describe(name, estimate), *by_seed])
             if is_dense:  # marks lie in four lines, so that neighbours do not hide each other
-                rows.append(Row("", height + 1.0 + 0.4 * (number % 4), estimate, title, has_interval=False))
+                rows.append(GainRow("", height + 1.0 + 0.4 * (number % 4), estimate, title, has_interval=False))
             else:
                 height += 1
-                rows.append(Row(fitted(client if number and client.isdigit() else name), height, estimate, title))
+                rows.append(GainRow(fitted(client if number and client.isdigit() else name), height, estimate, title))
         height += 3.6 if is_dense else 1.6
     return rows
 
@@ -91,7 +91,7 @@ def _describe(label: str, estimate: Estimate) -> str:
     return f"{mean}, 95 % interval {points(max(estimate.low, -1.0), 2)} to {points(min(estimate.high, 1.0), 2)}"
 
 
-def find_limits(rows: Sequence[Row]) -> tuple[float, float]:
+def find_limits(rows: Sequence[GainRow]) -> tuple[float, float]:
     """The range of the axis in points: every mean, 0, and intervals as far as they are no wider than the means' own range.
 
     Two seeds make intervals of many times the gain; without this limit they would hide all differences.
@@ -105,7 +105,7 @@ def find_limits(rows: Sequence[Row]) -> tuple[float, float]:
     return 100 * (low - room), 100 * (high + room)
 
 
-def _draw_row(axes: Any, row: Row, limits: tuple[float, float]) -> None:
+def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float]) -> None:
     """The interval, cut at the limits with an arrow where it goes on, and the mean's marker above it."""
     gain = row.estimate
     direction = (gain.mean > SAME) - (gain.mean < -SAME)
@@ -124,7 +124,7 @@ def _draw_row(axes: Any, row: Row, limits: tuple[float, float]) -> None:
     axes.plot(100 * gain.mean, row.height, marker=shape, markerfacecolor=face, clip_on=False, **style)
 
 
-def _make_hits(axes: Any, rows: Sequence[Row], is_dense: bool) -> list[Hit]:
+def _make_hits(axes: Any, rows: Sequence[GainRow], is_dense: bool) -> list[Hit]:
     """A row to point at, of the whole width; a square around a mark where clients share a row."""
     box, height = axes.get_window_extent(), axes.figure.bbox.height
     hits = []

@@ -1,13 +1,13 @@
 """Epsilon beside accuracy: what differential privacy a method gives for what leaves its clients."""
 
-from fedmutual.report.cells import Cell, Column
-from fedmutual.report.comparison import Comparison, Method
+from fedmutual.report.cells import Column, TableCell
+from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.rundir.schema import RecordedGuarantee
 
 NONE, NOTHING = "none", "nothing leaves"
 
 
-def is_stated(comparison: Comparison) -> bool:
+def is_stated(comparison: RunComparison) -> bool:
     """Whether any of the methods has an epsilon: else no table speaks of it."""
     return any(_summaries(m) for m in comparison.methods)
 
@@ -29,7 +29,7 @@ def text(method: Method) -> str:
     return NOTHING if leaves and not any(spec for phases in leaves for spec in phases.values()) else NONE
 
 
-def column(comparison: Comparison) -> Column:
+def column(comparison: RunComparison) -> Column:
     """Return the head of the column of epsilons."""
     known = {(s.delta, s.unit) for m in comparison.methods for s in _summaries(m)}
     of = ", ".join(f"at delta {delta:g}, of each {unit}" for delta, unit in sorted(known))
@@ -37,9 +37,9 @@ def column(comparison: Comparison) -> Column:
     return Column("epsilon", "Differential privacy", note=note)
 
 
-def cell(method: Method) -> Cell:
+def cell(method: Method) -> TableCell:
     """Return the cell with a method's epsilon."""
-    return Cell(text(method))
+    return TableCell(text(method))
 
 
 def _summaries(method: Method) -> list[RecordedGuarantee]:

@@ -1,13 +1,13 @@
 """What the participants hold: examples by class."""
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text
-from fedmutual.report.comparison import Comparison
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
+from fedmutual.report.comparison import RunComparison
 from fedmutual.rundir.recorded_run import RecordedRun
 
 LARGE = 500  # cells
 
 
-def who_has_what(comparison: Comparison) -> list[Table]:
+def who_has_what(comparison: RunComparison) -> list[PageTable]:
     """Return tables of training examples, clients by classes: one for each seed that has its own partition.
 
     Of large ones only the first: each costs about 30 bytes a class and client. None where sites keep it to themselves.
@@ -20,18 +20,18 @@ def who_has_what(comparison: Comparison) -> list[Table]:
     return tables if len(comparison.classes) * len(comparison.first.partition.clients) <= LARGE else tables[:1]
 
 
-def _holdings(run: RecordedRun, caption: str) -> Table:
+def _holdings(run: RecordedRun, caption: str) -> PageTable:
     classes, clients = run.partition.classes, run.partition.clients
     counts = {i: c.counts.training for i, c in clients.items()}
     most = max(1, *(n for row in counts.values() for n in row))
     totals = {i: sum(row) for i, row in counts.items()}
     if len(clients) <= len(classes):  # the longer side runs down the page
         columns = (Column("Class", numeric=False), *(Column(i, "Client") for i in clients))
-        body = [(Cell(name), *(_held(counts[i][k], most) for i in clients)) for k, name in enumerate(classes)]
-        rows = [*body, (Cell("all"), *(Cell(f"{totals[i]:,}") for i in clients))]
+        body = [(TableCell(name), *(_held(counts[i][k], most) for i in clients)) for k, name in enumerate(classes)]
+        rows = [*body, (TableCell("all"), *(TableCell(f"{totals[i]:,}") for i in clients))]
     else:
         columns = (Column("Client", numeric=False), *(Column(name, "Class") for name in classes), Column("all"))
-        rows = [(Cell(i), *(_held(n, most) for n in counts[i]), Cell(f"{totals[i]:,}")) for i in clients]
+        rows = [(TableCell(i), *(_held(n, most) for n in counts[i]), TableCell(f"{totals[i]:,}")) for i in clients]
     parts = ("private", "public", "validation", "holdout", "test")
     lines = [
         [i, part, *examples]
@@ -39,8 +39,8 @@ def _holdings(run: RecordedRun, caption: str) -> Table:
         for part in parts
         if (examples := getattr(c.counts, part)) is not None
     ]
-    return Table(f"holdings-{run.seed}", caption, columns, tuple(rows), csv_text(["client", "part", *classes], lines))
+    return PageTable(f"holdings-{run.seed}", caption, columns, tuple(rows), csv_text(["client", "part", *classes], lines))
 
 
-def _held(n: int, most: int) -> Cell:
-    return Cell(f"{n:,}", shade=n / most) if n else Cell("·")
+def _held(n: int, most: int) -> TableCell:
+    return TableCell(f"{n:,}", shade=n / most) if n else TableCell("·")

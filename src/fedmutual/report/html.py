@@ -17,8 +17,8 @@ from secrets import token_hex
 
 from fedmutual.errors import RunError
 from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
-from fedmutual.report.cells import Table
-from fedmutual.report.comparison import Comparison, comparisons, differences
+from fedmutual.report.cells import PageTable
+from fedmutual.report.comparison import RunComparison, comparisons, differences
 from fedmutual.report.costs import TITLE, cost_table, courses, draw_costs, seeded
 from fedmutual.report.curves import data_table, pictures
 from fedmutual.report.gain_plot import draw_gains
@@ -40,37 +40,37 @@ class Drawn:
 
     title: str
     svg: str
-    table: Table | None = None
+    table: PageTable | None = None
     public: bool = False  # whether a public seed set is in it
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """All that the page says of one comparison."""
 
     id: str
-    comparison: Comparison
+    comparison: RunComparison
     subtitle: str
     facts: list[tuple[str, str]]
     verdict: Verdict
     answer: Drawn | None  # the gains over local-only; None where there are none, which the verdict explains
-    summary: Table
+    summary: PageTable
     own_domain: Drawn | None  # the gains of nodes on their own domain
-    domains: list[Table]  # none where clients are no domains
+    domains: list[PageTable]  # none where clients are no domains
     choice: str  # what chose the best rounds of nodes that are domains
-    headline: Table
-    decision: Table
-    clients: Table
-    beyond: Table
-    others: Table | None
-    recall: Table
+    headline: PageTable
+    decision: PageTable
+    clients: PageTable
+    beyond: PageTable
+    others: PageTable | None
+    recall: PageTable
     curves: list[Drawn]
     more_curves: list[Drawn]  # folded
     costs: Drawn | None
-    holdings: list[Table]
-    bytes: list[Table]
-    tensors: Table | None
-    runs: Table
+    holdings: list[PageTable]
+    bytes: list[PageTable]
+    tensors: PageTable | None
+    runs: PageTable
     notes: list[str]
     config: provenance.Settings
     environment: provenance.Settings
@@ -85,7 +85,7 @@ def write_report(runs: Sequence[Path | RecordedRun], out: Path) -> None:
     write_page(comparisons(read_runs(runs)), out)
 
 
-def write_page(compared: Sequence[Comparison], out: Path, judged: Callable[[Comparison], Verdict] = judge) -> None:
+def write_page(compared: Sequence[RunComparison], out: Path, judged: Callable[[RunComparison], Verdict] = judge) -> None:
     """Write the page of some comparisons in one step, with a verdict on each."""
     check_page(Path(out))
     write_text(render(compared, judged), Path(out))
@@ -127,7 +127,7 @@ def _other(out: Path) -> bool:
     return bool(start) and not start.lstrip().lower().startswith((b"<!doctype html", b"<html"))
 
 
-def render(compared: Sequence[Comparison], judged: Callable[[Comparison], Verdict] = judge) -> str:
+def render(compared: Sequence[RunComparison], judged: Callable[[RunComparison], Verdict] = judge) -> str:
     """Return the page of some comparisons as HTML."""
     styles: Styles = {}
     sections = [_section(c, judged(c), f"c{number}", styles) for number, c in enumerate(compared, 1)]
@@ -135,7 +135,7 @@ def render(compared: Sequence[Comparison], judged: Callable[[Comparison], Verdic
     return template.render(sections=sections, styles=styles, differences=differences(compared), version=version("fedmutual"))
 
 
-def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) -> Section:
+def _section(comparison: RunComparison, verdict: Verdict, id: str, styles: Styles) -> PageSection:
     by_domain = domains.tables(comparison) if comparison.domains else []
     headline = accuracy.headline(comparison)
     over = count(max(len(m.counted) for m in comparison.methods), "seed")
@@ -143,7 +143,7 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
         Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.decimals))
         for p in pictures(comparison)
     ]
-    return Section(
+    return PageSection(
         id=id,
         comparison=comparison,
         subtitle=provenance.subtitle(comparison),
@@ -173,7 +173,7 @@ def _section(comparison: Comparison, verdict: Verdict, id: str, styles: Styles) 
     )
 
 
-def _draw_gains(comparison: Comparison, measure: domains.Measure | None, id: str, styles: Styles) -> Drawn | None:
+def _draw_gains(comparison: RunComparison, measure: domains.DomainMeasure | None, id: str, styles: Styles) -> Drawn | None:
     """The gains of each model on own validation data, or of nodes by a measure; None where there is no gain."""
     if measure:
         uses = [(m.label, m.uses[0]) for m in comparison.methods]
@@ -186,7 +186,7 @@ def _draw_gains(comparison: Comparison, measure: domains.Measure | None, id: str
     return Drawn(title, draw_gains(method_gains, id, styles, noun)) if method_gains else None
 
 
-def _costs(comparison: Comparison, id: str, styles: Styles) -> Drawn | None:
+def _costs(comparison: RunComparison, id: str, styles: Styles) -> Drawn | None:
     """Accuracy against bytes, where clients are domains."""
     drawn = courses(comparison) if comparison.domains else []
     if not drawn:

@@ -3,14 +3,14 @@
 from collections.abc import Iterator
 
 from fedmutual.report import classes
-from fedmutual.report.comparison import Comparison, Method
+from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.domains import ACC, BWT, MEASURES
 from fedmutual.report.findings import Contest, Finding, Rivalry
 from fedmutual.report.local_only import compare_with_local_only
 from fedmutual.report.statistics import Gains, pair_clients
 
 
-def find_findings(comparison: Comparison) -> Iterator[Finding]:
+def find_findings(comparison: RunComparison) -> Iterator[Finding]:
     """Return the findings on nodes, in the order of the page."""
     for method in comparison.methods:
         yield from compare_with_local_only(comparison, method, ACC.data, BWT.data)
@@ -20,7 +20,7 @@ def find_findings(comparison: Comparison) -> Iterator[Finding]:
     yield from classes.find_worst_classes(comparison, ACC.data)
 
 
-def _compare_with_rivals(comparison: Comparison, method: Method) -> Iterator[Finding]:
+def _compare_with_rivals(comparison: RunComparison, method: Method) -> Iterator[Finding]:
     for rival in comparison.federated:
         if rival is method:
             continue

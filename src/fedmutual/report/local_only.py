@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from fedmutual.report import measures
-from fedmutual.report.comparison import POOLED, Comparison, Method
+from fedmutual.report.comparison import POOLED, Method, RunComparison
 from fedmutual.report.findings import ComparedAfter, Finding, MethodGain, NotCompared, count_clients, count_nodes
 from fedmutual.report.statistics import Gains, Missing
 
 
-def compare_with_local_only(comparison: Comparison, method: Method, *data: str) -> Iterator[Finding]:
+def compare_with_local_only(comparison: RunComparison, method: Method, *data: str) -> Iterator[Finding]:
     """Return a method's gain on each kind of rows, and the rounds after which it is compared.
 
     data: kinds of rows as in `MethodGain`. Without gain on the first kind, only the reason is returned.

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.comparison import ALONE, OWN_DOMAIN, Comparison, Method, Use
+from fedmutual.report.comparison import ALONE, OWN_DOMAIN, Method, RunComparison, Use
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation, RecordedScore
@@ -75,7 +75,7 @@ def own_best(use: Use, worst: bool = False) -> Best:
     return Best(value, " or ".join(by), tuple(s.best_round for s in chosen if s.best_round))
 
 
-def gains(comparison: Comparison, use: Use, data: str = "validation") -> Gains | Missing:
+def gains(comparison: RunComparison, use: Use, data: str = "validation") -> Gains | Missing:
     """Return each client's gain over local-only training on its rows of one kind: `data`."""
     method = use.method
     alone = comparison.alone(method)
@@ -88,7 +88,7 @@ def gains(comparison: Comparison, use: Use, data: str = "validation") -> Gains |
     return pair_clients(method.counted, alone.counted, use.model, data=data)
 
 
-def no_local(comparison: Comparison) -> str:
+def no_local(comparison: RunComparison) -> str:
     """Return the clause that local-only training is missing, and how to get it."""
     first = (*comparison.federated, *comparison.methods)[0].algorithm
     fix = f"`fedmutual compare FILE.toml --methods {first},{ALONE}` makes it"
@@ -106,7 +106,7 @@ class Subject:
     everything: bool = False  # whether on test rows of all that there is
 
 
-def subjects(comparison: Comparison, method: Method) -> list[Subject]:
+def subjects(comparison: RunComparison, method: Method) -> list[Subject]:
     """Return the models and rows that were scored under a method."""
     all_of = [Subject("shared model, test set", _scores(lambda e: [e.find("global", "test")]), True)]
     seen = comparison.domains and validation_is_test(comparison.first)  # validation rows are those of the own domain

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers
-from fedmutual.report.comparison import SHORT, Comparison, Method
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers
+from fedmutual.report.comparison import SHORT, Method, RunComparison
 from fedmutual.report.findings import Finding, MoreTasks, OtherTask
 from fedmutual.report.measures import over_seeds
 from fedmutual.report.statistics import Estimate, Value
@@ -12,7 +12,7 @@ from fedmutual.rundir.recorded_run import RecordedRun
 _MOST = 3  # clients that the verdict names
 
 
-def other_tasks(comparison: Comparison) -> Table | None:
+def other_tasks(comparison: RunComparison) -> PageTable | None:
     """Return a table with a line for each client and score: each model on the client's own validation data, last round.
 
     None where every client's task has accuracy.
@@ -25,15 +25,15 @@ def other_tasks(comparison: Comparison) -> Table | None:
     for client, scores in clients.items():
         for score in scores:
             values = [_average_score(method, model, client, score) for method, model in models.values()]
-            rows.append((Cell(client), Cell(score), *(_make_cell(value) for value in values)))
+            rows.append((TableCell(client), TableCell(score), *(_make_cell(value) for value in values)))
             lines.append([client, score, *(number for value in values for number in numbers(value)[:2])])
     columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(label) for label in models))
     header = ["client", "score", *(f"{label}{end}" for label in models for end in ("", "_half_width"))]
     caption = "Clients whose task has no accuracy metric: scores on their own validation data, last round"
-    return Table("others", caption, columns, tuple(rows), csv_text(header, lines))
+    return PageTable("others", caption, columns, tuple(rows), csv_text(header, lines))
 
 
-def find_other_tasks(comparison: Comparison) -> Iterator[Finding]:
+def find_other_tasks(comparison: RunComparison) -> Iterator[Finding]:
     """Return the first few of these clients, each with its first score, and how many more there are."""
     clients, models = _list_scores(comparison), _list_models(comparison)
     for client, scores in list(clients.items())[:_MOST]:
@@ -44,7 +44,7 @@ def find_other_tasks(comparison: Comparison) -> Iterator[Finding]:
         yield MoreTasks(len(clients) - _MOST)
 
 
-def _list_scores(comparison: Comparison) -> dict[str, list[str]]:
+def _list_scores(comparison: RunComparison) -> dict[str, list[str]]:
     """Return client -> the names of its scores."""
     names: dict[str, dict[str, None]] = {}
     for run in (r for m in comparison.methods for r in m.counted if r.last):
@@ -54,7 +54,7 @@ def _list_scores(comparison: Comparison) -> dict[str, list[str]]:
     return {client: list(scores) for client, scores in names.items() if scores}
 
 
-def _list_models(comparison: Comparison) -> dict[str, tuple[Method, str]]:
+def _list_models(comparison: RunComparison) -> dict[str, tuple[Method, str]]:
     """Return label -> a method and one of its models; the label names the model where the method has several."""
     models = {}
     for method in comparison.methods:
@@ -74,7 +74,7 @@ def _average_score(method: Method, model: str, client: str, score: str) -> Value
     return over_seeds(method.counted, read_score, "not scored")
 
 
-def _make_cell(value: Value) -> Cell:
+def _make_cell(value: Value) -> TableCell:
     if not isinstance(value, Estimate):
         return missing(value.why)
-    return Cell(f"{value.mean:.4g}", f"± {value.half:.2g}" if value.half is not None else "")
+    return TableCell(f"{value.mean:.4g}", f"± {value.half:.2g}" if value.half is not None else "")

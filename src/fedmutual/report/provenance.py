@@ -6,8 +6,8 @@ from typing import Any
 
 import tomli_w
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text
-from fedmutual.report.comparison import Comparison, flat, plain
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
+from fedmutual.report.comparison import RunComparison, flat, plain
 from fedmutual.report.text import count, fixed, listed
 from fedmutual.rundir.recorded_run import RecordedRun
 
@@ -19,10 +19,10 @@ class Settings:
     """What is equal in all runs, and a table of what differs between the methods."""
 
     common: str
-    differing: Table | None
+    differing: PageTable | None
 
 
-def subtitle(comparison: Comparison) -> str:
+def subtitle(comparison: RunComparison) -> str:
     """Return one line on what was run."""
     run = comparison.first
     rounds = sorted({r.settings.rounds for r in comparison.runs})
@@ -40,7 +40,7 @@ def subtitle(comparison: Comparison) -> str:
     )
 
 
-def facts(comparison: Comparison) -> list[tuple[str, str]]:
+def facts(comparison: RunComparison) -> list[tuple[str, str]]:
     """Return the facts of the runs: (term, description)."""
     return [
         ("Methods", listed([m.label for m in comparison.methods])),
@@ -65,20 +65,20 @@ def partition(run: RecordedRun) -> str:
     return words.get(kind, kind)
 
 
-def networks(comparison: Comparison) -> str:
+def networks(comparison: RunComparison) -> str:
     """Return the shared and the personal networks with their sizes."""
     shared, own = _models(comparison)
     parts = [f"{kind} {_networks(recorded)}" for kind, recorded in (("shared", shared), ("personal", own)) if recorded]
     return "; ".join(parts) or "not recorded"
 
 
-def first_weights(comparison: Comparison) -> str:
+def first_weights(comparison: RunComparison) -> str:
     """Return the first weights of the networks: random, or from which source; and why not the requested ones."""
     weights = dict.fromkeys(str(n["weights"]) for recorded in _models(comparison) for n in recorded if "weights" in n)
     return "; ".join(weights) or "not recorded"
 
 
-def _models(comparison: Comparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _models(comparison: RunComparison) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What was recorded of the shared network of each run, and of each client's own."""
     models = [r.environment.get("models") or {} for r in comparison.runs]
     shared = [m["shared"] for m in models if m.get("shared")]
@@ -105,7 +105,7 @@ def _numbers(values: Sequence[float]) -> str:
     return ", ".join(f"{v:.4g}" for v in values)
 
 
-def run_list(comparison: Comparison) -> Table:
+def run_list(comparison: RunComparison) -> PageTable:
     """Return the table of all runs: state, time, partition and folder."""
     rows, lines = [], []
     for m in comparison.methods:
@@ -114,7 +114,7 @@ def run_list(comparison: Comparison) -> Table:
             took = "n/a" if seconds is None else f"{fixed(seconds, 1 if seconds < 100 else 0)} s"
             place = "/".join(r.folder.resolve().parts[-3:])
             cells = (r.state, took, r.partition.fingerprint[:12], place)
-            rows.append((Cell(m.label), Cell(str(r.seed)), *map(Cell, cells)))
+            rows.append((TableCell(m.label), TableCell(str(r.seed)), *map(TableCell, cells)))
             lines.append([m.label, r.seed, r.state, seconds, r.partition.fingerprint, place])
     columns = (
         Column("Method", numeric=False),
@@ -125,7 +125,7 @@ def run_list(comparison: Comparison) -> Table:
         Column("Folder", numeric=False),
     )
     caption = f"The runs; partition: {comparison.first.partition.kind}"
-    return Table(
+    return PageTable(
         "runs",
         caption,
         columns,
@@ -134,7 +134,7 @@ def run_list(comparison: Comparison) -> Table:
     )
 
 
-def notes(comparison: Comparison) -> list[str]:
+def notes(comparison: RunComparison) -> list[str]:
     """Return the notes of the runs' logs, each with its methods (where not all have it) and its rounds."""
     runs_by_note = dict[str, list[tuple[str, set[int]]]]()  # note -> of each run that has it its method, and the rounds
     for m in comparison.methods:
@@ -148,7 +148,7 @@ def notes(comparison: Comparison) -> list[str]:
     return [*sentences, *_tuned(comparison)]
 
 
-def _tuned(comparison: Comparison) -> Iterator[str]:
+def _tuned(comparison: RunComparison) -> Iterator[str]:
     """One sentence for each method whose settings trials on hold-out rows chose."""
     for m in comparison.methods:
         for values in dict.fromkeys(tuple(run.tuned.items()) for run in m.runs if run.tuned):
@@ -168,7 +168,7 @@ def _when(of_runs: Sequence[set[int]]) -> str:
     return f" (in {len(rounds)} rounds{runs}, from {first} to {last})"
 
 
-def configuration(comparison: Comparison) -> Settings:
+def configuration(comparison: RunComparison) -> Settings:
     """Return the resolved configurations: equal keys as TOML, the others in a table."""
     tables = [{k: v for k, v in flat(r.config) if k != "seed"} for r in comparison.runs]
     common, differing = _split(tables)
@@ -185,7 +185,7 @@ def configuration(comparison: Comparison) -> Settings:
     )
 
 
-def environment(comparison: Comparison) -> Settings:
+def environment(comparison: RunComparison) -> Settings:
     """Return the environments of the runs: machine, versions and sizes of the models."""
     tables = [dict(_about(r.environment)) for r in comparison.runs]
     common, differing = _split(tables)
@@ -213,8 +213,8 @@ def _split(tables: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], list[st
 
 
 def _by_method(
-    comparison: Comparison, tables: Sequence[Mapping[str, Any]], keys: Sequence[str], id: str, caption: str
-) -> Table | None:
+    comparison: RunComparison, tables: Sequence[Mapping[str, Any]], keys: Sequence[str], id: str, caption: str
+) -> PageTable | None:
     """A line a key, a column a method; where seeds differ, all their values."""
     if not keys:
         return None
@@ -232,8 +232,8 @@ def _by_method(
         for key in keys
     ]
     columns = (Column("Key", numeric=False), *(Column(label, numeric=False) for label in tables_by_method))
-    cells = tuple(tuple(Cell(text) for text in row) for row in rows)
-    return Table(f"{id}-differs", caption, columns, cells, csv_text(["key", *tables_by_method], rows))
+    cells = tuple(tuple(TableCell(text) for text in row) for row in rows)
+    return PageTable(f"{id}-differs", caption, columns, cells, csv_text(["key", *tables_by_method], rows))
 
 
 def _networks(recorded: Sequence[Mapping[str, Any]]) -> str:

@@ -4,15 +4,15 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from fedmutual.report import measures
-from fedmutual.report.cells import Cell, Column, Table, csv_text, missing, numbers, share
-from fedmutual.report.comparison import ALONE, Comparison, Use
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share
+from fedmutual.report.comparison import ALONE, RunComparison, Use
 from fedmutual.report.measures import Subject, mean_of, over_seeds
 from fedmutual.report.statistics import Gains, Missing, Pair
 from fedmutual.report.text import fixed, percent, points
 from fedmutual.rundir.recorded_run import RecordedRun
 
 
-def beyond_accuracy(comparison: Comparison) -> Table:
+def beyond_accuracy(comparison: RunComparison) -> PageTable:
     """Return the table of scores that a frequent class does not raise, with the accuracy of always naming that class."""
     decimals = comparison.decimals
     rows, lines = [], []
@@ -25,10 +25,12 @@ def beyond_accuracy(comparison: Comparison) -> Table:
             }
             cells = [share(scores[key], decimals, note=_partly(m.counted, subject, key)) for key in keys[:3]]
             auroc, loss = (
-                missing(v.why) if isinstance(v, Missing) else Cell(fixed(v.mean, 3), note=_partly(m.counted, subject, key))
+                missing(v.why)
+                if isinstance(v, Missing)
+                else TableCell(fixed(v.mean, 3), note=_partly(m.counted, subject, key))
                 for key, v in ((k, scores[k]) for k in keys[3:])
             )
-            rows.append((Cell(m.label, sub=subject.title), *cells, auroc, loss))
+            rows.append((TableCell(m.label, sub=subject.title), *cells, auroc, loss))
             lines.append([m.label, subject.title, *(numbers(scores[key])[0] for key in keys)])
     columns = (
         Column("Method, and what is scored", numeric=False),
@@ -39,10 +41,10 @@ def beyond_accuracy(comparison: Comparison) -> Table:
         Column("Loss"),
     )
     caption = "Last round; own data: the mean of the clients' scores. Most frequent class: the accuracy of always naming it"
-    return Table("beyond", caption, columns, tuple(rows), csv_text(["method", "scored", *keys], lines))
+    return PageTable("beyond", caption, columns, tuple(rows), csv_text(["method", "scored", *keys], lines))
 
 
-def recall(comparison: Comparison) -> Table:
+def recall(comparison: RunComparison) -> PageTable:
     """Return the table of each class's recall: of each method the shared model, and the personal models on all classes."""
     columns = [Column("Class", numeric=False)]
     recalls: list[list[float | None]] = []
@@ -52,17 +54,20 @@ def recall(comparison: Comparison) -> Table:
                 columns.append(Column(subject.title.partition(",")[0], m.label))
                 recalls.append([_recall(m.counted, subject, k) for k in range(len(comparison.classes))])
     rows = tuple(
-        (Cell(name), *(missing("the test set has no example of the class") if v is None else _shaded(v) for v in values))
+        (
+            TableCell(name),
+            *(missing("the test set has no example of the class") if v is None else _shaded(v) for v in values),
+        )
         for name, *values in zip(comparison.classes, *recalls, strict=True)
     )
     lines = [[name, *values] for name, *values in zip(comparison.classes, *recalls, strict=True)]
     header = ["class", *(f"{c.group}: {c.name}" for c in columns[1:])]
     where = "test data of all domains" if comparison.domains else "test set"
     caption = f"Recall of each class on the {where}, %, last round; personal models: the mean over clients"
-    return Table("recall", caption, tuple(columns), rows, csv_text(header, lines))
+    return PageTable("recall", caption, tuple(columns), rows, csv_text(header, lines))
 
 
-def clients(comparison: Comparison) -> Table:
+def clients(comparison: RunComparison) -> PageTable:
     """Return the table of all clients of all seeds: training examples, network, accuracies and gains."""
     pairs = {u: _pairs(comparison, u) for u in comparison.uses}
     runs: dict[int, RecordedRun] = {}  # of the first method that has the seed
@@ -76,7 +81,7 @@ def clients(comparison: Comparison) -> Table:
         examples, network = sum(run.partition.clients[client].counts.training), _network(comparison, seed, client)
         score = run.own(run.last).get(client)
         majority = score.majority if score else None
-        about = (Cell(client), Cell(str(seed)), Cell(f"{examples:,}"), Cell(network))
+        about = (TableCell(client), TableCell(str(seed)), TableCell(f"{examples:,}"), TableCell(network))
         served = []
         for u in comparison.uses:
             pair, accuracy = pairs[u].get((seed, client)), _accuracy(u, seed, client)
@@ -93,16 +98,16 @@ def clients(comparison: Comparison) -> Table:
         *(Column(u.label, "Accuracy on own validation data, % (gain over local-only, points)") for u in comparison.uses),
     )
     header = ["seed", "client", "examples", "network", "majority", "method", "accuracy", "compared_at_round", "local_only"]
-    return Table("clients", "Every client, last round", columns, tuple(rows), csv_text([*header, "gain"], lines))
+    return PageTable("clients", "Every client, last round", columns, tuple(rows), csv_text([*header, "gain"], lines))
 
 
-def _pairs(comparison: Comparison, use: Use) -> dict[tuple[int, str], Pair]:
+def _pairs(comparison: RunComparison, use: Use) -> dict[tuple[int, str], Pair]:
     gains = measures.gains(comparison, use)
     return {(p.seed, p.client): p for p in gains.pairs} if isinstance(gains, Gains) else {}
 
 
-def _majority(share: float | None, decimals: int) -> Cell:
-    return missing(_UNTOLD) if share is None else Cell(percent(share, decimals))
+def _majority(share: float | None, decimals: int) -> TableCell:
+    return missing(_UNTOLD) if share is None else TableCell(percent(share, decimals))
 
 
 _UNTOLD = "not told: the run is missing or unfinished, or the client does not share this score (share.metrics)"
@@ -126,8 +131,8 @@ def _recall(runs: Sequence[RecordedRun], subject: Subject, k: int) -> float | No
     return fmean(means) if means else None
 
 
-def _shaded(value: float) -> Cell:
-    return Cell(percent(value), shade=value)
+def _shaded(value: float) -> TableCell:
+    return TableCell(percent(value), shade=value)
 
 
 def _accuracy(use: Use, seed: int, client: str) -> float | None:
@@ -136,17 +141,17 @@ def _accuracy(use: Use, seed: int, client: str) -> float | None:
     return score.accuracy if score else None
 
 
-def _served(accuracy: float | None, pair: Pair | None, decimals: int) -> Cell:
+def _served(accuracy: float | None, pair: Pair | None, decimals: int) -> TableCell:
     """A client's accuracy, and its gain beside it."""
     if accuracy is None:
         return missing(_UNTOLD)
     if pair is None:
-        return Cell(percent(accuracy, decimals))
+        return TableCell(percent(accuracy, decimals))
     tone = "gain" if pair.gain > 0 else "harm" if pair.gain < 0 else ""
-    return Cell(percent(accuracy, decimals), spread=points(pair.gain, decimals), tone=tone)
+    return TableCell(percent(accuracy, decimals), spread=points(pair.gain, decimals), tone=tone)
 
 
-def _network(comparison: Comparison, seed: int, client: str) -> str:
+def _network(comparison: RunComparison, seed: int, client: str) -> str:
     """The client's own network; where it has none, the shared one."""
     methods = sorted(comparison.methods, key=lambda m: m.algorithm == ALONE)
     models = [r.environment.get("models") or {} for m in methods for r in m.runs if r.seed == seed]

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from fedmutual.report import domains, guarantee, measures
 from fedmutual.report.cells import spread
-from fedmutual.report.comparison import Comparison, Method, comparisons
+from fedmutual.report.comparison import Method, RunComparison, comparisons
 from fedmutual.report.decision import COSTS, list_costs
 from fedmutual.report.domains import ACC, MEASURES
 from fedmutual.report.statistics import Gains, Missing, Value
@@ -58,7 +58,7 @@ def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Table:
     return table
 
 
-def _table(compared: Mapping[Comparison, Lines], columns: Sequence[str], gains: Sequence[str], named: bool) -> Table:
+def _table(compared: Mapping[RunComparison, Lines], columns: Sequence[str], gains: Sequence[str], named: bool) -> Table:
     """A table of comparisons' lines; without the columns of gains where no line has one."""
     all_lines = [line for lines in compared.values() for line in lines]
     heads = len(columns) + 1
@@ -84,7 +84,7 @@ def _table(compared: Mapping[Comparison, Lines], columns: Sequence[str], gains: 
     return table
 
 
-def _legend(compared: Iterable[Comparison], shown: Sequence[str], gaining: bool) -> str:
+def _legend(compared: Iterable[RunComparison], shown: Sequence[str], gaining: bool) -> str:
     """What the numbers are: only of those that are there."""
     words = ["Last round"]
     words += ["mean ± 95 % interval"] if any("±" in cell for cell in shown) else []
@@ -96,7 +96,7 @@ def _legend(compared: Iterable[Comparison], shown: Sequence[str], gaining: bool)
     return "; ".join(words) + "." + (f" n/a: {why}." if _NONE in shown else "")
 
 
-def _clients(comparison: Comparison) -> Lines:
+def _clients(comparison: RunComparison) -> Lines:
     """Label, shared model, clients' mean, worst client, gain, gained/harmed: a line for each model of each method."""
     lines = []
     for u in comparison.uses:
@@ -107,7 +107,7 @@ def _clients(comparison: Comparison) -> Lines:
     return lines
 
 
-def _nodes(comparison: Comparison) -> Lines:
+def _nodes(comparison: RunComparison) -> Lines:
     """Label, ACC, BWT, FWT, worst node's ACC, gain: a line a method."""
     lines = []
     for m in comparison.methods:

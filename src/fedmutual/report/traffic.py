@@ -5,12 +5,12 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text, missing
-from fedmutual.report.comparison import POOLED, Comparison, Method
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing
+from fedmutual.report.comparison import POOLED, Method, RunComparison
 from fedmutual.report.text import count, size
 
 
-def bytes_by_method(comparison: Comparison) -> Table:
+def bytes_by_method(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each method: declared messages, bytes sent, and a public seed set's bytes apart."""
     counted = {m.label: [r for r in m.counted if r.ledger] for m in comparison.methods}
     seeded = any(r.ledger.seed for runs in counted.values() for r in runs)
@@ -27,10 +27,10 @@ def bytes_by_method(comparison: Comparison) -> Table:
     ]
     rows, lines = [], []
     for m in comparison.methods:
-        name, left = Cell(m.label, note=POOLED_NOTE if m.algorithm == POOLED else ""), _leaving(m)
-        leaves = missing("what may leave is written when a run is finished") if left == "n/a" else Cell(left)
+        name, left = TableCell(m.label, note=POOLED_NOTE if m.algorithm == POOLED else ""), _leaving(m)
+        leaves = missing("what may leave is written when a run is finished") if left == "n/a" else TableCell(left)
         if not counted[m.label]:
-            rows.append((name, Cell(left), *[missing("the ledger is empty so far")] * (len(columns) - 2)))
+            rows.append((name, TableCell(left), *[missing("the ledger is empty so far")] * (len(columns) - 2)))
             continue
         ledgers = [r.ledger for r in counted[m.label]]
         visits, n = sum(k.visits for k in ledgers) or 1, len(ledgers)
@@ -39,11 +39,13 @@ def bytes_by_method(comparison: Comparison) -> Table:
         seed, steps = sum(sum(k.seed.values()) for k in ledgers) / n, counted[m.label][0].settings.training.local_steps
         step = [up / steps if steps else None] if stepped else []
         values = (up, down, *step, *whole, *([seed] if seeded else []))
-        rows.append((name, leaves, *(missing("a round is told in epochs") if v is None else Cell(size(v)) for v in values)))
+        rows.append(
+            (name, leaves, *(missing("a round is told in epochs") if v is None else TableCell(size(v)) for v in values))
+        )
         lines.append([m.label, up, down, up / steps if steps else None, *whole, seed])
     header = ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"]
     caption = "Bytes of the tensors sent, means over seeds"
-    return Table("bytes", caption, tuple(columns), tuple(rows), csv_text(header, lines), True)
+    return PageTable("bytes", caption, tuple(columns), tuple(rows), csv_text(header, lines), True)
 
 
 _STEPS = "bytes of a round, divided by its local steps: so methods that exchange less often can be compared"
@@ -51,17 +53,17 @@ _SEED = "all clients' public data, given out once before the first round, then r
 POOLED_NOTE = "all participants' data lie in one place here; moving them there is not counted"
 
 
-def bytes_by_client(comparison: Comparison) -> Table:
+def bytes_by_client(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each client: its bytes in the whole run under each method."""
     return _bytes(comparison, "bytes-client", "client", "Bytes of each client over the whole run, means over seeds")
 
 
-def bytes_by_round(comparison: Comparison) -> Table:
+def bytes_by_round(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each round, or for several equal rounds: bytes of all clients under each method."""
     return _bytes(comparison, "bytes-round", "round", "Bytes of all clients in a round, means over seeds")
 
 
-def _bytes(comparison: Comparison, id: str, key: str, caption: str) -> Table:
+def _bytes(comparison: RunComparison, id: str, key: str, caption: str) -> PageTable:
     methods = [m for m in comparison.methods if m.algorithm != POOLED and any(r.ledger for r in m.counted)]
     sums: dict[str | int, dict[tuple[str, str], float]] = {}
     for m in methods:
@@ -81,11 +83,11 @@ def _bytes(comparison: Comparison, id: str, key: str, caption: str) -> Table:
         first, *more = [name for name, _ in equal]
         last = more[-1] if more else first
         head = "start" if first == 0 else str(first) if last == first else f"{first} to {last}"
-        rows.append((Cell(head), *(Cell(size(v)) for v in values)))
+        rows.append((TableCell(head), *(TableCell(size(v)) for v in values)))
         lines.append([first, *([last] if key == "round" else []), *values])
     columns = (Column(key.capitalize(), numeric=False), *(Column(way, label) for label, way in ways))
     header = [*(["first_round", "last_round"] if key == "round" else [key]), *(f"{label} {way}" for label, way in ways)]
-    return Table(id, caption, columns, tuple(rows), csv_text(header, lines))
+    return PageTable(id, caption, columns, tuple(rows), csv_text(header, lines))
 
 
 def _leaving(method: Method) -> str:
@@ -105,7 +107,7 @@ def _leaving(method: Method) -> str:
     return f"{words}; once, before: its public data" if has_seed_set else words
 
 
-def tensors(comparison: Comparison) -> Table | None:
+def tensors(comparison: RunComparison) -> PageTable | None:
     """Return the table of all tensors that may leave a client; None where nothing leaves."""
     leaves_by_method = {m.label: _leaves(m) or {} for m in comparison.methods if m.algorithm != POOLED}
     leaves_by_method = {label: leaves for label, leaves in leaves_by_method.items() if leaves}
@@ -117,7 +119,12 @@ def tensors(comparison: Comparison) -> Table | None:
         for name, kind, shape in specs
     ]
     rows = tuple(
-        (Cell(name), Cell(kind), Cell(_shape(shape)), *(Cell("leaves" if yes else "–") for yes in leaves_client))
+        (
+            TableCell(name),
+            TableCell(kind),
+            TableCell(_shape(shape)),
+            *(TableCell("leaves" if yes else "–") for yes in leaves_client),
+        )
         for name, kind, shape, leaves_client in marks
     )
     columns = (
@@ -128,7 +135,7 @@ def tensors(comparison: Comparison) -> Table | None:
     )
     lines = [[name, kind, _shape(shape), *map(int, leaves_client)] for name, kind, shape, leaves_client in marks]
     caption = "Tensors that may leave a client, as declared before the run"
-    return Table("tensors", caption, columns, rows, csv_text(["tensor", "type", "shape", *leaves_by_method], lines))
+    return PageTable("tensors", caption, columns, rows, csv_text(["tensor", "type", "shape", *leaves_by_method], lines))
 
 
 def _leaves(method: Method) -> Mapping[str, tuple[str, tuple[int, ...]]] | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedmutual.report import classes, joining, measures, other_tasks
 from fedmutual.report.answer import FEDERATING, JOINING, conclude, decide
-from fedmutual.report.comparison import Comparison, Method, Use, comparisons
+from fedmutual.report.comparison import Method, RunComparison, Use, comparisons
 from fedmutual.report.domains import ACC
 from fedmutual.report.findings import (
     AllClasses,
@@ -31,7 +31,7 @@ def verdict(runs: Sequence[Path | RecordedRun]) -> list[str]:
     return [f"{c.name}: {judge(c).lead}" if len(compared) > 1 else judge(c).lead for c in compared]
 
 
-def judge(comparison: Comparison) -> Verdict:
+def judge(comparison: RunComparison) -> Verdict:
     """Return the verdict on one comparison."""
     data = ACC.data if comparison.domains else "validation"
     gains = {method.label: measures.gains(comparison, method.uses[0], data) for method in comparison.federated}
@@ -40,12 +40,12 @@ def judge(comparison: Comparison) -> Verdict:
     return conclude(comparison, decide(comparison, ways, question), list(find_findings(comparison)), estimates)
 
 
-def find_findings(comparison: Comparison) -> Iterator[Finding]:
+def find_findings(comparison: RunComparison) -> Iterator[Finding]:
     """Return the findings of a comparison, in the order of the page."""
     return joining.find_findings(comparison) if comparison.domains else _find_client_findings(comparison)
 
 
-def _find_client_findings(comparison: Comparison) -> Iterator[Finding]:
+def _find_client_findings(comparison: RunComparison) -> Iterator[Finding]:
     for method in comparison.methods:
         yield from compare_with_local_only(comparison, method, "validation")
         yield from _compare_models(method)
@@ -58,7 +58,7 @@ def _find_client_findings(comparison: Comparison) -> Iterator[Finding]:
     yield from classes.find_worst_classes(comparison)
 
 
-def _find_ways(comparison: Comparison) -> dict[str, Gains | Missing]:
+def _find_ways(comparison: RunComparison) -> dict[str, Gains | Missing]:
     """Return the gains of each federating method; of each of its models, where another model than the first is better."""
     ways: dict[str, Gains | Missing] = {}
     for method in comparison.federated:
@@ -84,7 +84,7 @@ def _compare_models(method: Method) -> Iterator[Finding]:
             yield TwoModels(method.label, use.name, first.name, estimate, len(wins), len(gains.pairs), len(gains.seeds))
 
 
-def _compare_with_rivals(comparison: Comparison, method: Method) -> Iterator[Finding]:
+def _compare_with_rivals(comparison: RunComparison, method: Method) -> Iterator[Finding]:
     for rival in comparison.federated:
         if rival.algorithm == method.algorithm:
             continue

@@ -18,7 +18,7 @@ PARTS = ("private", "own public", "public")
 
 
 @dataclass(frozen=True)
-class Rows:
+class ClientRows:
     """The numbers of rows for one client: its private rows, its own public rows, and the public rows of all clients."""
 
     private: int
@@ -32,20 +32,20 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Work:
+class ArmWork:
     """The number of gradient steps, and the number of examples in these steps."""
 
     steps: float
     examples: float
 
-    def __add__(self, other: "Work") -> "Work":
-        return Work(self.steps + other.steps, self.examples + other.examples)
+    def __add__(self, other: "ArmWork") -> "ArmWork":
+        return ArmWork(self.steps + other.steps, self.examples + other.examples)
 
-    def __mul__(self, times: float) -> "Work":
-        return Work(self.steps * times, self.examples * times)
+    def __mul__(self, times: float) -> "ArmWork":
+        return ArmWork(self.steps * times, self.examples * times)
 
 
-NO_WORK = Work(0, 0)
+NO_WORK = ArmWork(0, 0)
 
 
 def count_budget(config: Config, private: Mapping[str, int], public: Mapping[str, int]) -> Budget | None:
@@ -59,7 +59,7 @@ def count_budget(config: Config, private: Mapping[str, int], public: Mapping[str
         private, public = {POOLED: sum(private.values()) + sum(public.values())}, {}
     public_rows = sum(public.values())
     clients = [
-        _count_client_work(config, algorithm, Rows(n, public.get(i, 0), public_rows), len(private))
+        _count_client_work(config, algorithm, ClientRows(n, public.get(i, 0), public_rows), len(private))
         for i, n in private.items()
     ]
     known_work = [work for work in clients if work is not None]
@@ -68,7 +68,7 @@ def count_budget(config: Config, private: Mapping[str, int], public: Mapping[str
     return Budget(steps=fmean(work.steps for work in known_work), examples=fmean(work.examples for work in known_work))
 
 
-def _count_client_work(config: Config, algorithm: Algorithm, rows: Rows, clients: int) -> Work | None:
+def _count_client_work(config: Config, algorithm: Algorithm, rows: ClientRows, clients: int) -> ArmWork | None:
     rows = replace(rows, private=rows.of(algorithm.trains_on))  # what a phase calls private
     start = [_count_phase_work(phase, rows, clients, True) for phase in algorithm.start]
     rounds = [_count_phase_work(phase, rows, clients, False) for phase in algorithm.phases]
@@ -80,7 +80,7 @@ def _count_client_work(config: Config, algorithm: Algorithm, rows: Rows, clients
     return once + each * (config.rounds * taking_part)
 
 
-def _count_phase_work(phase: Phase, rows: Rows, clients: int, start: bool) -> Work | None:
+def _count_phase_work(phase: Phase, rows: ClientRows, clients: int, start: bool) -> ArmWork | None:
     """Return the work of a client in one execution of a phase; None if it is unknown."""
     match phase:
         case Silent():
@@ -92,13 +92,13 @@ def _count_phase_work(phase: Phase, rows: Rows, clients: int, start: bool) -> Wo
                 return NO_WORK
             pairs = min(math.ceil(phase.pairs * clients - 1e-9), clients // 2)
             partners, share = (clients - 1, 1.0) if phase.peers == "all" else (1, 2 * pairs / clients)
-            return Work(1, partners * phase.public_batch) * share
+            return ArmWork(1, partners * phase.public_batch) * share
         case Transfer():
             return _count_passes(phase.transfer_epochs, rows.public, phase.batch_size)
         case Revisit() if start:
             return _count_passes(phase.transfer_epochs, rows.private, phase.batch_size)
         case Digest():
-            return Work(phase.digest_steps, phase.digest_steps * phase.public_batch)
+            return ArmWork(phase.digest_steps, phase.digest_steps * phase.public_batch)
         case Announce():
             return NO_WORK
         case LocalEpochs() if phase.local_steps is not None:
@@ -108,11 +108,11 @@ def _count_phase_work(phase: Phase, rows: Rows, clients: int, start: bool) -> Wo
     return None
 
 
-def _count_steps(steps: int, rows: int, batch: int) -> Work:
-    return Work(steps, steps * min(batch, rows))
+def _count_steps(steps: int, rows: int, batch: int) -> ArmWork:
+    return ArmWork(steps, steps * min(batch, rows))
 
 
-def _count_passes(epochs: int, rows: int, batch: int) -> Work:
+def _count_passes(epochs: int, rows: int, batch: int) -> ArmWork:
     """Return the work of `epochs` passes; a last batch of a single row joins the batch before it."""
     alone = rows > batch > 1 and rows % batch == 1
-    return Work(epochs * (math.ceil(rows / batch) - alone), epochs * rows)
+    return ArmWork(epochs * (math.ceil(rows / batch) - alone), epochs * rows)

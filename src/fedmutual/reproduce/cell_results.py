@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from fedmutual.errors import ConfigError
 from fedmutual.report.statistics import Estimate, estimate
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.cells import Cell, Experiment
+from fedmutual.reproduce.cells import Cell, PaperExperiment
 from fedmutual.reproduce.plan import Scale, jobs
 from fedmutual.reproduce.result import Result
-from fedmutual.reproduce.results import Store
+from fedmutual.reproduce.results import ResultStore
 from fedmutual.reproduce.schema import End
 
 
@@ -103,7 +103,7 @@ def lacks(cell: Cell, result: Result) -> bool:
 
 
 def looks(
-    experiment: Experiment, store: Store, wanted: Scale | None = None, seeds: Iterable[int] | None = None
+    experiment: PaperExperiment, store: ResultStore, wanted: Scale | None = None, seeds: Iterable[int] | None = None
 ) -> list[Look]:
     """Return one `Look` for each cell: at the wanted scale if the cell has results there, else at the most complete scale.
 
@@ -122,7 +122,7 @@ def _narrow_scale(scale: Scale, cell: Cell) -> Scale | None:
     return None
 
 
-def _read_look(cell: Cell, store: Store, wanted: Scale | None, seeds: Iterable[int] | None) -> Look:
+def _read_look(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: Iterable[int] | None) -> Look:
     scales, candidates = [] if wanted is None else [wanted], []
     for stored_scale in store.ways(cell.id):
         if (scale := _narrow_scale(stored_scale, cell)) is not None and scale not in scales:
@@ -137,13 +137,13 @@ def _read_look(cell: Cell, store: Store, wanted: Scale | None, seeds: Iterable[i
     return max(candidates, key=_rank_completeness, default=Look(cell, Scale(), {arm: {} for arm in cell.shown}))
 
 
-def _find_seeds(cell: Cell, store: Store, scale: Scale) -> set[int]:
+def _find_seeds(cell: Cell, store: ResultStore, scale: Scale) -> set[int]:
     """Return the seeds of all stored runs, of any cell, that have as many rounds as a run of this cell at the scale."""
     rounds = {cell.rounds(arm) if scale.rounds is None else cell.within(arm, scale.rounds) for arm in cell.arms}
     return {result.seed for result in store.all() if result.rounds in rounds}
 
 
-def _find_results(cell: Cell, store: Store, scale: Scale, seeds: Iterable[int]) -> dict[str, dict[int, Result]]:
+def _find_results(cell: Cell, store: ResultStore, scale: Scale, seeds: Iterable[int]) -> dict[str, dict[int, Result]]:
     by_arm: dict[str, dict[int, Result]] = {arm: {} for arm in cell.shown}
     for job in jobs(cell, sorted(seeds), scale):
         if job.arm in by_arm and (result := store.find(job)) is not None:

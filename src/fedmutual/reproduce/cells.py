@@ -97,7 +97,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class PaperExperiment:
     """An experiment: its index, its cells and its differences from the paper."""
 
     id: str
@@ -137,7 +137,7 @@ def home() -> Path:
     raise ConfigError("this installation of fedmutual has no experiments; name their folder with --experiments")
 
 
-def experiments(root: Path) -> list[Experiment]:
+def experiments(root: Path) -> list[PaperExperiment]:
     """Return all experiments of a folder, in the order of their indexes.
 
     Raises:
@@ -153,7 +153,7 @@ def _format_no_experiment(root: Path) -> str:
     return f"{root}: holds no experiment, no */{INDEX}; name another folder with --experiments"
 
 
-def read_experiment(root: Path, id: str) -> Experiment:
+def read_experiment(root: Path, id: str) -> PaperExperiment:
     """Return one experiment with its cells and with the cells that it borrows from another experiment.
 
     Raises:
@@ -179,7 +179,7 @@ def read_experiment(root: Path, id: str) -> Experiment:
     order = {column: n for n, column in enumerate(index.columns)}
     check_claims(index, {c.name: c.arms.keys() for c in own_cells + borrowed}, path)
     cells = sorted((*borrowed, *own_cells), key=lambda c: order.get(c.about.column, len(order)))
-    return Experiment(id, index, tuple(cells), *_read_notes(root, index, path))
+    return PaperExperiment(id, index, tuple(cells), *_read_notes(root, index, path))
 
 
 def _read_notes(root: Path, index: Index, path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:

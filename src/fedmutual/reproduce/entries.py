@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fedmutual.report.cells import Cell
+from fedmutual.report.cells import TableCell
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce import measures
@@ -29,7 +29,7 @@ def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
 
 def entry(
     look: Look, arm: str, value: Estimate | None, paper: float | None, measure: measures.Measure, decimals: int
-) -> Cell:
+) -> TableCell:
     """Return the table cell of an arm's number with the paper's number, or with the reason why there is no number."""
     unit = measure.unit
     paper_text = f"paper {paper:.2f}" if paper is not None else ""
@@ -42,12 +42,12 @@ def entry(
             "n/a": "n/a: this method has no such number",
             "not reached": "; ".join(filter(None, ("not reached", look.arm_words(arm)))),
         }
-        return Cell(text, sub=paper_text, note="; ".join(failed) or why.get(text, ""))
+        return TableCell(text, sub=paper_text, note="; ".join(failed) or why.get(text, ""))
     mean, spread = amount(value, unit, decimals)
     missing = len(look.results[arm]) - value.n
     notes = [look.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += [f"{missing} more had no such number" + (", it was not reached" if unit == "rounds" else "")] if missing else []
-    return Cell(mean, spread, paper_text, "; ".join(filter(None, (*notes, mixed(look.numerics(arm)), *failed))))
+    return TableCell(mean, spread, paper_text, "; ".join(filter(None, (*notes, mixed(look.numerics(arm)), *failed))))
 
 
 def _name_missing(unit: str) -> str:

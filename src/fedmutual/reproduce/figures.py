@@ -7,14 +7,14 @@ from functools import partial
 from importlib.resources import files
 from xml.sax.saxutils import escape
 
-from fedmutual.report.cells import Table
+from fedmutual.report.cells import PageTable
 from fedmutual.report.curves import Picture, data_table
 from fedmutual.report.plots import draw_curves
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import fixed, percent
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import Look
-from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.curves import curves
 from fedmutual.reproduce.forest import Forest, draw_forest
 from fedmutual.reproduce.node_figures import closeups
@@ -31,7 +31,7 @@ _WORDS = {
 }
 
 
-def pictures(experiment: Experiment, looks: Sequence[Look]) -> list[Drawn]:
+def pictures(experiment: PaperExperiment, looks: Sequence[Look]) -> list[Drawn]:
     """Yield one picture for each cell and measure with results, for each client if the index asks, and of a node."""
     found: list[Drawn] = []
     for look in looks:
@@ -69,7 +69,7 @@ def draw(picture: Drawn, prefix: str, styles: Styles) -> str:
     return draw_curves(picture, prefix, styles)
 
 
-def numbers_of(picture: Drawn, decimals: int) -> Table:
+def numbers_of(picture: Drawn, decimals: int) -> PageTable:
     """Return the numbers of the picture as a table."""
     return scatter_table(picture) if isinstance(picture, Scatter) else data_table(picture, decimals)
 

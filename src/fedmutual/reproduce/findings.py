@@ -13,7 +13,7 @@ from fedmutual.reproduce import prose
 from fedmutual.reproduce.claims import CONTRADICTED, DECIDED, INCONCLUSIVE, SUPPORTED, Judged
 from fedmutual.reproduce.entries import capital, unit
 from fedmutual.reproduce.figures import standalone
-from fedmutual.reproduce.forest import Forest, Row
+from fedmutual.reproduce.forest import Forest, ForestRow
 from fedmutual.reproduce.pages import FIGURES, MADE, Page
 from fedmutual.reproduce.printed import ALL
 from fedmutual.reproduce.significance import stands
@@ -79,7 +79,7 @@ def forest(findings: Sequence[Finding]) -> Forest:
             if _decide_outcome(judged) is None or judged.overall is None or unit(judged) != "points":
                 continue
             sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.verdict, 0)
-            rows.append(Row(label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
+            rows.append(ForestRow(label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
             label = "\N{HORIZONTAL ELLIPSIS}"  # the readings below it are of the same claim
     return Forest("What of the papers' claims was measured", tuple(rows))
 

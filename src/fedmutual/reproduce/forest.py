@@ -17,7 +17,7 @@ TONES = {1: "gain", -1: "harm", 0: "muted"}
 
 
 @dataclass(frozen=True)
-class Row:
+class ForestRow:
     """One verdict."""
 
     label: str
@@ -30,7 +30,7 @@ class Forest:
     """The verdicts of several claims, each a difference in points."""
 
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[ForestRow]
 
     @property
     def words(self) -> str:

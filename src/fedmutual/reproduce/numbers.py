@@ -7,14 +7,14 @@ from fedmutual.report.cells import csv_text
 from fedmutual.report.statistics import Estimate
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import Look
-from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import NOT_RUN
 from fedmutual.reproduce.schema import AVERAGE, End
 
 ENDS: tuple[End, ...] = ("last", "best")
 
 
-def numbers(experiment: Experiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
+def numbers(experiment: PaperExperiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
     """Yield one record for each cell, arm, measure and end (fractions, rounds, losses or bytes); also for nodes if shown."""
     for look in looks:
         for arm in look.cell.shown:
@@ -49,7 +49,7 @@ def _make_record(look: Look, arm: str, measure: str, at: End, node: str | None, 
     }
 
 
-def as_csv(experiment: Experiment, looks: Sequence[Look]) -> str:
+def as_csv(experiment: PaperExperiment, looks: Sequence[Look]) -> str:
     """Return the records of `numbers` as CSV."""
     keys = ("cell", "arm", "measure", "at", "node", "mean", "half", "seeds", "paper", "state")
     return csv_text(keys, [[line[k] for k in keys] for line in numbers(experiment, looks)])

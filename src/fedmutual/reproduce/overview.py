@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from fedmutual.report.cells import Cell, Column, Table
+from fedmutual.report.cells import Column, PageTable, TableCell
 from fedmutual.report.text import count
 from fedmutual.reproduce import prose, tables
 from fedmutual.reproduce.claims import CONTRADICTED, DIVERGED, INCONCLUSIVE, NOT_RUN, SUPPORTED, TOO_SHORT
@@ -37,7 +37,7 @@ def _sentence(told: Sequence[Page]) -> str:
     )
 
 
-def counted(told: Sequence[Page]) -> Table:
+def counted(told: Sequence[Page]) -> PageTable:
     """Return the table of verdict counts: by each verdict's interval, and after Holm's adjustment."""
     judged = [j for page in told for j in page.judged]
     counts = Counter(j.verdict for j in judged)
@@ -45,11 +45,11 @@ def counted(told: Sequence[Page]) -> Table:
     for verdict in ORDER:
         of_kind = [j for j in judged if j.verdict == verdict]
         stand = [str(sum(stands(j.holm[k]) for j in of_kind)) for k in (0, 1)] if verdict in ORDER[:2] else ["", ""]
-        rows.append((Cell(capital(verdict)), Cell(str(counts[verdict])), *map(Cell, stand)))
+        rows.append((TableCell(capital(verdict)), TableCell(str(counts[verdict])), *map(TableCell, stand)))
     heads = (
         Column("Verdict", numeric=False),
         Column("Verdicts"),
         Column("after Holm, a page"),
         Column("after Holm, all pages"),
     )
-    return Table("counts", "", heads, tuple(rows), "")
+    return PageTable("counts", "", heads, tuple(rows), "")

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.files import write_bytes
-from fedmutual.report.cells import Cell, Table
+from fedmutual.report.cells import PageTable, TableCell
 from fedmutual.report.rendering import make_environment
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import listed
 from fedmutual.reproduce import prose, tables
 from fedmutual.reproduce.cell_results import Look
-from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import Judged, judge_readings
 from fedmutual.reproduce.entries import capital, unit
 from fedmutual.reproduce.figures import Drawn, draw, numbers_of, pictures, standalone, summary
@@ -32,10 +32,10 @@ MADE = "<!-- Made by `fedmutual reproduce --pages FOLDER` from the results; not 
 class Page:
     """The content of an experiment's page."""
 
-    experiment: Experiment
+    experiment: PaperExperiment
     looks: Sequence[Look]
     claims: tuple[tuple[Judged, ...], ...]  # the readings of each claim
-    tables: tuple[Table, ...]
+    tables: tuple[PageTable, ...]
     pictures: tuple[Drawn, ...]
 
     @property
@@ -44,12 +44,12 @@ class Page:
         return tuple(judged for readings in self.claims for judged in readings)
 
     @property
-    def tunings(self) -> Table | None:
+    def tunings(self) -> PageTable | None:
         """Return the table of tuned settings; None if no sweep chose a setting."""
         return tables.tunings(self.looks)
 
     @property
-    def spent(self) -> Table | None:
+    def spent(self) -> PageTable | None:
         """Return the table of training work for each arm; None if nothing was run."""
         return spent(self.looks)
 
@@ -63,7 +63,7 @@ class Page:
         return f"{FIGURES}/{self.experiment.id}-{picture.id}.svg"
 
 
-def page(experiment: Experiment, looks: Sequence[Look]) -> Page:
+def page(experiment: PaperExperiment, looks: Sequence[Look]) -> Page:
     """Return the page of an experiment from the given results."""
     judged = tuple(judge_readings(claim, looks) for claim in experiment.index.claims)
     page_tables = tuple(tables.all_tables(experiment, looks))
@@ -171,14 +171,14 @@ def _format_question(readings: Sequence[Judged]) -> str:
     return f"{prose.asked(readings[0])}.{''.join(others)}"
 
 
-def _table_of_run_cells(judged: Judged, decimals: int) -> Table:
+def _table_of_run_cells(judged: Judged, decimals: int) -> PageTable:
     """Return the claim's table without the cells that were not run."""
     table = tables.verdicts(judged, decimals)
     rows = tuple(r for r, line in zip(table.rows, judged.lines, strict=True) if line.told)
-    return Table(table.id, table.caption, table.columns, rows, table.csv)
+    return PageTable(table.id, table.caption, table.columns, rows, table.csv)
 
 
-def md_table(table: Table, caption: bool = True) -> str:
+def md_table(table: PageTable, caption: bool = True) -> str:
     """Return a table as Markdown, with its footnotes below."""
     heads = [f"{c.group}: {c.name}" if c.group else c.name for c in table.columns]
     rules = ["---" if not c.numeric else "---:" for c in table.columns]
@@ -188,7 +188,7 @@ def md_table(table: Table, caption: bool = True) -> str:
     return (f"*{table.caption}*\n\n" if caption else "") + drawn + (f"\n\nNotes:\n{notes}" if notes else "")
 
 
-def _format_cell(cell: Cell, notes: Sequence[str]) -> str:
+def _format_cell(cell: TableCell, notes: Sequence[str]) -> str:
     text = f"{cell.text} {cell.spread}".strip().replace("|", "\\|")
     mark = f"<sup>{notes.index(cell.note) + 1}</sup>" if cell.note else ""
     return text + mark + (f"<br>{cell.sub}" if cell.sub else "")

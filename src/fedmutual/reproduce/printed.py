@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.reproduce.cell_results import Look
-from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import NOT_RUN
 
 FULL, SHORTENED = "full", "shortened"
@@ -16,7 +16,7 @@ ALL = "all"
 NUMBER = ["cell", "arm", "measure", "node"]  # what a printed number is known by
 
 
-def printed_frame(told: Sequence[tuple[Experiment, Sequence[Look]]]) -> pd.DataFrame:
+def printed_frame(told: Sequence[tuple[PaperExperiment, Sequence[Look]]]) -> pd.DataFrame:
     """Return a table with a row for each printed number: "experiment", NUMBER, "value" and "state", one of STATES.
 
     A cell that repeats the paper's numbers of another cell (`printed_in`) counts for that cell if that cell has the arm; the
@@ -28,7 +28,7 @@ def printed_frame(told: Sequence[tuple[Experiment, Sequence[Look]]]) -> pd.DataF
     return printed.merge(frame.groupby(NUMBER)["state"].min().reset_index(), on=NUMBER).drop(columns="again")
 
 
-def _rows(experiment: Experiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
+def _rows(experiment: PaperExperiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
     for look in looks:
         again = look.cell.about.printed_in
         about = {"experiment": experiment.id, "cell": again or look.cell.id, "again": bool(again)}
@@ -46,12 +46,15 @@ def count_printed(frame: pd.DataFrame) -> pd.DataFrame:
     return counts
 
 
-def printed_table(counts: pd.DataFrame) -> Table:
+def printed_table(counts: pd.DataFrame) -> PageTable:
     """Return the counts as a report table, with a link to the page of each experiment."""
     rows = [
-        (Cell(f"[{name}]({name}.md)" if name != ALL else "**all**"), *(Cell(f"{n:,}") for n in (numbers.sum(), *numbers)))
+        (
+            TableCell(f"[{name}]({name}.md)" if name != ALL else "**all**"),
+            *(TableCell(f"{n:,}") for n in (numbers.sum(), *numbers)),
+        )
         for name, numbers in counts.iterrows()
     ]
     heads = (Column("Experiment", numeric=False), *map(Column, ("Printed numbers", *STATES)))
     csv = csv_text(["experiment", *STATES], counts.reset_index().to_numpy().tolist())
-    return Table("printed", "", heads, tuple(rows), csv)
+    return PageTable("printed", "", heads, tuple(rows), csv)

@@ -7,7 +7,7 @@ from statistics import median
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce.cell_results import Look
-from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judged
 from fedmutual.reproduce.entries import lost, mixed, unit
 from fedmutual.reproduce.result import Result
@@ -172,6 +172,6 @@ def results(looks: Sequence[Look]) -> list[Result]:
     return list(shown.values())
 
 
-def command(experiment: Experiment) -> str:
+def command(experiment: PaperExperiment) -> str:
     """Return the command that runs the experiment."""
     return f"fedmutual reproduce {experiment.id}"

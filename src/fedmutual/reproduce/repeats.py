@@ -7,17 +7,17 @@ from typing import Any
 
 import pandas as pd
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.report.text import percent
 from fedmutual.reproduce.result import Result
-from fedmutual.reproduce.results import Store
+from fedmutual.reproduce.results import ResultStore
 
 KEYS = ["cell", "arm", "machine"]
 NUMBERS = ["pairs", "scores", "equal", "largest"]
 SAME, OTHER = "the same", "another"
 
 
-def repeats_frame(store: Store) -> pd.DataFrame:
+def repeats_frame(store: ResultStore) -> pd.DataFrame:
     """Return a row for each cell, arm and machine: "pairs" of runs, "scores", the "equal" scores, "largest" difference.
 
     The largest difference is a fraction. Scores are those of the curves, in rounds that both runs evaluated. The two runs of
@@ -31,7 +31,7 @@ def repeats_frame(store: Store) -> pd.DataFrame:
     return frame.groupby(KEYS, sort=False).agg(sums).reset_index()
 
 
-def _rows(store: Store) -> Iterator[dict[str, Any]]:
+def _rows(store: ResultStore) -> Iterator[dict[str, Any]]:
     alike: dict[tuple[str, int], dict[int, tuple[str, Result]]] = defaultdict(dict)  # by rounds
     for cell in store.cells:
         for result in store.of(cell):
@@ -63,12 +63,12 @@ def _machine(result: Result) -> tuple[Any, ...]:
     return made.platform, made.cpus, made.device, made.threads, made.python, made.torch
 
 
-def repeats_table(frame: pd.DataFrame) -> Table:
+def repeats_table(frame: pd.DataFrame) -> PageTable:
     """Return the frame as a report table, with differences in points."""
     rows = []
     for row in frame.itertuples():
         numbers = f"{row.pairs:,}", f"{row.equal:,} of {row.scores:,}", percent(row.largest, 2)
-        rows.append(tuple(map(Cell, (row.cell, row.arm, row.machine, *numbers))))
+        rows.append(tuple(map(TableCell, (row.cell, row.arm, row.machine, *numbers))))
     heads = [Column(head, numeric=False) for head in ("Cell", "Arm", "Machine")]
     heads += map(Column, ("Pairs of runs", "Equal scores", "Largest difference"))
-    return Table("repeats", "", tuple(heads), tuple(rows), csv_text([*KEYS, *NUMBERS], frame.to_numpy().tolist()))
+    return PageTable("repeats", "", tuple(heads), tuple(rows), csv_text([*KEYS, *NUMBERS], frame.to_numpy().tolist()))

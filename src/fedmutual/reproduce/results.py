@@ -17,7 +17,7 @@ PATIENCE = 60.0  # seconds until another process that writes results is given up
 FIX = "choose another folder with --results"
 
 
-class Store:
+class ResultStore:
     """The results in some folders; new results are written to the first folder."""
 
     def __init__(self, *folders: Path) -> None:

@@ -25,7 +25,7 @@ from fedmutual.reproduce.eta import Pace
 from fedmutual.reproduce.noise import under_noise
 from fedmutual.reproduce.plan import Job, Scale, jobs
 from fedmutual.reproduce.result import Result
-from fedmutual.reproduce.results import Store
+from fedmutual.reproduce.results import ResultStore
 from fedmutual.reproduce.run_dirs import as_begun, claim, folder, foreign, lengthen, otherwise
 from fedmutual.reproduce.subset import placed
 from fedmutual.rundir.file_names import SUMMARY
@@ -50,7 +50,7 @@ def reproduce(
     seeds: int,
     scale: Scale,
     out: Path,
-    store: Store,
+    store: ResultStore,
     here: Mapping[str, Any] | None = None,
     watch: Callable[[str], Observer] | None = None,
     say: Say = lambda line: None,
@@ -73,7 +73,7 @@ def reproduce(
     say(f"{count(len(pace.left), 'run')} to train, {outcome.known} known")
     if pace.left:
         store.check()
-        work = Work(out, store, watch, outcome, pace, say, planned)
+        work = CellWork(out, store, watch, outcome, pace, say, planned)
         while work.through():  # once more: what others had may be let go of by now
             outcome.elsewhere.clear()
             outcome.failed.clear()
@@ -81,7 +81,7 @@ def reproduce(
     return outcome
 
 
-def _known_failures(planned: Sequence[Sequence[Job]], store: Store) -> list[str]:
+def _known_failures(planned: Sequence[Sequence[Job]], store: ResultStore) -> list[str]:
     """Return one line for each stored run without numbers, with the reason."""
     failures = dict[str, str]()
     for job in (j for of_cell in planned for j in of_cell):
@@ -91,7 +91,7 @@ def _known_failures(planned: Sequence[Sequence[Job]], store: Store) -> list[str]
     return list(failures.values())
 
 
-def _lacks_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
+def _lacks_data(of_cell: Sequence[Job], store: ResultStore, say: Say) -> bool:
     """Return whether an optional cell is left out, because its data are missing."""
     if not of_cell[0].cell.about.optional or not any(_is_missing(store, job) for job in of_cell):
         return False
@@ -103,7 +103,7 @@ def _lacks_data(of_cell: Sequence[Job], store: Store, say: Say) -> bool:
     return False
 
 
-def _is_missing(store: Store, job: Job) -> bool:
+def _is_missing(store: ResultStore, job: Job) -> bool:
     """Return whether a run must be trained, or its folder read again for something that the cell now asks for."""
     result = store.find(job, numerics.VERSION)
     return result is None or lacks(job.cell, result)
@@ -122,11 +122,11 @@ def _has_global_model(run: Run) -> bool:
 
 
 @dataclass
-class Work:
+class CellWork:
     """The runs of a call of `reproduce`, and the folders and the store that they use."""
 
     out: Path
-    store: Store
+    store: ResultStore
     watch: Callable[[str], Observer] | None
     outcome: ReproduceOutcome
     pace: Pace

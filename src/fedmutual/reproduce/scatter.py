@@ -8,7 +8,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.report.plots import TEXT
 from fedmutual.report.svg import Styles, colour, inline
 from fedmutual.report.text import fixed, percent
@@ -84,7 +84,7 @@ def _tone(domain: int | None) -> str:
     return colour("muted") if domain is None else colour(f"s{HUES[domain % len(HUES)]}")
 
 
-def scatter_table(scatter: Scatter) -> Table:
+def scatter_table(scatter: Scatter) -> PageTable:
     """Return the mean position of each domain and class as a table; its CSV has every point."""
     cloud, rows = scatter.cloud, []
     for domain, kind in product(range(len(cloud.domains)), range(len(cloud.classes))):
@@ -92,8 +92,8 @@ def scatter_table(scatter: Scatter) -> Table:
         if points:
             x, y = (fmean(values) for values in zip(*points, strict=True))
             texts = (cloud.domains[domain], cloud.classes[kind], str(len(points)), fixed(x, 2), fixed(y, 2))
-            rows.append(tuple(map(Cell, texts)))
+            rows.append(tuple(map(TableCell, texts)))
     lines = [(cloud.domains[d], cloud.classes[k], x, y) for d, k, x, y in cloud.points]
     heads = (Column("Domain", numeric=False), Column("Class", numeric=False), *map(Column, ("points", "x", "y")))
     csv = csv_text(("domain", "class", "x", "y"), lines)
-    return Table(f"{scatter.id}-data", f"{scatter.title}; means of the points", heads, tuple(rows), csv)
+    return PageTable(f"{scatter.id}-data", f"{scatter.title}; means of the points", heads, tuple(rows), csv)

@@ -64,7 +64,7 @@ class CellTable(_Section):
     arms: dict[str, Arm]
 
 
-class Reading(_Section):
+class ReadingTable(_Section):
     """Another reading of a claim, with other arms in place of the claim's arms."""
 
     name: str  # "at equal gradient steps"
@@ -90,7 +90,7 @@ class Claim(_Section):
     of: Of | None = None  # of which cells it is; unset, of their mean, and of every client where it is of clients
     cells: str = "*"
     first_reading: str = "as the paper trains"  # the name of the reading without changes, where there are others
-    readings: tuple[Reading, ...] = ()  # judged beside it
+    readings: tuple[ReadingTable, ...] = ()  # judged beside it
 
     @property
     def read_otherwise(self) -> list["Claim"]:

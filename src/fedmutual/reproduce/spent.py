@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.reproduce.budget import count_budget
 from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.entries import name
@@ -31,23 +31,28 @@ def spent_frame(looks: Sequence[Look]) -> pd.DataFrame:
     return frame.groupby(list(KEYS), sort=False)[list(NUMBERS)].mean().reset_index()
 
 
-def spent(looks: Sequence[Look]) -> Table | None:
+def spent(looks: Sequence[Look]) -> PageTable | None:
     """Return the frame as a report table; None if nothing was run."""
     means = spent_frame(looks)
     if means.empty:
         return None
     rows = [
-        (Cell(row.setting), Cell(row.method), Cell(row.rounds), *(_number(getattr(row, key)) for key in NUMBERS))
+        (
+            TableCell(row.setting),
+            TableCell(row.method),
+            TableCell(row.rounds),
+            *(_number(getattr(row, key)) for key in NUMBERS),
+        )
         for row in means.itertuples()
     ]
     csv = csv_text(list(means.columns), means.astype(object).where(means.notna(), None).to_numpy().tolist())
-    return Table(
+    return PageTable(
         "spent", CAPTION, (Column("Setting", numeric=False), Column("Method", numeric=False), *HEADS), tuple(rows), csv
     )
 
 
-def _number(value: float) -> Cell:
-    return Cell("n/a", note="n/a: not counted in this run") if pd.isna(value) else Cell(f"{value:,.0f}")
+def _number(value: float) -> TableCell:
+    return TableCell("n/a", note="n/a: not counted in this run") if pd.isna(value) else TableCell(f"{value:,.0f}")
 
 
 def _rows(looks: Sequence[Look]) -> Iterator[dict[str, Any]]:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedmutual.report.cells import Cell, Column, Table, csv_text
+from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.report.statistics import estimate
 from fedmutual.report.text import listed
 from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import Look
-from fedmutual.reproduce.cells import Experiment
+from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
 from fedmutual.reproduce.entries import amount, capital, entry, lost, mixed, name, unit
 from fedmutual.reproduce.numbers import as_csv
@@ -26,7 +26,7 @@ TUNED = (
 P_VALUES = ("p", "Holm, this page", "Holm, all pages")
 
 
-def all_tables(experiment: Experiment, looks: Sequence[Look]) -> list[Table]:
+def all_tables(experiment: PaperExperiment, looks: Sequence[Look]) -> list[PageTable]:
     """Return the tables of an experiment: first those with the paper's numbers, then those of the cells with results."""
     if experiment.index.view == "clients":
         return [_tabulate_clients(experiment, looks)]
@@ -55,7 +55,7 @@ def _group_measures(named: Sequence[str], looks: Sequence[Look]) -> list[Sequenc
     return [named] if columns * len(named) <= WIDEST else [[m] for m in named]
 
 
-def _tabulate_settings(experiment: Experiment, looks: Sequence[Look], at: End, wanted: Sequence[str]) -> Table:
+def _tabulate_settings(experiment: PaperExperiment, looks: Sequence[Look], at: End, wanted: Sequence[str]) -> PageTable:
     """Return a table with a row for each setting and arm and a column for each data set with its network."""
     rows, columns = _list_places(looks)
     heads = [Column("Setting", numeric=False), Column("Method", numeric=False)]
@@ -66,11 +66,11 @@ def _tabulate_settings(experiment: Experiment, looks: Sequence[Look], at: End, w
         look_by_column = {look.cell.about.column: look for look in looks if look.cell.about.row == row}
         for arm, label in _arms(list(look_by_column.values())).items():
             cells = [_cell(look_by_column.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
-            lines.append((Cell(row), Cell(label), *cells))
+            lines.append((TableCell(row), TableCell(label), *cells))
     fair = at == BEST and all(measures.find(m)[0].counts == BEST for m in wanted)
     when = "after the last round" if at == LAST else FAIR if fair else "after the best round, which flatters"
     caption = capital(f"{_head(wanted[0], at, looks)}, {when}" if len(wanted) == 1 else when)
-    return Table(f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
+    return PageTable(f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
 
 
 def _head(measure: str, at: End, looks: Sequence[Look]) -> str:
@@ -95,15 +95,15 @@ def _arms(looks: Sequence[Look]) -> dict[str, str]:
     return {key: name(key, arm) for look in looks for key, arm in look.cell.shown.items()}
 
 
-def _cell(look: Look | None, arm: str, measure: str, at: End, decimals: int) -> Cell:
+def _cell(look: Look | None, arm: str, measure: str, at: End, decimals: int) -> TableCell:
     if look is None or arm not in look.cell.shown:
-        return Cell("")
+        return TableCell("")
     kind = measures.find(measure)[0]
     paper = look.cell.shown[arm].printed(measure) if kind.prints(at) else None
     return entry(look, arm, look.value(measure, arm, at), paper, kind, decimals)
 
 
-def _tabulate_nodes(experiment: Experiment, looks: Sequence[Look], measure: str) -> Table:
+def _tabulate_nodes(experiment: PaperExperiment, looks: Sequence[Look], measure: str) -> PageTable:
     """Return a table of one measure with a row for each setting and arm and a column for each node, the mean last."""
     kind, decimals = measures.find(measure)[0], experiment.index.decimals
     printed = [a.paper.get(measure, {}) for x in looks for a in x.cell.shown.values() if isinstance(a.paper, dict)]
@@ -116,9 +116,9 @@ def _tabulate_nodes(experiment: Experiment, looks: Sequence[Look], measure: str)
             values = {plain(i): v for i, v in look.nodes(measure, arm, kind.counts).items()}
             values |= {AVERAGE: v} if (v := look.value(measure, arm, kind.counts)) else {}
             cells = [entry(look, arm, values.get(i), about.printed(measure, i), kind, decimals) for i in nodes]
-            lines.append((Cell(look.cell.about.row), Cell(name(arm, about)), *cells))
+            lines.append((TableCell(look.cell.about.row), TableCell(name(arm, about)), *cells))
     caption = capital(f"{measures.title(measure)}, {FAIR}")
-    return Table(f"nodes-{measure}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
+    return PageTable(f"nodes-{measure}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
 
 
 def _name_nodes(tables: Sequence[Mapping[str, object]]) -> dict[str, str]:
@@ -131,7 +131,7 @@ def _name_nodes(tables: Sequence[Mapping[str, object]]) -> dict[str, str]:
     return {**names, AVERAGE: AVERAGE}
 
 
-def _tabulate_clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
+def _tabulate_clients(experiment: PaperExperiment, looks: Sequence[Look]) -> PageTable:
     """Return a table with a row for each client: the accuracy of its model on its validation data, last and best round."""
     decimals, arms = experiment.index.decimals, _arms(looks)
     heads = [Column("Setting", numeric=False), Column("Client", numeric=False)]
@@ -142,43 +142,45 @@ def _tabulate_clients(experiment: Experiment, looks: Sequence[Look]) -> Table:
         clients = look.networks
         for i, network in clients.items():
             cells = [_make_client_cell(look, arm, i, at, decimals) for arm in arms for at in (LAST, BEST)]
-            lines.append((Cell(look.cell.about.row), Cell(f"{i}, {network}"), *cells))
+            lines.append((TableCell(look.cell.about.row), TableCell(f"{i}, {network}"), *cells))
         if not clients:
-            lines.append((Cell(look.cell.about.row), Cell("all"), *(Cell(NOT_RUN) for _ in heads[2:])))
+            lines.append((TableCell(look.cell.about.row), TableCell("all"), *(TableCell(NOT_RUN) for _ in heads[2:])))
     images = ", which are test images" if all(look.cell.validates_on_test for look in looks) else ""
     caption = f"Each client's own model on its own validation data, %; the best round is chosen on them{images}"
-    return Table(LAST, caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
+    return PageTable(LAST, caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
 
 
-def _make_client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> Cell:
+def _make_client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> TableCell:
     runs = [r for r in look.results.get(arm, {}).values() if client in r.clients]
     if not runs:
-        return Cell(NOT_RUN)
+        return TableCell(NOT_RUN)
     e = estimate([getattr(r.clients[client], at) for r in runs], "seeds")
     mean, spread = amount(e, "%", decimals)
     notes = (look.arm_words(arm), f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.numerics for r in runs))
-    return Cell(mean, spread, note="; ".join(filter(None, notes)))
+    return TableCell(mean, spread, note="; ".join(filter(None, notes)))
 
 
-def claims(readings: Sequence[Sequence[Judged]], decimals: int) -> Table:
+def claims(readings: Sequence[Sequence[Judged]], decimals: int) -> PageTable:
     """Return the table of all claims with their verdicts, one row for each reading, with p-values and Holm's adjustments."""
     several = any(len(of_claim) > 1 for of_claim in readings)
     lines, rows = [], []
     for number, of_claim in enumerate(readings, 1):
         for place, judged in enumerate(of_claim):
-            head = (Cell(str(number)), Cell(judged.claim.text)) if place == 0 else (Cell(""), Cell(""))
+            head = (TableCell(str(number)), TableCell(judged.claim.text)) if place == 0 else (TableCell(""), TableCell(""))
             p_values = (judged.p, *judged.holm)
-            read = (Cell(judged.reading),) if several else ()
-            lines.append((*head, *read, Cell(capital(verdict(judged, decimals))), *(Cell(p_value(p)) for p in p_values)))
+            read = (TableCell(judged.reading),) if several else ()
+            lines.append(
+                (*head, *read, TableCell(capital(verdict(judged, decimals))), *(TableCell(p_value(p)) for p in p_values))
+            )
             rows.append([number, judged.claim.text, judged.reading, judged.verdict, *p_values])
     heads = [Column("No."), Column("Claim", numeric=False), Column("Verdict", numeric=False), *map(Column, P_VALUES)]
     if several:
         heads.insert(2, Column("Reading", numeric=False))
     csv = csv_text(["claim", "text", "reading", "verdict", "p", "holm_page", "holm_all"], rows)
-    return Table("claims", "Claims and verdicts", tuple(heads), tuple(lines), csv)
+    return PageTable("claims", "Claims and verdicts", tuple(heads), tuple(lines), csv)
 
 
-def tunings(looks: Sequence[Look]) -> Table | None:
+def tunings(looks: Sequence[Look]) -> PageTable | None:
     """Return the table of the settings that sweeps chose, one row for each such arm; None if there is none."""
     rows, csv = [], []
     for look in looks:
@@ -196,7 +198,7 @@ def tunings(looks: Sequence[Look]) -> Table | None:
                 f"{tuning.rounds} of {look.cell.rounds(arm)}",
                 str(len(file.seeds)),
             ]
-            rows.append(tuple(map(Cell, texts)))
+            rows.append(tuple(map(TableCell, texts)))
             csv.append(texts)
     heads = (
         "Setting",
@@ -211,7 +213,7 @@ def tunings(looks: Sequence[Look]) -> Table | None:
         "Seeds",
     )
     columns = tuple(Column(head, numeric=head in ("Held out", "Rounds", "Seeds")) for head in heads)
-    return Table("tunings", TUNED, columns, tuple(rows), csv_text(heads, csv)) if rows else None
+    return PageTable("tunings", TUNED, columns, tuple(rows), csv_text(heads, csv)) if rows else None
 
 
 def file_name(tuning: Tuning) -> str:
@@ -219,15 +221,15 @@ def file_name(tuning: Tuning) -> str:
     return f"{tuning.path.parent.name}/{tuning.path.name}"
 
 
-def verdicts(judged: Judged, decimals: int) -> Table:
+def verdicts(judged: Judged, decimals: int) -> PageTable:
     """Return the table of a claim's verdicts, one row for each cell or client."""
     lines = []
     for line in judged.lines:
         none = DIVERGED if line.told else NOT_RUN
         text, spread = amount(line.difference, unit(judged), decimals) if line.difference else (none, "")
         note = "; ".join(filter(None, (line.scale, mixed(line.numerics), lost(line.diverged))))
-        lines.append((Cell(line.title), Cell(line.verdict), Cell(text, spread, note=note)))
+        lines.append((TableCell(line.title), TableCell(line.verdict), TableCell(text, spread, note=note)))
     heads = (Column("Where", numeric=False), Column("Verdict", numeric=False), Column("Difference"))
     rows = [[line.title, line.verdict, *((e.mean, e.half, e.n) if (e := line.difference) else ())] for line in judged.lines]
     csv = csv_text(["where", "verdict", "difference", "half_width", "seeds"], rows)
-    return Table("verdicts", judged.claim.text, heads, tuple(lines), csv)
+    return PageTable("verdicts", judged.claim.text, heads, tuple(lines), csv)

@@ -21,7 +21,7 @@ class _Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Tried(_Record):
+class TriedSetting(_Record):
     """One combination of values, each as `--set` takes it."""
 
     set: dict[str, str]
@@ -34,7 +34,7 @@ class SweepFile(_Record):
     seeds: tuple[int, ...]
     by: str | None  # the model whose accuracy chose, "global" or "personal"; None: the one that a client would use
     holdout: float
-    settings: tuple[Tried, ...]
+    settings: tuple[TriedSetting, ...]
     chosen: dict[str, str] | None
 
 

@@ -25,7 +25,7 @@ class Keep(NamedTuple):
     run: str  # the run's identity
 
 
-class Best:
+class BestWeights:
     """Observer: saves the shared model of its best round. It must receive a round's events before `Checkpoints` does."""
 
     def __init__(self, folder: Path, keep: Keep) -> None:

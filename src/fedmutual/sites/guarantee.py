@@ -10,8 +10,8 @@ from fedmutual.config import Config
 from fedmutual.core import Client
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
-from fedmutual.privacy.accountant import Steps
-from fedmutual.privacy.budget import Budget, list_ledgers
+from fedmutual.privacy.accountant import NoisedSteps
+from fedmutual.privacy.budget import PrivacyBudget, list_ledgers
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.privacy.secret import read_site_secret
 from fedmutual.sites.schema import SiteFile
@@ -45,19 +45,19 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
         )
 
 
-def open_budget(experiment: Experiment, site: str, federation: str, state: Path) -> Budget:
+def open_budget(experiment: Experiment, site: str, federation: str, state: Path) -> PrivacyBudget:
     """The budget of a site for its data, whatever federations spend of it. Raises RunError as `Budget`."""
     privacy, digest = experiment.config.privacy, experiment.data.digests[site]
     assert privacy.epsilon is not None  # it is checked
     path = state / FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
-    return Budget(path, federation, privacy.unit, privacy.epsilon, privacy.delta)
+    return PrivacyBudget(path, federation, privacy.unit, privacy.epsilon, privacy.delta)
 
 
 class SitePlan(NamedTuple):
     """What a contract's rounds will cost one site."""
 
     config: Config
-    costs: dict[str, privacy_plan.Cost]
+    costs: dict[str, privacy_plan.PrivacyCost]
     budget: float | None
     spent: float  # epsilon, on the site's data, before these rounds
     total: float  # and after them
@@ -83,11 +83,11 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
         return SitePlan(made.config, costs, None, 0.0, 0.0)
     (cost,) = costs.values()
     budget = open_budget(made, mine.file.site, made.config.name, mine.state)
-    planned = Steps(cost.sigma, cost.rate, cost.steps)
+    planned = NoisedSteps(cost.sigma, cost.rate, cost.steps)
     return SitePlan(made.config, costs, privacy.epsilon, budget.spent, budget.with_steps(planned))
 
 
-def protect(client: Client, budget: Budget | None, state: Path) -> Client:
+def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client:
     """The client, whose noise comes from the site's secret, and whose steps are paid for from its budget."""
     if budget is not None:
         assert isinstance(client.privacy, Mechanism)
@@ -95,7 +95,7 @@ def protect(client: Client, budget: Budget | None, state: Path) -> Client:
     return client
 
 
-def record(experiment: Experiment, site: str, budget: Budget | None) -> Mapping[str, Any]:
+def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> Mapping[str, Any]:
     """What the site's summary.json holds of it; nothing where nothing was noised."""
     if budget is None:
         return {}

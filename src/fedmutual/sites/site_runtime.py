@@ -21,7 +21,7 @@ from fedmutual.events import Evaluated
 from fedmutual.federation import build, description
 from fedmutual.federation.experiment import Experiment
 from fedmutual.models.pretrained import IMAGENET
-from fedmutual.privacy.budget import Budget, Spent
+from fedmutual.privacy.budget import PrivacyBudget, Spent
 from fedmutual.rundir import folder as folders
 from fedmutual.rundir.file_names import METRICS
 from fedmutual.rundir.logs import Metrics, read_lines, rewind, stays_scored
@@ -177,7 +177,7 @@ class SiteRuntime:
         self.experiment, self.site, self._say = build_site(contract, settings), settings.file.site, say
         self.folder, self._state = settings.state / contract.name, settings.state
         guarantee.check_site(self.experiment.config, settings.file, settings.source)
-        self._budget: Budget | None = None
+        self._budget: PrivacyBudget | None = None
         if self.experiment.noised:
             self._budget = guarantee.open_budget(self.experiment, self.site, contract.name, settings.state)
             guarantee.remark_others(self.experiment, self.site, settings.state, say)

@@ -23,7 +23,7 @@ from fedmutual.recorded_code import trusting
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.studies import newcomer
 from fedmutual.studies.compare import Planned, check_folders, train_all
-from fedmutual.studies.newcomer import ARMS, Newcomer, Source
+from fedmutual.studies.newcomer import ARMS, Newcomer, SourceRun
 
 ADAPT = "adapt.json"
 
@@ -91,7 +91,7 @@ def _adapt(
     write_json(folder / ADAPT, about | table | _as_it_is(who, there, [*numbers], read))
 
 
-def _fedavg(folder: Path, shared: Source) -> Source:
+def _fedavg(folder: Path, shared: SourceRun) -> SourceRun:
     found = newcomer.read_source(folder)
     name, run = found.run.config.algorithm["name"], shared.run.folder
     if name != "fedavg":
@@ -108,7 +108,7 @@ def _fedavg(folder: Path, shared: Source) -> Source:
     return found
 
 
-def _inputs(source: Source) -> dict[str, str]:
+def _inputs(source: SourceRun) -> dict[str, str]:
     """What a shared model takes, each under the words that say it in a sentence. Augmenting is not of the inputs."""
     takes = source.takes
     about: dict[str, str] = {
@@ -153,7 +153,7 @@ def _there(wanted: Sequence[int | None], federation: data.Federation, file: str)
     return kept
 
 
-def _note_divisor(read: data.Prepared, *sources: Source) -> None:
+def _note_divisor(read: data.Prepared, *sources: SourceRun) -> None:
     ours = read.scaled.divisor
     for source in sources:
         theirs = source.takes.scaling["divisor"]
@@ -166,7 +166,7 @@ def _note_divisor(read: data.Prepared, *sources: Source) -> None:
             return
 
 
-def _check_apart(folder: Path, *sources: Source) -> None:
+def _check_apart(folder: Path, *sources: SourceRun) -> None:
     """Raise RunError where the folder lies in a run that is only read, or is itself a run's."""
     for source in sources:
         read = source.run.folder

@@ -30,7 +30,7 @@ _NOT_HERS = {
 
 
 @dataclass(frozen=True)
-class Source:
+class SourceRun:
     """A run whose shared model is taken on, as it is after the last saved round."""
 
     run: Run
@@ -64,7 +64,7 @@ class Source:
         }
 
 
-def read_source(folder: Path) -> Source:
+def read_source(folder: Path) -> SourceRun:
     """A run's shared model.
 
     Raises:
@@ -75,12 +75,12 @@ def read_source(folder: Path) -> Source:
         raise RunError(f"{folder}: is no run's folder, it has no {CONFIG}; name one that `fedmutual run` made")
     run = Run(folder)
     shared_state(folder)
-    check_tables({"model": Source(run).model}, folder)  # the newcomer's own runs build these networks
+    check_tables({"model": SourceRun(run).model}, folder)  # the newcomer's own runs build these networks
     if run.config.training.task != "classification":
         raise RunError(
             f"{folder}: it learns {run.config.training.task!r}, and newcomers are held against it by accuracy only"
         )
-    return Source(run)
+    return SourceRun(run)
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Newcomer:
 
     file: str  # what messages call it
     tables: Table
-    shared: Source
-    tuned: Source  # whose shared model is fine-tuned
+    shared: SourceRun
+    tuned: SourceRun  # whose shared model is fine-tuned
 
     def config(self, arm: str, size: int | None, seed: int | None = None) -> Config:
         """The ordinary configuration of one way (of ARMS) with so many training examples; None: all that there are."""
@@ -141,7 +141,7 @@ class Newcomer:
                 self._check_inputs(read, source)
         return read
 
-    def _check_inputs(self, read: data.Prepared, source: Source) -> None:
+    def _check_inputs(self, read: data.Prepared, source: SourceRun) -> None:
         """Raise ConfigError where the newcomer's inputs and classes are not what a whole shared model takes."""
         takes, shape, place = source.takes, read.space.shape, f"the shared model of {source.run.folder}"
         if shape != takes.shape:
@@ -174,7 +174,7 @@ def name_newcomer(file: Path, overrides: Mapping[str, Any]) -> str:
     return str(merge_overrides(read_tables(file), overrides).get("name", NAME))
 
 
-def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: Source, tuned: Source) -> Newcomer:
+def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, tuned: SourceRun) -> Newcomer:
     """A newcomer's half from its TOML file, with overrides by dotted key.
 
     Raises:
@@ -210,7 +210,7 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: Source, tune
     return Newcomer(str(file), {**tables, "data": _data(file, given, shared)}, shared, tuned)
 
 
-def _data(file: Path, given: Table, shared: Source) -> Table:
+def _data(file: Path, given: Table, shared: SourceRun) -> Table:
     """[data] with a whole model's classes, size and scaling where the newcomer names none. A part is for any data."""
     takes = shared.takes
     if not shared.whole:

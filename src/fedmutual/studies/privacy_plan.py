@@ -16,12 +16,12 @@ from fedmutual.engines.loop import draw_participants
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy import rules
-from fedmutual.privacy.accountant import Steps, epsilon, sigma_for
+from fedmutual.privacy.accountant import NoisedSteps, epsilon, sigma_for
 from fedmutual.privacy.mechanism import Mechanism
 from fedmutual.stepping import own
 
 
-class Cost(NamedTuple):
+class PrivacyCost(NamedTuple):
     """What a client's part in a federation costs."""
 
     rows: int
@@ -32,7 +32,7 @@ class Cost(NamedTuple):
 
     def epsilon(self, config: Config) -> float:
         """At the configured delta, by the configured accountant."""
-        return epsilon([Steps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant)
+        return epsilon([NoisedSteps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant)
 
     def sigma_for(self, wished: float, config: Config) -> float:
         """The noise multiplier with which it would cost at most this epsilon."""
@@ -50,7 +50,7 @@ def read_config(path: Path, overrides: Mapping[str, Any], sigma_wanted: bool) ->
     return load_config(path, **({"privacy.sigma": 1.0} if sigma_wanted else {}) | dict(overrides))
 
 
-def plan(experiment: Experiment) -> dict[str, Cost]:
+def plan(experiment: Experiment) -> dict[str, PrivacyCost]:
     """What each client's part will cost, by its own rows and batch size. Trains nothing.
 
     Raises:
@@ -68,7 +68,7 @@ def plan(experiment: Experiment) -> dict[str, Cost]:
         rows = experiment.rows(client)["private"]
         units = rules.make_units(config, client, rows)
         steps = _count_steps(experiment, client, len(rows))
-        found[client] = Cost(len(rows), units.count, units.rate, steps, config.privacy.sigma)
+        found[client] = PrivacyCost(len(rows), units.count, units.rate, steps, config.privacy.sigma)
     return found
 
 
@@ -107,10 +107,10 @@ def about(config: Config, clients: Mapping[str, Mapping[str, float | None]]) -> 
     return {**config.privacy.model_dump(exclude={"epsilon"}), "clients": clients}
 
 
-def _taken(client: Client) -> Steps:
+def _taken(client: Client) -> NoisedSteps:
     """What a client's steps so far were."""
     assert isinstance(client.privacy, Mechanism)
-    return Steps(client.privacy.sigma, client.privacy.units.rate, client.privacy.steps)
+    return NoisedSteps(client.privacy.sigma, client.privacy.units.rate, client.privacy.steps)
 
 
 @dataclass

@@ -260,7 +260,7 @@ def _train(
     given = config.records
     keep = bests.Keep(given.best_by, given.evaluate_every, name) if given.keep_best else None
     checkpoints = Checkpoints(folder, given.checkpoint_every, name, seconds, keep)
-    kept = [bests.Best(folder, keep)] if keep else []
+    kept = [bests.BestWeights(folder, keep)] if keep else []
     records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *kept, checkpoints]
     if given.tensorboard:
         records.insert(0, tensorboard.Writer(folder))

@@ -82,10 +82,10 @@ def _train_in_workers(
     jobs: int,
 ) -> None:
     """Train the experiments with these numbers in worker processes; `remaining` is emptied."""
-    workers = [_idle.pop() if _idle else _Worker() for _ in range(jobs)]
-    busy: dict[Connection, tuple[_Worker, int]] = {}
+    workers = [_idle.pop() if _idle else _RunWorker() for _ in range(jobs)]
+    busy: dict[Connection, tuple[_RunWorker, int]] = {}
 
-    def train_next(worker: _Worker) -> None:
+    def train_next(worker: _RunWorker) -> None:
         number = remaining.pop(0)
         worker.train(configs[number], folders[number], resume)
         busy[worker.connection] = (worker, number)
@@ -113,7 +113,7 @@ def _train_in_workers(
     _idle.extend(workers)  # for the next runs of this command; the processes end with this process
 
 
-class _Worker(ChildProcess):
+class _RunWorker(ChildProcess):
     """A worker process that trains one run after the other."""
 
     def __init__(self) -> None:
@@ -140,7 +140,7 @@ class _Worker(ChildProcess):
         return event
 
 
-_idle: list[_Worker] = []  # processes without a run
+_idle: list[_RunWorker] = []  # processes without a run
 
 
 def _serve(connection: Connection) -> None:

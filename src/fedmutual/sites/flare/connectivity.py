@@ -13,7 +13,7 @@ _PATIENCE = 5.0  # seconds for each step
 _EXPIRED, _TOO_EARLY, _UNKNOWN_ISSUER, _NAMES = 10, 9, (18, 19, 20, 21, 7), (62, 64)  # X509_V_ERR_* of OpenSSL
 
 
-class Finding(NamedTuple):
+class Check(NamedTuple):
     """The result of one check."""
 
     grade: str  # OK, KNOW (worth knowing) or WRONG
@@ -21,28 +21,28 @@ class Finding(NamedTuple):
     is_temporary: bool = False  # whether the problem can end without a change to the kit, as when the server is down
 
 
-def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Finding]:
+def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Check]:
     """Yield the result of each step, up to the first failure. patience: seconds for each step."""
     host, port = kit.hosts[0], kit.port
     try:
         addresses = sorted({str(a[4][0]) for a in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)})
     except OSError:
-        yield Finding(
+        yield Check(
             WRONG,
             f"the server's name {host!r} has no address here: correct server.hosts or the name service, or add an entry to "
             "/etc/hosts",
             is_temporary=True,
         )
         return
-    yield Finding(OK, f"the server's name {host!r} is {', '.join(addresses)}")
+    yield Check(OK, f"the server's name {host!r} is {', '.join(addresses)}")
     try:
         plain = socket.create_connection((host, port), patience)
     except ConnectionRefusedError:
         text = f"{host}:{port} refuses connections: the server is not running, or listens on another port"
-        yield Finding(WRONG, text, is_temporary=True)
+        yield Check(WRONG, text, is_temporary=True)
         return
     except TimeoutError:
-        yield Finding(
+        yield Check(
             WRONG,
             f"{host}:{port} does not answer in {patience:g} s: a firewall blocks the port, or the host is down; open TCP "
             f"port {port} to the server",
@@ -50,9 +50,9 @@ def check_connection(kit: Kit, patience: float = _PATIENCE) -> Iterator[Finding]
         )
         return
     except OSError as problem:
-        yield Finding(WRONG, f"{host}:{port} cannot be reached: {problem.strerror or problem}", is_temporary=True)
+        yield Check(WRONG, f"{host}:{port} cannot be reached: {problem.strerror or problem}", is_temporary=True)
         return
-    yield Finding(OK, f"{host}:{port} accepts connections")
+    yield Check(OK, f"{host}:{port} accepts connections")
     with plain:
         yield _check_tls(kit, plain, patience)
 
@@ -63,7 +63,7 @@ def find_obstacle(kit: Kit) -> tuple[str, bool] | None:
     return (last.text, last.is_temporary) if last.grade == WRONG else None
 
 
-def _check_tls(kit: Kit, plain: socket.socket, patience: float) -> Finding:
+def _check_tls(kit: Kit, plain: socket.socket, patience: float) -> Check:
     """Return the result of a mutual TLS handshake, with the settings of the site's process."""
     host, port = kit.hosts[0], kit.port
     context = _make_tls_context(kit)
@@ -72,27 +72,27 @@ def _check_tls(kit: Kit, plain: socket.socket, patience: float) -> Finding:
             version = tls.version()
             first_byte = tls.recv(1)  # the server rejects a certificate after the handshake, by hanging up
     except ssl.SSLCertVerificationError as problem:
-        return Finding(WRONG, _explain_distrust(kit, problem, patience), is_temporary=problem.verify_code == _TOO_EARLY)
+        return Check(WRONG, _explain_distrust(kit, problem, patience), is_temporary=problem.verify_code == _TOO_EARLY)
     except TimeoutError:
         why = (
             f"{host}:{port} accepts connections and sends nothing: the server is busy, or another program or a proxy answers"
         )
-        return Finding(WRONG, why, is_temporary=True)
+        return Check(WRONG, why, is_temporary=True)
     except ssl.SSLEOFError:
         why = f"{host}:{port} hangs up in the TLS handshake: another program answers, or a proxy whose server is down"
-        return Finding(WRONG, why, is_temporary=True)
+        return Check(WRONG, why, is_temporary=True)
     except ssl.SSLError as problem:
-        return Finding(WRONG, _explain_refusal(kit, problem.reason or str(problem)))
+        return Check(WRONG, _explain_refusal(kit, problem.reason or str(problem)))
     except OSError as problem:
         why = f"{host}:{port} breaks off in the TLS handshake ({problem.strerror or problem})"
-        return Finding(WRONG, why, is_temporary=True)
+        return Check(WRONG, why, is_temporary=True)
     if not first_byte:
-        return Finding(
+        return Check(
             WRONG,
             f"{host}:{port} hangs up after the TLS handshake: it rejects the certificate of {kit.name!r}, which "
             "belongs to another federation or authority, or has expired by the server's clock",
         )
-    return Finding(OK, f"mutual TLS with {host}:{port}: each accepts the other's certificate ({version})")
+    return Check(OK, f"mutual TLS with {host}:{port}: each accepts the other's certificate ({version})")
 
 
 def _explain_refusal(kit: Kit, reason: str) -> str:

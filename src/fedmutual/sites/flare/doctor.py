@@ -13,7 +13,7 @@ from fedmutual import plugins
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.contract import Contract
-from fedmutual.sites.flare.connectivity import KNOW, OK, WRONG, Finding, check_connection
+from fedmutual.sites.flare.connectivity import KNOW, OK, WRONG, Check, check_connection
 from fedmutual.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, check_valid, open_kit
 from fedmutual.sites.flare.nvflare_import import check_version
 from fedmutual.sites.modules import modules_of_server
@@ -25,7 +25,7 @@ _STATE_FACTOR = 16  # size of a site's state relative to its networks: four roun
 
 def run_checks(
     folder: Path, config: Path | None = None, contract: Path | None = None, modules: Sequence[str] = ()
-) -> Iterator[Finding]:
+) -> Iterator[Check]:
     """Yield the result of each check, as soon as the check is done.
 
     folder: the folder of the kit. config: the file of a site. contract: the federation's file; None: the file in the kit.
@@ -34,10 +34,10 @@ def run_checks(
     yield from _check_versions()
     try:
         kit = open_kit(folder)
-        yield Finding(OK, f"{folder}: a complete kit, of {kit.name!r}, {KINDS[kit.kind]}")
+        yield Check(OK, f"{folder}: a complete kit, of {kit.name!r}, {KINDS[kit.kind]}")
         yield from _check_keys(kit)
     except UserError as problem:
-        yield Finding(WRONG, str(problem))
+        yield Check(WRONG, str(problem))
         return
     agreed: Contract | None = None
     file = (contract or kit.folder / FEDERATION).resolve()
@@ -45,74 +45,72 @@ def run_checks(
         code = read_site_file(config).code if config is not None else modules_of_server(modules, [file])
         with plugins.under(code):
             agreed = contracts.read_contract(file)
-        yield Finding(OK, f"federation {agreed.name!r}: {', '.join(agreed.sites.names)}; {agreed.config.algorithm['name']}")
+        yield Check(OK, f"federation {agreed.name!r}: {', '.join(agreed.sites.names)}; {agreed.config.algorithm['name']}")
     except UserError as problem:
-        yield Finding(WRONG, str(problem))
+        yield Check(WRONG, str(problem))
     yield from _check_port(kit) if kit.kind == "server" else check_connection(kit)
     if config is not None and agreed is not None:
         yield from _check_site(kit, config, agreed)
 
 
-def _check_versions() -> Iterator[Finding]:
+def _check_versions() -> Iterator[Check]:
     """Yield the versions of fedmutual, torch and FLARE."""
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("fedmutual", "torch"))
     try:
-        yield Finding(OK, f"{versions}, nvflare {check_version()}")
+        yield Check(OK, f"{versions}, nvflare {check_version()}")
     except ConfigError as problem:
-        yield Finding(WRONG, str(problem))
+        yield Check(WRONG, str(problem))
 
 
-def _check_keys(kit: Kit) -> Iterator[Finding]:
+def _check_keys(kit: Kit) -> Iterator[Check]:
     """Yield what is wrong with the certificate and the key of a kit, or until when they are valid."""
     check_valid(kit)
     if kit.reminder:
         text = f"the certificate of {kit.name!r} expires in {kit.days} days, on {kit.expires:%Y-%m-%d}; {kit.reminder}"
-        yield Finding(KNOW, text)
+        yield Check(KNOW, text)
     else:
-        yield Finding(OK, f"its certificate is valid until {kit.expires:%Y-%m-%d}, {kit.days} days")
+        yield Check(OK, f"its certificate is valid until {kit.expires:%Y-%m-%d}, {kit.days} days")
     key, root = kit.certificate.with_suffix(".key"), read_certificate(kit.startup / "rootCA.pem")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(kit.certificate, key)
         read_certificate(kit.certificate).verify_directly_issued_by(root)
     except ssl.SSLError:
-        yield Finding(WRONG, f"{key}: is not the key of the certificate beside it; take the kit as it was handed over")
+        yield Check(WRONG, f"{key}: is not the key of the certificate beside it; take the kit as it was handed over")
     except Exception:  # types of `cryptography`, which this module does not import
-        yield Finding(
+        yield Check(
             WRONG, f"{kit.certificate}: was not issued by the authority beside it; take the kit as it was handed over"
         )
     days = (root.not_valid_after_utc - datetime.now(UTC)).days
     if days < min(kit.days, SOON):
         advice = "make all kits again in an empty folder: fedmutual provision FEDERATION.toml --out OTHER"
-        yield Finding(WRONG if days < 0 else KNOW, f"the authority's certificate ends in {days} days; {advice}")
+        yield Check(WRONG if days < 0 else KNOW, f"the authority's certificate ends in {days} days; {advice}")
     if key.stat().st_mode & 0o077:
-        yield Finding(KNOW, f"{key}: other users of this host can read it, and act as {kit.name!r}: chmod 600 {key}")
+        yield Check(KNOW, f"{key}: other users of this host can read it, and act as {kit.name!r}: chmod 600 {key}")
 
 
-def _check_port(kit: Kit) -> Iterator[Finding]:
+def _check_port(kit: Kit) -> Iterator[Check]:
     """Yield whether the port of the server is free, or in use by the server itself."""
     for host in kit.hosts:
         try:
             socket.getaddrinfo(host, kit.port)
         except OSError:
-            yield Finding(KNOW, f"{host!r} has no address here; sites must be able to find it")
+            yield Check(KNOW, f"{host!r} has no address here; sites must be able to find it")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("", kit.port))
-            yield Finding(OK, f"port {kit.port} is free")
+            yield Check(OK, f"port {kit.port} is free")
         except PermissionError:
-            yield Finding(WRONG, f"port {kit.port} is reserved for root; choose one above 1023 as server.port")
+            yield Check(WRONG, f"port {kit.port} is reserved for root; choose one above 1023 as server.port")
         except OSError:
             answer = list(check_connection(kit))[-1]
             if answer.grade == OK:
-                yield Finding(OK, f"port {kit.port}: the server of this kit is already running, and answers")
+                yield Check(OK, f"port {kit.port}: the server of this kit is already running, and answers")
             else:
-                yield Finding(
-                    WRONG, f"port {kit.port} is in use: end the program that uses it, or choose another server.port"
-                )
+                yield Check(WRONG, f"port {kit.port} is in use: end the program that uses it, or choose another server.port")
 
 
-def _check_site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Finding]:
+def _check_site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Check]:
     """Yield whether the file, data and model of a site fit the contract, and whether its state can be saved."""
     try:
         site_config = read_site_file(config)
@@ -124,24 +122,24 @@ def _check_site(kit: Kit, config: Path, agreed: Contract) -> Iterator[Finding]:
             experiment = build_site(agreed, site_config)
             nets, rows = experiment.networks(kit.name), experiment.rows(kit.name)
     except UserError as problem:
-        yield Finding(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))
+        yield Check(WRONG, str(problem).replace(f"clients.{kit.name}.", ""))
         return
     counts = ", ".join(f"{len(examples)} {name}" for name, examples in rows.items() if len(examples))
-    yield Finding(OK, f"{config}: fits the contract; examples: {counts}")
+    yield Check(OK, f"{config}: fits the contract; examples: {counts}")
     if experiment.data.public is not None:
-        yield Finding(OK, f"public seed set: {sum(map(len, experiment.data.public.owners.values()))} examples, as agreed")
+        yield Check(OK, f"public seed set: {sum(map(len, experiment.data.public.owners.values()))} examples, as agreed")
     size = sum(tensor.nbytes for net in nets.values() for tensor in net.state_dict().values())
     yield from _check_state(kit, site_config.state, _STATE_FACTOR * size)
 
 
-def _check_state(kit: Kit, state: Path, need: int) -> Iterator[Finding]:
+def _check_state(kit: Kit, state: Path, need: int) -> Iterator[Check]:
     """Yield whether the state can be saved. need: in bytes."""
     existing = next(path for path in (state, *state.parents) if path.exists())
     if state.is_relative_to(kit.folder):
-        yield Finding(WRONG, f"{state}: is inside the kit, which may be replaced; name a state.folder outside of the kit")
+        yield Check(WRONG, f"{state}: is inside the kit, which may be replaced; name a state.folder outside of the kit")
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        yield Finding(WRONG, f"{existing}: cannot be written into; name another state.folder, or get the permission")
+        yield Check(WRONG, f"{existing}: cannot be written into; name another state.folder, or get the permission")
         return
     free = shutil.disk_usage(existing).free
     grade, advice = (OK, "") if free > need else (WRONG, "; make room, or name another state.folder")
-    yield Finding(grade, f"{state}: {free / 1e6:,.0f} MB free, up to {need / 1e6:,.1f} MB needed{advice}")
+    yield Check(grade, f"{state}: {free / 1e6:,.0f} MB free, up to {need / 1e6:,.1f} MB needed{advice}")
