@@ -9,7 +9,7 @@ import pytest
 from fedmutual.reproduce import ResultStore, Scale, experiments, pages, read_experiment
 from fedmutual.reproduce.cell_results import looks
 from fedmutual.reproduce.cells import RESULTS, home
-from fedmutual.reproduce.findings import TEMPLATE, Finding, find_findings, forest, render_findings
+from fedmutual.reproduce.findings import TEMPLATE, PaperFinding, find_findings, forest, render_findings
 from fedmutual.reproduce.front import marks
 from fedmutual.reproduce.plan import jobs
 from fedmutual.reproduce.printed import count_printed, printed_frame, printed_table
@@ -119,7 +119,7 @@ def named(papers):
 def test_a_finding_is_sorted_by_the_verdicts_that_stand(papers, store, verdicts, holm, outcome):
     page = pages.page(experiment := named(papers), looks(experiment, store))
     readings = [replace(j, verdict=v, holm=(holm, holm)) for j, v in zip(page.claims[0], verdicts, strict=True)]
-    finding = Finding(page, tuple(readings))
+    finding = PaperFinding(page, tuple(readings))
     assert finding.outcome == outcome
     by_chance = [v for v in verdicts if v in ("supported", "contradicted") and holm > 0.05]
     assert finding.verdicts.count("though not after Holm's adjustment") == len(by_chance)

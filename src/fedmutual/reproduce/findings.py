@@ -24,7 +24,7 @@ HOLDS, DEPENDS, FAILS, OPEN, UNMEASURED = "holds", "depends", "fails", "open", "
 
 
 @dataclass(frozen=True)
-class Finding:
+class PaperFinding:
     """A claim on the findings page, judged under each reading."""
 
     page: Page
@@ -65,12 +65,12 @@ def _decide_outcome(judged: Judged) -> str | None:
     return INCONCLUSIVE if judged.verdict == INCONCLUSIVE else None
 
 
-def find_findings(told: Sequence[Page]) -> list[Finding]:
+def find_findings(told: Sequence[Page]) -> list[PaperFinding]:
     """Return the claims that have a `finding`, in the order of the pages."""
-    return [Finding(page, readings) for page in told for readings in page.claims if readings[0].claim.finding]
+    return [PaperFinding(page, readings) for page in told for readings in page.claims if readings[0].claim.finding]
 
 
-def forest(findings: Sequence[Finding]) -> Forest:
+def forest(findings: Sequence[PaperFinding]) -> Forest:
     """Return the forest plot of the findings that are differences in points and have a verdict."""
     rows = []
     for finding in findings:
@@ -101,7 +101,7 @@ def write_findings(told: Sequence[Page], counts: pd.DataFrame, root: Path, folde
     return [path]
 
 
-def render_findings(findings: Sequence[Finding], counts: pd.DataFrame, root: Path, pages: str) -> str:
+def render_findings(findings: Sequence[PaperFinding], counts: pd.DataFrame, root: Path, pages: str) -> str:
     """Return the findings page as Markdown. pages: the relative path from this page to the experiments' pages."""
     template = make_environment(root, html=False).get_template(TEMPLATE)
     return template.render(
