@@ -23,7 +23,7 @@ Orders = Mapping[str, tuple[Order, Message]]
 
 
 class _Phase(BaseModel):
-    """What was asked in a phase."""
+    """The orders of one phase."""
 
     model_config = ConfigDict(strict=True)
 
@@ -32,7 +32,7 @@ class _Phase(BaseModel):
 
 
 class _Record(BaseModel):
-    """The file."""
+    """The contents of the file."""
 
     model_config = ConfigDict(strict=True)
 
@@ -42,7 +42,7 @@ class _Record(BaseModel):
 
 
 class Attempts:
-    """The server's count, and the digests of its orders of the round under way."""
+    """The number of the server's attempt, and the digests of its orders in the current round."""
 
     def __init__(self, folder: Path) -> None:
         """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
@@ -56,10 +56,10 @@ class Attempts:
         self._phases: dict[str, dict[str, Any]] = {number: phase.model_dump() for number, phase in about.phases.items()}
 
     def raise_number(self) -> None:
-        """Begin a new attempt: of a round that sites answered already, with other tensors.
+        """Begin a new attempt at a round that sites have already answered, with other tensors.
 
         Raises:
-            RunError: the attempts are used up, or it cannot be written.
+            RunError: no attempt is left, or the file cannot be written.
         """
         if self.number >= ATTEMPTS:
             raise RunError(
@@ -71,15 +71,15 @@ class Attempts:
         self._write()
 
     def settle_senders(self, round: int, phase: int, spoke: tuple[str, ...]) -> tuple[str, ...]:
-        """Whose messages count in a phase: those who were named when it was asked first, else those who spoke now."""
+        """Return the sites with usable messages in a phase: those of its first order; without a first order, `spoke`."""
         known = self._phases.get(str(phase), {}) if round == self._round else {}
         return tuple(known["senders"]) if known.get("senders") is not None else spoke
 
     def stamp(self, orders: Orders) -> dict[str, tuple[Order, Message]]:
-        """The orders of a phase, as they are to be sent: with the attempt, and written down.
+        """Record the orders of a phase, and return them with the number of the attempt.
 
         Raises:
-            RunError: they cannot be written down.
+            RunError: the file cannot be written.
         """
         first = next((order for order, _ in orders.values()), None)
         if first is not None and first.phase > 0:  # the first phase begins with what is saved: always the same

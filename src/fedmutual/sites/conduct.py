@@ -1,4 +1,4 @@
-"""What the server remembers of its sites' conduct, on its disk: who is left out for good, and what replies are held to."""
+"""The server's record of its sites on disk: sites that are excluded, and values against which replies are checked."""
 
 import math
 from collections.abc import Collection, Mapping
@@ -11,11 +11,11 @@ from fedmutual.files import read_json, write_json
 from fedmutual.sites.screening import find_outliers
 
 FILE = "conduct.json"
-ROUNDS = 3  # whose norms are kept: those that can be undone
+ROUNDS = 3  # rounds with recorded norms: those that can be undone
 
 
 class _Record(BaseModel):
-    """The file."""
+    """The contents of the file."""
 
     model_config = ConfigDict(strict=True)
 
@@ -41,7 +41,7 @@ class Conduct:
 
     @property
     def left_out(self) -> Mapping[str, str]:
-        """Site -> why it is asked no more."""
+        """Site -> why it gets no more orders."""
         return self._record.left_out
 
     @property
@@ -51,21 +51,21 @@ class Conduct:
 
     @property
     def setbacks(self) -> int:
-        """How many rounds of the federation came to nothing, although enough sites answered."""
+        """The number of rounds that failed although enough sites answered."""
         return self._record.setbacks
 
     def leave_out(self, sites: Mapping[str, str]) -> None:
-        """Ask these sites no more. sites: site -> why. Raises RunError where it cannot be written down."""
+        """Leave out these sites for good. sites: site -> why. Raises RunError where the file cannot be written."""
         self._record.left_out |= sites
         self._write()
 
     def check_quorum(self, sites: Collection[str], quorum: int) -> None:
         """Raise RunError where too few of these sites are left: the federation would be begun again for ever."""
-        out = sorted(self.left_out.keys() & set(sites))
-        if len(sites) - len(out) < quorum:
+        excluded = sorted(self.left_out.keys() & set(sites))
+        if len(sites) - len(excluded) < quorum:
             raise RunError(
                 f"{self._path.parent}: {quorum} sites are wanted, and of {len(sites)} these are left out for good: "
-                f"{', '.join(out)}; log.txt says why; begin a federation of another name without them"
+                f"{', '.join(excluded)}; log.txt says why; begin a federation of another name without them"
             )
 
     def note(self, round: int, norms: Mapping[str, float], examples: Mapping[str, int]) -> None:
@@ -90,7 +90,7 @@ class Conduct:
         return {i: r for r, of in norms.items() for i in find_outliers(of, math.sqrt(limit), least=2)}
 
     def count_setback(self, undone: Collection[int] = ()) -> None:
-        """Write down that a round came to nothing. undone: earlier rounds that are done again."""
+        """Record a failed round. undone: the earlier rounds that are done again."""
         self._record.setbacks += 1
         self._record.norms = {r: of for r, of in self._record.norms.items() if int(r) not in undone}
         self._write()

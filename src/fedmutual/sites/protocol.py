@@ -1,6 +1,6 @@
-"""Orders to sites and their answers, as bytes: named tensors in safetensors form, a few words in the header, no pickle.
+"""Orders to sites and their answers, as bytes: named tensors in the safetensors format with a JSON header, no pickle.
 
-`sizes` says how large each may be; that is looked at before anything is parsed.
+`sizes` has the largest size of each message; the size is checked before the bytes are parsed.
 """
 
 import hashlib
@@ -45,7 +45,7 @@ class Order:
 
     @property
     def said(self) -> str:
-        """In words."""
+        """The round as text."""
         return "the start" if self.round < 0 else f"round {self.round + 1}"
 
 
@@ -65,7 +65,7 @@ class ReleasedScore(Score):
 
 @dataclass(frozen=True)
 class SiteAnswer:
-    """What a site says beside the tensors of its message."""
+    """The answer of a site, without the tensors of its message."""
 
     order: Order
     train: Mapping[Name, Finite] = field(default_factory=dict)  # mean of each loss term, if it tells
@@ -79,14 +79,14 @@ class SiteAnswer:
 
 
 class Post(Protocol):
-    """Carries them. What it is made of, the loop does not know."""
+    """The transport of orders and answers between the server and the sites."""
 
     def there(self) -> tuple[str, ...]:
-        """The sites that can be asked now."""
+        """Return the connected sites."""
         ...
 
     def late(self) -> tuple[str, ...]:
-        """Those of them that did not answer in time and have not been heard of since: asked, and not waited for."""
+        """Return the connected sites that missed a deadline and have sent nothing since. They get orders without waiting."""
         ...
 
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
@@ -95,17 +95,17 @@ class Post(Protocol):
 
 
 def find_message_fault(message: Message, declared: Spec, sender: str) -> str | None:
-    """Why a message is of no use, in one clause; None if it is."""
+    """Return in one clause why a message cannot be used, or None where it can be used."""
     try:
         check_declared(message, declared, sender)
     except Refused as problem:
         return clean_text(f"its message is refused, for {problem.tensor!r}: {problem.why}")
-    odd = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
-    return None if odd is None else f"its message holds numbers in {odd!r} that are not finite"
+    bad_name = next((k for k, t in message.items() if t.is_floating_point() and not torch.isfinite(t).all()), None)
+    return None if bad_name is None else f"its message holds numbers in {bad_name!r} that are not finite"
 
 
 def clean_text(text: str) -> str:
-    """What another says in words, without what would move a cursor or begin a line, and not for ever."""
+    """Return another party's text with "?" for each unprintable character, cut after `LONGEST` characters."""
     return "".join(c if c.isprintable() else "?" for c in text[:LONGEST]) + ("..." if len(text) > LONGEST else "")
 
 
@@ -124,7 +124,7 @@ def _check_values(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are no order and no answer."""
+    """The bytes are neither an order nor an answer."""
 
 
 class Limit(NamedTuple):
@@ -135,37 +135,37 @@ class Limit(NamedTuple):
 
 
 def pack_message(what: Order | SiteAnswer, tensors: Message) -> bytes:
-    """As bytes."""
+    """Return an order or an answer with its tensors as bytes in the safetensors format."""
     return save({k: v.contiguous() for k, v in tensors.items()}, metadata={"fedmutual": json.dumps(asdict(what))})
 
 
 def digest_order(order: Order, tensors: Message) -> str:
-    """Digest of what an order asks for, in hex: who else is asked, and in which attempt, changes nothing of what is done."""
+    """Return the digest of an order in hex, without the other receivers and the attempt, which do not change the work."""
     about = {key: value for key, value in asdict(replace(order, asked=None)).items() if key != "attempt"}
     content = save({k: v.contiguous() for k, v in tensors.items()}, metadata={"fedmutual": json.dumps(about)})
     return hashlib.sha256(content).hexdigest()
 
 
 def read_order(content: bytes, limit: Limit | None = None) -> tuple[Order, Message]:
-    """An order and its tensors. limit: of a message that came from elsewhere. Raises Garbled."""
-    return _opened(content, _ORDER, "names no order", limit)
+    """Return (order, tensors). limit: of a message from another host. Raises MalformedMessage."""
+    return _parse_message(content, _ORDER, "names no order", limit)
 
 
 def read_answer(content: bytes, limit: Limit | None = None) -> tuple[SiteAnswer, Message]:
-    """An answer and its tensors. limit: of a message that came from elsewhere. Raises Garbled."""
-    return _opened(content, _ANSWER, "says something else than an answer", limit)
+    """Return (answer, tensors). limit: of a message from another host. Raises MalformedMessage."""
+    return _parse_message(content, _ANSWER, "says something else than an answer", limit)
 
 
 _ORDER, _ANSWER = TypeAdapter(Order), TypeAdapter(SiteAnswer)
 
 
-def _opened(content: bytes, kind: TypeAdapter[T], otherwise: str, limit: Limit | None) -> tuple[T, Message]:
+def _parse_message(content: bytes, kind: TypeAdapter[T], otherwise: str, limit: Limit | None) -> tuple[T, Message]:
     try:
         words = _read_words(content, limit)
         return kind.validate_json(words, strict=True), load(content)
     except ValidationError as problem:
-        found = problem.errors(include_input=False, include_url=False)[0]  # what it says instead may be anything
-        at = clean_text(".".join(map(str, found["loc"]))) or found["type"]
+        error = problem.errors(include_input=False, include_url=False)[0]  # without the input, which may be any text
+        at = clean_text(".".join(map(str, error["loc"]))) or error["type"]
         raise MalformedMessage(f"its header {otherwise} ({at})") from None
     except MalformedMessage:
         raise

@@ -1,8 +1,8 @@
-"""The way back: a round that came to nothing, although enough sites answered, is not begun again as it was.
+"""The return to an earlier state after a round that failed although enough sites answered.
 
-Where most sites diverged, the shared model that they were sent was of no use: the server goes back to an earlier one, and
-the sites whose updates stood out in the rounds between are left out for good. A federation to which that happens `SETBACKS`
-times ends; else it would be begun again for ever.
+Where most sites diverged, the shared model that the server sent was unusable: the server goes back to an earlier model, and
+leaves out for good the sites with outlying updates in the undone rounds. A federation ends after `SETBACKS` such rounds;
+otherwise it could begin again without end.
 """
 
 from collections.abc import Collection
@@ -20,7 +20,7 @@ SETBACKS = 3  # the last one ends the federation
 
 
 def check_setbacks(conduct: Conduct, folder: Path) -> None:
-    """Raise RunError where the federation came to nothing too often to be begun again."""
+    """Raise RunError where so many rounds failed that the federation must not begin again."""
     if conduct.setbacks >= SETBACKS:
         raise RunError(
             f"{folder}: {SETBACKS} rounds came to nothing although enough sites answered, as log.txt says; begin a "
@@ -30,7 +30,7 @@ def check_setbacks(conduct: Conduct, folder: Path) -> None:
 
 
 def go_back(folder: Path, diverged: bool, conduct: Conduct, attempts: Attempts, limits: Limits) -> list[str]:
-    """Prepare for another attempt -> what was done, in sentences. diverged: whether most sites did.
+    """Prepare another attempt, and return one sentence for each action. diverged: whether most sites diverged.
 
     The first time the server goes back by one saved round, later to the oldest that it keeps.
 
@@ -54,21 +54,21 @@ def go_back(folder: Path, diverged: bool, conduct: Conduct, attempts: Attempts, 
 
 
 def _find_target(folder: Path, last: int, first_time: bool) -> int:
-    """To which number of done rounds to go back; `last` where no earlier state is kept."""
+    """Return the number of finished rounds to go back to; `last` where no earlier state is saved."""
     earlier = range(max(last - GENERATIONS + 1, 0), last)
-    kept = [r for r in earlier if r == 0 or _state(folder, r).exists()]
-    return (max(kept) if first_time else min(kept)) if kept else last
+    saved_rounds = [r for r in earlier if r == 0 or _state_path(folder, r).exists()]
+    return (max(saved_rounds) if first_time else min(saved_rounds)) if saved_rounds else last
 
 
 def _commit(folder: Path, saved: Saved, round: int) -> None:
     """Make an earlier state the federation's. Before round 1 nothing is saved, unless the algorithm has a start."""
-    if _state(folder, round).exists():
+    if _state_path(folder, round).exists():
         write_json(folder / COMMIT, {"format": 1, "run": saved.run, "round": round, "seconds": saved.seconds})
     else:
         (folder / COMMIT).unlink(missing_ok=True)
 
 
-def _state(folder: Path, round: int) -> Path:
+def _state_path(folder: Path, round: int) -> Path:
     return folder / "server" / file_name(round)
 
 

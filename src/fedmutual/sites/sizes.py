@@ -69,7 +69,7 @@ class MessageSizes:
         """What a site answered to an order.
 
         Raises:
-            Garbled: it is larger than an answer can be, or counts more than there is.
+            MalformedMessage: the bytes are longer than any answer, or state larger counts than possible.
         """
         said, message = read_answer(content, self._answer(order))
         if len(said.remarks) > self._remarks(order):
