@@ -160,7 +160,7 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
     def kill(event):
         events.append(event)
         if isinstance(event, Replied) and (event.round, event.answered) == (3, 2) and not deaths:
-            where = ray.util.placement_group_table(filled[-1].room)["bundles_to_node_id"]
+            where = ray.util.placement_group_table(filled[-1].group)["bundles_to_node_id"]
             (number,) = [n for n, id in where.items() if id != head.node_id]
             nodes.remove_node(second, allow_graceful=False)
             deaths.append(filled[-1].workers[number].name)

@@ -69,7 +69,7 @@ def code_beside_the_configuration_is_not_unpacked(federation: Loopback, session:
         (made / job.APP / "config" / "evil.py").write_text(MARK.format(mark=str(federation.folder / "mark")))
 
     assert ended(federation, session, submitted(federation, session, change)) == "FINISHED:FAILED_TO_RUN"
-    assert "it has other files than these" in federation.log("north")
+    assert "it has unexpected files" in federation.log("north")
     assert not list((federation.folder / "north" / "state").glob("flare/*-*/**/evil.py"))
 
 

@@ -310,7 +310,7 @@ def test_the_logs_of_a_federation_take_so_many_words_of_a_site_and_no_more(tmp_p
 
     desk = Talker(sites)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "_WORDS", 10 * LONGEST)
+        patch.setattr(engine, "_LOG_LIMIT", 10 * LONGEST)
         Coordinator(agreed, tmp_path / "server").run(desk)
     log = (tmp_path / "server" / "log.txt").read_text()
     assert sum("x" * 100 in line for line in log.splitlines()) == 9

@@ -76,7 +76,7 @@ NOTHING = {
         {},
         "federation.toml: training.task learns numbers",
     ),
-    "stranger": ({}, {"site": "east"}, "site 'east' is not of federation 'wards', whose sites are north, south, west"),
+    "stranger": ({}, {"site": "east"}, "site 'east' is not of federation 'wards'"),
 }
 
 
