@@ -31,6 +31,8 @@ class Options:
     device: str  # of the section gpu
     compile: bool  # there, stacked through torch.compile too
     seeds: int  # of the section precision
+    pflib: Path | None  # of the section peers: a clone of PFLlib
+    htfl: Path | None  # there, a clone of HtFLlib
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The work of bare.py through fedmutual: an experiment on noise, with the engine and the clients of a user's run.
 
 Evaluation and checkpoints are off; all else is as in a run: the privacy boundary, finiteness, the ledger's file. As a script
-it is a contestant (turns.py).
+it is a contestant (turns.py); with --evaluate, as `fedmutual run` with evaluation and a checkpoint in every round.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from fedmutual.federation.build import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.plan import RoundPlan
 from fedmutual.rundir.logs import Ledger
-from fedmutual.studies.run import EngineHandle
+from fedmutual.studies.run import EngineHandle, run
 
 FOREVER = 10**9
 
@@ -49,6 +49,7 @@ def config(model: str, data: Path, clients: int = 5, method: str = "fml", epochs
     return parse_config(
         {
             "data": {"name": "npz", "root": str(data), "mean": [0.5] * channels, "std": [0.289] * channels},
+            "rounds": FOREVER,
             "partition": {"kind": "iid", "clients": clients},
             "algorithm": {"name": method},
             "model": {"shared": model},
@@ -60,11 +61,11 @@ def config(model: str, data: Path, clients: int = 5, method: str = "fml", epochs
 
 
 @contextmanager
-def noisy(model: str, clients: int, rows: int, **settings: Any) -> Iterator[Config]:
+def noisy(model: str, clients: int, rows: int, test_rows: int = 20, **settings: Any) -> Iterator[Config]:
     """Yield `config` on noise with this many rows a client; its file exists as long as the context."""
     with tempfile.TemporaryDirectory() as folder:
         shape = SHAPES.get(model, SHAPES["mlp"])
-        data = save_noise(Path(folder) / "noise.npz", shape, clients * rows, 20 * clients)
+        data = save_noise(Path(folder) / "noise.npz", shape, clients * rows, clients * test_rows)
         yield config(model, data, clients, **settings)
 
 
@@ -119,6 +120,9 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--clients", type=int, default=5)
     parser.add_argument("--rows", type=int, required=True)
+    parser.add_argument("--test-rows", type=int, default=20, help="of a client")
+    parser.add_argument("--algorithm", default="fml")
+    parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--engine", required=True)
     parser.add_argument("--threads", type=int, default=1)
@@ -131,12 +135,15 @@ def main() -> None:
     engine = {"name": args.engine, "threads": args.threads, "device": args.device, "compile": args.compile}
     if args.workers:
         engine["workers"] = args.workers
+    settings = {"method": args.algorithm, "epochs": args.epochs, **engine}
     with (
-        noisy(args.model, args.clients, args.rows, epochs=args.epochs, **engine) as given,
+        noisy(args.model, args.clients, args.rows, args.test_rows, **settings) as experiment_config,
         tempfile.TemporaryDirectory() as folder,
-        hosted(given) as found,
     ):
-        train(found, FOREVER, [Ledger(Path(folder)), Timer(stage)])
+        if args.evaluate:
+            run(experiment_config, Path(folder) / "run", observers=[Timer(stage)])
+        with hosted(experiment_config) as handle:
+            train(handle, FOREVER, [Ledger(Path(folder)), Timer(stage)])
 
 
 if __name__ == "__main__":

@@ -1,49 +1,72 @@
-"""Section peers: a round of FedH2L, four LeNet5 and batches of 32, over a hand-written loop of equal work."""
+"""Section peers: a round of FML and FedAvg here, in the bare loop, and in the user's clones of PFLlib and HtFLlib.
 
-import time
+    uv run python benchmarks/run.py peers --pflib PATH --htfl PATH
+
+All contestants have the noise, networks, batch size, and one local epoch of bare.py, and two cores.
+"""
+
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from common import Options, Spread, ratios, spread, verdict
-from ours import FOREVER, train
-from ours_peers import ready
+from bare import BATCH
+from common import Options, ratios, spread
 from turns import Contestant, take_turns
 
-from fedmutual.engines.base import evaluate_client
-from fedmutual.events import RoundDone, Started
-from fedmutual.rundir.checkpoint import Checkpoints
-
-GOAL = 1.10  # times the bare loop's time, at most
-ROUNDS = 20  # a turn: a round is short
-
-
-def measure(options: Options) -> list[dict[str, Any]]:
-    print(f"FedH2L, seconds a round over the bare loop's: median (quartiles) of {options.pairs} interleaved turns")
-    starts = {"bare": partial(Contestant, "bare_peers.py"), "fedmutual": partial(Contestant, "ours_peers.py")}
-    seconds = take_turns(starts, options.pairs, 1 if options.tiny else ROUNDS)
-    found = ratios(seconds["fedmutual"], seconds["bare"])
-    print(f"lenet5, four nodes  {found:.2f}, goal at most {GOAL:.2f}: {verdict(found.median <= GOAL)}")
-    each = {name: spread([1e3 * s for s in v]) for name, v in seconds.items()}
-    about = {"model": "lenet5", "nodes": 4, "rounds_a_turn": ROUNDS, "turns": options.pairs, "goal": GOAL}
-    beside = apart(options.pairs)
-    print(f"apart from that, milliseconds: scoring all nodes {beside['scoring']:.0f}, saving them {beside['saving']:.0f}")
-    about |= {f"milliseconds_of_{name}": v for name, v in beside.items()}
-    return [about | {"over_bare": found, "milliseconds_a_round": each}]
+SETTINGS = (  # network, clients, full batches of a client in a round, as many as make a round last seconds; 94: MNIST's
+    ("mlp", 5, 94),
+    ("mlp", 20, 23),
+    ("lenet5", 5, 20),
+    ("lenet5", 20, 5),
+)
+ALGORITHMS = ("fml", "fedavg")
+TEST_PART = 6  # training rows for each test row, as in MNIST
 
 
-def apart(times: int) -> dict[str, Spread]:
-    """Measure the work of every few rounds: scoring four nodes on validation and test data, and saving them."""
-    scoring, saving = [], []
-    with ready() as (handle, folder):
-        train(handle, 1, [])
-        exams = handle.experiment.plan({}).exams
-        checkpoints = Checkpoints(folder, 1, "peers")
-        checkpoints(Started(0, FOREVER, handle.experiment.clients, ()))
-        for round in range(1, times + 1):
-            begun = time.perf_counter()
-            list(handle.engine.each(evaluate_client, {i: (exams[i], {}, round, None) for i in exams}))
-            scored = time.perf_counter()
-            checkpoints(RoundDone(round, FOREVER, handle.experiment.server(), handle.engine.each))
-            scoring.append(1e3 * (scored - begun))
-            saving.append(1e3 * (time.perf_counter() - scored))
-    return {"scoring": spread(scoring), "saving": spread(saving)}
+def measure(options: Options) -> list[dict[str, Any]] | None:
+    clones = {name: path for name, path in (("pflib", options.pflib), ("htfl", options.htfl)) if path}
+    for name, path in clones.items():
+        if not (path / "system" / "main.py").is_file():
+            raise SystemExit(f"--{name} {path}: no clone of the library, because system/main.py is missing")
+    if not clones:
+        print("not measured: give clones of other libraries with --pflib PATH or --htfl PATH")
+        return None
+    print(f"times as fast as other libraries: median (quartiles) of {options.pairs} interleaved turns")
+    return [
+        _setting(*setting, algorithm, evaluates, clones, options)
+        for setting in (SETTINGS[:1] if options.tiny else SETTINGS)
+        for algorithm in ALGORITHMS
+        for evaluates in (False, True)
+    ]
+
+
+def _setting(
+    model: str, clients: int, batches: int, algorithm: str, evaluates: bool, clones: dict[str, Path], options: Options
+) -> dict[str, Any]:
+    rows = BATCH * (1 if options.tiny else batches)
+    work: tuple[object, ...] = ("--model", model, "--clients", clients, "--rows", rows)
+    scored = ("--evaluate",) if evaluates else ()
+    ours = ("--engine", "processes", "--workers", 2, "--algorithm", algorithm, "--test-rows", rows // TEST_PART)
+    starts = {"fedmutual": partial(Contestant, "ours.py", *work, *ours, *scored)}
+    if algorithm == "fml" and not evaluates:
+        starts["bare"] = partial(Contestant, "bare.py", *work, "--threads", 2)
+    for name, path in clones.items():
+        if name == "htfl" and algorithm != "fml":
+            continue  # it has no FedAvg
+        theirs = ("--library", name, "--path", path.resolve(), "--algorithm", algorithm, "--threads", 2)
+        test = ("--test-rows", rows // TEST_PART)
+        starts[name] = partial(Contestant, "other_library.py", *work, *theirs, *test, *scored)
+    seconds = take_turns(starts, options.pairs)
+    faster = {name: ratios(values, seconds["fedmutual"]) for name, values in seconds.items() if name != "fedmutual"}
+    label = f"{model:7} K = {clients:2} {algorithm:7}{' with evaluation' if evaluates else ''}"
+    print(f"{label:40}" + "  ".join(f"over {name} {ratio:.2f}" for name, ratio in faster.items()), flush=True)
+    return {
+        "model": model,
+        "clients": clients,
+        "batches_per_client": rows // BATCH,
+        "algorithm": algorithm,
+        "evaluation": evaluates,
+        "turns": options.pairs,
+        "times_as_fast_as": faster,
+        "seconds_a_round": {name: spread(values) for name, values in seconds.items()},
+    }

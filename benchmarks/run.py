@@ -1,6 +1,6 @@
 """Run all benchmarks, or the named sections; each prints its lines and writes RESULTS/<section>.json.
 
-    uv run python benchmarks/run.py [engines] [clients] [peers] [memory] [bytes] [precision] [gpu] [secure-sum] [--pairs 11]
+    uv run python benchmarks/run.py [SECTION ...] [--pairs 11]
 
 docs/performance.md says what each section measures, and how. Nothing else should run on the machine meanwhile.
 """
@@ -15,6 +15,7 @@ from common import Options, Others, command, machine, write
 SECTIONS = {
     "engines": "engines",
     "clients": "scaling",
+    "fedh2l": "fedh2l",
     "peers": "peers",
     "memory": "memory",
     "bytes": "traffic",
@@ -31,6 +32,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3, help="of the section precision")
     parser.add_argument("--device", default="cuda", help="of the section gpu; cpu: only to see that it runs")
     parser.add_argument("--compile", action="store_true", help="of the section gpu: stacked through torch.compile too")
+    parser.add_argument("--pflib", type=Path, metavar="PATH", help="of the section peers: a clone of PFLlib")
+    parser.add_argument("--htfl", type=Path, metavar="PATH", help="of the section peers: a clone of HtFLlib")
     parser.add_argument("--tiny", action="store_true", help="only see that it runs: the numbers mean nothing")
     parser.add_argument("--json-dir", type=Path, help="benchmarks/results; with --tiny, nowhere")
     args = parser.parse_args()
@@ -38,7 +41,7 @@ def main() -> None:
     for name in args.sections:
         if name not in SECTIONS:
             parser.error(f"there is no section {name!r}; there are {', '.join(SECTIONS)}")
-    options = Options(args.pairs, args.tiny, args.device, args.compile, args.seeds)
+    options = Options(args.pairs, args.tiny, args.device, args.compile, args.seeds, args.pflib, args.htfl)
     for name in args.sections or SECTIONS:
         about = {"command": command("run.py"), "tiny": args.tiny, "machine": machine()}
         print(f"== {name}", flush=True)

@@ -1,4 +1,4 @@
-"""The work of bare_peers.py through fedmutual: a contestant (turns.py)."""
+"""The work of bare_fedh2l.py through fedmutual: a contestant (turns.py)."""
 
 import tempfile
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bare import SHAPES
-from bare_peers import ADAM, BATCH, NODES, PRIVATE, PUBLIC
+from bare_fedh2l import ADAM, BATCH, NODES, PRIVATE, PUBLIC
 from ours import FOREVER, Timer, hosted, save_noise, train
 from turns import Stage
 

@@ -1,6 +1,6 @@
 """A careful hand-written FedH2L for comparison: four nodes, plain PyTorch, one exchange and one projected step a round.
 
-The work of ours_peers.py and nothing else: no records, no boundary, no derived random streams. The file imports nothing of
+The work of ours_fedh2l.py and nothing else: no records, no boundary, no derived random streams. The file imports nothing of
 fedmutual. As a script it is a contestant (turns.py).
 """
 
