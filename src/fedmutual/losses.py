@@ -1,4 +1,4 @@
-"""Losses of mutual learning. Logits z [B, C], targets y [B]; a name with log_ holds log-probabilities [B, C].
+"""Losses of mutual learning. Logits z [B, C], targets y [B]; a name that begins with `log_` holds log-probabilities [B, C].
 
 Deep mutual learning: Zhang et al. 2018, https://arxiv.org/abs/1706.00384; in federated learning: Shen et al. 2020,
 https://arxiv.org/abs/2006.16765 (FML, eq. 5; temperature: eq. 3).

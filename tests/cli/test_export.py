@@ -94,6 +94,21 @@ def test_a_program_of_a_table_takes_the_columns_in_the_order_of_the_card(tmp_pat
     assert torch.allclose(answers, torch.tensor(expected), atol=1e-6)
 
 
+def test_the_card_states_the_raw_columns_of_a_table_and_not_its_encoded_features(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    rows = [(k % 7, "II" if k % 3 else "I", "ill" if k % 2 else "well") for k in range(60)]
+    (tmp_path / "t.csv").write_text("pulse,stage,label\n" + "".join(f"{a},{b},{c}\n" for a, b, c in rows))
+    columns = 'columns = { pulse = "number", stage = ["I", "II"] }'
+    (tmp_path / "t.toml").write_text(TABLE.replace("mean = [50.0, -1.0], std = [4.0, 2.0]", columns))
+    cli("run", "t.toml", "--out", "t")
+    assert cli("export", "t", "--to", "model")[0] == 0
+    about = json.loads((tmp_path / "model/model.json").read_text())
+    assert about["input"]["shape"] == [2]
+    card = (tmp_path / "model/README.md").read_text()
+    assert "[batch, 2]" in card
+    assert "pulse, stage" in card
+
+
 def test_the_card_states_the_scores_of_the_folder_with_their_intervals(digits, cli):
     cli("export", digits, "--to", "model", "--client", "1")
     card = Path("model/README.md").read_text()

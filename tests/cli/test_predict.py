@@ -175,6 +175,7 @@ def test_rows_of_a_table_are_matched_by_column(tmp_path, monkeypatch, cli):
         p[:, run.summary["data"]["classes"].index("well")].tolist()
     )
     assert [f.example for f in found] == ["line 2 of new.csv", "line 3 of new.csv"]
+    assert fedmutual.predict("t", "new.csv") == found
     (tmp_path / "bad.csv").write_text("age,name\n0.5,Ann\n")
     Image.new("L", (2, 1)).save("x.png")
     for file, sentence in (

@@ -83,8 +83,8 @@ def test_clients_and_classes() -> None:
     said = found(partition=SHARDS)
     assert "client '0' has training examples of 2 of 10 classes: only '0', '3'" in said
     said = found(partition={"kind": "shards", "clients": 5, "classes_per_client": 6, "examples": 20}, split={"holdout": 0.2})
-    assert "clients '0', '1', '2', '3', '4': fewer than 30 training examples" in said
-    assert "clients '0', '1', '2', '3', '4': fewer than 30 hold-out examples; one of 4 is 25 % of a score" in said
+    assert "clients '0', '1', '2', '3', '4' have fewer than 30 training examples" in said
+    assert "clients '0', '1', '2', '3', '4' have fewer than 30 hold-out examples; one of 4 is 25 % of a score" in said
     assert "client '0' has no training examples of 4 of 10 classes" in said
     said = found(partition={"kind": "dirichlet", "clients": 12, "alpha": 0.1, "min_size": 5})
     assert "12 of 12 clients lack training examples of some class" in said

@@ -1,4 +1,4 @@
-"""FedKD: a large model of one's own and a small shared one teach each other, the more the better they are.
+"""FedKD: a large personal model and a small shared model teach each other; better models teach each other more.
 
 Wu et al., Communication-efficient federated learning via knowledge distillation, 2022, https://arxiv.org/abs/2108.13323,
 section "Methods". The mentor is the personal model, the mentee the meme; h are what their last layers take. What the mentee
@@ -26,14 +26,14 @@ LEFT, RIGHT = "left.", "right."  # begin the names of an update's factors [m, r]
 
 @dataclass(frozen=True, kw_only=True)
 class FedKD(Fork):
-    """A large model of one's own and a small shared one teach each other; the small one crosses compressed.
+    """A large personal model and a small shared model teach each other; updates of the small model cross compressed.
 
-    All of this is minimised together, in both networks; CE are the cross-entropies of mentor and mentee:
+    Both networks minimise this sum together; CE_t and CE_s are the cross-entropies of mentor and mentee:
 
-    CE_t + CE_s + (KL(p_s || p_t) + KL(p_t || p_s) + 2 |h_t - h_s|^2) / (CE_t + CE_s)
+    `CE_t + CE_s + (KL(p_s || p_t) + KL(p_t || p_s) + 2 |h_t - h_s|^2) / (CE_t + CE_s)`
 
-    |.|^2 is the mean of squares over the mentee's features; the mentor's are averaged into as many. A matrix [m, n] of the
-    update crosses as its best approximation of rank r = ceil(rank min(m, n)), where that is smaller.
+    The squared norm is the mean of squares over the mentee's features; the mentor's are averaged into as many. A matrix
+    [m, n] of the update crosses as its best approximation of rank r = ceil(rank min(m, n)), where that is smaller.
     """
 
     title: ClassVar[str] = "FedKD"

@@ -39,7 +39,7 @@ _ROWS = 512  # of a forward
 class FedProto(Independent):
     """Networks of any kind learn alone, and pull their features towards the mean features of each class over all clients.
 
-    The loss of independent training has lam |f(x) - p_y|^2 added, for features f and the prototype p of the label. The
+    The loss of independent training has `lam |f(x) - p_y|^2` added, for features f and the prototype p of the label. The
     distance is the mean of squares over D, and 0 for a class without a prototype. lam = 0 is independent training.
     """
 

@@ -24,8 +24,8 @@ TGP = "tgp."  # begins the names of the server's network in its state
 class FedTGP(FedProto):
     """FedProto whose server trains the prototypes, so that those of different classes lie apart.
 
-    For a client's prototype q of class y: cross-entropy of the softmax over classes c of -(|q - p_c| + m [c = y]), with the
-    margin m = min(the largest of the classes' distances to their nearest class, the threshold).
+    For a client's prototype q of class y: cross-entropy of the softmax over classes c of `-(|q - p_c| + m [c = y])`, with
+    the margin m = min(the largest of the classes' distances to their nearest class, the threshold).
     """
 
     title: ClassVar[str] = "FedTGP"

@@ -94,8 +94,8 @@ def _compare_sizes(federation: Federation) -> Iterator[str]:
             smallest = min(small_shares.values())
             score = f"; one of {smallest} is {100 / smallest:.0f} % of a score" if kind not in ("private", "public") else ""
             yield (
-                f"{'client' if len(small_shares) == 1 else 'clients'} {listed(list(small_shares))}: fewer than {_FEW} "
-                f"{share_name} examples{score}"
+                f"{'client' if len(small_shares) == 1 else 'clients'} {listed(list(small_shares))} "
+                f"{'has' if len(small_shares) == 1 else 'have'} fewer than {_FEW} {share_name} examples{score}"
             )
 
 

@@ -14,7 +14,7 @@ from fedmutual.report.statistics import estimate, wilson_interval
 from fedmutual.report.text import percent
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import RecordedScore
-from fedmutual.studies.predict import AnsweringModel
+from fedmutual.studies.predict import AnsweringModel, list_columns, raw_shape
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
 _ROWS = {
@@ -51,6 +51,8 @@ def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, s
         run=run,
         answering=answering,
         takes=answering.takes,
+        shape=raw_shape(answering.takes),
+        columns=list_columns(answering.takes),
         source=PurePath(run.partition.source).name,  # the folders above the file are nobody else's business
         values=_describe_values(answering),
         settings=run.config["algorithm"],

@@ -70,9 +70,9 @@ class AnsweringModel(NamedTuple):
 
 @torch.no_grad()
 def predict_arrays(run: Run, x: Any, client: str | None = None, best: bool = False) -> pd.DataFrame:
-    """Classify examples in memory -> probabilities, a row an example [n] and a column a class.
+    """Return the probabilities of examples in memory: one row for each example [n], one column for each class.
 
-    x: an array, tensor or DataFrame [n, *shape] of unscaled values; columns of a DataFrame are matched by name.
+    x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
 
     Raises:
         UserError: the run has no such model, or the examples do not fit it.
@@ -92,18 +92,21 @@ def predict_arrays(run: Run, x: Any, client: str | None = None, best: bool = Fal
 @torch.no_grad()
 def predict(
     run_or_model: str | Path,
-    files: Sequence[str | Path],
+    files: str | Path | Sequence[str | Path],
     client: str | None = None,
     best: bool = False,
     trust_code: bool = False,
     ensemble: bool = False,
 ) -> list[Prediction]:
-    """Classify images, the rows of CSV files or the `x` of npz files, scaled as in training -> a prediction an example.
+    """Return a prediction for each image, each row of a CSV file, or each `x` of an npz file, scaled as in training.
 
-    run_or_model: a run's folder, or a model file in it. client: whose personal model is to answer; unset, the shared model
-    does, as it does for a client that has none. best: as it was after its best round, if the run has `records.keep_best`;
-    unset, after the last saved one. trust_code: import whatever code the run's folder names, as `Run` takes it. ensemble:
-    the client's own model and the shared one answer together, of a run with `records.ensemble`.
+    run_or_model: a run's folder, or a model file in a run's folder.
+    files: one file or several files.
+    client: the client whose personal model answers. Without it, and for a client without a personal model, the shared model
+        answers.
+    best: whether the model of the best round answers, if the run has `records.keep_best`; else the last saved model answers.
+    trust_code: whether to import the code that the run's folder names, as `Run` does.
+    ensemble: whether the client's personal model and the shared model answer together, of a run with `records.ensemble`.
 
     Raises:
         UserError: there is no such model, or its code may not be imported; a file cannot be read or is not of the kind that
@@ -112,7 +115,8 @@ def predict(
     answering = choose_model(Path(run_or_model), client, best, trust_code, ensemble)
     takes, found = answering.takes, list[Prediction]()
     scaled = make_scaler(takes)
-    for names, raw in _read([Path(f) for f in files], answering):
+    paths = [Path(files)] if isinstance(files, str | Path) else [Path(f) for f in files]
+    for names, raw in _read(paths, answering):
         answers = answering.net(scale_examples(raw, names.__getitem__, takes, scaled)).double().softmax(1)
         for name, p in zip(names, answers, strict=True):
             order = p.argsort(descending=True, stable=True).tolist()

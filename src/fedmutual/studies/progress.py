@@ -1,5 +1,6 @@
 """Progress of runs that Python code starts: a bar in a terminal or a notebook, a few lines elsewhere."""
 
+from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +18,8 @@ class ProgressBars:
 
     def __init__(self, console: Console | None = None, shown: bool = True) -> None:
         """shown: whether anything is shown at all."""
-        self._console = console or Console(stderr=True)
+        # without ipywidgets rich warns in a notebook and shows no bar: then the lines of a terminal that is none
+        self._console = console or Console(stderr=True, force_jupyter=None if find_spec("ipywidgets") else False)
         self._is_live = self._console.is_terminal or self._console.is_jupyter
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[scores]}"), TimeRemainingColumn())
         self._bars = Progress(*columns, console=self._console, disable=not (shown and self._is_live))

@@ -70,10 +70,11 @@ class Run:
         return plot_history(self.history(), metric, data, self.config.name)
 
     def predict(self, x: Any, client: str | None = None, best: bool = False) -> "pd.DataFrame":
-        """Classify examples in memory -> probabilities, a row an example [n] and a column a class.
+        """Return the probabilities of examples in memory: one row for each example [n], one column for each class.
 
-        x: an array, tensor or DataFrame [n, *shape] of unscaled values; columns of a DataFrame are matched by name.
-        client: whose personal model answers; unset, the shared model. best: of its best round (records.keep_best).
+        x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
+        client: the client whose personal model answers; without it, the shared model answers.
+        best: whether the model of the best round answers (records.keep_best).
 
         Raises:
             UserError: the run has no such model, or the examples do not fit it.
