@@ -102,8 +102,7 @@ def predict(
 
     run_or_model: a run's folder, or a model file in a run's folder.
     files: one file or several files.
-    client: the client whose personal model answers. Without it, and for a client without a personal model, the shared model
-        answers.
+    client: the client whose personal model answers; the shared model answers if it is None or has no personal model.
     best: whether the model of the best round answers, if the run has `records.keep_best`; else the last saved model answers.
     trust_code: whether to import the code that the run's folder names, as `Run` does.
     ensemble: whether the client's personal model and the shared model answer together, of a run with `records.ensemble`.
