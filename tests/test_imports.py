@@ -9,7 +9,7 @@ from typing import NamedTuple
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "fedmutual"
-EXTRAS = ("tensorboard", "ray", "nvflare")
+EXTRAS = ("tensorboard", "mlflow", "wandb", "ray", "nvflare")
 
 
 class Import(NamedTuple):

@@ -58,9 +58,9 @@ def test_a_file_with_a_byte_order_mark_is_read(small, cli):
 
 
 def test_an_extra_that_is_not_there_is_said_before_the_folder_is_made(small, cli, monkeypatch):
-    monkeypatch.setattr("fedmutual.rundir.tensorboard.find_spec", lambda name: None)
+    monkeypatch.setattr("fedmutual.rundir.trackers.find_spec", lambda name: None)
     code, _, err = cli("run", small, "--set", "records.tensorboard=true")
-    assert (code, "key 'records.tensorboard' needs TensorBoard" in err) == (2, True), err
+    assert (code, "key 'records.tensorboard' needs the package 'tensorboard'" in err) == (2, True), err
     assert not (small.parent / "runs").exists()
 
 

@@ -27,7 +27,7 @@ def test_the_keys_that_change_no_number_of_a_result():
         "data.resident",
         "data.workers",
     }
-    record = {"name", "records.checkpoint_every", "records.keep_best", "records.tensorboard"}
+    record = {"name", "records.checkpoint_every", "records.keep_best", "records.tensorboard", "records.trackers"}
     resumable = keys_that(lambda effect: effect.resumable)
     assert {key for key in EFFECTS if not tells(key)} == machine | record | resumable
 

@@ -312,6 +312,12 @@ class RecordsConfig(Section):
         affects="record",
         unused_on_sites="it is not written there",
     )
+    trackers: list[Literal["mlflow", "wandb"]] = key(
+        [],
+        "also log scores, losses and the run's folder to MLflow or Weights & Biases (the extras `mlflow` and `wandb`)",
+        affects="record",
+        unused_on_sites="nothing is logged there",
+    )
 
 
 class ShareConfig(Section):

@@ -14,7 +14,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.models.splice import find_shape_difference
 from fedmutual.privacy import rules
-from fedmutual.rundir import tensorboard
+from fedmutual.rundir import trackers
 from fedmutual.scores import is_told
 
 LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
@@ -36,8 +36,7 @@ def check_clients(config: Config, data: Federation) -> None:
 
 def check_experiment(experiment: Experiment) -> None:
     """Raise ConfigError if an extra is not installed, or if the networks, the shared model or the public data do not fit."""
-    if experiment.config.records.tensorboard:
-        tensorboard.check_installed()
+    trackers.check_installed(experiment.config.records)
     _check_holdout(experiment)
     _check_ensemble(experiment)
     _check_public(experiment)

@@ -34,6 +34,7 @@ from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, METRICS
 from fedmutual.rundir.logs import Ledger, Metrics, rewind, stays_scored
 from fedmutual.rundir.summary import write_summary
 from fedmutual.rundir.text import TextLog
+from fedmutual.rundir.trackers import Tracker
 from fedmutual.studies import privacy_plan
 from fedmutual.studies.trained_run import Run, open_trained_run
 from fedmutual.tensor_files import read_tensors
@@ -264,6 +265,8 @@ def _train(
     records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *kept, checkpoints]
     if given.tensorboard:
         records.insert(0, tensorboard.Writer(folder))
+    tracked = [Tracker(tracker, folder, config, name) for tracker in given.trackers]
+    records += tracked
     homes = {i: folder / "clients" / i for i in experiment.clients}
     plan = replace(experiment.plan(homes, notes), keep=keep)
     yield from generate_rounds(plan, engine, server, saved.round if saved else None, records, experiment.judge())
@@ -277,6 +280,8 @@ def _train(
         fingerprint=partition["fingerprint"],
         **privacy_plan.record(experiment, engine),
     )
+    for tracker in tracked:
+        tracker.end()
 
 
 def _check_saved(folder: Path, experiment: Experiment) -> None:
