@@ -3,8 +3,7 @@
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from fedmutual.cli.federation_progress import format_progress, print_progress, wait_for_all, watch_progress
 from fedmutual.cli.terminal import Code, Terminated, err, exit_with_error, out, print_text, stop_on_sigterm
-
-_PATIENCE = 600.0  # seconds that a server may be unreachable
 
 if TYPE_CHECKING:
     from fedmutual.core import Spec
-    from fedmutual.sites.contract import Contract
     from fedmutual.sites.flare.kits import Kit as Kit_
 
 File = Annotated[Path, typer.Argument(metavar="FEDERATION.toml", help="The federation's file.", show_default=False)]
@@ -181,11 +178,11 @@ def submit(
     with Session(lead_kit) as session:
         job = session.find_job(contract)
         if job is None:
-            _wait_for_all(contract, lambda: session.status(contract.name)["there"])
+            wait_for_all(contract, lambda: session.status(contract.name)["there"])
             job = session.submit(contract)
         else:
             print_text(f"federation {contract.name!r} is running already; showing its progress")
-    last = _print_progress(_watch_progress(lead_kit, contract.name, job))
+    last = print_progress(watch_progress(lead_kit, contract.name, job))
     with Session(lead_kit) as session:
         fetched = session.fetch(contract.name, folder)
     if last["outcome"] != "done":
@@ -209,7 +206,7 @@ def status(file: File, kit: Kit) -> None:
         state = session.status(contract.name)
     print_text(f"connected: {', '.join(state['there']) or 'nobody'}; of {', '.join(contract.sites.names)}")
     print_text(
-        _format_progress(state["progress"])
+        format_progress(state["progress"])
         if state["progress"]
         else f"federation {contract.name!r} was never started on this server"
     )
@@ -343,65 +340,3 @@ def _print_leaves(leaves: Mapping[str, "Spec"], is_peer_to_peer: bool, is_masked
     if is_masked:
         to = "to the server under masks, which learns only the sum of all sites, with keys, encrypted shares and signatures"
     print_text(f"These go {to}.")
-
-
-def _wait_for_all(contract: "Contract", list_sites: Callable[[], Iterable[str]]) -> None:
-    """Wait until all sites are connected, at most `sites.wait` seconds."""
-    until, last_line = time.monotonic() + contract.sites.wait, ""
-    while missing := sorted(set(contract.sites.names) - set(list_sites())):
-        line = f"waiting for {', '.join(missing)}"
-        if line != last_line:
-            print_text(line)
-            last_line = line
-        if time.monotonic() > until:
-            print_text("the federation starts without these sites, which may join later")
-            return
-        time.sleep(0.5)
-
-
-def _watch_progress(kit: "Kit_", name: str, job: str) -> Iterator[Mapping[str, Any]]:
-    """Yield the status after each change. A new session is opened whenever the connection is lost."""
-    from fedmutual.sites.flare.session import OVER, Lost, Session
-
-    until = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            with Session(kit) as session:
-                for state in session.watch(name, job):
-                    until = time.monotonic() + _PATIENCE
-                    yield state
-                    if state["progress"]["outcome"] in OVER:
-                        return
-        except Lost as problem:
-            if time.monotonic() > until:
-                raise
-            print_text(f"{problem}; trying again", soft_wrap=True)
-            time.sleep(2.0)
-
-
-def _print_progress(states: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Print each change as a line, and return the last state of the federation."""
-    from fedmutual.sites.flare import progress
-
-    last_key, printed_notes, last = "", set[str](), dict[str, Any]()
-    for state in states:
-        last = dict(state["progress"])
-        for note in (n for n in last["notes"] if n["text"] not in printed_notes):
-            print_text(f"  {progress.format_notes(note)}", soft_wrap=True)
-            printed_notes.add(note["text"])
-        line, key = _format_progress(last), f"{last['round']} {last['in']} {last['outcome']}"
-        if key != last_key:
-            print_text(line, soft_wrap=True)
-            last_key = key
-    return last
-
-
-def _format_progress(state: Mapping[str, Any]) -> str:
-    """Return the state of a federation as one line."""
-    missing = sorted(set(state["sites"]) - set(state["in"]))
-    sites = f"sites {', '.join(state['in'])}" + (f" (without {', '.join(missing)})" if missing else "")
-    traffic = f"{state['bytes']['up']:,} B up, {state['bytes']['down']:,} B down"
-    end = state["left"] if state["outcome"] == "running" else f"{state['outcome']}: {state['said']}"
-    return "  ".join(
-        part for part in (f"round {state['round']}/{state['rounds']}", sites, state["scores"], traffic, end) if part
-    )
