@@ -117,7 +117,7 @@ def test_a_regression_or_too_little_public_data_is_refused(kind, cli, tmp_path, 
     code, _, err = cli("run", "a.toml", "--out", "out")
     assert code == 2
     assert "Traceback" not in err
-    said = "raise split.public, or lower it" if kind == "one" else "needs public data that all have agreed on"
+    said = "increase split.public" if kind == "one" else "needs a public seed set"
     assert said in " ".join(err.split())
     assert not (tmp_path / "out").exists()
 

@@ -36,9 +36,9 @@ WRONG = [
     (
         "ditto",
         {"model": {"personal": ["mlp", "cnn1", "mlp"]}},
-        "needs every client's own network to be the shared one, 'mlp'",
+        "client '1' has 'cnn1'; remove 'model.personal'",
     ),
-    ("apfl", {"model": {"shared": "cnn1", "personal": ["mlp"]}}, "and client '0' has 'mlp'; take 'model.personal' out"),
+    ("apfl", {"model": {"shared": "cnn1", "personal": ["mlp"]}}, "and client '0' has 'mlp'; remove 'model.personal'"),
     ("fedavg-ft", {"clients": {"1": {"model": {"personal": "cnn1"}}}}, "and client '1' has 'cnn1'"),
     (
         "fedproto",
@@ -56,8 +56,8 @@ WRONG = [
         "key 'model.shared': network 'nets:sigmoid' does not",
     ),
     ("fedproto", {"model": {"shared": "nets:convolution", "personal": ["mlp"]}}, "set algorithm.proto_size"),
-    ("feddf", {}, "algorithm 'feddf' needs public data that all have agreed on; set split.public"),
-    ("feddf", {"split": {"public": 0.2}, "model": {"part": ["features"], "adaptor": "rest"}}, "which needs all of it; take"),
+    ("feddf", {}, "algorithm 'feddf' needs a public seed set; set split.public"),
+    ("feddf", {"split": {"public": 0.2}, "model": {"part": ["features"], "adaptor": "rest"}}, "remove 'model.part'"),
     ("fedper", {"model": {"shared": "nets:sigmoid"}}, "'features' matches nothing in network 'nets:sigmoid'; it has '1'"),
 ]
 
@@ -81,7 +81,7 @@ def test_classes_that_differ_are_not_held_against_each_other(name, place):
     for client, classes in (("a", 3), ("b", 2)):
         np.savez(place / f"{client}.npz", x=x, y=np.arange(60) % classes)
     clients = {i: {"data": {"name": "npz", "root": str(place / f"{i}.npz")}} for i in ("a", "b")}
-    with pytest.raises(ConfigError, match="holds clients' classes against each other, and client 'b' has"):
+    with pytest.raises(ConfigError, match="needs equal classes at all clients, and client 'b' has"):
         build(parse_config({"name": "x", "algorithm": {"name": name}, "clients": clients}))
 
 

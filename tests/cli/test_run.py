@@ -253,11 +253,8 @@ def test_local_batchnorm_leaves_no_complete_global_model(small, cli):
 def test_a_shared_part_of_batchnorm_alone_that_stays_home_is_refused(small, cli):
     (small.parent / "normed.py").write_text(NORMED)
     code, _, err = cli("run", small, *LOCAL, "--set", "model.part='2'", "--set", "model.adaptor=rest")
-    assert (code, err) == (
-        2,
-        "error: nothing of network 'normed:net' would cross, for model.batchnorm = 'local' keeps BatchNorm layers at home; "
-        "share another part (model.part), or average them\n",
-    )
+    assert (code, err.count("\n")) == (2, 1)
+    assert all(word in err for word in ("'normed:net'", "model.part", "model.batchnorm = 'average'"))
     assert not (small.parent / "runs").exists()
 
 

@@ -113,4 +113,4 @@ def test_a_class_that_nobody_gives(tmp_path):
 
 def test_a_site_that_gives_nothing(ward):
     changed(ward / "north" / "site.toml", split={"public": 0.0})
-    refused(ward, "needs public data that all have agreed on; set split.public")
+    refused(ward, "needs a public seed set; set split.public")

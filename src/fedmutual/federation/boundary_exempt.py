@@ -26,8 +26,8 @@ def find_exempt_tensors(nets: Mapping[str, nn.Module], shared: tuple[str, ...], 
     if all(k in personal and _same(personal[k], meme[k]) for k in shared):
         return frozenset(shared)
     same = {k for k in shared if not is_constant(meme[k]) and any(_same(v, meme[k]) for v in personal.values())}
-    if _of_input(nets["personal"], shape):
-        same |= _of_input(nets["meme"], shape) & set(shared)
+    if _list_input_statistics(nets["personal"], shape):
+        same |= _list_input_statistics(nets["meme"], shape) & set(shared)
     return frozenset(same)
 
 
@@ -36,20 +36,20 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _of_input(net: nn.Module, shape: tuple[int, ...]) -> set[str]:
+def _list_input_statistics(net: nn.Module, shape: tuple[int, ...]) -> set[str]:
     """Return the names of the running statistics of layers that normalise the net's input directly."""
-    tried, found = copy.deepcopy(net).eval(), set[str]()
-    norms = {name: m for name, m in tried.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
+    probe, statistics = copy.deepcopy(net).eval(), set[str]()
+    norms = {name: m for name, m in probe.named_modules() if isinstance(m, _NormBase) and m.running_mean is not None}
     if not norms:
-        return found
-    x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(next(tried.buffers()).device)
+        return statistics
+    x = torch.rand(1, *shape, generator=torch.Generator().manual_seed(0)).to(next(probe.buffers()).device)
 
-    def look(name: str, given: Tensor) -> None:
-        if given.numel() == x.numel() and torch.equal(given.flatten(), x.flatten()):
-            found.update((f"{name}.running_mean", f"{name}.running_var"))
+    def compare_input(name: str, layer_input: Tensor) -> None:
+        if layer_input.numel() == x.numel() and torch.equal(layer_input.flatten(), x.flatten()):
+            statistics.update((f"{name}.running_mean", f"{name}.running_var"))
 
     for name, module in norms.items():
-        module.register_forward_pre_hook(lambda _, given, name=name: look(name, given[0]))
+        module.register_forward_pre_hook(lambda _, inputs, name=name: compare_input(name, inputs[0]))
     with torch.random.fork_rng():
-        tried(x)
-    return found
+        probe(x)
+    return statistics

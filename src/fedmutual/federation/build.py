@@ -23,14 +23,16 @@ def build(
     pretrained: Pretrained | None = None,
     gathered: Gather | None = None,
 ) -> Experiment:
-    """Read the data, unless they are prepared, and check that everything the configuration names can be made.
+    """Read the data, build everything that the configuration names, and check that the parts fit.
 
-    begun: what a run that goes on began with, where that was another run's model; else it is read from `model.weights`.
-    pretrained: likewise what its networks began with; what is not in it is read from where `model.pretrained` says.
-    gathered: as `data.load` takes it.
+    device: a name that replaces `engine.device`.
+    prepared: data that are read already; None: the data are read.
+    begun: the first weights that a resumed run began with; None: they are read from `model.weights`, if that key is set.
+    pretrained: the pretrained weights that a resumed run began with; missing weights are read from `model.pretrained`.
+    gathered: the public seed set, as for `data.load`.
 
     Raises:
-        UserError: in one sentence, what cannot.
+        UserError: the data cannot be read, or a part cannot be built or does not fit.
     """
     federation = data.load(config, prepared, gathered)
     if begun is None and config.model.weights is not None:
@@ -46,14 +48,12 @@ def build(
 def pick_device(name: str) -> torch.device:
     """Return the device by its name; "auto" is a CUDA GPU if there is one, else Apple's GPU, else the CPU."""
     if name == "auto":
-        found = [
-            n for n, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if there
-        ]
-        return torch.device(found[0] if found else "cpu")
+        accelerators = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        return torch.device(next((kind for kind, is_available in accelerators.items() if is_available), "cpu"))
     try:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as problem:
-        why = next(iter(str(problem).splitlines()), type(problem).__name__)
-        raise ConfigError(f"key 'engine.device': {name!r} cannot be used here ({why}); try 'auto' or 'cpu'") from None
+        reason = next(iter(str(problem).splitlines()), type(problem).__name__)
+        raise ConfigError(f"key 'engine.device': {name!r} cannot be used here ({reason}); try 'auto' or 'cpu'") from None
     return device

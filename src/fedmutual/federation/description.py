@@ -28,7 +28,7 @@ def describe_networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, i
 
 
 def method(experiment: Experiment) -> dict[str, Any]:
-    """How the method introduces itself: `config.describe_method`, and whether it has a shared model (`shares`)."""
+    """Return the description of the method from `config.describe_method`, with `shares`: whether it has a shared model."""
     return describe_method(experiment.config) | {"shares": "global" in experiment.algorithm.scores}
 
 

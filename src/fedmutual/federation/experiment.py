@@ -1,4 +1,4 @@
-"""What a run needs: its clients with their data, nets and optimisers, the server's first state, what is scored."""
+"""An experiment: the clients with data, nets and optimisers, the server's first state, and the evaluations."""
 
 import copy
 import math
@@ -37,22 +37,22 @@ class Experiment:
 
     @property
     def device(self) -> torch.device:
-        """Where clients are trained."""
+        """The device on which clients are trained."""
         return self.nets.device
 
     @property
     def pooled(self) -> bool:
-        """Whether all data lie in one place: `centralised`."""
+        """Whether one model is trained on the data of all clients together: `centralised`."""
         return self.nets.pooled
 
     @property
     def clients(self) -> tuple[str, ...]:
-        """Who trains."""
+        """The ids of the clients that train."""
         return self.nets.clients
 
     @property
     def seeds(self) -> Seeds | None:
-        """What is agreed of the public seed set, where the algorithm has one that the clients know."""
+        """The public seed set that all clients know; None if the algorithm uses none, or uses it at the server only."""
         public, use = self.data.public, self.algorithm.public
         if public is None or use is None or use.server:
             return None
@@ -64,13 +64,13 @@ class Experiment:
         return rules.noised_nets(self.config, self.algorithm, self.server(), self.pooled)
 
     def server(self, members: Sequence[str] | None = None) -> Message:
-        """The server's first state: the shared tensors; of the public seed set, or of proxies, what all know; what the
-        algorithm begins with; else nothing.
+        """Return the server's first state: the shared tensors, the agreed public seed set or the proxies, or the state that
+        the algorithm begins with; empty if there is none.
 
-        members: all participants, where these clients are not all, as at a real site.
+        members: all participants; give them at a real site, which has one client only.
 
         Raises:
-            ConfigError: what the algorithm begins with cannot be made.
+            ConfigError: the state that the algorithm begins with cannot be built.
         """
         outputs, scores = self.data.space.outputs, self.algorithm.scores
         if self.seeds is not None:
@@ -85,18 +85,18 @@ class Experiment:
         return self.nets.state() if "global" in scores and not self.pooled else {}
 
     def bench(self) -> Bench | None:
-        """What the server trains the shared model with, where the algorithm has it do so."""
+        """Return the model and public data for training at the server; None if the algorithm does not train there."""
         public, use = self.data.public, self.algorithm.public
         if public is None or use is None or not use.server:
             return None
         return Bench(self.nets.placed(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
 
     def task(self, client: str) -> Task:
-        """What a client learns."""
+        """Return the task of a client."""
         return tasks.make_task(self.nets.space(client).task)
 
     def networks(self, id: str) -> dict[str, nn.Module]:
-        """A client's networks by name, as they are before round 1. No optimiser is built, which imports `torch._dynamo`.
+        """Return a client's networks by name, as before round 1, without optimisers, which import `torch._dynamo`.
 
         Raises:
             ConfigError: a network cannot be trained: none of its parameters is trainable, or the client's batches hold one
@@ -110,11 +110,11 @@ class Experiment:
                 raise ConfigError(f"the {name} network of client {id!r} has no trainable parameter; unfreeze some of it")
         if self.noised:
             rules.check_nets(id, nets)
-            rules.make_units(self.config, id, private)  # which raises where groups are to be protected and rows have none
+            rules.make_units(self.config, id, private)  # raises if groups are to be protected and the rows have none
         return nets
 
     def client(self, id: str) -> Client:
-        """One participant, as it is before round 1. Raises ConfigError as `networks` does."""
+        """Return a participant as before round 1. Raises ConfigError as `networks` does."""
         self._set_tf32()
         nets, own, rows = self.networks(id), self.config.own(id), self.rows(id)
         privacy: Mechanism | None = None
@@ -140,22 +140,22 @@ class Experiment:
         )
 
     def _set_tf32(self) -> None:
-        """For the whole process: of the clients, and of the shared model's scores, which may be another."""
+        """Set TF32 for this process, which may train clients or only score the shared model."""
         if self.device.type == "cuda":
             tf32 = self.config.engine.precision == "tf32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
 
     def work(self) -> dict[str, Workload]:
-        """What each client has to do, by the arithmetic of its networks."""
-        forward, found = self.nets.costs(), {}
+        """Return the work of each client, estimated from the arithmetic of its networks."""
+        forward, work = self.nets.costs(), {}
         for id in self.clients:
             steps, examples = self._load(id)
-            a_row = 3 * forward[id]  # backwards twice a forward
-            found[id] = Workload(steps * self.config.rounds, examples * self.config.rounds * a_row)
-        return found
+            row_cost = 3 * forward[id]  # a backward pass costs as much as two forward passes
+            work[id] = Workload(steps * self.config.rounds, examples * self.config.rounds * row_cost)
+        return work
 
     def _load(self, id: str) -> tuple[float, float]:
-        """Steps of a client in a round, and the examples in them."""
+        """Return the number of a client's steps in a round, and the number of examples in these steps."""
         rows, own, common = len(self.rows(id)["private"]), self.config.own(id).training, self.config.training
         first = self.algorithm.phases[0]
         batch, steps = own.batch_size or common.batch_size, own.local_steps or getattr(first, "local_steps", None)
@@ -163,11 +163,11 @@ class Experiment:
             epochs = own.local_epochs or common.local_epochs
             return epochs * -(-rows // batch), epochs * rows
         use = self.algorithm.public
-        exchanged = (use.batch or 0) * self._others if use else 0
+        exchanged = (use.batch or 0) * self._peer_count if use else 0
         return steps + (exchanged > 0), steps * min(batch, rows) + exchanged
 
     def plan(self, homes: Mapping[str, Path], notes: tuple[str, ...] = ()) -> RoundPlan:
-        """What the loop needs to know; `notes` come after those of the settings and the data."""
+        """Return the plan for the round loop. notes: remarks that follow those of the settings and the data."""
         config = self.config
         return RoundPlan(
             algorithm=self.algorithm,
@@ -187,13 +187,13 @@ class Experiment:
             participation=config.engine.participation,
             evaluate_every=config.records.evaluate_every,
             exams={i: tuple(self.exams(i)) for i in self.clients},
-            seeds=self._given(),
+            seeds=self._count_public_bytes(),
             homes=homes,
             bench=self.bench(),
         )
 
     def judge(self) -> Judge | None:
-        """Scores the complete shared model on the test set."""
+        """Return the function that scores the complete shared model on the test set; None if there is no such score."""
         learned = {space.task for space in self.data.spaces.values()}
         if not self.nets.complete or self.pooled or self.data.test is None or len(learned) > 1 or self._holdout_only:
             return None
@@ -201,82 +201,82 @@ class Experiment:
         net, test = self.nets.placed(copy.deepcopy(self.nets.shared)), self.data.test.to(self.device)
         task = tasks.make_task(learned.pop())
 
-        def judged(server: Message) -> Score:
-            net.load_state_dict({k: server[k] for k in self.nets.crossing})  # beside what an algorithm may remember there
+        def score_shared_model(server: Message) -> Score:
+            net.load_state_dict({k: server[k] for k in self.nets.crossing})  # an algorithm may add tensors
             return Score("global", None, "test", score(net, test, task))
 
-        return judged
+        return score_shared_model
 
     def rows(self, id: str) -> dict[str, Data]:
-        """The rows that a client trains on and is scored on, by the names that `Client.data` has them by."""
-        found = (
+        """Return the training and evaluation rows of a client, by the names of `Client.data`."""
+        views = (
             evaluation_sets.pool_rows(self.data)
             if self.pooled
             else evaluation_sets.list_client_rows(self.data, id, self.algorithm)
         )
-        return {name: rows.to(self.device) for name, rows in found.items()}
+        return {name: rows.to(self.device) for name, rows in views.items()}
 
     def leaves(self) -> dict[str, dict[str, tuple[str, list[int]]]]:
-        """All that may leave a client: phase -> name -> dtype, shape."""
+        """Return all tensors that may leave a client: phase -> name -> (dtype, shape)."""
         return list_leaves(self.algorithm, self.server())
 
     def exams(self, id: str) -> Iterable[EvalSpec]:
-        """What is scored at a client."""
+        """Yield the evaluations at a client."""
         known = self.rows(id)
         if self.pooled:
-            found = evaluation_sets.list_pooled_evaluations(known)
+            evaluations = evaluation_sets.list_pooled_evaluations(known)
         else:
-            found = evaluation_sets.list_evaluations(
+            evaluations = evaluation_sets.list_evaluations(
                 known, self.algorithm, self.nets.complete, self.config.records.copies, id, self.config.records.ensemble
             )
-        return (exam for exam in found if exam.data == "holdout" or not self._holdout_only)
+        return (exam for exam in evaluations if exam.data == "holdout" or not self._holdout_only)
 
     @property
     def _holdout_only(self) -> bool:
         return self.config.records.evaluate_on == "holdout"
 
     def _exchanged(self) -> float:
-        """The fewest public examples that a step of an exchange takes; infinity where there is none."""
+        """Return the fewest public examples of an exchange step; infinity if there is no exchange."""
         use = self.algorithm.public
         if use is None or use.batch is None:
             return math.inf
-        return use.batch * (max(self._others, 1) if use.own and not use.pairs else 1)
+        return use.batch * (max(self._peer_count, 1) if use.own and not use.pairs else 1)
 
     @property
-    def _others(self) -> int:
-        """How many a client exchanges with: all that give to the public seed set, wherever they are."""
+    def _peer_count(self) -> int:
+        """The number of other participants that give public examples, at any site."""
         return len(self.clients if self.data.public is None else self.data.public.owners) - 1
 
-    def _given(self) -> dict[str, int]:
-        """Bytes of the public data that each client gives to all, where the algorithm has such."""
+    def _count_public_bytes(self) -> dict[str, int]:
+        """Return the bytes of public data that each client gives; empty if the algorithm uses no public data."""
         public, use = self.data.public, self.algorithm.public
         return {} if public is None or use is None else public.bytes(use.labelled)
 
     def _check_alone(self, id: str, nets: Mapping[str, nn.Module]) -> None:
-        """Raise ConfigError where a net cannot be trained on one example at a time, as BatchNorm over features cannot."""
+        """Raise ConfigError if a net cannot be trained on one example at a time, for example because of BatchNorm."""
         for name, net in nets.items():
             try:
                 copy.deepcopy(net).train()(torch.zeros(1, *self.nets.space(id).shape, device=self.device))
             except ValueError as problem:
                 raise ConfigError(
-                    f"client {id!r} trains on one example at a time, which its {name} network cannot ({problem}); raise "
-                    "training.batch_size, or give it more examples"
+                    f"client {id!r} trains on one example at a time, and its {name} network cannot ({problem}); increase "
+                    "training.batch_size, or give the client more examples"
                 ) from None
 
     def _optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
-        given, own = self.config.optimizer, self.config.own(client)
+        common, own = self.config.optimizer, self.config.own(client)
         params = [p for p in net.parameters() if p.requires_grad]
         fused = self.device.type in ("cpu", "cuda")  # one call for all parameters
-        decay = own.optimizer.weight_decay if own.optimizer.weight_decay is not None else given.weight_decay
-        if given.name == "sgd":
-            momentum = own.optimizer.momentum if own.optimizer.momentum is not None else given.momentum
+        decay = own.optimizer.weight_decay if own.optimizer.weight_decay is not None else common.weight_decay
+        if common.name == "sgd":
+            momentum = own.optimizer.momentum if own.optimizer.momentum is not None else common.momentum
             return torch.optim.SGD(params, lr=0.0, momentum=momentum, weight_decay=decay, fused=fused)
-        kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[given.name]
-        return kind(params, lr=0.0, weight_decay=decay, amsgrad=given.amsgrad, fused=fused)
+        kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[common.name]
+        return kind(params, lr=0.0, weight_decay=decay, amsgrad=common.amsgrad, fused=fused)
 
 
 def list_leaves(algorithm: Algorithm, server: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:
-    """The same from the server's first state."""
+    """Return all tensors that may leave a client: phase -> name -> (dtype, shape). server: the server's first state."""
     return {
         type(phase).__name__.lower(): {
             name: (str(dtype).removeprefix("torch."), list(shape)) for name, (dtype, shape) in phase.leaves(server).items()

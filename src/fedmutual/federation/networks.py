@@ -27,14 +27,14 @@ Pretrained = Mapping[tuple[str, str], Weights]
 
 @dataclass(frozen=True)
 class Networks:
-    """The networks of an experiment, made from their own streams: the same whenever and wherever that is done."""
+    """The networks of an experiment. Each network has its own random stream, so that every process builds equal networks."""
 
     config: Config
     data: data.Federation
     scores: tuple[str, ...]  # whose models the algorithm trains, as `Algorithm.scores`
     device: torch.device
-    begun: Message | None = None  # what another run shared, where the server begins with that (model.weights)
-    pretrained: Pretrained = field(default_factory=dict)  # taken along to where clients live: read once, alike everywhere
+    begun: Message | None = None  # shared tensors of another run with which the server begins (model.weights)
+    pretrained: Pretrained = field(default_factory=dict)  # read once, then sent to all processes
 
     @property
     def pooled(self) -> bool:
@@ -77,7 +77,7 @@ class Networks:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user about the shared network."""
-        if not self.forks or self.config.model.batchnorm == "average" or _norms(self.shared):
+        if not self.forks or self.config.model.batchnorm == "average" or _list_norm_layers(self.shared):
             return ()
         return (f"network {self.config.model.shared!r} has no BatchNorm layer, so 'model.batchnorm' has no effect",)
 
@@ -95,17 +95,17 @@ class Networks:
         return own or listed[list(self.data.clients).index(client) if len(listed) > 1 else 0]
 
     def named(self, client: str) -> dict[str, tuple[str, str]]:
-        """A client's nets: each one's architecture, and the key that names it."""
-        shared, found = (self.config.model.shared, "model.shared"), {}
+        """Return the architecture of each of a client's nets, and the configuration key that names the architecture."""
+        shared, named = (self.config.model.shared, "model.shared"), {}
         if self.pooled:
             return {"personal": shared}
         if "personal" in self.scores:
             own = self.config.own(client).model.personal
             listed = "model.personal" if self.config.model.personal else "model.shared"
-            found["personal"] = (self.personal(client), f"clients.{client}.model.personal" if own else listed)
+            named["personal"] = (self.personal(client), f"clients.{client}.model.personal" if own else listed)
         if self.forks:
-            found["meme"] = shared
-        return found
+            named["meme"] = shared
+        return named
 
     def first_weights(self, client: str | None = None) -> str:
         """Return a description of the initial weights of a client's personal network; None: those of the shared network."""
@@ -114,8 +114,8 @@ class Networks:
             return "those of the shared network"
         if client is None and self.begun is not None:
             return f"the shared model of {model.weights}"
-        found = self._weights(model.shared) if client is None else self._weights(self.personal(client), client)
-        return found.said if found else "random weights"
+        weights = self._weights(model.shared) if client is None else self._weights(self.personal(client), client)
+        return weights.said if weights else "random weights"
 
     def whole(self, space: Space) -> nn.Module:
         """Return the complete shared architecture with the weights that all clients share."""
@@ -124,7 +124,7 @@ class Networks:
 
     def of(self, client: str) -> dict[str, nn.Module]:
         """Return a client's nets as they are before round 1, on its device."""
-        nets = self._made(client)
+        nets = self._build_nets(client)
         if self.config.model.start == "server" and "personal" in nets:
             try:
                 nets["personal"].load_state_dict(self.shared.state_dict())
@@ -142,44 +142,46 @@ class Networks:
         return net == "personal" and self.config.own(client).model.frozen
 
     def placed(self, net: nn.Module) -> nn.Module:
-        """On its device; on a CPU with channels last in memory, which makes convolutions there 1.2 to 1.5 times as fast."""
+        """Move a network to the device. On a CPU channels are last in memory: convolutions are 1.2 to 1.5 times as fast."""
         return net.to(memory_format=torch.channels_last) if self.device.type == "cpu" else net.to(self.device)
 
     def costs(self) -> dict[str, float]:
         """Return each client's floating-point operations for a forward pass of one example through all its networks."""
-        counted, found = dict[tuple[str, Any], float](), {}
+        counted, costs = dict[tuple[str, Any], float](), {}
         for client in self.clients:
             networks, space = self.named(client).values(), self.space(client)
             about = (space.shape, space.outputs)
             for name, key in networks:
                 if (name, about) not in counted:
                     counted[name, about] = count_flops(self._net(name, space, torch.Generator(), key), space.shape)
-            found[client] = sum(counted[name, about] for name, _ in networks)
-        return found
+            costs[client] = sum(counted[name, about] for name, _ in networks)
+        return costs
 
     def space(self, client: str) -> Space:
         """Return the inputs and outputs of a client's networks."""
         return self.data.space if self.pooled else self.data.spaces[client]
 
     def begin_with(self, kept: Pretrained) -> "Networks":
-        """The same, beginning with what `model.pretrained`, and clients' own, say; unless that was kept.
+        """Return these networks with pretrained initial weights, as `model.pretrained` of all or of one client says.
+
+        kept: weights that a resumed run began with; only missing weights are read.
 
         Raises:
-            ConfigError: it cannot be read.
+            ConfigError: weights cannot be read.
         """
-        model, found = self.config.model, dict[tuple[str, str], Weights]()
+        model, pretrained = self.config.model, dict[tuple[str, str], Weights]()
         for id in self.clients:
             own = self.config.own(id).model.pretrained
             shared = {"shared": (model.shared, "model.shared")} if self.shares else {}
             for net, (name, _) in (self.named(id) | shared).items():
-                mine = net == "personal" and own is not None
-                source, who = own if mine else model.pretrained, (id if mine else "", name)
-                if source is not None and who not in found:
-                    key = f"clients.{id}.model.pretrained" if mine else "model.pretrained"
-                    found[who] = kept.get(who) or models.weights(source, name, key)
-        return replace(self, pretrained=found)
+                is_clients_own = net == "personal" and own is not None
+                source, owner = own if is_clients_own else model.pretrained, (id if is_clients_own else "", name)
+                if source is not None and owner not in pretrained:
+                    key = f"clients.{id}.model.pretrained" if is_clients_own else "model.pretrained"
+                    pretrained[owner] = kept.get(owner) or models.weights(source, name, key)
+        return replace(self, pretrained=pretrained)
 
-    def _made(self, id: str) -> dict[str, nn.Module]:
+    def _build_nets(self, id: str) -> dict[str, nn.Module]:
         at, nets = At(self.config.seed, -1, self.config.rounds), dict[str, nn.Module]()
         for net, (name, key) in self.named(id).items():
             if self.pooled:
@@ -191,7 +193,7 @@ class Networks:
         return nets
 
     def _meme(self, id: str) -> nn.Module:
-        """A client's fork: the shared architecture; or the shared part of it, with the client's own adaptor."""
+        """Return a client's meme: the shared architecture, or the shared part of it with the client's own adaptor."""
         at, space = At(self.config.seed, -1, self.config.rounds), self.space(id)
         shared, own = at.rng("model", "shared"), at.rng(id, "adaptor")
         net = build_meme(self.config.model, space.shape, space.outputs, shared, own, self._weights(self.config.model.shared))
@@ -200,28 +202,31 @@ class Networks:
         return net
 
     def _crossing(self, net: nn.Module) -> tuple[str, ...]:
-        """Which tensors cross: those of `model.part`; with `model.batchnorm = "local"` not those of BatchNorm layers."""
+        """Return the names of the exchanged tensors: `model.part` without BatchNorm layers if `model.batchnorm` is "
+        ""local"."""
         model, state = self.config.model, net.state_dict()
-        found = tuple(state) if model.part is None else list_shared_tensors(net, model.part, model.shared)
+        names = tuple(state) if model.part is None else list_shared_tensors(net, model.part, model.shared)
         if model.batchnorm == "average":
-            return found
-        left = tuple(k for k in found if not any(k.startswith(f"{n}.") for n in _norms(net)))
-        if not left:
+            return names
+        norms = _list_norm_layers(net)
+        exchanged = tuple(k for k in names if not any(k.startswith(f"{n}.") for n in norms))
+        if not exchanged:
             raise ConfigError(
-                f"nothing of network {model.shared!r} would cross, for model.batchnorm = 'local' keeps BatchNorm layers at "
-                "home; share another part (model.part), or average them"
+                f"model.batchnorm = 'local' keeps all shared layers of network {model.shared!r} at the clients, because "
+                "they "
+                "are BatchNorm layers; share another part (model.part), or set model.batchnorm = 'average'"
             )
-        return left
+        return exchanged
 
     def _net(self, name: str, space: Space, rng: torch.Generator, key: str, weights: Weights | None = None) -> nn.Module:
         return models.build(name, space.shape, space.outputs, rng, key, weights)
 
     def _weights(self, name: str, client: str = "") -> Weights | None:
-        """What a network begins with; of a client's own, if it names some."""
+        """Return the pretrained weights of a network: those of the client, else those for all; None if there are none."""
         return self.pretrained.get((client, name), self.pretrained.get(("", name)))
 
 
-def _norms(net: nn.Module) -> list[str]:
+def _list_norm_layers(net: nn.Module) -> list[str]:
     """Return the names of a network's BatchNorm layers."""
     return [n for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
 
@@ -233,11 +238,12 @@ def _begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | N
         ConfigError: the other run shares a different network.
     """
     own = net.state_dict()
-    odd = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
-    if odd:
-        shapes = (list(found[odd[0]].shape) if odd[0] in found else "none" for found in (state, own))
+    unequal = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
+    if unequal:
+        shapes = (list(tensors[unequal[0]].shape) if unequal[0] in tensors else "none" for tensors in (state, own))
         raise ConfigError(
-            f"key 'model.weights': {run} shares another network: {odd[0]!r} has the shape {next(shapes)} there and "
-            f"{next(shapes)} here; give 'model.shared' and 'model.part' as that run has them, and its classes"
+            f"key 'model.weights': {run} shares another network: {unequal[0]!r} has the shape {next(shapes)} in that run "
+            "and "
+            f"{next(shapes)} here; set 'model.shared', 'model.part' and the classes as in that run"
         )
     net.load_state_dict(own | state)

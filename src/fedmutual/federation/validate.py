@@ -42,7 +42,7 @@ def check_experiment(experiment: Experiment) -> None:
     _check_public(experiment)
     _check_weights(experiment)
     _check_shared(experiment)
-    _check_alike(experiment)
+    _check_equal_networks(experiment)
     _check_features(experiment)
     _check_classes(experiment)
     _check_privacy(experiment)
@@ -57,38 +57,39 @@ def _check_privacy(experiment: Experiment) -> None:
 
 def _check_holdout(experiment: Experiment) -> None:
     """Check that each setting that uses hold-out rows has rows, and that the server receives the scores that it needs."""
-    records, of = experiment.config.records, experiment.data.clients
-    without = [i for i, shares in of.items() if shares.holdout is None]
-    asked = next((k for k in ("best_by", "evaluate_on") if getattr(records, k) == "holdout"), None)
-    if asked and without:
+    records, clients = experiment.config.records, experiment.data.clients
+    without = [i for i, shares in clients.items() if shares.holdout is None]
+    key = next((k for k in ("best_by", "evaluate_on") if getattr(records, k) == "holdout"), None)
+    if key and without:
         raise ConfigError(
-            f"{experiment.config.partition.file}: holds out no rows of client {without[0]!r} (records.{asked} = 'holdout'); "
-            "take the file of a run that had split.holdout = 0.1, or divide the data by another partition.kind"
+            f"{experiment.config.partition.file}: has no hold-out rows of client {without[0]!r} (records.{key} = "
+            "'holdout'); "
+            "use the file of a run with split.holdout = 0.1, or another partition.kind"
         )
     shared = experiment.nets.complete and not experiment.pooled
-    tells = any(is_told(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in of.items())
+    tells = any(is_told(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in clients.items())
     if records.keep_best and records.evaluate_on == "holdout" and shared and not tells:
         raise ConfigError(
             "records.keep_best: no client sends its hold-out scores, and no other rows are scored, so the server cannot "
-            "know the shared model's best round; set share.metrics = 'all', or take records.keep_best out"
+            "know the shared model's best round; set share.metrics = 'all', or remove records.keep_best"
         )
 
 
 def _check_ensemble(experiment: Experiment) -> None:
-    """Every client has hold-out rows, which choose the ensemble's weight, and learns classes, whose probabilities mix."""
+    """Check that every client has hold-out rows, which choose the ensemble's weight, and learns classes."""
     if not experiment.config.records.ensemble or experiment.pooled:
         return
     without = next((i for i, shares in experiment.data.clients.items() if shares.holdout is None), None)
     if without is not None:
         raise ConfigError(
             f"key 'records.ensemble': client {without!r} has no hold-out rows, which choose the weight; set the key "
-            "'split.holdout', say to 0.1, or take 'records.ensemble' out"
+            "'split.holdout', for example to 0.1, or remove 'records.ensemble'"
         )
     other = next((i for i, space in experiment.data.spaces.items() if space.task != "classification"), None)
     if other is not None:
         raise ConfigError(
-            f"key 'records.ensemble': client {other!r} learns {experiment.data.spaces[other].task!r}, and probabilities of "
-            "classes alone can be averaged; take the key out"
+            f"key 'records.ensemble': client {other!r} learns {experiment.data.spaces[other].task!r}, and an ensemble "
+            "averages probabilities of classes; remove the key"
         )
 
 
@@ -99,34 +100,37 @@ def _check_public(experiment: Experiment) -> None:
         return
     if public is None:
         raise ConfigError(
-            f"algorithm {config.algorithm['name']!r} needs public data that all have agreed on; set split.public, the "
-            "fraction of each client's data that it gives to all"
+            f"algorithm {config.algorithm['name']!r} needs a public seed set; set split.public, the fraction of its "
+            "data that each client gives to all"
         )
     check_enough(use, {i: len(own) for i, own in public.owners.items()})
     if config.engine.participation < 1 and use.pairs:
         raise ConfigError(
-            "engine.participation below 1 and algorithm.peers = 'pairs' both say who takes part in a round; set one of them"
+            "engine.participation below 1 and algorithm.peers = 'pairs' both choose the participants of a round; set one of "
+            "them"
         )
 
 
 def check_enough(use: Public, rows: Mapping[str, int]) -> None:
     """Raise ConfigError if there are fewer public examples than algorithm.public_batch. rows: examples of each client."""
-    who, there = "there are", sum(rows.values())
+    owner, count = "there are", sum(rows.values())
     if use.own:
         least = min(rows, key=lambda i: rows[i])
-        who, there = f"client {least!r} has", rows[least]
-    if (use.batch or 0) > there:
+        owner, count = f"client {least!r} has", rows[least]
+    if (use.batch or 0) > count:
         raise ConfigError(
-            f"{who} {there} public examples, and algorithm.public_batch is {use.batch}; raise split.public, or lower it"
+            f"{owner} {count} public examples, and algorithm.public_batch is {use.batch}; increase split.public, or reduce "
+            "algorithm.public_batch"
         )
 
 
 def _check_weights(experiment: Experiment) -> None:
+    """Check that `model.weights` has an effect."""
     config = experiment.config
     if config.model.weights is not None and not experiment.nets.shares:
         raise ConfigError(
             f"key 'model.weights' has no effect: algorithm {config.algorithm['name']!r} shares no model, and personal "
-            "networks start from their own weights; set model.start = 'server', or take it out"
+            "networks start from their own weights; set model.start = 'server', or remove model.weights"
         )
 
 
@@ -139,61 +143,62 @@ def _check_shared(experiment: Experiment) -> None:
     one = next(iter(spaces))
     for client, space in spaces.items():
         columns = space.compare_columns(first)
-        if columns is not None and _takes_input(experiment):
+        if columns is not None and _depends_on_columns(experiment):
             raise ConfigError(
-                f"client {client!r} has {columns}, and client {one!r} {listed(first.columns or (), 3)}; what is shared "
-                "takes the input, by position: give all files the same columns in one order, or share a part that comes "
-                f"later ({LATER})"
+                f"client {client!r} has {columns}, and client {one!r} {listed(first.columns or (), 3)}; the shared "
+                "part takes the input by position: give all files equal columns in one order, or share a later part "
+                f"({LATER})"
             )
         if space.is_compatible(first):
             continue
         if config.model.part is None and not (space.numbers or first.numbers) and space.classes != first.classes:
             raise ConfigError(
                 f"client {client!r} has {len(space.classes)} classes ({listed(space.classes, 3)}) and client {one!r} "
-                f"{len(first.classes)} ({listed(first.classes, 3)}), and the shared network is a whole one with an output a "
-                "class; name all classes in data.classes, by which labels are matched, or share a part of it ('model.part')"
+                f"{len(first.classes)} ({listed(first.classes, 3)}), and the complete shared network has one output for "
+                "each "
+                "class; name all classes in data.classes, which matches labels by name, or share a part ('model.part')"
             )
         different = find_shape_difference(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
         if different is not None:
-            cause, fix = _unlike(experiment, space)
+            cause, fix = _explain_difference(experiment, space)
             raise ConfigError(
-                f"what is shared differs in shape between clients {one!r} and {client!r}, {cause}: "
+                f"the shared part differs in shape between clients {one!r} and {client!r}, {cause}: "
                 f"{different!r} of network {config.model.shared!r}; {fix}"
             )
 
 
-def _check_alike(experiment: Experiment) -> None:
+def _check_equal_networks(experiment: Experiment) -> None:
     """Check that personal networks equal the shared one and that the shared model is complete, if the method needs this."""
     algorithm, name, shared = experiment.algorithm, experiment.config.algorithm["name"], experiment.config.model.shared
     other = next((i for i in experiment.clients if experiment.nets.personal(i) != shared), None)
     if algorithm.alike and other is not None:
         raise ConfigError(
-            f"algorithm {name!r} needs every client's own network to be the shared one, {shared!r}, and client {other!r} "
-            f"has {experiment.nets.personal(other)!r}; take 'model.personal' out, or choose an algorithm for networks that "
-            "differ (fml, fedproto)"
+            f"algorithm {name!r} needs the shared network {shared!r} as every personal network, and client {other!r} has "
+            f"{experiment.nets.personal(other)!r}; remove 'model.personal', or choose an algorithm for networks of "
+            "different "
+            "design (fml, fedproto)"
         )
     if algorithm.public is not None and algorithm.public.server and not experiment.nets.complete:
         raise ConfigError(
-            f"algorithm {name!r} trains the shared model at the server, which needs all of it; take 'model.part' and "
-            "'model.batchnorm' out"
+            f"algorithm {name!r} trains the complete shared model at the server; remove 'model.part' and 'model.batchnorm'"
         )
 
 
 def _check_features(experiment: Experiment) -> None:
     """Check that networks end in a linear layer if the algorithm reads the input of that layer."""
-    wanted, tried = experiment.algorithm.features, set[tuple[str, str, tuple[int, ...], int]]()
-    for client in experiment.clients if wanted else ():
+    networks, checked = experiment.algorithm.features, set[tuple[str, str, tuple[int, ...], int]]()
+    for client in experiment.clients if networks else ():
         space, named = experiment.nets.space(client), experiment.nets.named(client)
-        unlike = {(net, named[net][0], space.shape, space.outputs) for net in wanted} - tried
-        made = experiment.nets.of(client) if unlike else {}
-        for net, *_ in sorted(unlike):
-            if count_features(made[net], space.shape, experiment.device) is None:
+        unchecked = {(net, named[net][0], space.shape, space.outputs) for net in networks} - checked
+        nets = experiment.nets.of(client) if unchecked else {}
+        for net, *_ in sorted(unchecked):
+            if count_features(nets[net], space.shape, experiment.device) is None:
                 network, key = named[net]
                 raise ConfigError(
-                    f"key {key!r}: network {network!r} does not end in a linear layer, whose input algorithm "
-                    f"{experiment.config.algorithm['name']!r} looks at; choose another network"
+                    f"key {key!r}: network {network!r} does not end in a linear layer, and algorithm "
+                    f"{experiment.config.algorithm['name']!r} uses the input of that layer; choose another network"
                 )
-        tried |= unlike
+        checked |= unchecked
 
 
 def count_features(net: nn.Module, shape: tuple[int, ...], device: torch.device | None = None) -> int | None:
@@ -201,7 +206,7 @@ def count_features(net: nn.Module, shape: tuple[int, ...], device: torch.device 
     head, calls = find_head(net), list[tuple[torch.Tensor, torch.Tensor]]()
     if head is None:
         return None
-    with torch.no_grad(), head.register_forward_hook(lambda _, taken, given: calls.append((taken[0], given))):
+    with torch.no_grad(), head.register_forward_hook(lambda _, inputs, output: calls.append((inputs[0], output))):
         output = net.eval()(torch.zeros(2, *shape, device=device))
     if len(calls) != 1 or calls[0][1] is not output or calls[0][0].dim() != 2:
         return None
@@ -217,13 +222,15 @@ def _check_classes(experiment: Experiment) -> None:
     for client, space in experiment.data.spaces.items():
         if space.numbers or space.classes != first.classes:
             raise ConfigError(
-                f"algorithm {experiment.config.algorithm['name']!r} holds clients' classes against each other, and client "
-                f"{client!r} has {'numbers' if space.numbers else listed(space.classes, 3)}, client {one!r} "
-                f"{listed(first.classes, 3)}; name all classes in data.classes, by which labels are matched"
+                f"algorithm {experiment.config.algorithm['name']!r} needs equal classes at all clients, and client "
+                f"{client!r} has "
+                f"{'numbers' if space.numbers else listed(space.classes, 3)}, client {one!r} {listed(first.classes, 3)}; "
+                "name "
+                "all classes in data.classes, which matches labels by name"
             )
 
 
-def _unlike(experiment: Experiment, space: Space) -> tuple[str, str]:
+def _explain_difference(experiment: Experiment, space: Space) -> tuple[str, str]:
     """Return why the shared tensors differ in shape from the first client's, and how to fix it."""
     first, nets = experiment.data.space, experiment.nets
     if find_shape_difference(nets.shared, nets.whole(replace(space, shape=first.shape)), nets.crossing) is not None:
@@ -237,7 +244,7 @@ def _unlike(experiment: Experiment, space: Space) -> tuple[str, str]:
     return shapes, f"share another part ('model.part'), or {' and '.join(fixes)}"
 
 
-def _takes_input(experiment: Experiment) -> bool:
+def _depends_on_columns(experiment: Experiment) -> bool:
     """Return whether the shared tensors depend on a table's columns: their shapes then change with one more column."""
     space = experiment.data.space
     wider, nets = replace(space, shape=(space.shape[0] + 1,)), experiment.nets
