@@ -1,10 +1,10 @@
-"""Which orders a site carries out: of each phase, and of each finished round's scores, one inbox, whatever the server asks.
+"""The orders that a site carries out: one inbox for each phase and for each finished round's scores.
 
-Orders are begun in ascending order of (attempt, round, phase), a round's scores after its last phase. So within an attempt a
-place is answered once; the same order again has the same answer again. A server that must go back, because all sites
-diverged or because after a crash other sites answer than before, raises the attempt: at most `ATTEMPTS` times in the life
-of a federation, and at most over the last `ROUNDS_BACK` rounds that the site took part in. What an order of a new attempt
-replaces is dropped; the site works from its state before that order.
+A site begins orders in ascending sequence of (attempt, round, phase); the scores of a round come after its last phase. So a
+place is answered once within an attempt, and a repeated order gets the first answer again. A server goes back when all
+sites diverged, or when other sites answer after a crash than before. Then the server raises the attempt: at most `ATTEMPTS`
+times in a federation, and over at most the last `ROUNDS_BACK` rounds of the site. An order of a new attempt replaces the
+later phases of the old attempt; the site works from its state before that order.
 """
 
 from dataclasses import dataclass
@@ -15,20 +15,22 @@ from fedmutual.sites.protocol import ATTEMPTS, EXAM, Order
 
 BEYOND = "the contract has no such round or phase"
 NOT_DUE = "the contract has no scores after this round"
-UNFINISHED = "it tells scores of the round that it has just finished, and of no other"
-ANSWERED = "it was asked for this before with other tensors, and answers once"
-PAST = "it is past this, and goes back only in a new attempt of the server's"
+UNFINISHED = "it sends only the scores of the round that it has just finished"
+ANSWERED = "it has already answered this order with other tensors, and answers once"
+PAST = "it has already passed this place, and goes back only in a new attempt of the server"
 SPENT = f"the server may begin {ATTEMPTS} new attempts in the life of a federation, and this would be one more"
-FORGOTTEN = "it no longer has its state from before this: server and site must be given back a state of the same round"
+FORGOTTEN = (
+    "it no longer has its state from before this order: restore states of the same round at the server and at the site"
+)
 
 
 class Declined(RuntimeError):
-    """An order that a site does not carry out. The sentence may leave the site: it holds nothing of its own."""
+    """A site does not carry out an order. The message may leave the site: it contains no private value."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the contract lets a server ask for."""
+    """The rounds and phases that the contract allows a server to ask for."""
 
     rounds: int
     start: int  # phases of the start
@@ -36,7 +38,7 @@ class Bounds:
     evaluate_every: int
 
     def place(self, order: Order) -> Place:
-        """Where in the run an order belongs. Raises Declined where the contract has no such place."""
+        """Return the (round, phase) of an order. Raises Declined where the contract has no such place."""
         phases = self.phases if order.round >= 0 else self.start
         if not (-1 <= order.round < self.rounds and order.phase < phases):
             raise Declined(BEYOND)
@@ -48,39 +50,39 @@ class Bounds:
         return order.round, self.phases
 
 
-def find_answer(diary: Journal, order: Order, inbox: str) -> bytes | None:
-    """What was answered to this very order before. inbox: its digest."""
+def find_answer(journal: Journal, order: Order, inbox: str) -> bytes | None:
+    """Return the earlier answer to this order, or None. inbox: the digest of the order."""
     if order.kind == EXAM:
-        return diary.scores(order.round, inbox)
-    return diary.answer((order.round, order.phase), inbox)
+        return journal.scores(order.round, inbox)
+    return journal.answer((order.round, order.phase), inbox)
 
 
-def admit(diary: Journal, order: Order, inbox: str, bounds: Bounds) -> bool:
-    """Begin an order that was not answered before -> whether later phases were dropped for it. inbox: its digest.
+def admit(journal: Journal, order: Order, inbox: str, bounds: Bounds) -> bool:
+    """Begin an order without an earlier answer, and return whether the journal dropped later phases. inbox: its digest.
 
     Raises:
-        Declined: it is not to be carried out. Nothing was changed.
-        RunError: it cannot be written down.
+        Declined: the order must not be carried out. Nothing was changed.
+        RunError: the journal cannot be written.
     """
-    place, begun = bounds.place(order), diary.begun
+    place, begun = bounds.place(order), journal.begun
     if order.attempt > ATTEMPTS:
         raise Declined(SPENT)
     if begun is not None:
-        asked, last = (order.attempt, place), (begun.attempt, begun.place)
-        if asked == last and inbox != begun.inbox:
+        position, last = (order.attempt, place), (begun.attempt, begun.place)
+        if position == last and inbox != begun.inbox:
             raise Declined(ANSWERED)
-        if asked < last:
-            raise Declined(ANSWERED if any(e.place == place for e in diary.entries) else PAST)
+        if position < last:
+            raise Declined(ANSWERED if any(e.place == place for e in journal.entries) else PAST)
     if order.kind == EXAM:
-        if not any(e.round == order.round and e.last for e in diary.entries):
+        if not any(e.round == order.round and e.last for e in journal.entries):
             raise Declined(UNFINISHED)
-    elif _is_forgotten(diary, place):
+    elif _is_forgotten(journal, place):
         raise Declined(FORGOTTEN)
-    return diary.begin(BegunOrder(order.attempt, *place, inbox))
+    return journal.begin(BegunOrder(order.attempt, *place, inbox))
 
 
-def _is_forgotten(diary: Journal, place: Place) -> bool:
-    """Whether the site's state before a place is no longer known: of earlier rounds it has the ends alone."""
-    if diary.entries and place[1] > 0 and place[0] < diary.entries[-1].round:
+def _is_forgotten(journal: Journal, place: Place) -> bool:
+    """Return whether the site's state before a place is lost: of earlier rounds the journal has only the last state."""
+    if journal.entries and place[1] > 0 and place[0] < journal.entries[-1].round:
         return True
-    return diary.before(place) is None and diary.forgotten
+    return journal.before(place) is None and journal.forgotten

@@ -1,8 +1,8 @@
-"""Which replies of a phase the server does not use: each is held against the others' and against the contract's limits.
+"""The selection of usable replies in a phase: the server compares each reply with the others and with the contract's limits.
 
-A mean follows its largest member, so the norm of each update is bounded by the median of the other sites'. A long update
-against the direction in which all others agree is refused, too. An update within both bounds may still be hostile: only a
-rule that a minority cannot move (`server.aggregate`) holds against that.
+One large update dominates a mean, so the norm of each update is bounded by the median norm of the other sites. A long
+update against the common direction of all others is refused, too. An update within both bounds may still be hostile: only
+a robust aggregation rule (`server.aggregate`) protects against such an update.
 """
 
 import math
@@ -19,29 +19,31 @@ from torch import Tensor
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.core import Algorithm, Message
 
-LEAST = 3  # replies that are compared: of two, nothing tells which one is wrong
-COSINE = 0.15  # from here on two updates agree; down to its negative they are opposed. docs/security.md has the measurement
-_COUNTER = 2**31  # more than any round has batches; repeated, a larger step would take a counter beyond 64 bits
+LEAST = 3  # replies for a comparison: of two different replies, either may be the wrong one
+COSINE = (
+    0.15  # at least this: two updates agree; at most its negative: they are opposed. docs/security.md has the measurement
+)
+_COUNTER = 2**31  # more than the batches of any round; repeated larger steps would overflow a 64-bit counter
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a contract allows a reply."""
+    """The limits of a contract for a reply."""
 
-    update: float  # how many times as large as the median of the others' the norm of an update may be
-    examples: int | None  # the most examples that a site may say it has; None: `update` times the median of the others'
-    opposed: bool = True  # whether a long update against all others is refused, where these agree
+    update: float  # largest norm of an update, as a multiple of the median of the others'
+    examples: int | None  # the most examples that a site may state; None: `update` times the median of the others'
+    opposed: bool = True  # whether a long update against all others is refused, where the others agree
 
 
 class Screened(NamedTuple):
-    """What screening found of the replies of a phase."""
+    """The result of screening the replies of a phase."""
 
-    refused: dict[str, str]  # site -> why its reply is not used, in one clause that is the same in every round
-    norms: dict[str, float]  # of the updates that are used; empty where messages are no updates of what was sent
+    refused: dict[str, str]  # site -> why its reply is not used, in one clause with equal text in every round
+    norms: dict[str, float]  # site -> norm of its usable update; empty where messages are not updates of the sent model
 
 
 class Update(NamedTuple):
-    """What a site changed in a round: computed tensor by tensor, so that no copy of a whole model is held in float64."""
+    """The change of a site's tensors in a round, computed one tensor at a time: no float64 copy of a model is in memory."""
 
     reply: Message
     sent: Message
@@ -51,12 +53,12 @@ class Update(NamedTuple):
         return [name for name, tensor in self.reply.items() if tensor.is_floating_point()]
 
     def change(self, name: str) -> Tensor:
-        """Return one tensor of the reply minus what was sent, in float64; a tensor that was not sent as it is."""
+        """Return one tensor of the reply minus the sent tensor, in float64; an unsent tensor is returned without change."""
         tensor = self.reply[name].double()
         return tensor - self.sent[name].double() if name in self.sent else tensor
 
     def norm(self) -> float:
-        """Return the L2 norm over all tensors; the largest float where it is not finite, so that it can be written down."""
+        """Return the L2 norm over all tensors; the largest float where the norm is not finite, which JSON can hold."""
         norm = math.hypot(*(torch.linalg.vector_norm(self.change(name)).item() for name in self.names()))
         return norm if math.isfinite(norm) else sys.float_info.max
 
@@ -71,7 +73,7 @@ def compute_cosine(update: Update, other: Update) -> float:
 
 
 def median_of_others(values: Mapping[str, float], site: str) -> float:
-    """The median of the other sites' values; of an even number the mean of the two middle ones."""
+    """Return the median of the other sites' values; for an even number, the mean of the two middle values."""
     return median(value for i, value in values.items() if i != site)
 
 
@@ -82,12 +84,12 @@ def screen(
     known: Mapping[str, int],
     algorithm: Algorithm,
 ) -> Screened:
-    """Hold the replies of a phase against the limits and each other.
+    """Compare the replies of a phase with the limits and with each other.
 
-    Where the algorithm shares a model, a reply is an update of the model that was sent. Other replies are compared as they
-    are, such as FedMD's logits and FedProto's prototypes: a site without a class may rightly take those far away.
+    Where the algorithm shares a model, a reply is an update of the sent model. Other replies, such as FedMD's logits and
+    FedProto's prototypes, are compared without subtraction: an honest site without a class may move these far away.
 
-    sent: what each site was sent. known: the number of examples that each site stated first.
+    sent: site -> the message to that site. known: site -> the number of examples that the site stated first.
     """
     updates, restore = "global" in algorithm.scores, algorithm.restore
     refused = {i: why for i, reply in replies.items() if (why := _find_fault(i, reply, sent[i], limits, known))}
@@ -98,7 +100,11 @@ def screen(
     too_many = f"its n_k is more than {limits.update:g} times the median of the others'; sites.examples_limit can allow it"
     refused |= dict.fromkeys(find_outliers(counts, limits.update), too_many)
     refused |= _find_too_large(norms, limits, updates)
-    opposed = find_opposed({i: c for i, c in changes.items() if i not in refused}) if updates and limits.opposed else None
+    opposed = (
+        find_opposed({i: change for i, change in changes.items() if i not in refused})
+        if updates and limits.opposed
+        else None
+    )
     if opposed is not None:
         refused[opposed] = (
             "its update points against the updates of all others, which agree, and is longer than their median "
@@ -108,41 +114,41 @@ def screen(
 
 
 def find_opposed(updates: Mapping[str, Update]) -> str | None:
-    """Return the one site whose update is opposed to the updates of all others, while these agree; None: there is none.
+    """Return the site with an update opposed to all other updates, where the others agree; None: no such site.
 
-    A heterogeneous site is not to be refused: near the optimum of a mean the updates of honest sites sum to 0, so that
-    some are opposed. Therefore all of the others must agree pair by pair, and the update must be longer than their
-    median. Of fewer than `LEAST` updates none is opposed.
+    A heterogeneous honest site must not be refused: near the optimum of a mean the updates of honest sites sum to 0, so
+    some of them are opposed. Therefore each pair of the others must agree, and the update must be longer than their
+    median. Among fewer than `LEAST` updates no update counts as opposed.
     """
     norms = {i: update.norm() for i, update in updates.items()}
     for site in find_outliers(norms, 1.0):
         others = [update for i, update in updates.items() if i != site]
-        against = all(compute_cosine(updates[site], other) <= -COSINE for other in others)
-        if against and all(compute_cosine(*pair) >= COSINE for pair in combinations(others, 2)):
+        is_opposed = all(compute_cosine(updates[site], other) <= -COSINE for other in others)
+        if is_opposed and all(compute_cosine(*pair) >= COSINE for pair in combinations(others, 2)):
             return site
     return None
 
 
 def _find_too_large(norms: Mapping[str, float], limits: Limits, updates: bool) -> dict[str, str]:
-    """Site -> why its message is not used. updates: whether messages are updates of what was sent.
+    """Return site -> why its message is not used. updates: whether messages are updates of the sent model.
 
-    Messages that are none, such as logits, are held to the square of the limit: networks of different kinds differ more in
-    how large their logits are than in how far a round moves the one model that they share.
+    Other messages, such as logits, have the square of the limit: the size of logits differs more between architectures than
+    the norm of one round's update of a shared model.
     """
-    limit, what, whose = (limits.update, "update", "") if updates else (limits.update**2, "message", "the square of ")
-    why = f"its {what} is more than {limit:g} times the median of the others' ({whose}sites.update_limit)"
+    limit, noun, prefix = (limits.update, "update", "") if updates else (limits.update**2, "message", "the square of ")
+    why = f"its {noun} is more than {limit:g} times the median of the others' ({prefix}sites.update_limit)"
     return dict.fromkeys(find_outliers(norms, limit), why)
 
 
 def find_outliers(values: Mapping[str, float], limit: float, least: int = LEAST) -> list[str]:
-    """The sites whose value is above `limit` times the median of the others'; of fewer than `least` values none is."""
+    """Return the sites with a value above `limit` times the median of the others; none for fewer than `least` values."""
     if len(values) < least:
         return []
     return [i for i, value in values.items() if value > limit * median_of_others(values, i)]
 
 
 def _find_fault(site: str, reply: Message, sent: Message, limits: Limits, known: Mapping[str, int]) -> str | None:
-    """What is wrong with a reply whatever the others say; None: nothing."""
+    """Return in one clause the fault of a reply without regard to the other replies, or None."""
     if N_K in reply:
         count = int(reply[N_K])
         if count < 1 or count > (limits.examples or count):
