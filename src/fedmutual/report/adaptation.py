@@ -12,15 +12,16 @@ from rich.table import Table
 from fedmutual.errors import RunError
 from fedmutual.files import read_json
 from fedmutual.report.cells import spread
-from fedmutual.report.comparison import ALONE, TUNED, Method, RunComparison
+from fedmutual.report.comparison import TUNED, Method, RunComparison
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
 from fedmutual.report.statistics import SAME, Estimate, Missing, estimate, pair_clients
 from fedmutual.report.text import count, percent
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict, describe_chance, describe_difference
+from fedmutual.role import Role
 from fedmutual.rundir.record_files import check_record
-from fedmutual.rundir.recorded_run import NAMES, RecordedRun, read_run
+from fedmutual.rundir.recorded_run import EARLIER_METHODS, RecordedRun, read_run
 from fedmutual.rundir.schema import Record
 
 _ARMS = ("fml", TUNED, "scratch")  # as they are shown; the first is held against the others
@@ -31,13 +32,15 @@ class Shared(Record):
 
     run: str
     algorithm: str
+    title: str | None = None  # of the algorithm; earlier versions did not write the title
     model: str
     round: int
 
     @property
     def label(self) -> str:
         """The title of the model's algorithm."""
-        return NAMES.get(self.algorithm, self.algorithm)
+        earlier_title, *_ = EARLIER_METHODS.get(self.algorithm, (self.algorithm,))
+        return self.title or earlier_title
 
 
 class Counts(Record):
@@ -157,19 +160,18 @@ def _comparisons(out: Path, adaptation: Adaptation) -> list[RunComparison]:
     return [
         RunComparison(
             f"{adaptation.name}, {'all ' if size == 'all' else ''}{counts.training:,} examples",
-            tuple(
-                Method(
-                    ALONE if arm == "scratch" else arm,
-                    (),
-                    adaptation.said(arm),
-                    _runs(out, adaptation, arm, size),
-                )
-                for arm in _ARMS
-            ),
+            tuple(_make_method(adaptation, arm, _runs(out, adaptation, arm, size)) for arm in _ARMS),
             tuple(_untouched(adaptation, size)),
         )
         for size, counts in adaptation.examples.items()
     ]
+
+
+def _make_method(adaptation: Adaptation, arm: str, runs: tuple[RecordedRun, ...]) -> Method:
+    """Return a way to adapt as a method. Fine-tuning counts as federated, because it begins with a federation's model."""
+    is_tuned, first = arm == TUNED, runs[0]
+    role = Role() if is_tuned else first.method.role
+    return Method(TUNED if is_tuned else first.algorithm, (), adaptation.said(arm), runs, role)
 
 
 def _untouched(adaptation: Adaptation, size: str) -> Iterator[str]:

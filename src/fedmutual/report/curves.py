@@ -10,7 +10,7 @@ from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.domains import ACC, MEASURES, DomainMeasure
 from fedmutual.report.svg import SLOTS
 from fedmutual.report.text import fixed, percent
-from fedmutual.rundir.recorded_run import NAMES, RecordedRun
+from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation
 
 Number = Callable[[RecordedRun, Evaluation], float | None]
@@ -152,10 +152,11 @@ def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation
 
 
 def slots(methods: Sequence[Method]) -> dict[str, int]:
-    """Return label -> number of colour and mark: a fixed number for each known method, a free number for the others."""
-    known = {name: number for number, name in enumerate(NAMES, 1)}
-    firsts = {m.algorithm: m.label for m in reversed(methods) if m.algorithm in known}
-    taken = {label: known[algorithm] for algorithm, label in firsts.items()}
+    """Return label -> number of colour and mark: the number of the method's role if it is free, else a free number."""
+    taken: dict[str, int] = {}
+    for method in methods:
+        if method.role.colour and (slot := (method.role.colour - 1) % SLOTS + 1) not in taken.values():
+            taken[method.label] = slot
     for method in methods:
         if method.label not in taken:
             free = (s for s in reversed(range(1, SLOTS + 1)) if s not in taken.values())

@@ -5,7 +5,7 @@ from statistics import fmean
 
 from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share
-from fedmutual.report.comparison import ALONE, RunComparison, Use
+from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.measures import Subject, mean_of, over_seeds
 from fedmutual.report.statistics import Gains, Missing, Pair
 from fedmutual.report.text import fixed, percent, points
@@ -153,7 +153,7 @@ def _served(accuracy: float | None, pair: Pair | None, decimals: int) -> TableCe
 
 def _network(comparison: RunComparison, seed: int, client: str) -> str:
     """The client's own network; where it has none, the shared one."""
-    methods = sorted(comparison.methods, key=lambda m: m.algorithm == ALONE)
+    methods = sorted(comparison.methods, key=lambda m: m.is_local_only)
     models = [r.environment.get("models") or {} for m in methods for r in m.runs if r.seed == seed]
     own = [m["personal"][client] for m in models if client in (m.get("personal") or {})]
     networks = [*own, *(m["shared"] for m in models if m.get("shared"))]

@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing
-from fedmutual.report.comparison import POOLED, Method, RunComparison
+from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.text import count, size
 
 
@@ -27,7 +27,7 @@ def bytes_by_method(comparison: RunComparison) -> PageTable:
     ]
     rows, lines = [], []
     for m in comparison.methods:
-        name, left = TableCell(m.label, note=POOLED_NOTE if m.algorithm == POOLED else ""), _leaving(m)
+        name, left = TableCell(m.label, note=POOLED_NOTE if m.is_pooled else ""), _leaving(m)
         leaves = missing("what may leave is written when a run is finished") if left == "n/a" else TableCell(left)
         if not counted[m.label]:
             rows.append((name, TableCell(left), *[missing("the ledger is empty so far")] * (len(columns) - 2)))
@@ -64,7 +64,7 @@ def bytes_by_round(comparison: RunComparison) -> PageTable:
 
 
 def _bytes(comparison: RunComparison, id: str, key: str, caption: str) -> PageTable:
-    methods = [m for m in comparison.methods if m.algorithm != POOLED and any(r.ledger for r in m.counted)]
+    methods = [m for m in comparison.methods if not m.is_pooled and any(r.ledger for r in m.counted)]
     sums: dict[str | int, dict[tuple[str, str], float]] = {}
     for m in methods:
         for ledger in (r.ledger for r in m.counted):
@@ -92,7 +92,7 @@ def _bytes(comparison: RunComparison, id: str, key: str, caption: str) -> PageTa
 
 def _leaving(method: Method) -> str:
     """What a reply may hold under a method."""
-    if method.algorithm == POOLED:
+    if method.is_pooled:
         return "everything: all data lie in one place"
     leaves = _leaves(method)
     has_seed_set = any(r.ledger.seed for r in method.counted)
@@ -109,7 +109,7 @@ def _leaving(method: Method) -> str:
 
 def tensors(comparison: RunComparison) -> PageTable | None:
     """Return the table of all tensors that may leave a client; None where nothing leaves."""
-    leaves_by_method = {m.label: _leaves(m) or {} for m in comparison.methods if m.algorithm != POOLED}
+    leaves_by_method = {m.label: _leaves(m) or {} for m in comparison.methods if not m.is_pooled}
     leaves_by_method = {label: leaves for label, leaves in leaves_by_method.items() if leaves}
     specs = dict.fromkeys((name, *spec) for leaves in leaves_by_method.values() for name, spec in leaves.items())
     if not specs:

@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config.methods import find_role
 from fedmutual.report.curves import Curve, Point
 from fedmutual.report.svg import SLOTS
 from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.entries import name
 from fedmutual.reproduce.result import Result
-from fedmutual.rundir.recorded_run import NAMES
 
 
 def curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
@@ -26,8 +27,8 @@ def curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Cur
 
 
 def _assign_slots(arms: Sequence[str]) -> dict[str, int]:
-    """Return arm -> colour and mark slot: the known methods have the slots of the report, the other arms take free slots."""
-    taken = {arm: list(NAMES).index(arm) + 1 for arm in arms if arm in NAMES}
+    """Return arm -> colour and mark slot: arms named as algorithms have the slots of the report, others take free slots."""
+    taken = {arm: colour for arm in arms if arm in ALGORITHMS and (colour := find_role(arm).colour)}
     free = [s for s in range(1, SLOTS + 1) if s not in taken.values()]
     rest = [arm for arm in arms if arm not in taken]
     return taken | {arm: free[k % len(free)] for k, arm in enumerate(rest)}
