@@ -1,11 +1,10 @@
 """Compute curves over the rounds, one for each arm: the mean over seeds with the lowest and highest seed."""
 
 from collections.abc import Callable, Sequence
-from statistics import fmean
 
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_role
-from fedmutual.report.curves import Curve, Point
+from fedmutual.report.curves import Curve, make_curve
 from fedmutual.report.svg import SLOTS
 from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.entries import name
@@ -18,12 +17,8 @@ def curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Cur
     drawn = []
     for arm, by_seed in look.results.items():
         runs = [(s, dict(zip(r.evaluated, v, strict=True))) for s, r in sorted(by_seed.items()) if (v := values(r))]
-        common = sorted(set.intersection(*(set(v) for _, v in runs))) if runs else []
-        points = [Point(n, fmean(scores := [v[n] for _, v in runs]), min(scores), max(scores)) for n in common]
-        if points:
-            label = name(arm, look.cell.shown[arm])
-            drawn.append(Curve(label, slots[arm], 0, tuple(points), len(runs), tuple(runs)))
-    return tuple(drawn)
+        drawn.append(make_curve(name(arm, look.cell.shown[arm]), slots[arm], 0, runs))
+    return tuple(curve for curve in drawn if curve.points)
 
 
 def _assign_slots(arms: Sequence[str]) -> dict[str, int]:
