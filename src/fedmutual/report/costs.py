@@ -12,6 +12,7 @@ from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.curves import DRAWN, average_over_seeds, slots, thin
 from fedmutual.report.domains import ACC
+from fedmutual.report.measures import mean_of
 from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, end_labels, fitted, make_axes, room
 from fedmutual.report.svg import Hit, Styles, colour, inline
 from fedmutual.report.text import percent, size
@@ -80,8 +81,7 @@ def _costs(method: Method) -> list[Cost]:
 
 
 def _mean(run: RecordedRun, evaluation: Evaluation) -> float | None:
-    scores = run.own(evaluation, data=ACC.data).values()
-    return fmean(s.accuracy for s in scores) if scores else None
+    return mean_of([*run.own(evaluation, data=ACC.data).values()], "accuracy")
 
 
 def seeded(drawn: Sequence[Course]) -> bool:
