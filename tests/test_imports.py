@@ -54,8 +54,10 @@ def of_algorithms(found: Import) -> bool:
 
 
 def of_core(found: Import) -> bool:
-    """It imports torch, the types of settings and the standard library; how a client steps, the core too."""
-    allowed = {"core.py": {"torch", "fedmutual.settings"}, "stepping.py": {"torch", "fedmutual.core"}}.get(found.file)
+    """It imports torch, the types of settings and roles, and the standard library; how a client steps, the core too."""
+    allowed = {"core.py": {"torch", "fedmutual.role", "fedmutual.settings"}, "stepping.py": {"torch", "fedmutual.core"}}.get(
+        found.file
+    )
     return allowed is None or found.top in allowed | sys.stdlib_module_names
 
 
@@ -65,9 +67,9 @@ def of_cli(found: Import) -> bool:
 
 
 def of_report(found: Import) -> bool:
-    """It reads run folders: of fedmutual it imports what reads them, the errors and the keys, nothing to train with."""
+    """It reads run folders: of fedmutual it imports what reads them, errors, keys and roles, nothing to train with."""
     foreign = found.top == "torch" or found.top.startswith("fedmutual")
-    lower = ("fedmutual.report", "fedmutual.rundir", "fedmutual.files", "fedmutual.errors", "fedmutual.config")
+    lower = {f"fedmutual.{part}" for part in ("report", "rundir", "files", "errors", "role", "config")}
     return not foreign or found.top in lower or not found.file.startswith("report/")
 
 
@@ -89,7 +91,7 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("errors", "network_timeout", "module_files", "numerics", "denormals", "settings"),
+    ("errors", "network_timeout", "module_files", "numerics", "denormals", "role", "settings"),
     ("core",),
     ("files", "scores", "fixed_sum", "ensemble"),
     ("tensor_files",),

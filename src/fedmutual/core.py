@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedmutual.role import Role as Role
 from fedmutual.settings import Disclosure as Disclosure
 from fedmutual.settings import Schedule as Schedule
 from fedmutual.settings import Setting as Setting
@@ -242,6 +243,7 @@ class Phase(abc.ABC):
     """One exchange. A subclass is a frozen dataclass of settings; state is passed in and returned."""
 
     title: ClassVar[str]  # what tables call the method; of a class that does not say it, the name of the class
+    role: ClassVar[Role]  # in comparisons; each class declares its own, a subclass inherits none: else it is `Role()`
     scores: ClassVar[tuple[str, ...]] = ("personal",)  # what is evaluated, as `Algorithm.scores`
     terms: ClassVar[tuple[str, ...]] = ()  # all that training may tell beside the reply: loss terms, scalars of the memory
     dp_ready: ClassVar[bool] = False  # whether private rows are read by gradient steps alone, so that noise on these steps

@@ -32,6 +32,16 @@ class Twin(FedAvg):
     "FedAvg under another name."
 """
 
+ROLE = """
+
+from fedmutual.core import Role
+
+@dataclass(frozen=True, kw_only=True)
+class Placed(FedAvgM):
+    "FedAvgM before all other methods."
+    role: ClassVar[Role] = Role(position=0, colour=2, reference=True)
+"""
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -76,6 +86,7 @@ def test_list_shows_fields_of_any_type_and_a_class_without_docstring(folder, cli
 
 def test_list_shows_one_of_ours_too(cli):
     assert cli("list", "fedper")[1].startswith("fedper: FedPer. FedAvg of the features")
+    assert cli("list", "fedh2l")[1].startswith("fedh2l: FedH2L. Peers teach each other")  # a class of several phases
 
 
 @pytest.mark.parametrize(
@@ -132,7 +143,24 @@ def test_compare_makes_a_page_that_shows_it(folder, cli):
     page = (folder / "c" / "report.html").read_text()
     assert page.count("FedAvgM") > 10
     environment = next(Path("c").glob("my_algorithms-FedAvgM-*/0/environment.json"))
-    assert read_json(environment)["algorithm"] == {"title": "FedAvgM", "preset": [], "shares": True}
+    role = {"position": None, "colour": None, "reference": False, "federates": True}  # FedAvg's own role is not inherited
+    assert read_json(environment)["algorithm"] == {"title": "FedAvgM", "preset": [], "shares": True, "role": role}
+
+
+def test_a_class_declares_its_own_role(folder, cli):
+    """The run folder records the role; the report puts the method first and compares the method with every other one."""
+    with (folder / "my_algorithms.py").open("a") as file:
+        file.write(ROLE)
+    (folder / "small.toml").write_text((folder / "momentum.toml").read_text().replace(METHOD, "my_algorithms:Placed"))
+    (folder / "plain.toml").write_text((folder / "momentum.toml").read_text())
+    for name in ("small", "plain"):
+        code, _, err = cli("run", f"{name}.toml", "--set", "rounds=1", "--out", name)
+        assert code == 0, err
+    role = read_json(folder / "small" / "environment.json")["algorithm"]["role"]
+    assert role == {"position": 0, "colour": 2, "reference": True, "federates": True}
+    (comparison,) = comparisons(read_runs([folder / "plain", folder / "small"]))
+    assert [m.label for m in comparison.methods] == ["Placed", "FedAvgM"]
+    assert [m.label for m in comparison.references] == ["Placed"]
 
 
 def test_sweep_sets_its_settings(folder, cli):
@@ -164,11 +192,14 @@ def test_at_real_sites_it_gives_the_bits_of_one_process(folder, monkeypatch):
     [
         ("scores = ('shared',)", ("'my_wrong:Wrong'", "'shared'", "'global', 'personal' and 'proxy'")),
         ("needed: int", ("'algorithm.needed'", "no default")),
+        ("role = 'reference'", ("'my_wrong:Wrong'", "fedmutual.core.Role")),
+        ("role = Role(position='first')", ("'my_wrong'", "position", "'first'")),
+        ("role = Role(reference=True, federates=False)", ("'my_wrong'", "reference", "federates")),
     ],
 )
 def test_a_class_that_cannot_work_is_refused_before_anything_is_written(folder, cli, body, words):
     (folder / "my_wrong.py").write_text(
-        "from dataclasses import dataclass\nfrom fedmutual.algorithms import FedAvg\n\n"
+        "from dataclasses import dataclass\nfrom fedmutual.algorithms import FedAvg\nfrom fedmutual.core import Role\n\n"
         f"@dataclass(frozen=True, kw_only=True)\nclass Wrong(FedAvg):\n    {body}\n"
     )
     text = (folder / "momentum.toml").read_text().replace(f'{METHOD}", momentum = 0.6', 'my_wrong:Wrong"')

@@ -10,7 +10,16 @@ from sklearn.metrics import roc_auc_score
 
 import fedmutual
 from fedmutual.errors import RunError
-from fedmutual.report.audit import bound_advantage, make_sentences
+from fedmutual.report.audit import (
+    ImprintResult,
+    Memberships,
+    NoBound,
+    PrivacyBound,
+    bound_advantage,
+    find_results,
+    make_sentences,
+)
+from fedmutual.report.audit_result import Audit, Guarantee, Membership
 from fedmutual.studies.audit import audit
 from fedmutual.studies.audit.rows import Pool
 from fedmutual.studies.audit.shadows import draw_splits
@@ -130,7 +139,46 @@ def test_the_imprint_attack_reads_rows_only_without_noise(make_run, more, is_rea
     assert all((i.records > 0) == is_read and i.skipped is None for i in result.imprints)
     assert sum(i.coincidences for i in result.imprints) == 0
     assert (result.privacy is not None and result.privacy.epsilon > 0) != is_read
-    assert any("no upper bound" in sentence for sentence in make_sentences(result))
+    results = list(find_results(result))
+    assert [type(r) for r in results] == [Memberships, ImprintResult, PrivacyBound, NoBound]
+    assert results[1].records == sum(i.records for i in result.imprints)
+    assert (results[2].largest_advantage < 1) != is_read
+
+
+MEMBERSHIP = Membership(
+    model="shared",
+    client=None,
+    attack="loss",
+    members=10,
+    others=10,
+    advantage=0.234,
+    low=0.1,
+    high=0.4,
+    auc=0.6,
+    auc_low=0.5,
+    auc_high=0.7,
+)
+STATED = Guarantee(nets="both", unit="group", epsilon=math.log(3), delta=0.0)  # an advantage of at most (3 - 1) / (3 + 1)
+
+
+@pytest.mark.parametrize(
+    ("memberships", "privacy", "words"),
+    [
+        ((), None, ("No membership attack", "privacy.nets")),
+        ((-0.1, -0.2), None, ("None of the 2 membership attacks",)),
+        ((0.1, 0.2, -0.1), None, ("2 of 3 membership attacks", "by 23 percentage points (20 to 40)")),
+        ((), STATED.model_copy(update={"epsilon": None}), ("infinite",)),
+        ((), STATED, ("epsilon 1.1 at delta 0, of each group", "personal models", "above 0.50")),
+    ],
+)
+def test_the_sentences_of_an_audit(memberships, privacy, words):
+    """memberships: the lower ends of the intervals of attacks."""
+    attacks = tuple(MEMBERSHIP.model_copy(update={"low": low}) for low in memberships)
+    common = {"run": "r", "algorithm": "fml", "round": 3, "level": 0.95, "shadows": 0, "imprints": ()}
+    first, bound, limit, note = make_sentences(Audit(memberships=attacks, privacy=privacy, notes=("A note.",), **common))
+    assert all(word in f"{first} {bound}" for word in words), (first, bound)
+    assert "no upper bound" in limit
+    assert note == "A note."
 
 
 def test_nothing_but_personal_models_is_attacked_where_nothing_is_shared(make_run):

@@ -8,6 +8,9 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.report import adapted, write_adaptation
+from fedmutual.report.adaptation import Answer, Contest
+from fedmutual.report.findings import describe_finding
+from fedmutual.report.statistics import Missing, estimate
 from run_folders import Made, write
 
 ACCURACY = {"fml": (0.8, 0.84, 0.88), "scratch": (0.7, 0.72, 0.74), "fine-tune": (0.8, 0.85, 0.87)}
@@ -104,3 +107,21 @@ def test_a_run_given_twice_counts_once(cli, tmp_path):
     assert code == 0
     assert cli("report", *runs, tmp_path / "0" / ".." / "0", *runs, "-o", tmp_path / "page.html") == (0, once, "")
     assert (tmp_path / "page.html").read_bytes() == page
+
+
+@pytest.mark.parametrize(
+    ("rival", "gain", "words"),
+    [
+        ("scratch", Missing("no score"), "against training from scratch it cannot be compared: no score."),
+        (
+            "fine-tune",
+            estimate([0.1, 0.11, 0.12], "seeds"),
+            "against fine-tuning T's shared model it pays: 11.0 points ahead",
+        ),
+        ("unchanged", estimate([-0.1, -0.11, -0.12], "seeds"), "as it came it does not pay: 11.0 points behind"),
+        ("scratch", estimate([0.0] * 3, "seeds"), "it is level (the same in all 3 seeds)."),
+        ("scratch", estimate([0.1] * 2, "seeds"), "ahead (the same in both seeds), and two seeds cannot exclude chance."),
+    ],
+)
+def test_the_sentence_of_an_answer(rival, gain, words):
+    assert words in describe_finding(Answer("50 examples", (Contest(rival, "T", gain),), None), decimals=1)

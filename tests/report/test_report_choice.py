@@ -5,8 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from fedmutual.report.choice import Tried, edges, harm, pick, tie
-from fedmutual.report.statistics import Gains, Missing
+from fedmutual.report.choice import (
+    EndOfValues,
+    Harmful,
+    NotCompared,
+    Tie,
+    Tried,
+    Uncounted,
+    describe_choice,
+    edges,
+    find_harm,
+    find_tie,
+    pick,
+)
+from fedmutual.report.statistics import Gains, Missing, estimate
 from run_folders import Made, write
 
 SEEDS = (0, 1)
@@ -54,8 +66,8 @@ def test_equal_settings_are_a_tie_and_the_first_given_is_first(tmp_path):
     b = made(tmp_path, "b", lambda seed, round, client: (0.3, 0.2, 0.1)[int(client)])
     c = made(tmp_path, "c", flat(0.1))
     assert pick([c, a, b]) == (a, b)
-    assert tie(pick([c, a, b])) == "a and b score the same on hold-out data; the first of them is chosen"
-    assert tie((a,)) is None
+    assert find_tie(pick([c, a, b])) == Tie(("a", "b"))
+    assert find_tie((a,)) is None
     assert pick([]) == ()
 
 
@@ -77,42 +89,64 @@ def test_harm_by_hand(tmp_path):
     beside = alone(tmp_path, 0.8, three)
     worse = made(tmp_path, "worse", lambda seed, round, client: 0.7 - 0.1 * seed, alone=beside, seeds=three)
     assert isinstance(worse.gain, Gains)
-    assert harm(worse) == (
-        "worse: personal models are 20.00 points worse than local-only (95 % interval over 3 seeds "
-        "\N{MINUS SIGN}44.84 to 4.84, which contains 0)"
-    )
+    found = find_harm(worse)
+    assert (found.estimate.mean, found.estimate.half) == pytest.approx((-0.2, 0.2484), abs=1e-4)
+    assert (found.label, found.estimate.sign) == ("worse", 0)
     far = made(tmp_path, "far", lambda seed, round, client: 0.3 + 0.001 * seed, alone=beside, seeds=three)
-    assert harm(far).endswith("which excludes 0)")
+    assert find_harm(far).estimate.sign == -1
     equal = made(tmp_path, "equal", flat(0.3), alone=beside, seeds=three)
-    assert harm(equal).endswith("50.00 points worse than local-only (the same over 3 seeds)")
+    assert find_harm(equal).estimate.tied
     two = made(tmp_path, "two", flat(0.3), alone=beside)
-    assert harm(two).endswith("50.00 points worse than local-only (two seeds cannot exclude chance)")
+    assert find_harm(two).estimate.is_few
     near = made(tmp_path, "near", flat(0.79999), alone=beside)
-    assert harm(near).startswith("near: personal models are less than 0.01 points worse than local-only (")
+    assert find_harm(near).estimate.mean == pytest.approx(-1e-5)
     better = made(tmp_path, "better", flat(0.9), alone=beside)
-    assert harm(better) is None
-    assert harm(made(tmp_path, "same", flat(0.8), alone=beside)) is None
-    assert harm(made(tmp_path, "none", flat(0.1))) is None, "there is nothing to hold it against"
+    assert find_harm(better) is None
+    assert find_harm(made(tmp_path, "same", flat(0.8), alone=beside)) is None
+    assert find_harm(made(tmp_path, "none", flat(0.1))) is None, "there is nothing to hold it against"
 
 
 def test_one_seed_has_its_interval_over_clients(tmp_path):
     beside = alone(tmp_path, 0.8, seeds=(0,))
     worse = made(tmp_path, "w", lambda seed, round, client: 0.7 - 0.01 * int(client), alone=beside, seeds=(0,))
-    assert "over 3 clients" in harm(worse)
+    found = find_harm(worse)
+    assert (found.estimate.n, found.estimate.unit) == (3, "clients")
     assert worse.last.half is None
 
 
 def test_the_shared_model_chooses_and_the_personal_ones_are_held_against_local_only(tmp_path):
     beside = alone(tmp_path, 0.8)
     one = made(tmp_path, "one", flat(0.7), alone=beside, by="personal")
-    assert "10.00 points worse" in harm(one)
+    assert find_harm(one).estimate.mean == pytest.approx(-0.1)
 
 
 def test_local_only_training_that_diverged_is_said(tmp_path):
     folder = write(tmp_path / "alone" / "0", Made("independent", own=flat(0.5), reached=1))
     one = made(tmp_path, "one", flat(0.7), alone={0: folder}, seeds=(0,))
     assert isinstance(one.gain, Missing)
-    assert harm(one) == "one: not held against local-only training: local-only training diverged with these settings"
+    assert find_harm(one) == NotCompared("one", "local-only training diverged with these settings")
+
+
+@pytest.mark.parametrize(
+    ("finding", "words"),
+    [
+        (Harmful("a", estimate([-0.1, -0.2, -0.3], "seeds")), "20.00 points worse … over 3 seeds … which contains 0)"),
+        (Harmful("a", estimate([-0.5, -0.501, -0.502], "seeds")), "50.10 points worse … which excludes 0)"),
+        (Harmful("a", estimate([-0.5] * 3, "seeds")), "50.00 points worse … (the same over 3 seeds)"),
+        (Harmful("a", estimate([-0.5] * 2, "seeds")), "two seeds cannot exclude chance"),
+        (Harmful("a", estimate([-0.5], "seeds")), "one seed, so no interval"),
+        (Harmful("a", estimate([-0.00001] * 3, "seeds")), "less than 0.01 points worse"),
+        (NotCompared("a", "it diverged"), "a: not compared with local-only training: it diverged"),
+        (Tie(("a", "b")), "a and b score the same"),
+        (Uncounted(("x",)), "'x': its task has"),
+        (Uncounted(("x", "y")), "'x' and 'y': their tasks have"),
+        (EndOfValues("rate", "0.1", is_largest=True), "rate, 0.1, is the largest … larger ones"),
+        (EndOfValues("rate", "0.1", is_largest=False), "the smallest … smaller ones"),
+    ],
+)
+def test_the_sentence_of_a_finding(finding, words):
+    sentence = describe_choice(finding)
+    assert all(part.strip() in sentence for part in words.split("…")), sentence
 
 
 def test_edges(tmp_path):

@@ -127,3 +127,29 @@ def test_the_seed_set_stands_apart_and_local_steps_are_told(methods):
     assert found["FedAvg"][1:] == ["72 B", "64 B", "14 B", "864 B", "768 B", "0 B"]
     by_round = traffic.bytes_by_round(methods)
     assert [[c.text for c in row][:3] for row in by_round.rows] == [["start", "48 B", "48 B"], ["1 to 4", "180 B", "270 B"]]
+
+
+def test_training_on_pooled_data_alone_has_no_bytes_by_client_or_round(tmp_path):
+    (comparison,) = comparisons(read_runs([write(tmp_path / "run", Made("centralised", lambda s, r, c: 0.5))]))
+    assert [t(comparison).rows for t in (traffic.bytes_by_client, traffic.bytes_by_round)] == [(), ()]
+
+
+def test_bytes_are_means_over_seeds_and_a_client_without_messages_counts_as_0(tmp_path):
+    """Client 0 sends 30 in seed 0 and 10 in seed 1: mean 20; client 1 sends 8 in seed 1 only: mean 4."""
+    sent = {0: {"0": 30}, 1: {"0": 10, "1": 8}}
+    runs = [
+        write(
+            tmp_path / str(seed),
+            Made(
+                "fml",
+                lambda s, r, c: 0.5,
+                seed=seed,
+                rounds=1,
+                sent=lambda round, client, up=up: [("fml", 0, up[client])] if round and client in up else [],
+            ),
+        )
+        for seed, up in sent.items()
+    ]
+    (comparison,) = comparisons(read_runs(runs))
+    rows = list(csv.reader(io.StringIO(traffic.bytes_by_client(comparison).csv)))
+    assert [[row[0], float(row[1]), float(row[2])] for row in rows[1:]] == [["0", 20.0, 0.0], ["1", 4.0, 0.0]]

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import At, Batch, Client, Message, Net, Spec, setting
+from fedmutual.core import At, Batch, Client, Message, Net, Role, Spec, setting
 
 N_K = "n_k"  # how many examples a client has: leaves only here, and only with weighting = "samples"
 
@@ -27,6 +27,7 @@ class FedAvg(Fork):
     weighting: Literal["samples", "uniform"] = setting(
         "samples", "clients are weighted by their number of examples, which each then reports, or all equally"
     )
+    role: ClassVar[Role] = Role(position=5, colour=2)
     scores: ClassVar[tuple[str, ...]] = ("global",)
     terms: ClassVar[tuple[str, ...]] = ("meme",)
     dp_ready: ClassVar[bool] = True  # with weighting = "uniform"

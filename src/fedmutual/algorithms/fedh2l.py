@@ -28,7 +28,22 @@ from fedmutual.algorithms.peers import (
     swap_states,
 )
 from fedmutual.batches import draws
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Setting, Spec, Task, Unusable, setting, within
+from fedmutual.core import (
+    Algorithm,
+    At,
+    Batch,
+    Client,
+    Message,
+    Net,
+    Public,
+    Role,
+    Setting,
+    Spec,
+    Task,
+    Unusable,
+    setting,
+    within,
+)
 from fedmutual.gradients import conflict, pcgrad, project
 from fedmutual.losses import Classification, kl
 
@@ -44,6 +59,7 @@ LOCAL_DATA = {
 class FedH2L:
     """Peers teach each other by posteriors on a public seed set, without undoing what each learned by itself."""
 
+    role: ClassVar[Role] = Role(position=2, colour=6, reference=True)
     local_steps: int = 1  # E
     batch_size: int = 128  # of a local step
     public_batch: int = setting(32, PUBLIC_BATCH)  # B

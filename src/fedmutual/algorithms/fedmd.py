@@ -16,13 +16,14 @@ from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
 from fedmutual.algorithms.independent import Independent
 from fedmutual.algorithms.peers import one_batch, opinion, posterior_flaw
 from fedmutual.batches import draws
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Spec, Unusable, setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Role, Spec, Unusable, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedMD(Independent):
     """Participants learn public data, then their own; then, every round, what all say in the mean of a public batch."""
 
+    role: ClassVar[Role] = Role(position=3, colour=7)
     public_batch: int = setting(32, PUBLIC_BATCH)  # B
     transfer_epochs: int = setting(
         5, "passes over the public data, then over the client's private data, before the first round"

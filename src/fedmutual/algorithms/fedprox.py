@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmutual.algorithms.fedavg import FedAvg
-from fedmutual.core import At, Batch, Client, Message, Net, Setting, setting, within
+from fedmutual.core import At, Batch, Client, Message, Net, Role, Setting, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +23,7 @@ class FedProx(FedAvg):
     """
 
     mu: Setting = setting(0.01, "the pull towards the model that the server sent, at least 0", tune=(0.001, 0.01, 0.1, 1.0))
+    role: ClassVar[Role] = Role(position=6, colour=3)
     terms: ClassVar[tuple[str, ...]] = ("meme", "proximal")
     dp_ready: ClassVar[bool] = True
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Setting, setting, within
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Role, Setting, setting, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,7 @@ class FML(Fork):
         tune=(0.25, 0.5, 0.75),
     )
     temperature: float = setting(1.0, "the divisor of both networks' logits where they teach each other, 0.001 to 1000")
+    role: ClassVar[Role] = Role(position=1, colour=1, reference=True)
     scores: ClassVar[tuple[str, ...]] = ("global", "personal")
     terms: ClassVar[tuple[str, ...]] = ("personal", "meme")
     dp_ready: ClassVar[bool] = True

@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedmutual.core import Role
+
+_ANY_ROLE = Role()
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -16,6 +20,8 @@ class Preset:
     title: str | None = None  # what tables call the method; None: as its class does
     about: str | None = None  # in one line; None: as its class says
     source: str = ""  # the paper, where no file of an algorithm names it
+    role: Role = _ANY_ROLE  # in comparisons, of a preset with a title; without a title the role of its class holds
+    pooled: bool = False  # whether one network learns from all participants' data in one place
 
 
 _FEATURES = {"part": ("features",), "adaptor": "rest"}
@@ -45,6 +51,8 @@ PRESETS: dict[str, Preset] = {
         {},
         "Centralised",
         "One model, trained on all participants' data in one place: the ceiling, nothing is private.",
+        role=Role(colour=5, federates=False),
+        pooled=True,
     ),
     "fedrep": Preset(_FEATURES),
     "ditto": Preset(_SAME_START),

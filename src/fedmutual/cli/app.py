@@ -46,7 +46,6 @@ app = typer.Typer(
 )
 app.add_typer(data_app, name="data")
 
-NOTHING_TO_GAIN = ("independent", "centralised")  # methods that do not federate
 SITES = "Real sites (with the extra fedmutual\\[sites])"
 
 
@@ -73,10 +72,11 @@ def run(
             soft_wrap=True,
         )
         return
+    from fedmutual.config.methods import find_role
     from fedmutual.report import headline
 
     out.print(headline([folder]))
-    if config.algorithm["name"] not in NOTHING_TO_GAIN:
+    if find_role(config.algorithm["name"]).federates:
         print_text(
             f"`{_format_compare_command(config.algorithm['name'], file, set or [])}` tells the gain over training alone",
             soft_wrap=True,

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from fedmutual.config.methods import (
         describe_method,
         has_aggregation,
+        is_pooled,
         list_keys,
         list_setting_types,
         list_tunable_settings,
@@ -46,6 +47,7 @@ __all__ = [
     "dump_config",
     "has_aggregation",
     "has_own_data",
+    "is_pooled",
     "list_keys",
     "list_setting_types",
     "list_tunable_settings",
@@ -67,6 +69,7 @@ __all__ = [
 _MODULES = {
     "describe_method": "methods",
     "has_aggregation": "methods",
+    "is_pooled": "methods",
     "list_keys": "methods",
     "list_setting_types": "methods",
     "make_algorithm": "methods",

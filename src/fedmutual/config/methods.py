@@ -1,7 +1,7 @@
 """[algorithm] and [clients.ID.algorithm]: their keys are the fields of the algorithm's own dataclass."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from typing import Any, get_type_hints
@@ -16,7 +16,7 @@ from fedmutual.config.keys import Table
 from fedmutual.config.schema import ClientConfig, Config, TrainingConfig
 from fedmutual.config.sentences import format_unknown_key, format_validation_error, join_names
 from fedmutual.config.values import Moving
-from fedmutual.core import SCORED, Algorithm, Setting
+from fedmutual.core import SCORED, Algorithm, Role, Setting
 from fedmutual.errors import ConfigError, UserError, format_error
 
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
@@ -168,14 +168,41 @@ def _settings(own: Config | ClientConfig) -> Table:
 
 
 def describe_method(config: Config) -> dict[str, Any]:
-    """How the configured algorithm introduces itself to a report.
+    """Return how the configured algorithm introduces itself to a report, as environment.json has it.
 
-    Returns `title`, what tables call the method, and `preset`, the keys of [model] that the algorithm's name has set.
+    `title`: the name in tables; `preset`: the keys of [model] that the algorithm's name has set; `role`: as `find_role`.
     """
     name = config.algorithm["name"]
-    preset, kind = PRESETS.get(name, Preset({})), _kind(config)
+    preset = PRESETS.get(name, Preset({}))
     keys = [f"model.{key}" for key, value in preset.model.items() if getattr(config.model, key) == value]
-    return {"title": preset.title or getattr(kind, "title", kind.__name__), "preset": keys}
+    return {"title": find_title(name), "preset": keys, "role": asdict(find_role(name))}
+
+
+def find_title(name: str) -> str:
+    """Return the title of an algorithm in tables: that of the preset or of the class; without a title the class's name.
+
+    Raises:
+        LookupError: there is no such algorithm.
+    """
+    preset, kind = PRESETS.get(name, Preset({})), find_algorithm(name)
+    return preset.title or str(getattr(kind, "title", kind.__name__))
+
+
+def find_role(name: str) -> Role:
+    """Return the role of an algorithm in comparisons: that of the preset or of the class.
+
+    Raises:
+        LookupError: there is no such algorithm.
+    """
+    preset, role = PRESETS.get(name, Preset({})), vars(find_algorithm(name)).get("role")
+    if preset.title:  # a method with a name of its own
+        return preset.role
+    return role if isinstance(role, Role) else Role()  # a class inherits no role; a field of this name is a setting
+
+
+def is_pooled(config: Config) -> bool:
+    """Return whether one network learns from the data of all clients in one place."""
+    return PRESETS.get(config.algorithm["name"], Preset({})).pooled
 
 
 def _kind(config: Config) -> Any:
@@ -207,6 +234,8 @@ def find_algorithm(name: str) -> Any:
             f"{name!r} has a field {undecorated[0]!r} that no key can set, for the class lacks its decorator; write "
             "@dataclass(frozen=True, kw_only=True) above it"
         )
+    if not isinstance(vars(kind).get("role", Role()), Role) and "role" not in {f.name for f in fields(kind)}:
+        raise LookupError(f"`role` of {name!r} must be a fedmutual.core.Role, such as Role(position=1)")
     try:
         _setting_types(kind)
     except Exception as problem:  # an annotation may be any expression

@@ -12,7 +12,14 @@ import tomli_w
 from pydantic import ValidationError
 
 from fedmutual.config.keys import Table
-from fedmutual.config.methods import check_methods, describe_foreign_key, list_keys, list_setting_types, with_steps
+from fedmutual.config.methods import (
+    check_methods,
+    describe_foreign_key,
+    is_pooled,
+    list_keys,
+    list_setting_types,
+    with_steps,
+)
 from fedmutual.config.presets import apply_preset, check_preset, drop_preset, remove_preset
 from fedmutual.config.privacy import check_privacy
 from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, SplitConfig
@@ -291,8 +298,10 @@ def _check_own_data(config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: key 'partition.{key}' has no effect, because clients bring data of their own; take it out"
         )
-    if config.algorithm["name"] == "centralised":
-        raise ConfigError(f"{source}: algorithm 'centralised' pools one data set, and clients bring data of their own here")
+    if is_pooled(config):
+        raise ConfigError(
+            f"{source}: algorithm {config.algorithm['name']!r} pools one data set, and clients bring data of their own here"
+        )
 
 
 def _check_model(config: Config, source: str) -> None:

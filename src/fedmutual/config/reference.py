@@ -11,7 +11,7 @@ from pydantic_core import PydanticUndefined
 from fedmutual.algorithms import ALGORITHMS
 from fedmutual.algorithms.presets import PRESETS, Preset
 from fedmutual.config.keys import KeyEffect, Section, read_effect
-from fedmutual.config.methods import find_algorithm, is_required, list_setting_types, make_default
+from fedmutual.config.methods import find_algorithm, find_title, is_required, list_setting_types, make_default
 from fedmutual.config.schema import ClientData, ColumnConfig, Config, DataConfig, ShareConfig
 from fedmutual.config.sentences import join_names
 from fedmutual.core import Schedule, Setting
@@ -86,7 +86,7 @@ def describe_algorithm(name: str) -> list[str]:
     docstring = (kind.__doc__ or "").strip()
     is_generated = docstring.startswith(f"{kind.__name__}(")  # a signature, which `dataclass` writes where there is none
     about = preset.about or ("" if is_generated else docstring.partition("\n")[0])
-    sentences = (f"{name}: {preset.title or kind.title}.", about, f"Settings: {', '.join(types) or 'none'}.")
+    sentences = (f"{name}: {find_title(name)}.", about, f"Settings: {', '.join(types) or 'none'}.")
     lines = [" ".join(filter(None, sentences))]
     for field in (f for f in fields(kind) if f.name in types):
         default = "needed" if is_required(field) else _value(make_default(field))

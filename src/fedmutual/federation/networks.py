@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fedmutual import data, models
-from fedmutual.config import Config
+from fedmutual.config import Config, is_pooled
 from fedmutual.core import At, Message
 from fedmutual.data.federation import Space
 from fedmutual.errors import ConfigError
@@ -39,7 +39,7 @@ class Networks:
     @property
     def pooled(self) -> bool:
         """Whether one model is trained on the data of all clients together: `centralised`."""
-        return bool(self.config.algorithm["name"] == "centralised")
+        return is_pooled(self.config)
 
     @property
     def clients(self) -> tuple[str, ...]:

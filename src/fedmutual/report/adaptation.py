@@ -1,7 +1,7 @@
 """What `adapt` made: a newcomer that adapts a shared model by mutual learning, trains from scratch, or fine-tunes."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
@@ -12,15 +12,17 @@ from rich.table import Table
 from fedmutual.errors import RunError
 from fedmutual.files import read_json
 from fedmutual.report.cells import spread
-from fedmutual.report.comparison import ALONE, TUNED, Method, RunComparison
+from fedmutual.report.comparison import TUNED, Method, RunComparison
+from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
-from fedmutual.report.statistics import SAME, Estimate, Missing, estimate, pair_clients
-from fedmutual.report.text import count, percent
+from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
+from fedmutual.report.text import percent
 from fedmutual.report.verdicts import judge
-from fedmutual.report.wording import Verdict, describe_chance, describe_difference
+from fedmutual.report.wording import Verdict
+from fedmutual.role import Role
 from fedmutual.rundir.record_files import check_record
-from fedmutual.rundir.recorded_run import NAMES, RecordedRun, read_run
+from fedmutual.rundir.recorded_run import EARLIER_METHODS, RecordedRun, read_run
 from fedmutual.rundir.schema import Record
 
 _ARMS = ("fml", TUNED, "scratch")  # as they are shown; the first is held against the others
@@ -31,13 +33,15 @@ class Shared(Record):
 
     run: str
     algorithm: str
+    title: str | None = None  # of the algorithm; earlier versions did not write the title
     model: str
     round: int
 
     @property
     def label(self) -> str:
         """The title of the model's algorithm."""
-        return NAMES.get(self.algorithm, self.algorithm)
+        earlier_title, *_ = EARLIER_METHODS.get(self.algorithm, (self.algorithm,))
+        return self.title or earlier_title
 
 
 class Counts(Record):
@@ -63,9 +67,71 @@ class Adaptation(Record):
         """Return the mean accuracy of a way to adapt over its seeds."""
         return estimate([*self.accuracy[arm][size].values()], SEEDS)
 
-    def said(self, arm: str) -> str:
+    def format_examples(self, size: str) -> str:
+        """Return "50 examples"; where the newcomer uses all its data, "all 412 examples"."""
+        return f"{'all ' if size == 'all' else ''}{self.examples[size].training:,} examples"
+
+    def get_title(self, arm: str) -> str:
         """Return the title of a way to adapt."""
         return {"fml": "FML", TUNED: f"Fine-tuned {self.tuned.label}", "scratch": "From scratch"}[arm]
+
+
+class AdaptationFinding(Finding):
+    """A fact about an adaptation."""
+
+    template = "adaptation.j2"
+
+
+@dataclass(frozen=True)
+class Contest:
+    """How far adapting is ahead of another way to a model."""
+
+    rival: str  # "scratch", "fine-tune", or "unchanged": the shared model as it came
+    title: str  # of the algorithm whose shared model is fine-tuned
+    gain: Estimate | Missing  # of accuracy, as a fraction
+
+    @property
+    def has_doubt(self) -> bool:
+        """Whether chance may be the reason for the difference, or for its absence."""
+        return isinstance(self.gain, Estimate) and (abs(self.gain.mean) > SAME or self.gain.is_few)
+
+
+@dataclass(frozen=True)
+class Fork:
+    """The newcomer's fork of the shared model, where the fork is better than its personal model."""
+
+    accuracy: float  # the mean over seeds
+    contest: Contest
+
+
+@dataclass(frozen=True)
+class Answer(AdaptationFinding):
+    """Whether adapting by mutual learning pays at one size."""
+
+    macro = "answer"
+    examples: str  # "50 examples"
+    contests: tuple[Contest, ...]
+    fork: Fork | None
+
+
+@dataclass(frozen=True)
+class UnchangedModel(AdaptationFinding):
+    """The accuracy of the shared model before any adapting, on the newcomer's validation data."""
+
+    macro = "unchanged_model"
+    run: str
+    round: int
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Caption(AdaptationFinding):
+    """What the numbers of the table are."""
+
+    macro = "caption"
+    examples: tuple[int, int]  # of validation: the lowest and the highest number over sizes
+    rounds: int
+    seeds: int
 
 
 def read_adaptation(out: Path) -> Adaptation:
@@ -87,7 +153,7 @@ def adapted(out: Path) -> tuple[Table, list[str]]:
         RunError: as `read_adaptation`.
     """
     adaptation = read_adaptation(out)
-    return _table(out, adaptation), [_lead(c, adaptation).lead for c in _comparisons(out, adaptation)]
+    return _table(out, adaptation), [_judge(c, adaptation).lead for c in _comparisons(out, adaptation)]
 
 
 def write_adaptation(out: Path, page: Path) -> None:
@@ -97,20 +163,15 @@ def write_adaptation(out: Path, page: Path) -> None:
         RunError: as `read_adaptation`; the page cannot be written.
     """
     adaptation = read_adaptation(out)
-    write_page(_comparisons(out, adaptation), page, lambda comparison: _lead(comparison, adaptation))
+    write_page(_comparisons(out, adaptation), page, lambda comparison: _judge(comparison, adaptation))
 
 
 def _table(out: Path, adaptation: Adaptation) -> Table:
-    validation_counts = sorted({c.validation for c in adaptation.examples.values()})
-    rows = (
-        f"{validation_counts[0]:,}"
-        if len(validation_counts) == 1
-        else f"{validation_counts[0]:,} to {validation_counts[-1]:,}"
-    )
+    validation_counts = [c.validation for c in adaptation.examples.values()]
     seeds = len(next(iter(adaptation.accuracy["fml"].values())))
+    caption = Caption((min(validation_counts), max(validation_counts)), adaptation.rounds, seeds)
     table = Table(
-        caption=f"Accuracy on the newcomer's {rows} validation examples, %, after {count(adaptation.rounds, 'round')}; "
-        + ("one seed." if seeds == 1 else f"mean ± 95 % interval over {seeds} seeds."),
+        caption=describe_finding(caption, decimals=1),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -118,14 +179,14 @@ def _table(out: Path, adaptation: Adaptation) -> Table:
         show_edge=False,
     )
     table.add_column("newcomer's model", overflow="fold")
-    for size, counts in adaptation.examples.items():
-        table.add_column(f"{'all ' if size == 'all' else ''}{counts.training:,}\nexamples", justify="right", no_wrap=True)
+    for size in adaptation.examples:
+        table.add_column("\n".join(adaptation.format_examples(size).rsplit(" ", 1)), justify="right", no_wrap=True)
     if adaptation.as_it_is is not None:
         label = f"{adaptation.source.label}'s shared model as it is ({adaptation.source.model})"
         table.add_row(escape(label), *(_cell(estimate([*s.values()], SEEDS)) for s in adaptation.as_it_is.values()))
     for arm in reversed(_ARMS):
         cells = (_cell(adaptation.estimate(arm, size)) for size in adaptation.examples)
-        table.add_row(escape(f"{adaptation.said(arm)} ({adaptation.networks[arm]})"), *cells)
+        table.add_row(escape(f"{adaptation.get_title(arm)} ({adaptation.networks[arm]})"), *cells)
     forks = [_fork(_runs(out, adaptation, "fml", size)) for size in adaptation.examples]
     if all(forks):
         table.add_row(escape(f"FML's fork of the shared model ({adaptation.source.model})"), *(_cell(f) for f in forks if f))
@@ -156,67 +217,57 @@ def _comparisons(out: Path, adaptation: Adaptation) -> list[RunComparison]:
     """A comparison a size, whose local-only training is that from scratch."""
     return [
         RunComparison(
-            f"{adaptation.name}, {'all ' if size == 'all' else ''}{counts.training:,} examples",
-            tuple(
-                Method(
-                    ALONE if arm == "scratch" else arm,
-                    (),
-                    adaptation.said(arm),
-                    _runs(out, adaptation, arm, size),
-                )
-                for arm in _ARMS
-            ),
-            tuple(_untouched(adaptation, size)),
+            f"{adaptation.name}, {adaptation.format_examples(size)}",
+            tuple(_make_method(adaptation, arm, _runs(out, adaptation, arm, size)) for arm in _ARMS),
+            tuple(describe_finding(f, decimals=1) for f in _find_unchanged_model(adaptation, size)),
         )
-        for size, counts in adaptation.examples.items()
+        for size in adaptation.examples
     ]
 
 
-def _untouched(adaptation: Adaptation, size: str) -> Iterator[str]:
-    if adaptation.as_it_is is not None:
-        score = percent(estimate([*adaptation.as_it_is[size].values()], SEEDS).mean)
-        source = f"{adaptation.source.run}, round {adaptation.source.round}"
-        yield f"The shared model as it came ({source}) scores {score} % on these data."
+def _make_method(adaptation: Adaptation, arm: str, runs: tuple[RecordedRun, ...]) -> Method:
+    """Return a way to adapt as a method. Fine-tuning counts as federated, because it begins with a federation's model."""
+    is_tuned, first = arm == TUNED, runs[0]
+    role = Role() if is_tuned else first.method.role
+    return Method(TUNED if is_tuned else first.algorithm, (), adaptation.get_title(arm), runs, role)
 
 
-def _lead(comparison: RunComparison, adaptation: Adaptation) -> Verdict:
-    """Does adapting pay at this size?"""
-    fml, tuned, scratch = comparison.methods
-    size = fml.runs[0].folder.parent.name
-    parts = []
-    for other, name in ((scratch, "training from scratch"), (tuned, f"fine-tuning {adaptation.tuned.label}'s shared model")):
-        gains = pair_clients(fml.counted, other.counted)
-        parts.append(
-            f"against {name} it cannot be said: {gains.why}"
-            if isinstance(gains, Missing)
-            else _against(name, gains.estimate, comparison)
-        )
+def _find_unchanged_model(adaptation: Adaptation, size: str) -> Iterator[Finding]:
     if adaptation.as_it_is is not None:
-        ours = adaptation.accuracy["fml"][size]
-        ahead = [ours[seed] - score for seed, score in adaptation.as_it_is[size].items()]
-        gain = estimate(ahead, SEEDS, 1 / adaptation.examples[size].validation)
-        parts.append(_against("the shared model as it came", gain, comparison))
-    examples = comparison.name.removeprefix(f"{adaptation.name}, ")
-    lead = f"Adapting by mutual learning with {examples}: {'; '.join(parts)}."
-    lead += _other(comparison, adaptation, size)
+        accuracy = estimate([*adaptation.as_it_is[size].values()], SEEDS).mean
+        yield UnchangedModel(adaptation.source.run, adaptation.source.round, accuracy)
+
+
+def _judge(comparison: RunComparison, adaptation: Adaptation) -> Verdict:
+    """Return the verdict at one size: does adapting pay?"""
+    lead = describe_finding(_find_answer(comparison, adaptation), comparison.decimals)
     return replace(judge(comparison), question="Does adapting help this newcomer?", lead=lead)
 
 
-def _other(comparison: RunComparison, adaptation: Adaptation, size: str) -> str:
-    """That the newcomer ends with two models, and the one that was not held against the others is the better one."""
+def _find_answer(comparison: RunComparison, adaptation: Adaptation) -> Answer:
+    fml, tuned, scratch = comparison.methods
+    size, title = fml.runs[0].folder.parent.name, adaptation.tuned.label
+    contests = [
+        Contest("scratch", title, _get_gain(pair_clients(fml.counted, scratch.counted))),
+        Contest(TUNED, title, _get_gain(pair_clients(fml.counted, tuned.counted))),
+    ]
+    if adaptation.as_it_is is not None:
+        accuracies = adaptation.accuracy["fml"][size]
+        ahead = [accuracies[seed] - score for seed, score in adaptation.as_it_is[size].items()]
+        gain = estimate(ahead, SEEDS, 1 / adaptation.examples[size].validation)
+        contests.append(Contest("unchanged", title, gain))
+    return Answer(adaptation.format_examples(size), tuple(contests), _find_better_fork(comparison, adaptation, size))
+
+
+def _get_gain(gains: Gains | Missing) -> Estimate | Missing:
+    return gains if isinstance(gains, Missing) else gains.estimate
+
+
+def _find_better_fork(comparison: RunComparison, adaptation: Adaptation, size: str) -> Fork | None:
+    """Return the newcomer's fork of the shared model where the fork is better than its personal model."""
     fml, tuned, _ = comparison.methods
     fork, model = _fork(fml.counted), _forked(fml.counted)
     gains = pair_clients(fml.counted, tuned.counted, model) if model else Missing("")
     if fork is None or isinstance(gains, Missing) or fork.mean <= adaptation.estimate("fml", size).mean:
-        return ""
-    against = _against(f"fine-tuning {adaptation.tuned.label}'s shared model", gains.estimate, comparison)
-    score = percent(fork.mean, comparison.decimals)
-    return f" That is its personal model; its fork of the shared model, which it may use too, scores {score} %: {against}."
-
-
-def _against(name: str, gain: Estimate, comparison: RunComparison) -> str:
-    difference = describe_difference(gain, comparison.decimals, "ahead", "behind", "level")
-    if gain.sign:
-        return f"against {name} it {'pays' if gain.sign > 0 else 'does not pay'}: {difference}"
-    doubt = describe_chance(gain) if abs(gain.mean) > SAME or gain.is_few else ""
-    return f"against {name} it is {difference}{doubt}"
+        return None
+    return Fork(fork.mean, Contest(TUNED, adaptation.tuned.label, gains.estimate))

@@ -1,10 +1,13 @@
-"""The page and the table of an audit: what an attacker gains, in plain words."""
+"""The page and the table of an audit: what an attacker gains. `templates/audit.j2` has the sentences."""
 
 import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 from fedmutual.report.audit_result import Audit, Guarantee, Imprint, Membership
+from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_text
 from fedmutual.report.rendering import make_environment
 
@@ -13,10 +16,78 @@ _ATTACKS = {
     "answers": "answers alone",
     "shadows": "shadow runs",
 }
-NO_BOUND = (
-    "This is no upper bound. Another attack, or an attacker that knows more, may achieve more; an interval that contains 0 "
-    "does not show that the model is safe."
-)
+
+
+class AuditResult(Finding):
+    """A result of an audit."""
+
+    template = "audit.j2"
+
+
+@dataclass(frozen=True)
+class Memberships(AuditResult):
+    """How many membership attacks there were, how many tell training rows from held-out rows, and the clearest of them."""
+
+    macro = "memberships"
+    attacks: int
+    detected: int
+    clearest: Membership | None  # with the highest lower end of its interval; None if no attack is detected
+
+    @property
+    def model(self) -> str:
+        """The attacked model of the clearest attack."""
+        return describe_model(self.clearest) if self.clearest else ""
+
+    @property
+    def attack(self) -> str:
+        """The name of the clearest attack."""
+        return _ATTACKS[self.clearest.attack] if self.clearest else ""
+
+
+@dataclass(frozen=True)
+class ImprintSkipped(AuditResult):
+    """Why the imprint attack was not tried."""
+
+    macro = "imprint_skipped"
+    reason: str
+
+
+@dataclass(frozen=True)
+class ImprintResult(AuditResult):
+    """How many training rows a dishonest server reads, over all clients."""
+
+    macro = "imprint_result"
+    records: int
+    rows: int  # of training
+
+
+@dataclass(frozen=True)
+class Coincidences(AuditResult):
+    """How many held-out rows count as read, although the server never received them."""
+
+    macro = "coincidences"
+    rows: int
+
+
+@dataclass(frozen=True)
+class PrivacyBound(AuditResult):
+    """The differential privacy that the run states, and the advantage that it allows."""
+
+    macro = "guarantee"
+    privacy: Guarantee | None
+
+    @property
+    def largest_advantage(self) -> float:
+        """The largest advantage of an attack; 1.0 without a finite epsilon."""
+        if self.privacy is None or self.privacy.epsilon is None:
+            return 1.0
+        return bound_advantage(self.privacy.epsilon, self.privacy.delta)
+
+
+class NoBound(AuditResult):
+    """The limit of every audit."""
+
+    macro = "no_bound"
 
 
 def describe_model(membership: Membership) -> str:
@@ -45,66 +116,27 @@ def make_membership_rows(audit: Audit) -> list[tuple[str, str, str, str, str]]:
 
 
 def make_sentences(audit: Audit) -> list[str]:
-    """Return what the audit means, one sentence each; the first sentence is the result."""
-    return [
-        _summarise_memberships(audit),
-        *_summarise_imprints(audit.imprints),
-        describe_guarantee(audit.privacy),
-        NO_BOUND,
-        *audit.notes,
-    ]
+    """Return what the audit means, one sentence or two each; the first is the result."""
+    return [*(describe_finding(finding, decimals=0) for finding in find_results(audit)), *audit.notes]
 
 
-def _summarise_memberships(audit: Audit) -> str:
+def find_results(audit: Audit) -> Iterator[Finding]:
+    """Return the results of an audit, in the order of the page."""
     detected = [m for m in audit.memberships if m.is_detected]
-    number = len(audit.memberships)
-    if not number:
-        return "No membership attack could be measured."
-    if not detected:
-        return (
-            f"None of the {number} membership attacks tells training rows from held-out rows: every interval of the "
-            "advantage contains 0."
-        )
-    best = max(detected, key=lambda m: m.low)
-    return (
-        f"{len(detected)} of {number} membership attacks tell training rows from held-out rows. The clearest is the attack "
-        f"on the {describe_model(best)} by {_ATTACKS[best.attack]}: an attacker recognises training rows more often than it "
-        f"accuses held-out rows, by {100 * best.advantage:.0f} percentage points ({100 * best.low:.0f} to "
-        f"{100 * best.high:.0f})."
-    )
+    yield Memberships(len(audit.memberships), len(detected), max(detected, key=lambda m: m.low, default=None))
+    yield from _find_imprints(audit.imprints)
+    yield PrivacyBound(audit.privacy)
+    yield NoBound()
 
 
-def _summarise_imprints(imprints: tuple[Imprint, ...]) -> list[str]:
+def _find_imprints(imprints: Sequence[Imprint]) -> Iterator[Finding]:
+    for reason in sorted({i.skipped for i in imprints if i.skipped is not None}):
+        yield ImprintSkipped(reason)
     tried = [i for i in imprints if i.skipped is None]
-    skipped = {i.skipped for i in imprints if i.skipped is not None}
-    sentences = [f"The imprint attack was not possible: {reason}." for reason in sorted(skipped)]
     if tried:
-        records, rows = sum(i.records for i in tried), sum(i.rows for i in tried)
-        sentences.append(
-            f"Imprint attack: a dishonest server reads {records} of {rows} training rows out of the memes of one round."
-        )
-        coincidences = sum(i.coincidences for i in tried)
-        if coincidences:
-            sentences.append(
-                f"By the same test it reads {coincidences} held-out rows, which it never received: so many matches may be "
-                "coincidences."
-            )
-    return sentences
-
-
-def describe_guarantee(privacy: Guarantee | None) -> str:
-    """Return the differential privacy that the run states, and the advantage that it allows."""
-    if privacy is None:
-        return "Differential privacy: none. Nothing bounds what an attacker learns (`privacy.nets` sets it)."
-    if privacy.epsilon is None:
-        return "Differential privacy: epsilon is infinite. Nothing bounds what an attacker learns."
-    most = bound_advantage(privacy.epsilon, privacy.delta)
-    covered = "the shared model" if privacy.nets == "meme" else "the shared and the personal models"
-    return (
-        f"Differential privacy: epsilon {privacy.epsilon:.3g} at delta {privacy.delta:g}, of each {privacy.unit}, for "
-        f"{covered}. No attack on one {privacy.unit} has an advantage above {most:.2f}; a "
-        "meme returned in a further round costs more than this epsilon."
-    )
+        yield ImprintResult(sum(i.records for i in tried), sum(i.rows for i in tried))
+    if coincidences := sum(i.coincidences for i in tried):
+        yield Coincidences(coincidences)
 
 
 def bound_advantage(epsilon: float, delta: float) -> float:

@@ -7,9 +7,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
-from fedmutual.report.text import count, fixed, listed
-from fedmutual.report.wording import describe_too_few
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import Evaluation
 
@@ -19,6 +18,56 @@ _MODELS: Mapping[str | None, tuple[str, ...]] = {
     "personal": ("personal",),
     "global": ("global", "meme"),
 }
+
+
+class ChoiceFinding(Finding):
+    """A fact about the tried settings."""
+
+    template = "choice.j2"
+
+
+@dataclass(frozen=True)
+class Harmful(ChoiceFinding):
+    """A setting whose personal models are worse than local-only training."""
+
+    macro = "harmful"
+    label: str
+    estimate: Estimate  # of the gain over local-only training; the mean is below 0
+
+
+@dataclass(frozen=True)
+class NotCompared(ChoiceFinding):
+    """A setting that cannot be compared with local-only training."""
+
+    macro = "not_compared"
+    label: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Tie(ChoiceFinding):
+    """Settings that are equally good; the first is chosen."""
+
+    macro = "tie"
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Uncounted(ChoiceFinding):
+    """Clients that the choice does not count, because their task has no accuracy."""
+
+    macro = "uncounted"
+    clients: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EndOfValues(ChoiceFinding):
+    """A chosen value at an end of the tried values, so that a better value may lie beyond."""
+
+    macro = "end_of_values"
+    key: str
+    value: str  # as TOML
+    is_largest: bool
 
 
 @dataclass(frozen=True)
@@ -92,6 +141,11 @@ class Tried:
         return pair_clients(self.runs, others, "personal", "personal", HOLDOUT)
 
 
+def describe_choice(finding: Finding) -> str:
+    """Return the sentence of a finding, without a full stop."""
+    return describe_finding(finding, decimals=2)
+
+
 def pick(tried: Sequence[Tried]) -> tuple[Tried, ...]:
     """Return the settings with the highest mean after the last round, in the given order: one, or several that are equal."""
     means = [(t, t.last.mean) for t in tried if t.last is not None]
@@ -99,28 +153,16 @@ def pick(tried: Sequence[Tried]) -> tuple[Tried, ...]:
     return tuple(t for t, mean in means if top - mean < SAME)
 
 
-def harm(tried: Tried) -> str | None:
-    """Return a sentence where personal models with this setting are worse than local-only training; else None."""
+def find_harm(tried: Tried) -> Finding | None:
+    """Return by how much personal models with this setting are worse than local-only training, or why no gain is known.
+
+    None where they are not worse, and where there is no local-only training beside the setting.
+    """
     if isinstance(tried.gain, Missing):
-        return f"{tried.label}: not held against local-only training: {tried.gain.why}"
+        return NotCompared(tried.label, tried.gain.why)
     if tried.gain is None or tried.gain.estimate.mean > -SAME:
         return None
-    e = tried.gain.estimate
-    loss = fixed(-100 * e.mean, 2) if -100 * e.mean >= 0.005 else "less than 0.01"
-    return f"{tried.label}: personal models are {loss} points worse than local-only ({_sure(e)})"
-
-
-def _sure(e: Estimate) -> str:
-    """Return how certain a harm is."""
-    if e.half is None:
-        return f"there is one {e.unit.removesuffix('s')}, so no interval"
-    if e.is_few:
-        return describe_too_few(e)
-    over = count(e.n, e.unit.removesuffix("s"))
-    if e.tied:
-        return f"the same over {over}{'' if e.sign else ', but no more than one example'}"
-    holds = "which excludes 0" if e.sign else "which contains 0"
-    return f"95 % interval over {over} {_signed(e.low)} to {_signed(e.high)}, {holds}"
+    return Harmful(tried.label, tried.gain.estimate)
 
 
 def edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, float]]:
@@ -133,23 +175,16 @@ def edges(tried: Sequence[Tried], chosen: Tried) -> list[tuple[str, float, float
     return edge_values
 
 
-def tie(best: Sequence[Tried]) -> str | None:
-    """Return a sentence where several settings are equally good; else None."""
-    if len(best) < 2:
-        return None
-    return f"{listed([t.label for t in best])} score the same on hold-out data; the first of them is chosen"
+def find_tie(best: Sequence[Tried]) -> Finding | None:
+    """Return the settings that are equally good; None if there are fewer than two."""
+    return Tie(tuple(t.label for t in best)) if len(best) > 1 else None
 
 
-def uncounted(tried: Sequence[Tried]) -> str | None:
-    """Return a sentence that names the clients which the choice does not count; None where it counts all."""
-    names = list(dict.fromkeys(name for t in tried for name in t.uncounted))
-    whose = "their tasks have" if len(names) > 1 else "its task has"
-    return f"the choice does not count {listed([repr(n) for n in names])}: {whose} no accuracy metric" if names else None
+def find_uncounted(tried: Sequence[Tried]) -> Finding | None:
+    """Return the clients that the choice does not count; None where the choice counts all clients."""
+    clients = tuple(dict.fromkeys(name for t in tried for name in t.uncounted))
+    return Uncounted(clients) if clients else None
 
 
 def _number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _signed(difference: float) -> str:
-    return fixed(100 * difference, 2)

@@ -9,14 +9,12 @@ from typing import Any
 from fedmutual.config.keys import list_effects
 from fedmutual.config.schema import Config
 from fedmutual.errors import RunError
-from fedmutual.rundir.recorded_run import RecordedRun
+from fedmutual.role import Role
+from fedmutual.rundir.recorded_run import RecordedMethod, RecordedRun
 
 MODELS = {"personal": "personal models", "ensemble": "ensembles", "global": "shared model", "meme": "clients' forks"}
 SHORT = {"personal": "personal", "ensemble": "ensemble", "global": "shared", "meme": "fork"}
-ALONE, POOLED = "independent", "centralised"
 TUNED = "fine-tune"  # a newcomer's way of `adapt`
-_FIRST = ("fml", "fedh2l", "fedmd", "aggregate", "fedavg", "fedprox")  # in the tables; then all others, a user's own too
-_REFERENCES = ("fml", "fedh2l")  # the methods of this package's papers: compared with every other method that federates
 OWN_DOMAIN = "test.own"  # what only nodes that are domains are scored on
 _SAME_DATA = ("data", "partition", "split")  # equal in all runs that are compared
 _NO_MATTER = {"seed", *(key for key, effect in list_effects(Config).items() if effect.affects != "result")}
@@ -32,6 +30,7 @@ class Method:
     variant: Variant  # the keys in which the compared runs differ, and their values here
     label: str
     runs: tuple[RecordedRun, ...]  # in the order of their seeds, each seed once
+    role: Role
 
     @cached_property
     def counted(self) -> tuple[RecordedRun, ...]:
@@ -42,7 +41,17 @@ class Method:
     @property
     def federated(self) -> bool:
         """Whether participants with data of their own learn together."""
-        return self.algorithm not in (ALONE, POOLED)
+        return self.role.federates
+
+    @property
+    def is_pooled(self) -> bool:
+        """Whether one network learns from the data of all participants in one place."""
+        return self.runs[0].method.pooled
+
+    @property
+    def is_local_only(self) -> bool:
+        """Whether each participant trains without the other participants."""
+        return not self.federated and not self.is_pooled
 
     @cached_property
     def uses(self) -> tuple["Use", ...]:
@@ -101,8 +110,8 @@ class RunComparison:
 
     @property
     def references(self) -> tuple[Method, ...]:
-        """The methods that are compared with every other method that federates: those of the papers, else the first."""
-        return tuple(m for m in self.federated if m.algorithm in _REFERENCES) or self.federated[:1]
+        """The methods that are compared with every other method that federates: by their role, else the first."""
+        return tuple(m for m in self.federated if m.role.reference) or self.federated[:1]
 
     @property
     def uses(self) -> tuple[Use, ...]:
@@ -127,7 +136,7 @@ class RunComparison:
 
     def alone(self, method: Method) -> Method | None:
         """The local-only training with which a method is compared: of several, the one with the most equal settings."""
-        local = [m for m in self.methods if m.algorithm == ALONE]
+        local = [m for m in self.methods if m.is_local_only]
         return max(local, key=lambda m: len(set(m.variant) & set(method.variant)), default=None)
 
 
@@ -210,11 +219,12 @@ def _comparison(runs: Sequence[RecordedRun], name: str) -> RunComparison:
         groups.setdefault((run.algorithm, variant), []).append(run)
     distinctive = {g: _telling(g[1], [v for name, v in groups if name == g[0]]) if domains else g[1] for g in groups}
     methods, remarks = [], []
-    for group in sorted(groups, key=lambda g: (_get_place(g[0]), domains and bool(distinctive[g]))):
+    for group in sorted(groups, key=lambda g: (*_make_sort_key(groups[g][0].method), domains and bool(distinctive[g]))):
         (algorithm, variant), members = group, groups[group]
         label = _label(members[0].method.title, [f"{_short(k)} = {v}" for k, v in distinctive[group]], domains)
         once = {r.seed: r for r in reversed(members)}
-        method = Method(algorithm, variant, label, tuple(once[seed] for seed in sorted(once)))
+        ordered_runs = tuple(once[seed] for seed in sorted(once))
+        method = Method(algorithm, variant, label, ordered_runs, members[0].method.role)
         methods.append(method)
         remarks += [
             f"{label}: seed {r.seed} is there twice; {r.folder} is left out." for r in members if r is not once[r.seed]
@@ -223,10 +233,10 @@ def _comparison(runs: Sequence[RecordedRun], name: str) -> RunComparison:
     return RunComparison(name, tuple(methods), tuple(remarks))
 
 
-def _get_place(algorithm: str) -> int:
-    """Return the place of an algorithm in the tables: local-only and centralised training last."""
-    order = (*_FIRST, None, ALONE, POOLED)
-    return order.index(algorithm if algorithm in order else None)
+def _make_sort_key(method: RecordedMethod) -> tuple[bool, bool, bool, int]:
+    """Return a key that sorts methods by their position; local-only training and training on pooled data come last."""
+    role = method.role
+    return method.pooled, not role.federates, role.position is None, role.position or 0
 
 
 def _label(name: str, settings: Sequence[str], domains: bool) -> str:

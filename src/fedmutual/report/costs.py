@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import numpy as np
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator
 
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.report.comparison import Method, RunComparison
-from fedmutual.report.curves import DRAWN, slots, thin
+from fedmutual.report.curves import DRAWN, average_over_seeds, slots, thin
 from fedmutual.report.domains import ACC
+from fedmutual.report.measures import mean_of
 from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, end_labels, fitted, make_axes, room
 from fedmutual.report.svg import Hit, Styles, colour, inline
 from fedmutual.report.text import percent, size
@@ -66,22 +68,20 @@ def courses(comparison: RunComparison) -> list[Course]:
 
 def _costs(method: Method) -> list[Cost]:
     runs = [r for r in method.counted if r.evaluations]
-    common = sorted(set.intersection(*({e.round for e in r.evaluations} for r in runs))) if runs else []
-    scores = [{e.round: score for e in r.evaluations if (score := _mean(r, e)) is not None} for r in runs]
+    points = average_over_seeds(
+        (r.seed, {e.round: score for e in r.evaluations if (score := _mean(r, e)) is not None}) for r in runs
+    )
+    if not points:
+        return []
     nodes = [len(r.partition.clients or r.ledger.clients) or 1 for r in runs]  # a server knows no site's partition
-    sent = [[b / n for b in r.ledger.until(common)] for r, n in zip(runs, nodes, strict=True)]
-    seed = fmean(sum(r.ledger.seed.values()) / n for r, n in zip(runs, nodes, strict=True)) if runs else 0.0
-    costs = []
-    for k, round in enumerate(common):
-        reached = [accuracies[round] for accuracies in scores if round in accuracies]
-        if len(reached) == len(runs):
-            costs.append(Cost(round, fmean(s[k] for s in sent), seed, fmean(reached), min(reached), max(reached)))
-    return costs
+    seed = fmean(sum(r.ledger.seed.values()) / n for r, n in zip(runs, nodes, strict=True))
+    rounds = [p.round for p in points]
+    sent = np.mean([np.divide(r.ledger.until(rounds), n) for r, n in zip(runs, nodes, strict=True)], axis=0)
+    return [Cost(p.round, bytes, seed, p.mean, p.low, p.high) for p, bytes in zip(points, sent.tolist(), strict=True)]
 
 
 def _mean(run: RecordedRun, evaluation: Evaluation) -> float | None:
-    scores = run.own(evaluation, data=ACC.data).values()
-    return fmean(s.accuracy for s in scores) if scores else None
+    return mean_of([*run.own(evaluation, data=ACC.data).values()], "accuracy")
 
 
 def seeded(drawn: Sequence[Course]) -> bool:

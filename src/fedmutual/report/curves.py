@@ -1,16 +1,18 @@
 """What moves over the rounds: a method's numbers after each evaluation, as a mean over seeds with their range."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import NamedTuple, TypeVar
+
+import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.domains import ACC, MEASURES, DomainMeasure
 from fedmutual.report.svg import SLOTS
 from fedmutual.report.text import fixed, percent
-from fedmutual.rundir.recorded_run import NAMES, RecordedRun
+from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation
 
 Number = Callable[[RecordedRun, Evaluation], float | None]
@@ -152,10 +154,11 @@ def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation
 
 
 def slots(methods: Sequence[Method]) -> dict[str, int]:
-    """Return label -> number of colour and mark: a fixed number for each known method, a free number for the others."""
-    known = {name: number for number, name in enumerate(NAMES, 1)}
-    firsts = {m.algorithm: m.label for m in reversed(methods) if m.algorithm in known}
-    taken = {label: known[algorithm] for algorithm, label in firsts.items()}
+    """Return label -> number of colour and mark: the number of the method's role if it is free, else a free number."""
+    taken: dict[str, int] = {}
+    for method in methods:
+        if method.role.colour and (slot := (method.role.colour - 1) % SLOTS + 1) not in taken.values():
+            taken[method.label] = slot
     for method in methods:
         if method.label not in taken:
             free = (s for s in reversed(range(1, SLOTS + 1)) if s not in taken.values())
@@ -200,32 +203,43 @@ def _csv(picture: Picture, rounds: Sequence[int]) -> str:
     )
 
 
+def average_over_seeds(runs: Iterable[tuple[int, Mapping[int, float]]]) -> tuple[Point, ...]:
+    """Return a point for each round that all runs have. runs: (seed, round -> value)."""
+    values = pd.DataFrame(dict(runs)).dropna().sort_index()  # a row for each round, a column for each seed
+    return tuple(Point(int(round), fmean(row), min(row), max(row)) for round, *row in values.itertuples(name=None))
+
+
+def make_curve(label: str, slot: int, style: int, runs: Iterable[tuple[int, dict[int, float]]], method: str = "") -> Curve:
+    """Return a curve of the runs with values. runs: (seed, round -> value)."""
+    runs_with_values = tuple((seed, values) for seed, values in runs if values)
+    points = average_over_seeds(runs_with_values)
+    return Curve(label, slot, style, points, len(runs_with_values), runs_with_values, method)
+
+
 def _curve(method: Method, label: str, slot: int, style: int, number: Number) -> Curve:
-    runs = [
+    runs = (
         (run.seed, {e.round: value for e in run.evaluations if (value := number(run, e)) is not None})
         for run in method.counted
-    ]
-    runs = [(seed, values) for seed, values in runs if values]
-    common = sorted(set.intersection(*(set(values) for _, values in runs))) if runs else []
-    points = []
-    for round in common:
-        seed_values = [values[round] for _, values in runs]
-        points.append(Point(round, fmean(seed_values), min(seed_values), max(seed_values)))
-    return Curve(label, slot, style, tuple(points), len(runs), tuple(runs), method.label)
+    )
+    return make_curve(label, slot, style, runs, method.label)
 
 
 def _losses(method: Method, slot: int, wanted: Callable[[str], bool]) -> list[Curve]:
-    """A curve a loss term: the mean over the clients that took part in the round."""
-    trained_terms = dict.fromkeys(t for r in method.counted for e in r.evaluations for c in e.train.values() for t in c)
-    terms = [t for t in trained_terms if wanted(t)]
-
-    def of(term: str) -> Number:
-        def number(run: RecordedRun, evaluation: Evaluation) -> float | None:
-            losses_of_clients = [losses[term] for losses in evaluation.train.values() if term in losses]
-            return fmean(losses_of_clients) if losses_of_clients else None
-
-        return number
-
-    plain = len(terms) == 1 and terms[0] not in MUTUAL
-    names = {t: method.label if plain else f"{method.label}, {TERMS.get(t, t)}" for t in terms}
-    return [_curve(method, names[t], slot, style, of(t)) for style, t in enumerate(terms)]
+    """Return a curve for each loss term: the mean over the clients that took part in the round."""
+    rows = [
+        (term, run.seed, evaluation.round, loss)
+        for run in method.counted
+        for evaluation in run.evaluations
+        for losses in evaluation.train.values()
+        for term, loss in losses.items()
+        if wanted(term)
+    ]
+    losses = pd.DataFrame(rows, columns=["term", "seed", "round", "loss"])
+    means = losses.groupby(["term", "seed", "round"], sort=False)["loss"].mean()
+    curves = []
+    for style, (term, of_term) in enumerate(means.groupby("term", sort=False)):
+        is_plain = losses["term"].nunique() == 1 and term not in MUTUAL
+        label = method.label if is_plain else f"{method.label}, {TERMS.get(str(term), term)}"
+        runs = ((seed, of_seed.droplevel(["term", "seed"]).to_dict()) for seed, of_seed in of_term.groupby("seed"))
+        curves.append(make_curve(label, slot, style, runs, method.label))
+    return curves

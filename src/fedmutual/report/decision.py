@@ -80,8 +80,7 @@ def score_all_classes(use: Use) -> Value:
         return measures.global_last(use)
 
     def number(run: RecordedRun) -> float | None:
-        scores = run.own(run.last, use.model, "test").values()
-        return fmean(score.accuracy for score in scores) if scores else None
+        return measures.mean_of([*run.own(run.last, use.model, "test").values()], "accuracy")
 
     return measures.over_seeds(use.method.counted, number, "the model is scored on the clients' own rows only")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share, spread
-from fedmutual.report.comparison import OWN_DOMAIN, POOLED, Method, RunComparison
+from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison
 from fedmutual.report.measures import SEEN, chosen_by, over_seeds
 from fedmutual.report.statistics import Missing, Value
 from fedmutual.report.text import count, listed, percent
@@ -66,7 +66,7 @@ def best(
         return of(measured.best) if measured else None
 
     unfinished = "best rounds are chosen when the run is finished"
-    return over_seeds(method.counted, number, _ONE if method.algorithm == POOLED else unfinished)
+    return over_seeds(method.counted, number, _ONE if method.is_pooled else unfinished)
 
 
 def per_node(run: RecordedRun, measure: DomainMeasure) -> dict[str, float]:
@@ -206,7 +206,7 @@ def _pace(comparison: RunComparison, method: Method) -> str:
 
 
 def _why(method: Method) -> str:
-    if method.algorithm == POOLED:
+    if method.is_pooled:
         return _ONE
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"

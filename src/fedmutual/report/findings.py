@@ -1,6 +1,6 @@
-"""The findings of a comparison: small decisions, each of which `templates/findings.j2` renders as sentences.
+"""The findings of a comparison: small decisions, each of which a template renders as sentences.
 
-A finding holds names and numbers only. Its class names the macro of the template.
+A finding holds names and numbers only. Its class names the template and the macro.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,8 +18,9 @@ _WANTED_SEEDS = 5  # an interval over fewer seeds is wide
 
 @dataclass(frozen=True)
 class Finding:
-    """A fact of a comparison that the page tells in a sentence or two."""
+    """A fact that a page or the terminal tells in a sentence or two."""
 
+    template: ClassVar[str] = "findings.j2"
     macro: ClassVar[str]
 
 
@@ -205,7 +206,7 @@ class OneSeed(Finding):
 
 def describe_finding(finding: Finding, decimals: int) -> str:
     """Return the sentences of a finding. decimals: of a percentage."""
-    return render_macro("findings.j2", finding.macro, finding, decimals)
+    return render_macro(finding.template, finding.macro, finding, decimals)
 
 
 def count_clients(gains: Gains) -> Effects:

@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from fedmutual.report.comparison import ALONE, OWN_DOMAIN, Method, RunComparison, Use
+from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation, RecordedScore
 
 SEEDS = "seeds"
+_LOCAL_ONLY = "independent"  # the algorithm of local-only training that a message recommends
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def gains(comparison: RunComparison, use: Use, data: str = "validation") -> Gain
     """Return each client's gain over local-only training on its rows of one kind: `data`."""
     method = use.method
     alone = comparison.alone(method)
-    if method.algorithm == ALONE:
+    if method.is_local_only:
         return Missing("this is local-only training itself")
     if alone is None:
         return Missing(no_local(comparison))
@@ -91,10 +92,12 @@ def gains(comparison: RunComparison, use: Use, data: str = "validation") -> Gain
 def no_local(comparison: RunComparison) -> str:
     """Return the clause that local-only training is missing, and how to get it."""
     first = (*comparison.federated, *comparison.methods)[0].algorithm
-    fix = f"`fedmutual compare FILE.toml --methods {first},{ALONE}` makes it"
+    fix = f"`fedmutual compare FILE.toml --methods {first},{_LOCAL_ONLY}` makes it"
     if comparison.at_sites:
-        fix = f"submit the federation once more with the algorithm {ALONE} and another name, and report on both results"
-    return f"local-only training ({ALONE}) is not among these runs; {fix}"
+        fix = (
+            f"submit the federation once more with the algorithm {_LOCAL_ONLY} and another name, and report on both results"
+        )
+    return f"local-only training ({_LOCAL_ONLY}) is not among these runs; {fix}"
 
 
 @dataclass(frozen=True)
@@ -155,9 +158,9 @@ SEEN = "the best round was chosen on the very test examples that it is scored on
 
 
 def _no_global(method: Method) -> str:
-    trained = method.runs[0]  # fine-tuning is a method, and trains alone
-    if not trained.method.shares:
-        return "there is no shared model: nothing is shared" if trained.algorithm == ALONE else "there is no shared model"
+    recorded = method.runs[0].method  # of the run: the fine-tuning of a newcomer is a federated method, and trains alone
+    if not recorded.shares:
+        return "there is no shared model" + ("" if recorded.role.federates else ": nothing is shared")
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     if any(o.client is None for r in method.counted if r.last for o in r.last.others):

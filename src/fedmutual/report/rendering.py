@@ -42,7 +42,12 @@ def mark_prose(text: str) -> Markup:
 def _load_macros(template: str) -> Any:
     environment = make_environment("fedmutual.report", html=False)
     environment.filters |= {"count": count, "listed": listed, "percent": percent, "points": points}
-    environment.filters |= {"one": lambda unit: unit.removesuffix("s"), "number": "{:,}".format, "span": _format_span}
+    environment.filters |= {
+        "one": _remove_plural,
+        "number": "{:,}".format,
+        "quoted": repr,
+        "span": _format_span,
+    }
     return environment.get_template(template).module
 
 
@@ -52,6 +57,10 @@ def render_macro(template: str, macro: str, *values: object, **named: object) ->
     Names are plain text here; a page of HTML escapes the text.
     """
     return " ".join(str(getattr(_load_macros(template), macro)(*values, **named)).split())
+
+
+def _remove_plural(unit: str) -> str:
+    return unit.removesuffix("s")
 
 
 def _format_span(ends: tuple[int, int]) -> str:

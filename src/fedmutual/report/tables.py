@@ -1,11 +1,12 @@
 """The tables beside the headline: what accuracy hides, recall by class, every client."""
 
 from collections.abc import Sequence
-from statistics import fmean
+
+import pandas as pd
 
 from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share
-from fedmutual.report.comparison import ALONE, RunComparison, Use
+from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.measures import Subject, mean_of, over_seeds
 from fedmutual.report.statistics import Gains, Missing, Pair
 from fedmutual.report.text import fixed, percent, points
@@ -52,7 +53,7 @@ def recall(comparison: RunComparison) -> PageTable:
         for subject in measures.subjects(comparison, m):
             if subject.everything:
                 columns.append(Column(subject.title.partition(",")[0], m.label))
-                recalls.append([_recall(m.counted, subject, k) for k in range(len(comparison.classes))])
+                recalls.append(_average_recalls(m.counted, subject, len(comparison.classes)))
     rows = tuple(
         (
             TableCell(name),
@@ -70,6 +71,7 @@ def recall(comparison: RunComparison) -> PageTable:
 def clients(comparison: RunComparison) -> PageTable:
     """Return the table of all clients of all seeds: training examples, network, accuracies and gains."""
     pairs = {u: _pairs(comparison, u) for u in comparison.uses}
+    accuracies = {u: _get_accuracies(u) for u in comparison.uses}
     runs: dict[int, RecordedRun] = {}  # of the first method that has the seed
     for run in (r for m in comparison.methods for r in m.counted):
         runs.setdefault(run.seed, run)
@@ -84,7 +86,7 @@ def clients(comparison: RunComparison) -> PageTable:
         about = (TableCell(client), TableCell(str(seed)), TableCell(f"{examples:,}"), TableCell(network))
         served = []
         for u in comparison.uses:
-            pair, accuracy = pairs[u].get((seed, client)), _accuracy(u, seed, client)
+            pair, accuracy = pairs[u].get((seed, client)), accuracies[u].get((seed, client))
             served.append(_served(accuracy, pair, comparison.decimals))
             compared = (pair.round, pair.other, pair.gain) if pair else (None, None, None)
             lines.append([seed, client, examples, network, majority, u.label, accuracy, *compared])
@@ -124,21 +126,28 @@ def _partly(runs: Sequence[RecordedRun], subject: Subject, key: str) -> str:
     return f"over the {defined} of {len(scores)} for which it is defined" if 0 < defined < len(scores) else ""
 
 
-def _recall(runs: Sequence[RecordedRun], subject: Subject, k: int) -> float | None:
-    """The mean recall of class k over seeds, and over clients within a seed."""
-    seed_recalls = [[s.recall[k] for s in subject.scores(run) if s.recall and s.recall[k] is not None] for run in runs]
-    means = [fmean(v for v in values if v is not None) for values in seed_recalls if values]
-    return fmean(means) if means else None
+def _average_recalls(runs: Sequence[RecordedRun], subject: Subject, classes: int) -> list[float | None]:
+    """Return for each class the mean recall over seeds, and over clients within a seed; None without a recall."""
+    rows = [
+        (run.seed, number, recall)
+        for run in runs
+        for score in subject.scores(run)
+        for number, recall in enumerate(score.recall or ())
+        if recall is not None
+    ]
+    recalls = pd.DataFrame(rows, columns=["seed", "class", "recall"])
+    means = recalls.groupby(["class", "seed"])["recall"].mean().groupby("class").mean()
+    return [means.get(number) for number in range(classes)]
 
 
 def _shaded(value: float) -> TableCell:
     return TableCell(percent(value), shade=value)
 
 
-def _accuracy(use: Use, seed: int, client: str) -> float | None:
-    run = next((r for r in use.method.counted if r.seed == seed), None)
-    score = run.own(run.last, use.model).get(client) if run else None
-    return score.accuracy if score else None
+def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:
+    """Return (seed, client) -> the accuracy of a model on the client's own rows, after the last round."""
+    scores = ((run.seed, run.own(run.last, use.model)) for run in use.method.counted)
+    return {(seed, client): score.accuracy for seed, by_client in scores for client, score in by_client.items()}
 
 
 def _served(accuracy: float | None, pair: Pair | None, decimals: int) -> TableCell:
@@ -153,7 +162,7 @@ def _served(accuracy: float | None, pair: Pair | None, decimals: int) -> TableCe
 
 def _network(comparison: RunComparison, seed: int, client: str) -> str:
     """The client's own network; where it has none, the shared one."""
-    methods = sorted(comparison.methods, key=lambda m: m.algorithm == ALONE)
+    methods = sorted(comparison.methods, key=lambda m: m.is_local_only)
     models = [r.environment.get("models") or {} for m in methods for r in m.runs if r.seed == seed]
     own = [m["personal"][client] for m in models if client in (m.get("personal") or {})]
     networks = [*own, *(m["shared"] for m in models if m.get("shared"))]

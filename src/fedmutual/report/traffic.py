@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from math import prod
-from typing import Any
+
+import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing
-from fedmutual.report.comparison import POOLED, Method, RunComparison
+from fedmutual.report.comparison import Method, RunComparison
 from fedmutual.report.text import count, size
 
 
@@ -27,7 +28,7 @@ def bytes_by_method(comparison: RunComparison) -> PageTable:
     ]
     rows, lines = [], []
     for m in comparison.methods:
-        name, left = TableCell(m.label, note=POOLED_NOTE if m.algorithm == POOLED else ""), _leaving(m)
+        name, left = TableCell(m.label, note=POOLED_NOTE if m.is_pooled else ""), _leaving(m)
         leaves = missing("what may leave is written when a run is finished") if left == "n/a" else TableCell(left)
         if not counted[m.label]:
             rows.append((name, TableCell(left), *[missing("the ledger is empty so far")] * (len(columns) - 2)))
@@ -64,23 +65,16 @@ def bytes_by_round(comparison: RunComparison) -> PageTable:
 
 
 def _bytes(comparison: RunComparison, id: str, key: str, caption: str) -> PageTable:
-    methods = [m for m in comparison.methods if m.algorithm != POOLED and any(r.ledger for r in m.counted)]
-    sums: dict[str | int, dict[tuple[str, str], float]] = {}
-    for m in methods:
-        for ledger in (r.ledger for r in m.counted):
-            for way in ("up", "down"):
-                byte_counts: Mapping[Any, int] = ledger.by_client(way) if key == "client" else ledger.by_round(way)
-                for name, n in byte_counts.items():
-                    row = sums.setdefault(name, {})
-                    row[m.label, way] = row.get((m.label, way), 0.0) + n / len(m.counted)
+    methods = [m for m in comparison.methods if not m.is_pooled and any(r.ledger for r in m.counted)]
     ways = [(m.label, way) for m in methods for way in ("up", "down")]
-    names = sorted(sums) if key == "round" else list(sums)
-    sums_by_name = [(name, tuple(sums[name].get(way, 0.0) for way in ways)) for name in names]
+    by_method = {m.label: _average_bytes(m, key) for m in methods}
+    means = pd.concat(by_method, axis=1)[ways].fillna(0.0) if by_method else pd.DataFrame()
+    means = means.sort_index() if key == "round" else means
     rows, lines = [], []
     for (_, values), equal in groupby(
-        sums_by_name, key=lambda line: (line[0] if key == "client" else line[0] == 0, line[1])
+        means.itertuples(name=None), key=lambda line: (line[0] if key == "client" else line[0] == 0, line[1:])
     ):
-        first, *more = [name for name, _ in equal]
+        first, *more = [name for name, *_ in equal]
         last = more[-1] if more else first
         head = "start" if first == 0 else str(first) if last == first else f"{first} to {last}"
         rows.append((TableCell(head), *(TableCell(size(v)) for v in values)))
@@ -90,9 +84,19 @@ def _bytes(comparison: RunComparison, id: str, key: str, caption: str) -> PageTa
     return PageTable(id, caption, columns, tuple(rows), csv_text(header, lines))
 
 
+def _average_bytes(method: Method, key: str) -> pd.DataFrame:
+    """Return the bytes up and down of each client or round, as means over seeds; a seed without the row counts as 0."""
+    ledgers = [r.ledger for r in method.counted]
+    sums = [
+        pd.DataFrame({way: ledger.by_client(way) if key == "client" else ledger.by_round(way) for way in ("up", "down")})
+        for ledger in ledgers
+    ]
+    return pd.concat(sums).groupby(level=0, sort=False).sum() / len(ledgers)
+
+
 def _leaving(method: Method) -> str:
     """What a reply may hold under a method."""
-    if method.algorithm == POOLED:
+    if method.is_pooled:
         return "everything: all data lie in one place"
     leaves = _leaves(method)
     has_seed_set = any(r.ledger.seed for r in method.counted)
@@ -109,7 +113,7 @@ def _leaving(method: Method) -> str:
 
 def tensors(comparison: RunComparison) -> PageTable | None:
     """Return the table of all tensors that may leave a client; None where nothing leaves."""
-    leaves_by_method = {m.label: _leaves(m) or {} for m in comparison.methods if m.algorithm != POOLED}
+    leaves_by_method = {m.label: _leaves(m) or {} for m in comparison.methods if not m.is_pooled}
     leaves_by_method = {label: leaves for label, leaves in leaves_by_method.items() if leaves}
     specs = dict.fromkeys((name, *spec) for leaves in leaves_by_method.values() for name, spec in leaves.items())
     if not specs:

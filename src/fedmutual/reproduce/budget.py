@@ -9,9 +9,9 @@ from fedmutual.algorithms.agree import Silent
 from fedmutual.algorithms.fedh2l import Local, Mutual
 from fedmutual.algorithms.fedmd import Announce, Digest, Revisit, Transfer
 from fedmutual.algorithms.local import LocalEpochs
-from fedmutual.config import Config, make_algorithm
+from fedmutual.config import Config, is_pooled, make_algorithm
 from fedmutual.core import Algorithm, Phase
-from fedmutual.report.comparison import POOLED
+from fedmutual.federation.networks import POOLED
 from fedmutual.reproduce.result import Budget
 
 PARTS = ("private", "own public", "public")
@@ -55,7 +55,7 @@ def count_budget(config: Config, private: Mapping[str, int], public: Mapping[str
     the algorithm has a phase with an unknown number of steps, such as a phase of the user's algorithm.
     """
     algorithm = make_algorithm(config)
-    if config.algorithm["name"] == POOLED:
+    if is_pooled(config):
         private, public = {POOLED: sum(private.values()) + sum(public.values())}, {}
     public_rows = sum(public.values())
     clients = [

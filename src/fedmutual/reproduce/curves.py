@@ -1,14 +1,14 @@
 """Compute curves over the rounds, one for each arm: the mean over seeds with the lowest and highest seed."""
 
 from collections.abc import Callable, Sequence
-from statistics import fmean
 
-from fedmutual.report.curves import Curve, Point
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config.methods import find_role
+from fedmutual.report.curves import Curve, make_curve
 from fedmutual.report.svg import SLOTS
 from fedmutual.reproduce.cell_results import Look
 from fedmutual.reproduce.entries import name
 from fedmutual.reproduce.result import Result
-from fedmutual.rundir.recorded_run import NAMES
 
 
 def curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
@@ -17,17 +17,13 @@ def curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Cur
     drawn = []
     for arm, by_seed in look.results.items():
         runs = [(s, dict(zip(r.evaluated, v, strict=True))) for s, r in sorted(by_seed.items()) if (v := values(r))]
-        common = sorted(set.intersection(*(set(v) for _, v in runs))) if runs else []
-        points = [Point(n, fmean(scores := [v[n] for _, v in runs]), min(scores), max(scores)) for n in common]
-        if points:
-            label = name(arm, look.cell.shown[arm])
-            drawn.append(Curve(label, slots[arm], 0, tuple(points), len(runs), tuple(runs)))
-    return tuple(drawn)
+        drawn.append(make_curve(name(arm, look.cell.shown[arm]), slots[arm], 0, runs))
+    return tuple(curve for curve in drawn if curve.points)
 
 
 def _assign_slots(arms: Sequence[str]) -> dict[str, int]:
-    """Return arm -> colour and mark slot: the known methods have the slots of the report, the other arms take free slots."""
-    taken = {arm: list(NAMES).index(arm) + 1 for arm in arms if arm in NAMES}
+    """Return arm -> colour and mark slot: arms named as algorithms have the slots of the report, others take free slots."""
+    taken = {arm: colour for arm in arms if arm in ALGORITHMS and (colour := find_role(arm).colour)}
     free = [s for s in range(1, SLOTS + 1) if s not in taken.values()]
     rest = [arm for arm in arms if arm not in taken]
     return taken | {arm: free[k % len(free)] for k, arm in enumerate(rest)}

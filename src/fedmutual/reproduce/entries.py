@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from fedmutual.algorithms import ALGORITHMS
+from fedmutual.config.methods import find_title
 from fedmutual.report.cells import TableCell
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
@@ -9,12 +11,11 @@ from fedmutual.reproduce import measures
 from fedmutual.reproduce.cell_results import Look, lacks
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
 from fedmutual.reproduce.schema import Arm
-from fedmutual.rundir.recorded_run import NAMES
 
 
 def name(key: str, arm: Arm) -> str:
     """Return the display name of an arm. key: the arm's key in the cell."""
-    return arm.title or NAMES.get(key, key)
+    return arm.title or (find_title(key) if key in ALGORITHMS else key)
 
 
 def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:

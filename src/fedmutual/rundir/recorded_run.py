@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from fedmutual.errors import RunError
 from fedmutual.files import Table, read_json
+from fedmutual.role import Role
 from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SUMMARY, TUNED
 from fedmutual.rundir.ledger_columns import LedgerColumns, make_columns
 from fedmutual.rundir.record_files import check_record, make_line_error, read_record, read_records, read_toml
@@ -16,7 +18,6 @@ from fedmutual.rundir.schema import (
     Environment,
     Evaluation,
     LedgerLine,
-    MethodAbout,
     RecordedPartition,
     RecordedScore,
     RunSettings,
@@ -24,19 +25,28 @@ from fedmutual.rundir.schema import (
     TunedRecord,
 )
 
-NAMES = {  # the titles of methods in folders that do not hold them, in the order of their colours
-    "fml": "FML",
-    "fedavg": "FedAvg",
-    "fedprox": "FedProx",
-    "independent": "Local-only",
-    "centralised": "Centralised",
-    "fedh2l": "FedH2L",
-    "fedmd": "FedMD",
-    "aggregate": "AGG",
+EARLIER_METHODS = {  # (title, has a shared model, role) of the methods of earlier versions, whose folders may lack them
+    "fml": ("FML", True, Role(position=1, colour=1, reference=True)),
+    "fedh2l": ("FedH2L", False, Role(position=2, colour=6, reference=True)),
+    "fedmd": ("FedMD", False, Role(position=3, colour=7)),
+    "aggregate": ("AGG", False, Role(position=4, colour=8)),
+    "fedavg": ("FedAvg", True, Role(position=5, colour=2)),
+    "fedprox": ("FedProx", True, Role(position=6, colour=3)),
+    "independent": ("Local-only", False, Role(colour=4, federates=False)),
+    "centralised": ("Centralised", True, Role(colour=5, federates=False)),
 }
-ALONE = ("independent", "fedh2l", "fedmd", "aggregate")  # of those, the ones without a shared model
 _DIVERGED = re.compile(r"\S+  stopped in round (?P<round>\d+): Diverged: ")  # the last line of log.txt
 _NOTE = re.compile(r"\S+  note(?: (?P<start>at the start)| in round (?P<round>\d+))?: (?P<text>.+)")  # a line of log.txt
+
+
+class RecordedMethod(NamedTuple):
+    """How the method of a run introduces itself."""
+
+    title: str  # the name in tables
+    shares: bool  # whether the method has a shared model
+    preset: tuple[str, ...]  # the keys that the name of a preset method sets
+    role: Role
+    pooled: bool  # whether one network learns from all data in one place
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,11 +100,9 @@ class RecordedRun:
         return self.settings.algorithm.name
 
     @cached_property
-    def method(self) -> MethodAbout:
-        """Return how the run's method describes itself; for a folder of an earlier version, by the algorithm's name."""
-        if "algorithm" in self.environment:
-            return MethodAbout.model_validate(self.environment["algorithm"])
-        return MethodAbout(title=NAMES.get(self.algorithm, self.algorithm), shares=self.algorithm not in ALONE, preset=[])
+    def method(self) -> RecordedMethod:
+        """Return how the run's method introduces itself; for a folder of an earlier version, by the algorithm's name."""
+        return _make_method(self.algorithm, check_record(self.folder / ENVIRONMENT, Environment, self.environment))
 
     @cached_property
     def tuned(self) -> Mapping[str, str]:
@@ -182,6 +190,24 @@ def read_runs(folders: Iterable[Path | RecordedRun]) -> list[RecordedRun]:
     if not by_path:
         raise RunError("there is no run to report; name a run's folder, or one that `fedmutual compare` made")
     return [run if isinstance(run, RecordedRun) else read_run(Path(run)) for run in reversed(by_path.values())]
+
+
+def read_method(folder: Path) -> RecordedMethod:
+    """Return how the method of the run in a folder introduces itself.
+
+    Raises:
+        RunError: config.toml or environment.json is missing, damaged or of another format.
+    """
+    settings = check_record(folder / CONFIG, RunSettings, read_toml(folder / CONFIG))
+    return _make_method(settings.algorithm.name, read_record(folder / ENVIRONMENT, Environment))
+
+
+def _make_method(algorithm: str, environment: Environment) -> RecordedMethod:
+    """Return a method as environment.json records it; where the file lacks a fact, the fact of earlier versions."""
+    title, is_shared, role = EARLIER_METHODS.get(algorithm, (algorithm, True, Role()))
+    if about := environment.algorithm:
+        return RecordedMethod(about.title, about.shares, tuple(about.preset), about.role or role, environment.pooled)
+    return RecordedMethod(title, is_shared, (), role, environment.pooled)
 
 
 def read_run(folder: Path) -> RecordedRun:

@@ -4,6 +4,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from fedmutual.role import Role
+
 Share = Annotated[float, Field(ge=0, le=1)]
 Number = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -136,17 +138,19 @@ class RecordedScaling(Record):
 
 
 class MethodAbout(Record):
-    """How a method describes itself. Folders of earlier versions lack this table."""
+    """How a method introduces itself. Folders of earlier versions lack this table, or its role."""
 
     title: str  # the name in tables
     shares: bool  # whether it has a shared model
     preset: list[str]  # the keys that the name of a preset method sets
+    role: Role | None = None  # in comparisons
 
 
 class Environment(Record):
     """The keys of environment.json that a report reads."""
 
-    algorithm: MethodAbout = MethodAbout(title="", shares=True, preset=[])
+    algorithm: MethodAbout | None = None
+    pooled: bool = False  # whether one network learns from all data in one place
     models: RecordedNetworks | None = None
     scaling: RecordedScaling | None = None
     clients: dict[str, Any] = {}

@@ -186,7 +186,8 @@ def _check_same(folder: Path, about: Table, resume: bool) -> None:
         )
     before = read_json(folder / ADAPT)
     for key in ("from", "fine-tuned"):
-        if before.get(key) != about[key]:
+        recorded = before.get(key) or {}
+        if any(recorded.get(k) != value for k, value in about[key].items() if k != "title"):  # earlier versions have none
             raise RunError(
                 f"{folder}: was begun with another shared model than that of {about[key]['run']} after round "
                 f"{about[key]['round']}; choose another folder with --out"

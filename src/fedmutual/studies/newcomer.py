@@ -17,6 +17,7 @@ from fedmutual.recorded_code import check_tables
 from fedmutual.rundir.checkpoint import file_name, shared_state
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.interface import Interface, interface
+from fedmutual.rundir.recorded_run import read_method
 from fedmutual.studies.trained_run import Run
 
 ARMS = ("fml", "scratch", "fine-tune")
@@ -58,6 +59,7 @@ class SourceRun:
         return {
             "run": str(self.run.folder),
             "algorithm": config.algorithm["name"],
+            "title": read_method(self.run.folder).title,
             "model": config.model.shared,
             "round": self.run.round,
             "sha256": digest,

@@ -8,12 +8,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from fedmutual.config import Config, dump_config, make_algorithm, parse_config, read_tables, with_algorithm
+from fedmutual.config import Config, dump_config, is_pooled, make_algorithm, parse_config, read_tables, with_algorithm
 from fedmutual.config.grid import Grid, expand_grid, list_combinations, make_folder_name, make_label
 from fedmutual.errors import ConfigError
-from fedmutual.report.comparison import ALONE, POOLED
 
 By = Literal["personal", "global"]
+LOCAL_ONLY = "independent"  # the algorithm with which the personal models of each setting are compared
 SHARE = 0.1  # of each client's training data, held out where the experiment holds nothing out
 
 
@@ -43,7 +43,7 @@ class SweepPlan:
         """Local-only training with each setting's values: equal ones are one; None where there are no personal models."""
         if not self.with_local:
             return (None,) * len(self.settings)
-        known = [s for s in self.settings if s.config.algorithm["name"] == ALONE]
+        known = [s for s in self.settings if s.config.algorithm["name"] == LOCAL_ONLY]
         found: list[SweepSetting | None] = []
         for setting in self.settings:
             made = _alone(setting, self.several) if _has_personal(setting.config) else None
@@ -134,21 +134,21 @@ def _held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
 
 
 def _alone(setting: SweepSetting, several: Sequence[str]) -> SweepSetting:
-    config, _ = with_algorithm(setting.config, ALONE)
+    config, _ = with_algorithm(setting.config, LOCAL_ONLY)
     values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
-    said = ", ".join(filter(None, (ALONE, make_label({k: v for k, v in values.items() if k in several}))))
+    said = ", ".join(filter(None, (LOCAL_ONLY, make_label({k: v for k, v in values.items() if k in several}))))
     return SweepSetting(values, said, config, make_folder_name(said))
 
 
 def _has_personal(config: Config) -> bool:
-    return config.algorithm["name"] != POOLED and "personal" in make_algorithm(config).scores
+    return not is_pooled(config) and "personal" in make_algorithm(config).scores
 
 
 def _check_by(config: Config, by: By | None) -> None:
     name = config.algorithm["name"]
     if by == "personal" and not _has_personal(config):
         raise ConfigError(f"--by personal: algorithm {name!r} has no personal models; leave --by out")
-    if by == "global" and name != POOLED and "global" not in make_algorithm(config).scores:
+    if by == "global" and not is_pooled(config) and "global" not in make_algorithm(config).scores:
         raise ConfigError(f"--by global: algorithm {name!r} has no shared model; leave --by out")
 
 

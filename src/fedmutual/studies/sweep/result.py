@@ -9,7 +9,17 @@ from typing import Any
 from fedmutual.config import dump_config, parse_config
 from fedmutual.config.grid import format_value
 from fedmutual.errors import ConfigError
-from fedmutual.report.choice import Tried, edges, harm, pick, tie, uncounted
+from fedmutual.report.choice import (
+    EndOfValues,
+    Tried,
+    describe_choice,
+    edges,
+    find_harm,
+    find_tie,
+    find_uncounted,
+    pick,
+)
+from fedmutual.report.findings import Finding
 from fedmutual.report.statistics import Estimate, Gains
 from fedmutual.studies.sweep.plan import SweepPlan
 
@@ -32,13 +42,14 @@ class Sweep:
 
 
 def judge_sweep(plan: SweepPlan, out: Path, tried: Sequence[Tried]) -> Sweep:
-    """Pick the best, and say what speaks against it or against others."""
+    """Return the result of a sweep: the best setting, and warnings about this setting and others."""
     best = pick(tried)
-    said = [uncounted(tried), tie(best), *(_edges(plan, tried, best[0]) if best else ()), *map(harm, tried)]
-    return Sweep(out, tuple(tried), best, tuple(filter(None, said)))
+    ends = _find_ends_of_values(plan, tried, best[0]) if best else ()
+    findings = [find_uncounted(tried), find_tie(best), *ends, *map(find_harm, tried)]
+    return Sweep(out, tuple(tried), best, tuple(describe_choice(finding) for finding in findings if finding))
 
 
-def _edges(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried) -> Iterator[str]:
+def _find_ends_of_values(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried) -> Iterator[Finding]:
     config = next(s.config for s in plan.settings if s.label == chosen.label)
     for key, value, neighbour in edges(tried, chosen):
         further = value + (value - neighbour) * (1 if isinstance(value, int) else 1e-3)
@@ -46,8 +57,7 @@ def _edges(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried) -> Iterator[s
             parse_config(tomllib.loads(dump_config(config)), overrides={key: further})
         except ConfigError:  # the end of what is possible, not of what was tried
             continue
-        end, mend = ("largest", "larger") if value > neighbour else ("smallest", "smaller")
-        yield f"the best {key}, {format_value(value)}, is the {end} that was tried: try {mend} ones too"
+        yield EndOfValues(key, format_value(value), is_largest=value > neighbour)
 
 
 def make_sweep_record(plan: SweepPlan, found: Sweep) -> dict[str, Any]:

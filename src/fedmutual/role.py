@@ -1,0 +1,36 @@
+"""The role of an algorithm in a comparison of methods.
+
+Nothing here imports torch, so that a report can read the role that a run folder records.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Role:
+    """How the tables, plots and findings of a comparison treat an algorithm. A run folder records the role.
+
+    position: the place among the federated methods of a table, lowest first; None: after all methods with a position.
+    colour: the number of the colour and mark in plots, from 1; after the last one the numbers begin again. None: any colour
+    that is free.
+    reference: the method is compared with every other federated method, and not with local-only training alone.
+    federates: False: the method is local-only training, with which federated methods are compared.
+    """
+
+    position: int | None = None
+    colour: int | None = None
+    reference: bool = False
+    federates: bool = True
+
+    def __post_init__(self) -> None:
+        for key in ("position", "colour"):
+            value = getattr(self, key)
+            if value is not None and type(value) is not int:
+                raise ValueError(f"Role: {key} must be a whole number or None, not {value!r}")
+        for key in ("reference", "federates"):
+            if type(getattr(self, key)) is not bool:
+                raise ValueError(f"Role: {key} must be True or False, not {getattr(self, key)!r}")
+        if self.colour is not None and self.colour < 1:
+            raise ValueError(f"Role: colour must be at least 1, not {self.colour}")
+        if self.reference and not self.federates:
+            raise ValueError("Role: a method that does not federate cannot be a reference; remove reference or federates")

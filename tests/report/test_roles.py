@@ -1,0 +1,81 @@
+"""A comparison treats a method by the role that its run folder records; earlier folders have roles of earlier versions."""
+
+import json
+
+import pytest
+
+from fedmutual.config.methods import find_role, find_title
+from fedmutual.errors import RunError
+from fedmutual.report.comparison import comparisons
+from fedmutual.report.curves import slots
+from fedmutual.report.measures import gains
+from fedmutual.report.statistics import Gains, Missing
+from fedmutual.rundir.recorded_run import EARLIER_METHODS, read_runs
+from run_folders import Made, write
+
+
+def accuracy(seed, round, client):
+    return 0.5
+
+
+def write_run(folder, algorithm, **role):
+    """Write the folder of a run of a user's own method with this role, and return the folder."""
+    write(folder, Made("independent" if role.get("federates") is False else "fml", accuracy))
+    config = (folder / "config.toml").read_text()
+    (folder / "config.toml").write_text(config.replace('"independent"', f'"{algorithm}"').replace('"fml"', f'"{algorithm}"'))
+    path = folder / "environment.json"
+    about = {"title": algorithm.upper(), "shares": True, "preset": [], "role": role}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"algorithm": about}))
+    return folder
+
+
+def compare(*folders):
+    (comparison,) = comparisons(read_runs(folders))
+    return comparison
+
+
+def test_methods_stand_by_position_and_those_that_do_not_federate_stand_last(tmp_path):
+    folders = [
+        write_run(tmp_path / "a", "alone", federates=False, position=1),
+        write_run(tmp_path / "b", "unplaced"),
+        write_run(tmp_path / "c", "second", position=2),
+        write_run(tmp_path / "d", "first", position=-3, colour=9),
+    ]
+    comparison = compare(*folders)
+    assert [m.label for m in comparison.methods] == ["FIRST", "SECOND", "UNPLACED", "ALONE"]
+    assert [m.label for m in comparison.federated] == ["FIRST", "SECOND", "UNPLACED"]
+    assert slots(comparison.methods) == {"FIRST": 1, "SECOND": 8, "UNPLACED": 7, "ALONE": 6}  # colour 9 of 8 is the first
+
+
+def test_a_reference_is_compared_with_every_other_federated_method(tmp_path):
+    folders = [write_run(tmp_path / "a", "plain", position=1), write_run(tmp_path / "b", "named", reference=True)]
+    assert [m.label for m in compare(*folders).references] == ["NAMED"]
+    assert [m.label for m in compare(folders[0]).references] == ["PLAIN"]  # without a reference the first method
+
+
+def test_a_method_that_does_not_federate_is_the_local_only_training_of_the_gains(tmp_path):
+    comparison = compare(write_run(tmp_path / "a", "alone", federates=False), write_run(tmp_path / "b", "mine"))
+    federated, local = comparison.methods
+    assert isinstance(gains(comparison, federated.uses[0]), Gains)
+    assert isinstance(gains(comparison, local.uses[0]), Missing)
+
+
+def test_two_methods_with_one_colour_are_drawn_in_two_colours(tmp_path):
+    comparison = compare(write_run(tmp_path / "a", "one", colour=3), write_run(tmp_path / "b", "two", colour=3))
+    assert slots(comparison.methods) == {"ONE": 3, "TWO": 8}
+
+
+@pytest.mark.parametrize("name", EARLIER_METHODS)
+def test_folders_of_earlier_versions_have_the_titles_and_roles_of_today(name):
+    title, _, role = EARLIER_METHODS[name]
+    assert (title, role) == (find_title(name), find_role(name))
+
+
+@pytest.mark.parametrize("role", [{"position": "first"}, {"colour": 0}, {"federates": 1}, "reference"])
+def test_a_damaged_role_is_an_error_that_names_the_file(tmp_path, role):
+    folder = write_run(tmp_path / "a", "mine")
+    path = folder / "environment.json"
+    table = json.loads(path.read_text())
+    path.write_text(json.dumps(table | {"algorithm": table["algorithm"] | {"role": role}}))
+    with pytest.raises(RunError, match=r"environment\.json.*algorithm\.role"):
+        read_runs([folder])
