@@ -16,6 +16,7 @@ from fedmutual.config import Config, has_aggregation, list_keys, make_algorithm,
 from fedmutual.config.keys import Section, Table, list_effects
 from fedmutual.config.schema import ServerConfig, ShareConfig
 from fedmutual.config.sentences import format_validation_error
+from fedmutual.config.values import FEDERATED
 from fedmutual.core import Algorithm
 from fedmutual.errors import ConfigError
 from fedmutual.rundir import folder as folders
@@ -180,6 +181,10 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
     if site_keys:
         raise ConfigError(
             f"{source}: key 'data.{site_keys[0]}' has no place in a federation's file: a site's data stand in its site.toml"
+        )
+    if given["data"].get("mean") == FEDERATED:
+        raise ConfigError(
+            f"{source}: data.mean = 'federated' is for runs in one process; set 'data.mean' and 'data.std' to numbers"
         )
     budget_keys = [k for k in ("epsilon", "delta", "accountant") if k in given["privacy"]]
     if budget_keys:

@@ -9,6 +9,7 @@ import torch
 
 from fedmutual import tasks
 from fedmutual.algorithms.peers import agreed
+from fedmutual.config.values import FEDERATED
 from fedmutual.core import Message
 from fedmutual.data import Federation
 from fedmutual.data.federation import Space
@@ -47,6 +48,8 @@ def build_server_experiment(contract: Contract) -> Experiment:
     classes = tuple(config.data.classes or ("y",))
     image = len(contract.sites.input) == 3  # of an image file; a site's own source may scale its values otherwise
     divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
+    assert config.data.mean != FEDERATED  # as `make_contract` checks
+    assert config.data.std != FEDERATED
     space = Space(
         shape=tuple(contract.sites.input),
         classes=classes,

@@ -1,0 +1,96 @@
+"""`data.mean = "federated"`: inputs are standardised by the statistics of all clients' training rows (`statistics`)."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedmutual import tasks
+from fedmutual.data.draws import Index
+from fedmutual.data.encoding import ColumnPlan
+from fedmutual.data.examples import join_examples
+from fedmutual.data.statistics import Layout, Statistics, Words, add_sums, check_layouts, read_sums, sum_rows
+from fedmutual.errors import DataError
+
+if TYPE_CHECKING:
+    from fedmutual.data.federation import Prepared
+
+_CHUNK = 2**20  # values that are summed at a time
+
+
+def make_layout(prepared: "Prepared") -> Layout:
+    """Return what the statistics of a data set hold: of columns with `data.columns`, of the stored cells."""
+    space, plans = prepared.space, prepared.source.plans
+    classes = () if tasks.make_task(space.task).outputs is not None else space.classes
+    if plans is not None:
+        categories = tuple(plan.name for plan in plans if plan.settings.kind == "category")
+        return Layout(tuple(plan.name for plan in plans), classes, categories=categories)
+    inputs = space.columns or tuple(str(number) for number in range(space.shape[0]))
+    return Layout(inputs, classes, values=prod(space.shape[1:]))
+
+
+def sum_client(prepared: "Prepared", rows: Index, hide_carries: bool = False) -> Words:
+    """Return the words of a client's training rows; see `statistics.sum_rows`. rows: their numbers in the data set [n].
+
+    Raises:
+        DataError: a row cannot be read, or the values are too large.
+    """
+    layout = make_layout(prepared)
+    labels = prepared.table.labels[rows].tolist()
+    return sum_rows(layout, _read_chunks(prepared, rows, len(layout.inputs) * layout.values), labels, hide_carries)
+
+
+def sum_clients(data_by_client: Mapping[str, tuple["Prepared", Index]]) -> Statistics:
+    """Return the statistics of several clients in one process. data_by_client: client -> data and numbers of training rows.
+
+    Raises:
+        DataError: clients have other columns, classes or shapes; or a client's values are too large.
+    """
+    layouts = {client: make_layout(prepared) for client, (prepared, _) in data_by_client.items()}
+    check_layouts(layouts)
+    parts = []
+    for client, (prepared, rows) in data_by_client.items():
+        try:
+            parts.append(sum_client(prepared, rows))
+        except DataError as problem:
+            raise DataError(f"client {client!r}: {problem}") from None
+    return read_sums(next(iter(layouts.values())), add_sums(parts))
+
+
+def standardize(prepared: "Prepared", statistics: Statistics) -> "Prepared":
+    """Return data whose inputs are standardised by the statistics.
+
+    With `data.columns`: a column's mean and std, and its fill, are those of the statistics where its settings have none.
+    """
+    source = prepared.source
+    if source.plans is not None:
+        plans = zip(source.plans, statistics.inputs, *statistics.scaling, strict=True)
+        return replace(prepared, source=replace(source, plans=tuple(_plan_column(p, m, s) for p, _, m, s in plans)))
+    mean, std = statistics.scaling
+    scaled = replace(prepared.scaled, mean=mean, std=std)
+    space = replace(prepared.space, scaling={**prepared.space.scaling, "mean": list(mean), "std": list(std)})
+    assert prepared.store is not None
+    return replace(prepared, store=prepared.store.standardized(mean, std), scaled=scaled, space=space)
+
+
+def _plan_column(plan: ColumnPlan, mean: float, std: float) -> ColumnPlan:
+    """Return the plan of a column with the mean and deviation of all clients where its settings leave them open."""
+    settings = plan.settings
+    if settings.kind == "category":
+        return plan
+    changes = {"fill": mean} if settings.fill is None else {}
+    changes |= {"mean": mean, "std": std} if settings.mean is None else {}
+    return plan._replace(settings=settings.model_copy(update=changes))
+
+
+def _read_chunks(prepared: "Prepared", rows: Index, values: int) -> Iterator[Tensor]:
+    """Yield the inputs of rows, in chunks, before a mean is subtracted. values: numbers in a row."""
+    chunks = torch.split(torch.from_numpy(rows), max(1, _CHUNK // values))
+    if prepared.store is not None:
+        yield from (x for x, _ in prepared.store.batches(chunks))
+    else:
+        examples = join_examples(prepared.source)
+        yield from (examples.take(chunk.tolist()) for chunk in chunks)
