@@ -68,7 +68,7 @@ def test_images_have_a_mean_for_each_channel(tmp_path: Path, resident: bool) -> 
     assert federation.statistics is not None
     np.testing.assert_allclose(federation.statistics.mean, raw.mean((0, 2)), rtol=1e-13)  # type: ignore[arg-type]
     np.testing.assert_allclose(federation.statistics.std, raw.std((0, 2)), rtol=1e-10)  # type: ignore[arg-type]
-    assert federation.space.scaling["mean"] == list(federation.statistics.scaling[0])
+    assert federation.space.scaling["mean"] == list(federation.statistics.moments.mean)
     numbers = {"mean": federation.space.scaling["mean"], "std": federation.space.scaling["std"]}
     by_hand = data.load(config(data=given | numbers))
     for i, shares in by_hand.clients.items():
@@ -142,7 +142,7 @@ def test_a_column_without_a_value_has_no_mean_and_is_left_as_it_is() -> None:
     layout = Layout(("a", "b"), ())
     statistics = read_sums(layout, sum_rows(layout, [torch.tensor([[1.0, torch.nan], [3.0, torch.nan]])], []))
     assert (statistics.mean, statistics.std, statistics.missing) == ((2.0, None), (1.0, None), (0, 2))
-    assert statistics.scaling == ((2.0, 0.0), (1.0, 1.0))
+    assert statistics.moments == ((2.0, 0.0), (1.0, 1.0))
 
 
 @pytest.mark.parametrize("value", [1e30, -1e30, 3e38])

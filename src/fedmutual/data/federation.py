@@ -21,7 +21,7 @@ from fedmutual.data.labels import Targets
 from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_and_classes, note_split
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
-from fedmutual.data.statistics import Statistics
+from fedmutual.data.statistics import Moments, Statistics
 from fedmutual.errors import ConfigError, DataError, format_count
 
 
@@ -87,7 +87,7 @@ class Federation:
     notes: tuple[str, ...]  # remarks for the user, one sentence each
     public: PublicSet | None = None  # None: no client has public rows
     digests: Mapping[str, str] = field(default_factory=dict)  # by client: of the examples, as stored, that its rows are of
-    statistics: Statistics | None = None  # of all training rows, where data.mean = "federated"
+    statistics: Statistics | None = None  # of all training rows, where they were summed (data.mean = "federated")
 
     @property
     def space(self) -> Space:
@@ -173,21 +173,24 @@ def load(
     config: Config,
     prepared: Mapping[str, Prepared] | None = None,
     gathered: Gather | None = None,
-    statistics: Statistics | None = None,
+    moments: Moments | None = None,
 ) -> Federation:
     """Divide the configured data among the clients.
 
     prepared: the result of `prepare`; None: read the data.
     gathered: makes the public seed set, where other sites add to it; None: the rows of these clients.
-    statistics: of the training rows of all sites, where data.mean = "federated"; None: of these clients' rows.
+    moments: what standardises inputs where data.mean = "federated"; None: the statistics of these clients' rows.
 
     Raises:
         UserError: data cannot be used; one sentence names the file, key or client and the fix.
     """
     data_by_client = prepare(config) if prepared is None else prepared
+    statistics: Statistics | None = None
     if config.data.mean == FEDERATED:
-        statistics = statistics or standardizing.sum_clients(list_training_rows(config, data_by_client))
-        data_by_client = {i: standardizing.standardize(one, statistics) for i, one in data_by_client.items()}
+        if moments is None:
+            statistics = standardizing.sum_clients(list_training_rows(config, data_by_client))
+            moments = statistics.moments
+        data_by_client = {i: standardizing.standardize(one, moments) for i, one in data_by_client.items()}
     federation = (
         _join_clients(config, data_by_client) if has_own_data(config) else _divide_data_set(config, data_by_client[""])
     )

@@ -9,25 +9,25 @@ import torch
 from torch import Tensor
 
 from fedmutual import tasks
+from fedmutual.config import ColumnConfig
 from fedmutual.data.draws import Index
 from fedmutual.data.encoding import ColumnPlan
 from fedmutual.data.examples import join_examples
-from fedmutual.data.statistics import Layout, Statistics, Words, add_sums, check_layouts, read_sums, sum_rows
-from fedmutual.errors import DataError
+from fedmutual.data.statistics import Layout, Moments, Statistics, Words, add_sums, check_layouts, read_sums, sum_rows
+from fedmutual.errors import ConfigError, DataError, format_count
 
 if TYPE_CHECKING:
-    from fedmutual.data.federation import Prepared
+    from fedmutual.data.federation import Prepared, Space
 
 _CHUNK = 2**20  # values that are summed at a time
 
 
-def make_layout(prepared: "Prepared") -> Layout:
-    """Return what the statistics of a data set hold: of columns with `data.columns`, of the stored cells."""
-    space, plans = prepared.space, prepared.source.plans
+def make_layout(space: "Space", columns: Mapping[str, ColumnConfig]) -> Layout:
+    """Return what the statistics of a data set hold: of `data.columns`, if there are any, of the stored cells."""
     classes = () if tasks.make_task(space.task).outputs is not None else space.classes
-    if plans is not None:
-        categories = tuple(plan.name for plan in plans if plan.settings.kind == "category")
-        return Layout(tuple(plan.name for plan in plans), classes, categories=categories)
+    if columns:
+        categories = tuple(name for name, settings in columns.items() if settings.kind == "category")
+        return Layout(tuple(columns), classes, categories=categories)
     inputs = space.columns or tuple(str(number) for number in range(space.shape[0]))
     return Layout(inputs, classes, values=prod(space.shape[1:]))
 
@@ -38,7 +38,7 @@ def sum_client(prepared: "Prepared", rows: Index, hide_carries: bool = False) ->
     Raises:
         DataError: a row cannot be read, or the values are too large.
     """
-    layout = make_layout(prepared)
+    layout = _make_layout(prepared)
     labels = prepared.table.labels[rows].tolist()
     return sum_rows(layout, _read_chunks(prepared, rows, len(layout.inputs) * layout.values), labels, hide_carries)
 
@@ -49,7 +49,7 @@ def sum_clients(data_by_client: Mapping[str, tuple["Prepared", Index]]) -> Stati
     Raises:
         DataError: clients have other columns, classes or shapes; or a client's values are too large.
     """
-    layouts = {client: make_layout(prepared) for client, (prepared, _) in data_by_client.items()}
+    layouts = {client: _make_layout(prepared) for client, (prepared, _) in data_by_client.items()}
     check_layouts(layouts)
     parts = []
     for client, (prepared, rows) in data_by_client.items():
@@ -60,20 +60,31 @@ def sum_clients(data_by_client: Mapping[str, tuple["Prepared", Index]]) -> Stati
     return read_sums(next(iter(layouts.values())), add_sums(parts))
 
 
-def standardize(prepared: "Prepared", statistics: Statistics) -> "Prepared":
-    """Return data whose inputs are standardised by the statistics.
+def standardize(prepared: "Prepared", moments: Moments) -> "Prepared":
+    """Return data whose inputs are standardised.
 
-    With `data.columns`: a column's mean and std, and its fill, are those of the statistics where its settings have none.
+    With `data.columns`: a column's mean and std, and its fill, are those of `moments` where its settings have none.
+
+    Raises:
+        ConfigError: the data have another number of inputs than `moments`.
     """
-    source = prepared.source
+    source, (mean, std), count = prepared.source, moments, len(_make_layout(prepared).inputs)
+    if count != len(mean):
+        raise ConfigError(
+            f"{source.place}: has {format_count(count, 'input')}, and the statistics of the federation are of {len(mean)}; "
+            "give all clients the same channels or columns"
+        )
     if source.plans is not None:
-        plans = zip(source.plans, statistics.inputs, *statistics.scaling, strict=True)
-        return replace(prepared, source=replace(source, plans=tuple(_plan_column(p, m, s) for p, _, m, s in plans)))
-    mean, std = statistics.scaling
+        plans = zip(source.plans, mean, std, strict=True)
+        return replace(prepared, source=replace(source, plans=tuple(_plan_column(*one) for one in plans)))
     scaled = replace(prepared.scaled, mean=mean, std=std)
     space = replace(prepared.space, scaling={**prepared.space.scaling, "mean": list(mean), "std": list(std)})
     assert prepared.store is not None
     return replace(prepared, store=prepared.store.standardized(mean, std), scaled=scaled, space=space)
+
+
+def _make_layout(prepared: "Prepared") -> Layout:
+    return make_layout(prepared.space, {plan.name: plan.settings for plan in prepared.source.plans or ()})
 
 
 def _plan_column(plan: ColumnPlan, mean: float, std: float) -> ColumnPlan:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,13 @@ class Layout:
         return 1 + len(self.classes) + len(self.inputs) * (1 + 2 * DIGITS)
 
 
+class Moments(NamedTuple):
+    """By which inputs are standardised."""
+
+    mean: tuple[float, ...]  # of each input
+    std: tuple[float, ...]  # the divisor of each input
+
+
 @dataclass(frozen=True)
 class Statistics:
     """What the sums of all clients tell."""
@@ -54,9 +61,9 @@ class Statistics:
         return asdict(self)
 
     @property
-    def scaling(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    def moments(self) -> Moments:
         """The mean and the divisor of each input. A constant input, and one without a value, is divided by 1."""
-        return tuple(mean or 0.0 for mean in self.mean), tuple(std or 1.0 for std in self.std)
+        return Moments(tuple(mean or 0.0 for mean in self.mean), tuple(std or 1.0 for std in self.std))
 
 
 def parse_statistics(entry: Mapping[str, Any]) -> Statistics:

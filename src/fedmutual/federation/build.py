@@ -8,7 +8,7 @@ from fedmutual import data
 from fedmutual.config import Config, make_algorithm
 from fedmutual.core import Message
 from fedmutual.data.federation import Gather
-from fedmutual.data.statistics import Statistics
+from fedmutual.data.statistics import Moments
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.networks import Networks, Pretrained
@@ -23,18 +23,18 @@ def build(
     begun: Message | None = None,
     pretrained: Pretrained | None = None,
     gathered: Gather | None = None,
-    statistics: Statistics | None = None,
+    moments: Moments | None = None,
 ) -> Experiment:
     """Read the data, unless they are prepared, and check that everything the configuration names can be made.
 
     begun: what a run that goes on began with, where that was another run's model; else it is read from `model.weights`.
     pretrained: likewise what its networks began with; what is not in it is read from where `model.pretrained` says.
-    gathered, statistics: as `data.load` takes them.
+    gathered, moments: as `data.load` takes them.
 
     Raises:
         UserError: in one sentence, what cannot.
     """
-    federation = data.load(config, prepared, gathered, statistics)
+    federation = data.load(config, prepared, gathered, moments)
     if begun is None and config.model.weights is not None:
         begun = shared_state(config.model.weights)
     algorithm, place = make_algorithm(config), pick_device(device or config.engine.device)
