@@ -93,7 +93,7 @@ def _carried(file: str) -> bool:
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
     ("errors", "network_timeout", "module_files", "numerics", "denormals", "role", "settings"),
     ("core",),
-    ("files", "scores", "fixed_sum", "ensemble"),
+    ("files", "scores", "fixed_sum", "wide_sum", "ensemble"),
     ("tensor_files",),
     ("events", "losses", "gradients", "aggregation", "batches", "boundary", "plugins", "in_memory"),
     ("recorded_code", "tasks", "stepping"),

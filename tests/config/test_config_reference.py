@@ -39,7 +39,7 @@ def test_every_key_has_a_meaning_in_one_line() -> None:
         ("data.classes", "list of text", "unset"),
         ("data.labels", "table of text", "{}"),
         ("data.size", "list of whole numbers >= 1", "unset"),
-        ("data.std", "list of numbers > 0", "unset"),
+        ("data.std", 'list of numbers > 0 or "federated"', "unset"),
         ("data.resident", "true or false", "unset"),
         ("partition.kind", '"iid", "shards", "dirichlet", "pfllib", "domains" or "file"', '"iid"'),
         ("partition.clients", "whole number >= 1", "5"),

@@ -159,6 +159,7 @@ CALLS = {
         "data give sites/federation.toml --site sites/north/site.toml",
     ],
     "fedmutual audit": ["audit fml", "audit fml --shadows 0 --out audited", "audit missing", "audit centralised"],
+    "fedmutual stats": ["stats fml.toml", "stats missing.toml", "stats fml.toml --set nonsense=1"],
     "fedmutual privacy": [
         "privacy fml.toml --epsilon 4 --set privacy.nets=both",
         "privacy fml.toml",

@@ -80,9 +80,12 @@ def captured(fed):
 
 
 def test_masked_updates_are_a_fixed_sum_in_one_process(tmp_path):
-    """Three sites sign with the keys of their kits; the server has their sum: the bits of a run in one process."""
+    """Three sites sign with the keys of their kits; the server has their sums, of rows and of updates: the bits of a run in
+    one process.
+    """
     three = {i: {"model": {"personal": "mlp"}, "data": {"name": "digits"}} for i in ("north", "south", "west")}
-    common = {**COMMON, **TELLING, "rounds": 2}
+    data = {"classes": COMMON["data"]["classes"], "mean": "federated", "std": "federated"}
+    common = {**COMMON, **TELLING, "rounds": 2, "data": data}
     run = fedmutual.run(parse_config(together(common | {"server": {"sum": "fixed"}}, three)), tmp_path / "one")
     with loopback(tmp_path / "fed", common, three, server={"sum": "masked"}) as fed:
         fed.start("server", *three)

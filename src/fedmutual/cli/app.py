@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import fedmutual
-from fedmutual.cli import audit, conclude, deploy, privacy, sites
+from fedmutual.cli import audit, conclude, deploy, privacy, sites, stats
 from fedmutual.cli import demo as demo_plan
 from fedmutual.cli.arguments import By, File, Grid, Jobs, Methods, Resume, Seeds, Set, TrustCode, Tune, read_config
 from fedmutual.cli.data import app as data_app
@@ -357,6 +357,7 @@ def predict(
 
 app.command()(deploy.export)
 app.command()(deploy.score)
+app.command()(stats.stats)
 app.command()(privacy.privacy)
 app.command()(audit.audit)
 app.command(rich_help_panel=SITES)(sites.provision)

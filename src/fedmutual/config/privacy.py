@@ -1,6 +1,7 @@
 """What [privacy] does not go together with, as far as the configuration alone tells."""
 
 from fedmutual.config.schema import Config, PrivacyConfig
+from fedmutual.config.values import FEDERATED
 from fedmutual.errors import ConfigError
 
 
@@ -30,6 +31,11 @@ def check_privacy(config: Config, source: str) -> None:
         raise ConfigError(
             f"{source}: records.keep_best = true chooses a model by scores that epsilon does not count; with privacy.nets "
             "take it out, and use the last round's model"
+        )
+    if config.data.mean == FEDERATED:
+        raise ConfigError(
+            f"{source}: data.mean = 'federated' is computed from private rows, which epsilon does not count; with "
+            "privacy.nets set 'data.mean' and 'data.std' to numbers that are known without these rows"
         )
     for client, own in config.clients.items():
         if own.data.mean is not None:

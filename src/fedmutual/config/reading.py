@@ -25,6 +25,7 @@ from fedmutual.config.privacy import check_privacy
 from fedmutual.config.schema import Config, ModelConfig, OptimizerConfig, PartitionConfig, ServerConfig, SplitConfig
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.config.sites import has_own_data
+from fedmutual.config.statistics import check_statistics
 from fedmutual.core import Schedule
 from fedmutual.errors import ConfigError
 from fedmutual.recorded_code import check_tables, is_run_config
@@ -106,6 +107,7 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     _check_own_data(config, source)
     _check_model(config, source)
     _check_effect(config, source)
+    check_statistics(config, source)
     check_privacy(config, source)
     return config
 

@@ -14,8 +14,8 @@ from fedmutual.config.values import (
     ColumnValues,
     Count,
     Decay,
-    Floats,
     Fraction,
+    Means,
     Names,
     Parts,
     PathSetting,
@@ -94,12 +94,15 @@ class DataConfig(Section):
         None, "`data.angles`: the number of training images for each class, drawn at random; unset, all images"
     )
     size: Sides | None = key(None, "resize images to [height, width], in pixels")
-    mean: Floats | None = key(
+    mean: Means | None = key(
         None,
-        "subtracted from inputs (images: x / 255), a value for each channel or column; published sets have known values",
+        "subtracted from inputs (images: x / 255), a value for each channel or column; published sets have known values; "
+        '"federated": the mean of the training rows of all clients',
     )
     std: Spreads | None = key(
-        None, "the divisor of inputs after the subtraction, a value for each channel or column; needs `data.mean`"
+        None,
+        "the divisor of inputs after the subtraction, a value for each channel or column; needs `data.mean`; "
+        '"federated": the standard deviation of the training rows of all clients',
     )
     augment: Literal["none", "crop-flip"] = key("none", "the random augmentation of training images")
     resident: bool | None = key(None, "keep all rows in memory; unset, if they take less than 4 GiB", affects="machine")

@@ -6,12 +6,14 @@ import re
 import unicodedata
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from fedmutual.config.keys import Table
 from fedmutual.settings import Schedule, Setting, within
+
+FEDERATED: Literal["federated"] = "federated"  # data.mean, data.std: of the training rows of all clients
 
 
 def _path(value: object) -> object:
@@ -41,6 +43,12 @@ def _check_cluster(value: str) -> str:
 
 def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _list_statistics(value: object) -> object:
+    if isinstance(value, str) and value != FEDERATED:
+        raise ValueError(f"a list of numbers, or {FEDERATED!r}, not {value!r}")
+    return tuple(value) if isinstance(value, list) else value
 
 
 def unset_if_empty(value: object) -> object:
@@ -104,11 +112,11 @@ Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_home)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
 ColumnValues = Annotated[Names, Field(min_length=1), AfterValidator(_distinct)]
-Floats = Annotated[tuple[float, ...], BeforeValidator(_listed)]
+Means = Annotated[tuple[float, ...] | Literal["federated"], BeforeValidator(_list_statistics)]
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Angles = Annotated[tuple[float, ...], BeforeValidator(_listed), Field(min_length=1)]
-Spreads = Annotated[tuple[Positive, ...], BeforeValidator(_listed)]
+Spreads = Annotated[tuple[Positive, ...] | Literal["federated"], BeforeValidator(_list_statistics)]
 Sides = Annotated[tuple[Count, ...], BeforeValidator(_listed)]
 BatchSize = Annotated[int, Field(ge=1, le=1_000_000_000)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index
-from fedmutual.data.examples import listed
-from fedmutual.data.federation import Federation, Prepared, join_examples, load, prepare
+from fedmutual.data.examples import join_examples, listed
+from fedmutual.data.federation import Federation, Prepared, load, prepare
 from fedmutual.data.notes import NOBODY, count_training_examples
 from fedmutual.data.rows import Rows
 from fedmutual.errors import format_count

@@ -196,6 +196,28 @@ class ConcatExamples:
         return self._first.digest() + self._second.digest()
 
 
+def join_examples(source: Source) -> Examples:
+    """Return the examples of the training part, followed by those of the test part.
+
+    Raises:
+        DataError: the parts differ in shape or type.
+    """
+    if source.test is None:
+        return source.train.x
+    first, second = (p.x.take([0])[0] for p in (source.train, source.test))
+    if first.shape != second.shape:
+        raise DataError(
+            f"{source.place}: training examples have the shape {list(first.shape)} and test examples "
+            f"{list(second.shape)}; make them equal"
+        )
+    if first.dtype != second.dtype:  # bytes are divided by 255, and other numbers are not
+        raise DataError(
+            f"{source.place}: training examples are {format_tensor(first)} and test examples {format_tensor(second)}; "
+            "make them equal"
+        )
+    return ConcatExamples(source.train.x, source.test.x)
+
+
 def merge_parts(first: Part, second: Part) -> Part:
     """Return both parts as one; the second part's rows are numbered after the first part's."""
     offset = len(first.x)

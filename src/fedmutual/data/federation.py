@@ -8,18 +8,20 @@ import numpy as np
 
 from fedmutual import tasks
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
+from fedmutual.config.values import FEDERATED
 from fedmutual.core import At
-from fedmutual.data import encoded_store, labels, record, rows, scaling, sources
+from fedmutual.data import encoded_store, labels, record, rows, scaling, sources, standardizing
 from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import Division, Table, check_name, divide
 from fedmutual.data.draws import Index, Names, make_numpy_generator
 from fedmutual.data.encoding import Encoding
-from fedmutual.data.examples import BadRows, ConcatExamples, Examples, Part, Source, format_tensor, list_problems, listed
+from fedmutual.data.examples import BadRows, Part, Source, join_examples, list_problems, listed
 from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
 from fedmutual.data.labels import Targets
 from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_and_classes, note_split
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
+from fedmutual.data.statistics import Moments, Statistics
 from fedmutual.errors import ConfigError, DataError, format_count
 
 
@@ -85,6 +87,7 @@ class Federation:
     notes: tuple[str, ...]  # remarks for the user, one sentence each
     public: PublicSet | None = None  # None: no client has public rows
     digests: Mapping[str, str] = field(default_factory=dict)  # by client: of the examples, as stored, that its rows are of
+    statistics: Statistics | None = None  # of all training rows, where they were summed (data.mean = "federated")
 
     @property
     def space(self) -> Space:
@@ -166,24 +169,50 @@ def prepare(config: Config) -> dict[str, Prepared]:
     return data_by_client
 
 
-def load(config: Config, prepared: Mapping[str, Prepared] | None = None, gathered: Gather | None = None) -> Federation:
+def load(
+    config: Config,
+    prepared: Mapping[str, Prepared] | None = None,
+    gathered: Gather | None = None,
+    moments: Moments | None = None,
+) -> Federation:
     """Divide the configured data among the clients.
 
     prepared: the result of `prepare`; None: read the data.
     gathered: makes the public seed set, where other sites add to it; None: the rows of these clients.
+    moments: what standardises inputs where data.mean = "federated"; None: the statistics of these clients' rows.
 
     Raises:
         UserError: data cannot be used; one sentence names the file, key or client and the fix.
     """
     data_by_client = prepare(config) if prepared is None else prepared
+    statistics: Statistics | None = None
+    if config.data.mean == FEDERATED:
+        if moments is None:
+            statistics = standardizing.sum_clients(list_training_rows(config, data_by_client))
+            moments = statistics.moments
+        data_by_client = {i: standardizing.standardize(one, moments) for i, one in data_by_client.items()}
     federation = (
         _join_clients(config, data_by_client) if has_own_data(config) else _divide_data_set(config, data_by_client[""])
     )
     is_alone = len(federation.clients) == 1 and config.model.weights is None  # given weights are learned from, too
     notes = ("there is one client only, so there is nobody to learn from or with",) if is_alone else ()
     return replace(
-        federation, notes=(*federation.notes, *notes), public=(gathered or _make_public_set)(federation, data_by_client)
+        federation,
+        notes=(*federation.notes, *notes),
+        public=(gathered or _make_public_set)(federation, data_by_client),
+        statistics=statistics,
     )
+
+
+def list_training_rows(config: Config, data_by_client: Mapping[str, Prepared]) -> dict[str, tuple[Prepared, Index]]:
+    """Return for each client its data, and the numbers of its training rows in them."""
+    if has_own_data(config):
+        configs = {i: make_client_config(config, i) for i in data_by_client}
+        divisions = {i: _make_division(configs[i], one.table, one.digest) for i, one in data_by_client.items()}
+        return {i: (data_by_client[i], division.clients[ALONE][PRIVATE]) for i, division in divisions.items()}
+    prepared = data_by_client[""]
+    division = _make_division(config, prepared.table, prepared.digest)
+    return {i: (prepared, shares[PRIVATE]) for i, shares in division.clients.items()}
 
 
 def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
@@ -401,28 +430,6 @@ def _join_column(parts: list[Part], name: str) -> Names | None:
         return None
     values = [getattr(p, name) if getattr(p, name) is not None else np.full(len(p.x), "") for p in parts]
     return np.concatenate(values)
-
-
-def join_examples(source: Source) -> Examples:
-    """Return the examples of the training part, followed by those of the test part.
-
-    Raises:
-        DataError: the parts differ in shape or type.
-    """
-    if source.test is None:
-        return source.train.x
-    first, second = (p.x.take([0])[0] for p in (source.train, source.test))
-    if first.shape != second.shape:
-        raise DataError(
-            f"{source.place}: training examples have the shape {list(first.shape)} and test examples "
-            f"{list(second.shape)}; make them equal"
-        )
-    if first.dtype != second.dtype:  # bytes are divided by 255, and other numbers are not
-        raise DataError(
-            f"{source.place}: training examples are {format_tensor(first)} and test examples {format_tensor(second)}; "
-            "make them equal"
-        )
-    return ConcatExamples(source.train.x, source.test.x)
 
 
 def _make_row_namer(source: Source) -> rows.Where:

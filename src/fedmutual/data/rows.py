@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
+from dataclasses import replace
 from itertools import pairwise
 from multiprocessing import current_process
 from typing import Any, Protocol
@@ -17,7 +18,7 @@ from fedmutual.data.augment import Augment
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import BadRows, Examples
 from fedmutual.data.labels import Targets
-from fedmutual.data.scaling import Scaling
+from fedmutual.data.scaling import Scaling, subtract_mean
 from fedmutual.errors import DataError
 
 RESIDENT = 4 * 2**30  # bytes: smaller data are kept in memory, unless data.resident decides
@@ -37,6 +38,10 @@ class Store(Protocol):
 
     def relabelled(self, labels: Tensor) -> "Store":
         """Return a store of these examples with other labels [N]."""
+        ...
+
+    def standardized(self, mean: Sequence[float], std: Sequence[float]) -> "Store":
+        """Return a store of these examples minus `mean`, over `std`, a value for each channel or feature."""
         ...
 
     def batches(self, plan: Iterable[Tensor]) -> Iterable[Batch]:
@@ -210,6 +215,12 @@ class ResidentStore:
         other.labels, other._moved_examples = labels, self._moved_examples
         return other
 
+    def standardized(self, mean: Sequence[float], std: Sequence[float]) -> "ResidentStore":
+        """Return a store of standardised examples; see `Store.standardized`. The examples are copied."""
+        other = copy(self)
+        other._x, other._on_devices, other._moved_examples = subtract_mean(self._x.clone(), mean, std), {}, {}
+        return other
+
     def batches(self, plan: Iterable[Tensor]) -> "ResidentBatches":
         """Return the batches of `plan`; see `Store.batches`."""
         return ResidentBatches(self, list(plan))
@@ -267,6 +278,12 @@ class StreamedStore:
         other.labels = labels
         return other
 
+    def standardized(self, mean: Sequence[float], std: Sequence[float]) -> "StreamedStore":
+        """Return a store that standardises its examples; see `Store.standardized`."""
+        other = copy(self)
+        other._dataset = self._dataset.standardized(mean, std)
+        return other
+
     def batches(self, plan: Iterable[Tensor]) -> Iterator[Batch]:
         """Yield the batches of `plan`; see `Store.batches`.
 
@@ -295,6 +312,9 @@ class _BatchDataset(Dataset[Any]):
 
     def __init__(self, examples: Examples, scaling: Scaling) -> None:
         self._examples, self._scaling = examples, scaling
+
+    def standardized(self, mean: Sequence[float], std: Sequence[float]) -> "_BatchDataset":
+        return _BatchDataset(self._examples, replace(self._scaling, mean=tuple(mean), std=tuple(std)))
 
     def __getitem__(self, row: int) -> Any:
         return self.__getitems__([row])

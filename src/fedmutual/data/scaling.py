@@ -1,6 +1,6 @@
 """The scaling of stored numbers to a network's inputs: x / divisor, resized, minus the mean, over the standard deviation."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmutual.config import DataConfig
+from fedmutual.config.values import FEDERATED
 from fedmutual.data.examples import Source
 from fedmutual.errors import ConfigError
 
@@ -33,10 +34,7 @@ class Scaling:
             x = x.div_(self.divisor)
         if self.size is not None and tuple(x.shape[2:]) != self.size:
             x = F.interpolate(x, self.size, mode="bilinear", antialias=True)
-        if self.mean:
-            mean, std = (torch.tensor(v).view(-1, *(1,) * (x.dim() - 2)) for v in (self.mean, self.std))
-            x = x.sub_(mean).div_(std)
-        return x
+        return subtract_mean(x, self.mean, self.std) if self.mean else x
 
     def record(self) -> dict[str, Any]:
         """Return the entry of environment.json."""
@@ -49,6 +47,12 @@ class Scaling:
 
 UNSCALED = Scaling(1.0, (), ())
 """Leaves inputs as they are."""
+
+
+def subtract_mean(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """Return x [B, C, ...] minus `mean` [C], over `std` [C]. x is overwritten."""
+    mean_, std_ = (torch.tensor(values).view(-1, *(1,) * (x.dim() - 2)) for values in (mean, std))
+    return x.sub_(mean_).div_(std_)
 
 
 def parse_scaling(entry: Mapping[str, Any]) -> Scaling:
@@ -70,7 +74,9 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
     mean, std = (published.mean, published.std) if published else ((), ())
     if (config.mean is None) != (config.std is None):
         raise ConfigError("keys 'data.mean' and 'data.std' must be set together; set both or none")
-    if config.mean is not None and config.std is not None:
+    if config.mean == FEDERATED or config.std == FEDERATED:  # the clients' sums follow when rows are divided
+        mean, std = (), ()
+    elif config.mean is not None and config.std is not None:
         mean, std = config.mean, config.std
     kind = "channels" if image else "features"
     for key, values in (("mean", mean), ("std", std)):
@@ -86,7 +92,7 @@ def make_scaling(config: DataConfig, source: Source) -> tuple[Scaling, tuple[str
             f"key 'data.augment': {config.augment!r} is for images, but the examples are tables of features; remove the key"
         )
     scaling = Scaling(divisor, mean, std, _get_size(config, image))
-    if published and config.mean is None:
+    if (published and config.mean is None) or config.mean == FEDERATED:
         return scaling, ()
     large = _describe_large(source, scaling)
     if mean:

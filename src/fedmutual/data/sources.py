@@ -4,6 +4,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 
 from fedmutual.config import Config, DataConfig
+from fedmutual.config.values import FEDERATED
 from fedmutual.data import arrays, domains, factory, folder, leaf, published, tiny_imagenet
 from fedmutual.data.examples import Source, merge_parts
 from fedmutual.data.rotate import make_rotated_domains
@@ -81,9 +82,10 @@ def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
     for key in ("drop", "columns"):
         if getattr(config, key) not in (None, {}) and name not in TABLES:
             raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; take it out")
-    if config.columns and (config.mean is not None or config.std is not None):
+    if config.columns and not {config.mean, config.std} <= {None, FEDERATED}:
         raise ConfigError(
-            "keys 'data.mean' and 'data.std' have no effect with data.columns, which standardises each column; take them out"
+            "keys 'data.mean' and 'data.std' have no effect with data.columns, which standardises each column; "
+            "take them out, or set both to 'federated'"
         )
     columns_elsewhere = {config.label: "data.label", config.group_by: "data.group_by"}
     columns_elsewhere |= dict.fromkeys(config.drop or (), "data.drop")

@@ -8,6 +8,7 @@ from fedmutual import data
 from fedmutual.config import Config, make_algorithm
 from fedmutual.core import Message
 from fedmutual.data.federation import Gather
+from fedmutual.data.statistics import Moments
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.federation.networks import Networks, Pretrained
@@ -22,6 +23,7 @@ def build(
     begun: Message | None = None,
     pretrained: Pretrained | None = None,
     gathered: Gather | None = None,
+    moments: Moments | None = None,
 ) -> Experiment:
     """Read the data, build everything that the configuration names, and check that the parts fit.
 
@@ -30,11 +32,12 @@ def build(
     begun: the first weights that a resumed run began with; None: they are read from `model.weights`, if that key is set.
     pretrained: the pretrained weights that a resumed run began with; missing weights are read from `model.pretrained`.
     gathered: the public seed set, as for `data.load`.
+    moments: sums over all clients' training rows, as for `data.load`.
 
     Raises:
         UserError: the data cannot be read, or a part cannot be built or does not fit.
     """
-    federation = data.load(config, prepared, gathered)
+    federation = data.load(config, prepared, gathered, moments)
     if begun is None and config.model.weights is not None:
         begun = shared_state(config.model.weights)
     algorithm, place = make_algorithm(config), pick_device(device or config.engine.device)

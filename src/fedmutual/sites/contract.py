@@ -16,15 +16,21 @@ from fedmutual.config import Config, has_aggregation, list_keys, make_algorithm,
 from fedmutual.config.keys import Section, Table, list_effects
 from fedmutual.config.schema import ServerConfig, ShareConfig
 from fedmutual.config.sentences import format_validation_error
+from fedmutual.config.values import FEDERATED
 from fedmutual.core import Algorithm
+from fedmutual.data.federation import Space
+from fedmutual.data.standardizing import make_layout
+from fedmutual.data.statistics import Layout
 from fedmutual.errors import ConfigError
 from fedmutual.rundir import folder as folders
 from fedmutual.sites import seedset
 from fedmutual.sites.consent import FORMAT, check_agreed, digest_agreed
+from fedmutual.sites.peers import is_peer_to_peer
 from fedmutual.sites.schema import WORK_FOLDER, LimitsTable, SeedsTable, ServerTable, SiteFile, SitesTable
 from fedmutual.sites.screening import Limits
 from fedmutual.sites.secure_sum.fixed_point import is_summable
 from fedmutual.sites.secure_sum.messages import LEAST_SITES, MOST_SITES, find_threshold
+from fedmutual.sites.statistics import SumStatistics
 
 S = TypeVar("S", bound=Section)
 _NOT_COMMON = {
@@ -59,8 +65,18 @@ class Contract:
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """The algorithm, with the settings that all sites share."""
-        return make_algorithm(self.config)
+        """The algorithm, with the settings that all sites share. Statistics of all sites are summed at its start."""
+        algorithm = make_algorithm(self.config)
+        return algorithm if self.layout is None else replace(algorithm, start=(SumStatistics(self.layout), *algorithm.start))
+
+    @cached_property
+    def layout(self) -> Layout | None:
+        """What the statistics of all sites hold; None unless data.mean = "federated"."""
+        if self.config.data.mean != FEDERATED:
+            return None
+        task, classes, shape = self.config.training.task, tuple(self.config.data.classes or ("y",)), self.sites.input
+        space = Space(tuple(shape), classes, len(classes), task, {}, self.sites.columns)
+        return make_layout(space, self.config.data.columns)
 
     @property
     def name(self) -> str:
@@ -217,6 +233,8 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
             f"{source}: algorithm {contract.config.algorithm['name']!r} needs the key 'sites.public', the folder of the "
             "public seed set that all sites have"
         )
+    if contract.layout is not None:
+        _check_statistics(contract, source)
     if contract.config.server != ServerConfig() and not has_aggregation(contract.config):
         name = "server.aggregate" if contract.config.server.aggregate != ServerConfig().aggregate else "server.sum"
         raise ConfigError(
@@ -230,11 +248,22 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
     return contract
 
 
+def _check_statistics(contract: Contract, source: str) -> None:
+    """Raise ConfigError where the server cannot sum statistics before the first round."""
+    algorithm = contract.algorithm
+    if algorithm.public is not None or len(algorithm.start) > 1 or is_peer_to_peer(algorithm):
+        raise ConfigError(
+            f"{source}: data.mean = 'federated' is summed at the server before the first round, and algorithm "
+            f"{contract.config.algorithm['name']!r} has public data, messages between sites or a start of its own; set "
+            "'data.mean' and 'data.std' to numbers"
+        )
+
+
 def _check_masked(contract: Contract, source: str) -> None:
     """Raise ConfigError where a secure sum is not possible, or a key needs the updates that the server does not see."""
     algorithm, sites = contract.algorithm, contract.sites
     count, threshold = len(sites.names), find_threshold(len(sites.names))
-    if len(algorithm.phases) != 1 or algorithm.start or not is_summable(algorithm.phases[0]):
+    if len(algorithm.phases) != 1 or make_algorithm(contract.config).start or not is_summable(algorithm.phases[0]):
         raise ConfigError(
             f"{source}: server.sum = 'masked' adds updates of a shared model, and algorithm "
             f"{contract.config.algorithm['name']!r} sends more, or something else; choose fml, fedavg or fedprox, or take "

@@ -1,7 +1,7 @@
 """The part of the server: rounds, shared model and scores, which are saved on disk after each round. It has no data."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +9,16 @@ import torch
 
 from fedmutual import tasks
 from fedmutual.algorithms.peers import agreed
-from fedmutual.core import Message
+from fedmutual.config.values import FEDERATED
+from fedmutual.core import At, Message
 from fedmutual.data import Federation
 from fedmutual.data.federation import Space
 from fedmutual.data.scaling import BYTE, Scaling
-from fedmutual.engines.loop import federate
+from fedmutual.data.statistics import Layout, Statistics, add_sums, read_sums
+from fedmutual.engines.base import participate
+from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
-from fedmutual.events import Event, Failed, Noted, Observer, RoundDone
+from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
 from fedmutual.federation.description import describe_shared_network, describe_space, method
 from fedmutual.federation.experiment import Experiment, list_leaves
 from fedmutual.federation.networks import Networks
@@ -35,24 +38,40 @@ from fedmutual.sites.protocol import Post
 from fedmutual.sites.secure_sum.exchange import SecureSums
 from fedmutual.sites.secure_sum.fixed_point import count_words, list_masked_leaves, use_masked_sum
 from fedmutual.sites.secure_sum.identity import read_authority
+from fedmutual.sites.secure_sum.messages import WORDS
 from fedmutual.sites.secure_sum.server_files import SumStages
 from fedmutual.sites.setbacks import GENERATIONS, check_setbacks, go_back
 from fedmutual.sites.sizes import MessageSizes
+from fedmutual.sites.statistics import (
+    SUMS,
+    GatheredStatistics,
+    SumStatistics,
+    pack_scaling,
+    read_gathered,
+    read_scaling,
+    write_gathered,
+)
 
 
-def build_server_experiment(contract: Contract) -> Experiment:
-    """Build the experiment of the server: networks and settings, without any data."""
+def build_server_experiment(contract: Contract, statistics: Statistics | None = None) -> Experiment:
+    """Build the experiment of the server: networks and settings, without any data.
+
+    statistics: of all sites' training rows, with data.mean = "federated"; None: not yet known.
+    """
     config = contract.config
     outputs = tasks.make_task(config.training.task).outputs
     classes = tuple(config.data.classes or ("y",))
     image = len(contract.sites.input) == 3  # of an image file; a site's own source may scale its values otherwise
     divisor, size = (BYTE, (contract.sites.input[1], contract.sites.input[2])) if image else (1.0, None)
+    mean, std = config.data.mean or (), config.data.std or ()
+    if mean == FEDERATED or std == FEDERATED:
+        mean, std = ((), ()) if statistics is None or config.data.columns else statistics.moments
     space = Space(
         shape=tuple(contract.sites.input),
         classes=classes,
         outputs=outputs or len(classes),
         task=config.training.task,
-        scaling=Scaling(divisor, tuple(config.data.mean or ()), tuple(config.data.std or ()), size).record(),
+        scaling=Scaling(divisor, mean, std, size).record(),
     )
     no_data = Federation({}, {"": space}, None, {"clients": {}, "classes": list(classes)}, ())
     nets = Networks(config, no_data, contract.algorithm.scores, torch.device("cpu"))
@@ -113,13 +132,14 @@ class Coordinator:
         with folders.held(self.folder):
             first_state = make_first_state(contract, experiment)
             server, saved = self._restore(first_state, name)
-            self._describe(experiment)
+            gathered = read_gathered(self.folder) if contract.layout is not None else None
+            self._describe(experiment, gathered)
             logs: list[Observer] = [Metrics(self.folder), Ledger(self.folder), TextLog(self.folder), *observers]
             conduct, attempts = Conduct(self.folder), Attempts(self.folder)
             peer_to_peer, deadline = is_peer_to_peer(contract.algorithm), contract.sites.deadline
             words = count_update(contract, first_state)
             sizes = MessageSizes(contract.algorithm, first_state, contract.sites.names, peer_to_peer, words)
-            quorum, limits, sums = contract.quorum, contract.limits, self._open_sums(first_state)
+            quorum, limits, sums = contract.quorum, contract.limits, self._open_sums()
             engine = SitesEngine(
                 post, quorum, deadline, peer_to_peer, sizes, attempts, conduct, limits, contract.algorithm, sums
             )
@@ -128,6 +148,10 @@ class Coordinator:
                 checkpoints = Checkpoints(self.folder, 1, name, saved.seconds if saved else 0.0, generations=GENERATIONS)
                 rounds = saved.round if saved else None
                 try:
+                    if contract.layout is not None:
+                        gathered = gathered or self._gather_statistics(engine, contract.layout, experiment)
+                        engine.scaling = pack_scaling(gathered.statistics.moments)
+                        _log_statistics(logs, gathered, engine, saved)
                     federate(self._make_plan(), engine, server, rounds, [*logs, checkpoints, _Pause(pause)], None)
                     break
                 except Setback as problem:
@@ -139,6 +163,31 @@ class Coordinator:
                 server, saved = self._restore(first_state, name)
             self._write_summary(checkpoints.seconds)
 
+    def _gather_statistics(self, engine: SitesEngine, layout: Layout, experiment: Experiment) -> GatheredStatistics:
+        """Ask the sites for the sums of their training rows, and save and return the statistics.
+
+        Raises:
+            TooFew, Setback, RunError: as `SitesEngine.each`. RunError: also where no rows have such sums.
+        """
+        config, phase = self.contract.config, SumStatistics(layout)
+        at, declared = At(config.seed, -1, config.rounds, 0), phase.leaves({})
+        sites = self.contract.sites.names
+        replies = dict(engine.each(participate, {i: (phase, {}, declared, at) for i in sites}))
+        try:
+            words = [message.get(SUMS, message.get(WORDS)) for message, *_ in replies.values()]
+            statistics = read_sums(layout, add_sums(tensor.numpy() for tensor in words if tensor is not None))
+            read_scaling(layout, pack_scaling(statistics.moments))
+        except ValueError as problem:  # under masks: a single site's sums are checked before
+            raise RunError(
+                f"{self.folder}: the statistics of all sites are impossible, so a site sent wrong sums: {problem}; begin a "
+                "federation of another name, with numbers as 'data.mean' and 'data.std' or with other sites"
+            ) from None
+        up = {i: reply.up or count_bytes(reply.message) for i, reply in replies.items()}
+        gathered = GatheredStatistics(statistics, up, {i: reply.down or 0 for i, reply in replies.items()})
+        write_gathered(self.folder, gathered)
+        self._describe(experiment, gathered)
+        return gathered
+
     def _check_progress(self, conduct: Conduct, saved: Saved | None, logs: Sequence[Observer]) -> None:
         """Raise RunError, and log it, where no round can begin: too few sites are left, or too many rounds failed."""
         try:
@@ -149,20 +198,21 @@ class Coordinator:
                 log(Failed((saved.round if saved else 0) + 1, problem))
             raise
 
-    def _open_sums(self, first_state: Message) -> SecureSums | None:
+    def _open_sums(self) -> SecureSums | None:
         """Return the object that computes the secure sums, or None where the sum is not masked."""
-        count = count_update(self.contract, first_state)
-        if count is None:
+        if not self.contract.is_masked:
             return None
         if self.startup is None:
             raise RunError(f"{self.folder}: a secure sum needs the server's kit, which has the authority's certificate")
         stages = SumStages(self.folder, read_authority(self.startup))
-        return SecureSums(stages, self.contract.binding, self.contract.sites.names, count)
+        return SecureSums(stages, self.contract.binding, self.contract.sites.names)
 
     def _make_plan(self) -> RoundPlan:
-        config = self.contract.config
+        config, algorithm = self.contract.config, self.contract.algorithm
+        if self.contract.layout is not None:  # the sums are gathered before the rounds
+            algorithm = replace(algorithm, start=())
         return RoundPlan(
-            algorithm=use_masked_sum(self.contract.algorithm) if self.contract.is_masked else self.contract.algorithm,
+            algorithm=use_masked_sum(algorithm) if self.contract.is_masked else algorithm,
             seed=config.seed,
             rounds=config.rounds,
             clients=self.contract.sites.names,
@@ -194,9 +244,12 @@ class Coordinator:
             return first_state, None
         return read_state(self.folder / "server" / file_name(saved.round), name, saved.round, first_state), saved
 
-    def _describe(self, experiment: Experiment) -> None:
-        """Write the files that describe the federation."""
+    def _describe(self, experiment: Experiment, gathered: GatheredStatistics | None) -> None:
+        """Write the files that describe the federation. gathered: the statistics of all sites, if they are known."""
         about: dict[str, Any] = folders.environment(1, torch.device("cpu"))
+        if gathered is not None:
+            experiment = build_server_experiment(self.contract, gathered.statistics)
+            about["statistics"] = gathered.statistics.record()
         space = experiment.data.space
         models = {
             "input": list(space.shape),
@@ -223,6 +276,15 @@ def _log_remarks(logs: Sequence[Observer], round: int, remarks: Sequence[str]) -
     for remark in remarks:
         for log in logs:
             log(Noted(round, remark))
+
+
+def _log_statistics(
+    logs: Sequence[Observer], gathered: GatheredStatistics, engine: SitesEngine, saved: Saved | None
+) -> None:
+    """Log the bytes of the statistics, unless a saved round has them in its log, and the engine's remarks."""
+    _log_remarks(logs, 0, engine.remarks())
+    for log in logs if saved is None else ():
+        log(PhaseDone(0, SUMS, dict(gathered.down), dict(gathered.up), {}))
 
 
 class _Pause:

@@ -29,10 +29,11 @@ from fedmutual.sites.protocol import (
 )
 from fedmutual.sites.screening import Limits, screen
 from fedmutual.sites.secure_sum.exchange import SecureSums
-from fedmutual.sites.secure_sum.fixed_point import divide_total
+from fedmutual.sites.secure_sum.fixed_point import count_words, divide_total
 from fedmutual.sites.secure_sum.messages import Rejected
 from fedmutual.sites.secure_sum.server import TooFewSites
 from fedmutual.sites.sizes import MessageSizes
+from fedmutual.sites.statistics import find_sums_fault, get_screened
 
 R = TypeVar("R")
 _LOG_LIMIT = 1000 * LONGEST  # characters of each site's text that one process logs
@@ -89,6 +90,7 @@ class SitesEngine:
         self._written = Counter[str]()  # characters of each site's text in the logs so far
         self._remarks = list[str]()
         self._finished: tuple[str, ...] = ()  # the sites that did the phase before
+        self.scaling: Message = {}  # added to each order to train or to score (`statistics.pack_scaling`)
 
     def remarks(self) -> list[str]:
         """Return the remarks since the last call, as `Engine.remarks`."""
@@ -134,22 +136,30 @@ class SitesEngine:
     def _open_sum(self, sums: SecureSums, outcome: PhaseOutcome, inputs: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
         """Replace the replies by the mean of the masked updates, and return the sites that did all stages."""
         at, (_, inbox, _, _) = _find_place(inputs), next(iter(inputs.values()))
+        # as sites have the phase: the server's own copy, with the aggregation of a secure sum, weighs nothing
+        phase = (self._algorithm.start if at.round < 0 else self._algorithm.phases)[at.phase]
 
         def refuse(site: str, order: Order, why: str) -> None:
             self._leave_out(site, order, why)
             outcome.refused.add(site)
 
-        model = digest_order(Order(WORK, at.round, at.phase), inbox)
+        model = digest_order(Order(WORK, at.round, at.phase), inbox | self.scaling)
         try:
             opened = sums.open(
-                at.round, self._attempts.number, model, outcome.replies, lambda orders: self._ask(orders, outcome), refuse
+                at.round,
+                self._attempts.number,
+                model,
+                count_words(phase, inbox),
+                outcome.replies,
+                lambda orders: self._ask(orders, outcome),
+                refuse,
             )
         except TooFewSites as problem:
             raise TooFew(str(problem)) from None
         except Rejected as problem:
             raise Setback(at.round, str(problem), diverged=False) from None
         messages = divide_total(opened.total, opened.present)
-        down = {i: opened.down.get(i, 0) + count_bytes(inputs[i][1]) for i in opened.present}
+        down = {i: opened.down.get(i, 0) + count_bytes(inputs[i][1] | self.scaling) for i in opened.present}
         trained = {i: outcome.replies[i].train if i in outcome.replies else {} for i in opened.present}
         outcome.replies = {i: Reply(messages[i], trained[i], opened.up.get(i, 0), down[i]) for i in opened.present}
         return opened.finished
@@ -166,6 +176,7 @@ class SitesEngine:
                 outcome.diverged |= {i} if answer.diverged else set()
             elif (
                 why := _find_fault(answer, message, phase, {} if self._by_hand or self._sums else declared, i)
+                or (None if self._sums else find_sums_fault(phase, message))
             ) is not None:
                 self._leave_out(i, answer.order, why)
                 outcome.refused.add(i)
@@ -173,12 +184,12 @@ class SitesEngine:
                 self._remarks += [
                     f"site {i!r} left out the message of {self._limit_quote(i, remark)}" for remark in answer.remarks
                 ]
-                outcome.replies[i] = Reply(message, dict(answer.train), answer.up, answer.down)
+                outcome.replies[i] = Reply(message, dict(answer.train), answer.up, answer.down or count_bytes(orders[i][1]))
         return outcome
 
     def _screen(self, outcome: PhaseOutcome, inputs: Mapping[str, tuple[Any, ...]]) -> None:
         """Refuse the messages that are too far from the others; record the norms and counts of the other messages."""
-        messages = {i: reply.message for i, reply in outcome.replies.items() if reply.message}
+        messages = {i: get_screened(reply.message) for i, reply in outcome.replies.items() if reply.message}
         if not messages:
             return
         sent = {i: inputs[i][1] for i in messages}
@@ -229,12 +240,15 @@ class SitesEngine:
         _, inbox, _, at = argument
         assert isinstance(at, At)
         senders = self._attempts.settle_senders(at.round, at.phase, self._finished) if self._by_hand and at.phase else None
-        return Order(WORK, at.round, at.phase, senders, receivers), {} if self._by_hand else inbox
+        return Order(WORK, at.round, at.phase, senders, receivers), {} if self._by_hand else inbox | self.scaling
 
     def _evaluate(self, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, tuple[Score, ...]]]:
         inputs = {i: arguments[i] for i in arguments if i in self._finished}  # a site that missed the round is not asked
         number = self._attempts.number
-        orders = {i: (Order(EXAM, round - 1, 0, attempt=number), inbox) for i, (_, inbox, round, _, _) in inputs.items()}
+        orders = {
+            i: (Order(EXAM, round - 1, 0, attempt=number), inbox | self.scaling)
+            for i, (_, inbox, round, _, _) in inputs.items()
+        }
         for i, (answer, _) in self._ask(orders, PhaseOutcome()):
             if answer.problem is not None:
                 self._leave_out(i, answer.order, answer.problem)

@@ -3,7 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,7 +13,9 @@ from fedmutual.boundary import Refused
 from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
 from fedmutual.data.examples import listed
-from fedmutual.data.federation import describe_column_difference
+from fedmutual.data.federation import describe_column_difference, list_training_rows, prepare
+from fedmutual.data.standardizing import make_layout, sum_client
+from fedmutual.data.statistics import Moments, Words
 from fedmutual.engines.base import participate
 from fedmutual.errors import ConfigError, RunError, UserError, format_error
 from fedmutual.evaluation import COPY, compute_scores, select_metrics
@@ -51,6 +53,15 @@ from fedmutual.sites.secure_sum.site_files import SumFiles
 from fedmutual.sites.seedset import CollectedSeedset
 from fedmutual.sites.sent_log import LEFT, SentLog
 from fedmutual.sites.sizes import MessageSizes
+from fedmutual.sites.statistics import (
+    SCALING,
+    SumStatistics,
+    find_layout_fault,
+    make_placeholder,
+    read_scaling,
+    read_site_scaling,
+    write_site_scaling,
+)
 
 Say = Callable[[str], None]
 _EXPLAINED_ERRORS = (Diverged, Refused, Disagreed, Unusable, UserError)
@@ -101,15 +112,19 @@ def _resolve_path(source: Path, path: Path) -> Path:
     return (source.parent / path).resolve()
 
 
-def build_site(contract: Contract, settings: SiteSettings) -> Experiment:
+def build_site(contract: Contract, settings: SiteSettings, moments: Moments | None = None) -> Experiment:
     """Build the experiment of one site, and check all that can be checked without the other sites.
+
+    moments: what standardises inputs, with data.mean = "federated"; None: nothing, until the server has sent it.
 
     Raises:
         UserError: the file, the data or the network of the site does not fit the contract.
     """
     config = configured(contract, settings)
+    if contract.layout is not None and moments is None:
+        moments = make_placeholder(contract.layout)
     with plugins.under(settings.code):
-        experiment = build.build(config, gathered=_collect_seedset(contract, settings))
+        experiment = build.build(config, gathered=_collect_seedset(contract, settings), moments=moments)
     shape = list(experiment.data.space.shape)
     if shape != list(contract.sites.input) and (experiment.nets.shares or experiment.algorithm.public):
         raise ConfigError(
@@ -122,6 +137,12 @@ def build_site(contract: Contract, settings: SiteSettings) -> Experiment:
             f"{settings.source}: the examples have {difference}, and the federation agreed on "
             f"{listed(contract.sites.columns or ())} (sites.columns); change the columns of the file to these"
         )
+    if contract.layout is not None:
+        layout = make_layout(experiment.data.space, contract.config.data.columns)
+        fault = find_layout_fault(layout, contract.layout, contract.sites.columns is not None)
+        if fault is not None:
+            raise ConfigError(f"{settings.source}: data.mean = 'federated' sums the rows of all sites, but {fault}")
+        experiment = replace(experiment, algorithm=replace(experiment.algorithm, start=contract.algorithm.start))
     return experiment
 
 
@@ -174,8 +195,11 @@ class SiteRuntime:
         Raises:
             UserError: the site cannot take part.
         """
-        self.experiment, self.site, self._say = build_site(contract, settings), settings.file.site, say
+        self.site, self._say = settings.file.site, say
         self.folder, self._state = settings.state / contract.name, settings.state
+        self._contract, self._settings = contract, settings
+        self._moments = None if contract.layout is None else read_site_scaling(self.folder)  # None: not sent yet
+        self.experiment = self._build_experiment()
         guarantee.check_site(self.experiment.config, settings.file, settings.source)
         self._budget: PrivacyBudget | None = None
         if self.experiment.noised:
@@ -184,10 +208,11 @@ class SiteRuntime:
         experiment, algorithm = self.experiment, self.experiment.algorithm
         fingerprint = experiment.data.partition["fingerprint"] + contract.digest + _seedset_digest(experiment)
         self._journal = Journal(self.folder, self.site, identify(experiment.config, fingerprint))
+        stages = len(Stage) if contract.is_masked else 0
         self._bounds = Bounds(
             rounds=experiment.config.rounds,
-            start=len(algorithm.start),
-            phases=len(algorithm.phases) + (len(Stage) if contract.is_masked else 0),
+            start=len(algorithm.start) + (stages if algorithm.start else 0),
+            phases=len(algorithm.phases) + stages,
             evaluate_every=experiment.config.records.evaluate_every,
         )
         self._declined = set[str]()  # reasons for declined orders since the last accepted order: each is recorded once
@@ -216,6 +241,21 @@ class SiteRuntime:
             _prepare_folder(self.folder, experiment, self.site)
             self._write_summary(max((line["round"] for line in read_lines(self.folder / METRICS)), default=0))
 
+    def _build_experiment(self) -> Experiment:
+        """Build the site's experiment, with the scaling that the server has sent, if it has."""
+        contract, settings = self._contract, self._settings
+        experiment = build_site(contract, settings, self._moments)
+        if contract.layout is None:
+            return experiment
+
+        def sum_site() -> Words:
+            with plugins.under(settings.code):
+                ((prepared, rows),) = list_training_rows(experiment.config, prepare(experiment.config)).values()
+                return sum_client(prepared, rows, hide_carries=contract.is_masked)
+
+        start = (SumStatistics(contract.layout, sum_site),)
+        return replace(experiment, algorithm=replace(experiment.algorithm, start=start))
+
     def _check_schedules(self) -> None:
         """Raise RunError where a schedule, of the site or the contract, was begun with another number of rounds."""
         try:
@@ -227,8 +267,9 @@ class SiteRuntime:
         """Return all tensors that may leave this site: name of the phase -> name of the tensor -> (dtype, shape)."""
         algorithm = self.experiment.algorithm
         if self.is_masked:
-            count = count_words(algorithm.phases[0], self._public)
-            return {type(algorithm.phases[0]).__name__.lower(): {WORDS: (torch.int64, (count,))}}
+            phases = (*algorithm.start, *algorithm.phases)
+            counts = {type(phase).__name__.lower(): count_words(phase, self._public) for phase in phases}
+            return {name: {WORDS: (torch.int64, (count,))} for name, count in counts.items()}
         return {type(p).__name__.lower(): p.leaves(self._public) for p in (*algorithm.start, *algorithm.phases)}
 
     def do(self, content: bytes) -> bytes:
@@ -251,7 +292,9 @@ class SiteRuntime:
         message: Message = {}
         unmasked: str | None = None
         try:
+            moments = self._check_scaling(order, inbox)
             self._begin(order, digest)
+            inbox = self._adopt_scaling(moments, inbox)
             if order.kind == EXAM:
                 answer, message = self._evaluate(order, inbox)
             elif order.phase < len(self._phases(order)):
@@ -299,6 +342,35 @@ class SiteRuntime:
         if order.attempt > (before.attempt if before else 0):
             self._say(f"{order.said}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}")
         self._declined.clear()
+
+    def _check_scaling(self, order: Order, inbox: Message) -> Moments | None:
+        """Return the scaling in an order; None where the order needs none.
+
+        Raises:
+            Declined: the order lacks the scaling, or has another one than earlier orders.
+        """
+        layout, is_stage = self._contract.layout, order.kind != EXAM and order.phase >= len(self._phases(order))
+        if layout is None or order.round < 0 or is_stage:
+            return None
+        try:
+            moments = read_scaling(layout, inbox)
+        except ValueError as problem:
+            raise Declined(str(problem)) from None
+        if self._moments not in (None, moments):
+            raise Declined("the order has another mean or divisor of the inputs than this site was sent before")
+        return moments
+
+    def _adopt_scaling(self, moments: Moments | None, inbox: Message) -> Message:
+        """Standardise the site's rows by the scaling of an order, and return the inbox without it."""
+        if moments is None:
+            return inbox
+        if self._moments is None:
+            write_site_scaling(self.folder, moments)
+            self._moments, self._client = moments, None
+            self.experiment = self._build_experiment()
+            _prepare_folder(self.folder, self.experiment, self.site)
+            self._say("the inputs are standardised by the statistics of all sites")
+        return {name: tensor for name, tensor in inbox.items() if name != SCALING}
 
     def _decline(self, order: Order, why: str) -> bytes:
         """Return the answer to an order that is not carried out. Equal reasons are logged once, so that no disk fills up."""

@@ -13,6 +13,7 @@ from fedmutual.algorithms.peers import PEER
 from fedmutual.core import Algorithm, Message, Spec
 from fedmutual.sites.protocol import EXAM, LONGEST, WORK, Limit, MalformedMessage, Order, SiteAnswer, read_answer
 from fedmutual.sites.secure_sum.messages import CONTENT, LONGEST_CONTENT, WORDS, Stage
+from fedmutual.sites.statistics import declare_scaling, find_sums
 
 _ESCAPED = 14  # bytes that a character takes at most, in JSON that is a text within JSON
 _FIXED = 2**10  # bytes of an order's or an answer's own keys, brackets and numbers
@@ -45,6 +46,8 @@ class MessageSizes:
             leaves = phase.leaves(self._state).items()
             held |= {f"{number}{PEER}{i}{PEER}{k}": what for k, what in leaves for i in self._sites}
         held |= self._letter if self._words_of_update is not None else {}
+        sums = find_sums(self._algorithm)
+        held |= declare_scaling(sums.layout) if sums is not None else {}
         return limit_message({} if self._by_hand else held, self._words())
 
     @property
@@ -61,7 +64,7 @@ class MessageSizes:
         rounds = ((-1, self._algorithm.start), (0, self._algorithm.phases))
         work = [self._answer(Order(WORK, round, n)) for round, phases in rounds for n in range(len(phases))]
         if self._words_of_update is not None:
-            work += [self._answer(Order(WORK, 0, stage)) for stage in Stage]
+            work += [self._answer(Order(WORK, round, stage)) for round, phases in rounds if phases for stage in Stage]
         answers = (*work, self._answer(Order(EXAM, 0, 0)))
         return _ALIGNED + max(one.header + one.tensors for one in (self.order, self.letter, *answers))
 
@@ -84,7 +87,9 @@ class MessageSizes:
             return limit_message({}, self._words() + _SCORES)
         phases = self._algorithm.start if order.round < 0 else self._algorithm.phases
         if self._words_of_update is not None and order.phase >= len(phases):
-            upload: Spec = {WORDS: (torch.int64, (self._words_of_update,))}
+            sums = find_sums(self._algorithm)
+            count = self._words_of_update if order.round >= 0 or sums is None else sums.layout.count
+            upload: Spec = {WORDS: (torch.int64, (count,))}
             return limit_message(upload if order.phase == Stage.UPLOAD else self._letter, self._words())
         phase, is_hidden = phases[order.phase], self._by_hand or self._words_of_update is not None
         return limit_message({} if is_hidden else phase.leaves(self._state), self._words(self._remarks(order), phase.terms))

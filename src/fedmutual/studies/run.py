@@ -160,6 +160,8 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Engi
     _check_saved(folder, experiment)
     about = folders.environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
+    if experiment.data.statistics is not None:
+        about["statistics"] = experiment.data.statistics.record()
     sizes = engine.each(count_parameters, dict.fromkeys(experiment.clients, ()))
     if experiment.nets.begun is not None:
         folders.write_begun(folder, experiment.nets.begun)

@@ -29,19 +29,27 @@ class OpenedRound:
 class SecureSums:
     """The server's secure sums of a federation, one per round."""
 
-    def __init__(self, stages: SumStages, contract: str, sites: tuple[str, ...], count: int) -> None:
+    def __init__(self, stages: SumStages, contract: str, sites: tuple[str, ...]) -> None:
         """stages: the stages on the server's disk. contract: digest of the contract, in hex. sites: all sites of the
-        federation. count: the number of words of an update.
+        federation.
         """
-        self._stages, self._contract, self._sites, self._count = stages, contract, sites, count
+        self._stages, self._contract, self._sites = stages, contract, sites
 
     def open(
-        self, round: int, attempt: int, model: str, trained: Collection[str], ask: SendOrders, refuse: RefuseAnswer
+        self,
+        round: int,
+        attempt: int,
+        model: str,
+        count: int,
+        trained: Collection[str],
+        ask: SendOrders,
+        refuse: RefuseAnswer,
     ) -> OpenedRound:
         """Run the remaining stages of a round's sum and return the sum.
 
-        model: digest of the model that the sites were sent. trained: the sites that trained. ask: sends orders, and yields
-        each answer when it arrives. refuse: is called with the site, the order and the reason for each invalid answer.
+        model: digest of the model that the sites were sent. count: the number of words that a site sends. trained: the sites
+        that trained. ask: sends orders, and yields each answer when it arrives. refuse: is called with the site, the order
+        and the reason for each invalid answer.
 
         Raises:
             TooFewSites: fewer sites than the threshold answered a stage; calling `open` again repeats this stage.
@@ -49,7 +57,7 @@ class SecureSums:
             RunError: a stage cannot be saved.
         """
         context = SumContext(self._contract, self._sites, round, attempt, model)
-        server = self._stages.begin(context, self._count)
+        server = self._stages.begin(context, count)
         up, down = Counter[str](), Counter[str]()
         for stage in Stage:
             if stage in server.answers:

@@ -18,6 +18,7 @@ from fedmutual.core import Algorithm, Message, Phase, Unusable
 from fedmutual.fixed_sum import EncodedSum, apply_mean, encode_update
 from fedmutual.sites.secure_sum.masks import Words
 from fedmutual.sites.secure_sum.messages import WORDS
+from fedmutual.sites.statistics import SUMS, SumStatistics
 
 
 def is_summable(phase: Phase) -> bool:
@@ -32,6 +33,8 @@ def is_weighted(phase: Phase) -> bool:
 
 def count_words(phase: Phase, base: Message) -> int:
     """Return the number of words of an update. base: the shared model."""
+    if isinstance(phase, SumStatistics):
+        return phase.layout.count
     return sum(t.numel() for t in base.values() if t.is_floating_point()) + is_weighted(phase)
 
 
@@ -41,6 +44,9 @@ def pack_update(reply: Message, base: Message) -> Words:
     Raises:
         ValueError: n_k is out of the range of a fixed-point sum, or a number is not finite.
     """
+    if SUMS in reply:  # of a site's rows, in fixed point already
+        sums: Words = reply[SUMS].numpy().view(np.uint64)
+        return sums
     model = {name: tensor for name, tensor in reply.items() if name != N_K}
     update = encode_update(model, base, int(reply[N_K]) if N_K in reply else None)
     parts = [update.tensors[name].flatten() for name in sorted(update.tensors)]
@@ -100,5 +106,5 @@ def use_masked_sum(algorithm: Algorithm) -> Algorithm:
 
 def list_masked_leaves(algorithm: Algorithm, base: Message) -> dict[str, dict[str, tuple[str, list[int]]]]:
     """Return the tensors that leave a site in a secure sum: phase -> name -> dtype, shape; as `experiment.list_leaves`."""
-    (phase,) = algorithm.phases
-    return {type(phase).__name__.lower(): {WORDS: ("int64", [count_words(phase, base)])}}
+    phases = (*algorithm.start, *algorithm.phases)
+    return {type(phase).__name__.lower(): {WORDS: ("int64", [count_words(phase, base)])} for phase in phases}

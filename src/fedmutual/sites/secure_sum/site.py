@@ -59,7 +59,8 @@ class SiteRecord(BaseModel):
     model_config = ConfigDict(strict=True)
 
     secrets: SumSecrets | None = None
-    opened: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Key] = {}  # round -> digest of the sum and its sites
+    # round (-1: the start) -> digest of the sum and its sites
+    opened: dict[Annotated[str, Field(pattern="^(-1|[0-9]{1,9})$")], Key] = {}
 
 
 class SumSite:

@@ -1,0 +1,54 @@
+"""The command `fedmutual stats`: the statistics of all clients' training rows, as tables."""
+
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from fedmutual.cli.arguments import File, Set, TrustCode, read_config
+from fedmutual.cli.terminal import out, print_text
+
+if TYPE_CHECKING:
+    from fedmutual.data.statistics import Statistics
+
+
+def stats(file: File, set: Set = None, trust_code: TrustCode = False) -> None:
+    """Print mean, standard deviation and missing values of each input, and the rows of each class, over all clients.
+
+    Only sums of clients are added, as `data.mean = "federated"` adds them. Trains nothing.
+    """
+    from fedmutual import data
+    from fedmutual.config.statistics import ask_statistics
+
+    federation = data.load(ask_statistics(read_config(file, set or [])))
+    assert federation.statistics is not None
+    _print_statistics(federation.statistics, len(federation.clients))
+
+
+def _print_statistics(statistics: "Statistics", clients: int) -> None:
+    """Print one table of the inputs, and one of the classes if there are any."""
+    table = _make_table("input", "mean", "std", "missing")
+    columns = zip(statistics.inputs, statistics.mean, statistics.std, statistics.missing, strict=True)
+    for name, mean, std, missing in columns:
+        table.add_row(escape(name), _format(mean), _format(std), str(missing))
+    out.print(table)
+    if statistics.classes:
+        table = _make_table("class", "rows")
+        for name, count in statistics.classes.items():
+            table.add_row(escape(name), str(count))
+        out.print(table)
+    print_text(
+        f'{statistics.rows} training rows of {clients} clients; data.mean = data.std = "federated" standardises by these'
+    )
+
+
+def _make_table(*titles: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in titles:
+        table.add_column(title, justify="left" if title == titles[0] else "right")
+    return table
+
+
+def _format(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"

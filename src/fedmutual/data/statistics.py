@@ -1,0 +1,173 @@
+"""Statistics of the training rows of all clients: rows, classes, missing values, mean and deviation of each input.
+
+Each client sums its own rows (`sum_rows`), and only sums of clients are added (`add_sums`): as integers, so that the order
+of clients changes no bit, and so that real sites can mask what they send. An input is a channel of images, or a column of a
+table.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from fedmutual.data.examples import listed
+from fedmutual.errors import DataError
+from fedmutual.wide_sum import DIGITS, decode_total, encode_number
+
+Words = npt.NDArray[np.int64]
+_CONSTANT = Fraction(1, 2**44)  # a smaller variance, as a fraction of the mean square, is rounding: sums are of float64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What is summed, in which order. It is public, and must be the same at all clients."""
+
+    inputs: tuple[str, ...]  # the names of columns, or the numbers of channels or features
+    classes: tuple[str, ...]  # () where targets are numbers
+    values: int = 1  # of an input in a row: 1, or the pixels of a channel
+    categories: tuple[str, ...] = ()  # inputs that are no numbers: their missing values alone are counted
+
+    @property
+    def count(self) -> int:
+        """The number of words of a client's sums."""
+        return 1 + len(self.classes) + len(self.inputs) * (1 + 2 * DIGITS)
+
+
+class Moments(NamedTuple):
+    """By which inputs are standardised."""
+
+    mean: tuple[float, ...]  # of each input
+    std: tuple[float, ...]  # the divisor of each input
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the sums of all clients tell."""
+
+    rows: int
+    classes: dict[str, int]  # class -> rows
+    inputs: tuple[str, ...]
+    missing: tuple[int, ...]  # of each input
+    mean: tuple[float | None, ...]  # of each input, over its present values; None: of a category, or of no value
+    std: tuple[float | None, ...]  # of the population (divided by n); 0 for a constant
+
+    def record(self) -> dict[str, Any]:
+        """Return the entry of environment.json."""
+        return asdict(self)
+
+    @property
+    def moments(self) -> Moments:
+        """The mean and the divisor of each input. A constant input, and one without a value, is divided by 1."""
+        return Moments(tuple(mean or 0.0 for mean in self.mean), tuple(std or 1.0 for std in self.std))
+
+
+def parse_statistics(entry: Mapping[str, Any]) -> Statistics:
+    """Return the statistics that `Statistics.record` wrote."""
+    lists = {key: tuple(entry[key]) for key in ("inputs", "missing", "mean", "std")}
+    return Statistics(entry["rows"], dict(entry["classes"]), **lists)
+
+
+def sum_rows(layout: Layout, chunks: Iterable[Tensor], labels: Sequence[int], hide_carries: bool = False) -> Words:
+    """Return the words [layout.count] of one client's rows.
+
+    chunks: examples [B, inputs, ...], before a mean is subtracted; NaN is a missing value. labels: the class number of each
+    row; not read where the layout has no classes. hide_carries: see `wide_sum.encode_number`.
+
+    Raises:
+        DataError: a sum is infinite, or beyond the range of fixed point. The message names the input.
+    """
+    rows, missing = 0, np.zeros(len(layout.inputs), np.int64)
+    totals, squares = ([Fraction()] * len(layout.inputs) for _ in range(2))
+    for chunk in chunks:
+        rows += len(chunk)
+        x = chunk.numpy().astype(np.float64).reshape(len(chunk), len(layout.inputs), -1)
+        is_missing = np.isnan(x)
+        missing += is_missing.sum((0, 2))
+        x = np.where(is_missing, 0.0, x)
+        with np.errstate(over="ignore"):  # an infinite sum is refused below
+            sums = x.sum((0, 2)), np.square(x).sum((0, 2))
+        for name, *pair in zip(layout.inputs, *sums, strict=True):
+            if not np.isfinite(pair).all():
+                raise DataError(_describe_range(name))
+        for into, of_chunk in zip((totals, squares), sums, strict=True):
+            into[:] = [one + Fraction(float(other)) for one, other in zip(into, of_chunk, strict=True)]
+    counts = np.bincount(np.asarray(labels, dtype=np.int64), minlength=len(layout.classes)) if layout.classes else ()
+    words = [rows, *map(int, counts)]
+    for name, lacking, total, square in zip(layout.inputs, missing.tolist(), totals, squares, strict=True):
+        numbers = (Fraction(), Fraction()) if name in layout.categories else (total, square)
+        try:
+            words += [lacking, *(word for number in numbers for word in encode_number(number, hide_carries))]
+        except ValueError:
+            raise DataError(_describe_range(name)) from None
+    return np.array(words, dtype=np.int64)
+
+
+def add_sums(parts: Iterable[Words]) -> Words:
+    """Return the sum of the words of several clients."""
+    total: Words = np.sum(np.stack(list(parts)), axis=0, dtype=np.int64)
+    return total
+
+
+def read_sums(layout: Layout, words: Words) -> Statistics:
+    """Return the statistics that summed words stand for.
+
+    Raises:
+        ValueError: no rows have such sums, so that a client sent wrong words.
+    """
+    rows, *rest = words.tolist()
+    counts, rest = rest[: len(layout.classes)], rest[len(layout.classes) :]
+    if rows < 1 or any(count < 0 for count in counts) or (layout.classes and sum(counts) != rows):
+        raise ValueError("the counts of rows and classes contradict each other")
+    missing, means, stds = [], list[float | None](), list[float | None]()
+    for number, name in enumerate(layout.inputs):
+        lacking, *digits = rest[number * (1 + 2 * DIGITS) :][: 1 + 2 * DIGITS]
+        present = rows * layout.values - lacking
+        if lacking < 0 or present < 0:
+            raise ValueError(f"input {name!r} lacks more values than there are, or fewer than none")
+        missing.append(lacking)
+        if name in layout.categories or not present:
+            means.append(None)
+            stds.append(None)
+            continue
+        mean, square = decode_total(digits[:DIGITS]) / present, decode_total(digits[DIGITS:]) / present
+        variance, noise = square - mean**2, square * _CONSTANT
+        if square < 0 or variance < -noise:
+            raise ValueError(f"the squares of input {name!r} are too small for its mean")
+        means.append(float(mean))
+        stds.append(0.0 if variance <= noise else math.sqrt(variance))
+    return Statistics(
+        rows, dict(zip(layout.classes, counts, strict=True)), layout.inputs, tuple(missing), tuple(means), tuple(stds)
+    )
+
+
+def check_layouts(layouts: Mapping[str, Layout]) -> None:
+    """Raise DataError, which names two clients, unless all clients have one layout."""
+    first_client, first = next(iter(layouts.items()))
+    for client, layout in layouts.items():
+        for what, of_client, of_first in (
+            ("inputs", layout.inputs, first.inputs),
+            ("classes", layout.classes, first.classes),
+            ("columns of categories", layout.categories, first.categories),
+            ("values in each input of a row", (layout.values,), (first.values,)),
+        ):
+            if of_client != of_first:
+                raise DataError(
+                    f"statistics need the same {what} at all clients: client {client!r} has {_count(of_client)}, and client "
+                    f"{first_client!r} has {_count(of_first)}; give all clients the same columns, classes and image size"
+                )
+
+
+def _count(values: Sequence[object]) -> str:
+    return f"{len(values)} ({listed(values, 3)})" if len(values) != 1 or isinstance(values[0], str) else str(values[0])
+
+
+def _describe_range(name: str) -> str:
+    return (
+        f"input {name!r}: the values are too large for the statistics of the federation; fix them, for example 1e30 in "
+        "place of a missing value"
+    )

@@ -1,0 +1,185 @@
+"""`data.mean = "federated"` between real sites: the phase that sums training rows, and the scaling that results.
+
+The phase is the start of a federation, round -1: each site sends the words of its sums, masked with `server.sum = "masked"`.
+Afterwards every order to train or to score holds the mean and the divisor of each input, so that a site that missed the
+start has them too. A site keeps the first that it is sent, and declines orders with others.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar, TypeVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedmutual.algorithms.fedavg import N_K
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
+from fedmutual.data.examples import listed
+from fedmutual.data.statistics import Layout, Moments, Statistics, Words, parse_statistics, read_sums
+from fedmutual.errors import RunError
+from fedmutual.files import read_json, write_json
+
+SUMS, SCALING = "statistics", "scaling"  # names of tensors: words int64 [layout.count]; mean and divisor float64 [2, inputs]
+FILE = "statistics.json"
+T = TypeVar("T", bound=BaseModel)
+_Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class SumStatistics(Phase):
+    """The phase in which each site sends the sums of its training rows. Nothing is trained."""
+
+    dp_ready: ClassVar[bool] = False  # the sums are exact
+    layout: Layout
+    compute: Callable[[], Words] | None = None  # at a site: returns the words of its training rows
+
+    def leaves(self, server: Message) -> Spec:
+        """Return the one tensor of a reply."""
+        return {SUMS: (torch.int64, (self.layout.count,))}
+
+    def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """Return no batches."""
+        return ()
+
+    def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
+        """Return no losses."""
+        return {}
+
+    def end(self, client: Client, at: At) -> Message:
+        """Return the words of the site's training rows."""
+        assert self.compute is not None  # the server asks sites only
+        return {SUMS: torch.from_numpy(self.compute())}
+
+
+def find_sums(algorithm: Algorithm) -> SumStatistics | None:
+    """Return the phase of an algorithm that sums training rows, or None."""
+    return next((phase for phase in algorithm.start if isinstance(phase, SumStatistics)), None)
+
+
+def find_sums_fault(phase: Phase, message: Message) -> str | None:
+    """Return in one clause why a site's unmasked sums cannot be right, or None."""
+    if isinstance(phase, SumStatistics):
+        try:
+            read_sums(phase.layout, message[SUMS].numpy())
+        except ValueError as problem:
+            return f"its statistics are impossible: {problem}"
+    return None
+
+
+def get_screened(message: Message) -> Message:
+    """Return what of a reply `screening` judges: of sums the number of rows, as n_k."""
+    return {N_K: message[SUMS][0]} if SUMS in message else message
+
+
+def declare_scaling(layout: Layout) -> Spec:
+    """Return the tensor with the scaling in an order."""
+    return {SCALING: (torch.float64, (2, len(layout.inputs)))}
+
+
+def pack_scaling(moments: Moments) -> Message:
+    """Return the message with the scaling that the server adds to orders."""
+    return {SCALING: torch.tensor(moments, dtype=torch.float64)}
+
+
+def read_scaling(layout: Layout, message: Message) -> Moments:
+    """Return the scaling in an order.
+
+    Raises:
+        ValueError: there is none, or numbers are not finite, or a divisor is not above 0.
+    """
+    tensor = message.get(SCALING)
+    dtype, shape = declare_scaling(layout)[SCALING]
+    if tensor is None or tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise ValueError("the order has no mean and divisor for each input, which data.mean = 'federated' needs")
+    # in float32, as inputs are: a smaller divisor is 0 there
+    if not tensor.float().isfinite().all() or not (tensor[1].float() > 0).all():
+        raise ValueError("the order has a mean that is not finite, or a divisor that is not above 0")
+    mean, std = tensor.tolist()
+    return Moments(tuple(mean), tuple(std))
+
+
+def find_layout_fault(layout: Layout, agreed: Layout, is_named: bool) -> str | None:
+    """Return in one clause how a site's data differ from what the contract says; None where they do not.
+
+    is_named: whether the contract names the columns (`sites.columns`); without, only their number is compared.
+    """
+    if layout.classes != agreed.classes:
+        return f"the classes are {listed(layout.classes)}, and not those of 'data.classes', {listed(agreed.classes)}"
+    if (len(layout.inputs), layout.values) != (len(agreed.inputs), agreed.values):
+        return "the examples have another shape than 'sites.input'; change 'data.size' or the columns to fit"
+    if layout.inputs != agreed.inputs and not is_named:
+        return "the columns have names, which cannot be compared; let the lead set 'sites.columns' in the federation's file"
+    return None
+
+
+def make_placeholder(layout: Layout) -> Moments:
+    """Return the scaling of a site that has not been sent one: it changes nothing."""
+    return Moments((0.0,) * len(layout.inputs), (1.0,) * len(layout.inputs))
+
+
+class _Scaling(BaseModel):
+    """The file of a site."""
+
+    model_config = ConfigDict(strict=True)
+
+    mean: list[_Finite]
+    std: list[Annotated[_Finite, Field(gt=0)]]
+
+
+class _Record(BaseModel):
+    """The file of the server: what `Statistics.record` returns, and the bytes."""
+
+    model_config = ConfigDict(strict=True)
+
+    rows: Annotated[int, Field(ge=1)]
+    classes: dict[str, int]
+    inputs: list[str]
+    missing: list[int]
+    mean: list[_Finite | None]
+    std: list[Annotated[_Finite, Field(ge=0)] | None]
+    up: dict[str, int]  # site -> bytes that the site sent
+    down: dict[str, int]
+
+
+@dataclass(frozen=True)
+class GatheredStatistics:
+    """The statistics at the server, and the bytes that they took."""
+
+    statistics: Statistics
+    up: Mapping[str, int]  # site -> bytes that the site sent; the sites whose rows are in the sums
+    down: Mapping[str, int]
+
+
+def read_site_scaling(folder: Path) -> Moments | None:
+    """Return the scaling that a site was sent; None before. Raises RunError where the file is damaged."""
+    about = _read(folder, _Scaling)
+    return None if about is None else Moments(tuple(about.mean), tuple(about.std))
+
+
+def write_site_scaling(folder: Path, moments: Moments) -> None:
+    """Write the scaling that a site was sent. Raises RunError where the file cannot be written."""
+    write_json(folder / FILE, {"format": 1, **moments._asdict()})
+
+
+def read_gathered(folder: Path) -> GatheredStatistics | None:
+    """Return the statistics that the server has gathered; None before. Raises RunError where the file is damaged."""
+    about = _read(folder, _Record)
+    return None if about is None else GatheredStatistics(parse_statistics(about.model_dump()), about.up, about.down)
+
+
+def write_gathered(folder: Path, gathered: GatheredStatistics) -> None:
+    """Write the statistics at the server. Raises RunError where the file cannot be written."""
+    record = gathered.statistics.record()
+    write_json(folder / FILE, {"format": 1, **record, "up": dict(gathered.up), "down": dict(gathered.down)})
+
+
+def _read(folder: Path, kind: type[T]) -> T | None:
+    path = folder / FILE
+    if not path.exists():
+        return None
+    try:
+        return kind.model_validate({key: value for key, value in read_json(path).items() if key != "format"})
+    except ValidationError as problem:
+        place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))
+        raise RunError(f"{path}: is damaged at {place}; restore a copy") from None
