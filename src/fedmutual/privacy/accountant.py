@@ -1,4 +1,4 @@
-"""What so many noised steps cost: epsilon at delta, by Opacus' accountants (the extra `privacy`).
+"""The privacy cost of noised steps: epsilon at delta, computed by the accountants of Opacus (the extra `privacy`).
 
 "rdp": Renyi differential privacy of the sampled Gaussian (Mironov et al., 2019, https://arxiv.org/abs/1908.10530). "prv":
 numerical composition of privacy random variables (Gopi et al., 2021, https://arxiv.org/abs/2106.02848), which is tighter.
@@ -13,12 +13,12 @@ from fedmutual.errors import ConfigError
 
 Accountant = Literal["rdp", "prv"]
 ORDERS = [1 + x / 10 for x in range(1, 100)] + [*range(11, 64), 80, 96, 128, 192, 256, 512, 1024]
-_MOST = 1e5  # a sigma beyond which no budget is worth the training
-_DIGITS = 4  # of a sigma that is planned
+_MOST = 1e5  # largest sigma: with more noise a network learns nothing
+_DIGITS = 4  # significant digits of a planned sigma
 
 
 class NoisedSteps(NamedTuple):
-    """Steps alike: each a Poisson sample of the units with this rate, noised with sigma times the clipping norm."""
+    """A number of equal steps: each takes a Poisson sample of the units, with noise of sigma times the clipping norm."""
 
     sigma: float
     rate: float
@@ -26,7 +26,7 @@ class NoisedSteps(NamedTuple):
 
 
 def check_installed() -> None:
-    """Raise ConfigError, with the command that installs it, where the extra is missing."""
+    """Raise ConfigError, with the install command, where the extra `privacy` is missing."""
     try:
         import opacus.accountants  # noqa: F401
     except ImportError:
@@ -36,10 +36,10 @@ def check_installed() -> None:
 
 
 def epsilon(taken: Iterable[NoisedSteps], delta: float, accountant: Accountant = "rdp") -> float:
-    """Epsilon at delta of all these steps together, adding or removing one unit; 0 for none. At least 0, maybe infinite.
+    """Return epsilon at delta of all steps together, under adding or removing one unit; 0 without steps, possibly infinite.
 
     Raises:
-        ConfigError: the extra is missing, or "prv" cannot compute it.
+        ConfigError: the extra is missing, or the accountant "prv" cannot compute epsilon.
     """
     counts: dict[tuple[float, float], int] = {}
     for steps in taken:
@@ -49,47 +49,51 @@ def epsilon(taken: Iterable[NoisedSteps], delta: float, accountant: Accountant =
     return max(compute_epsilon(history, delta, accountant), 0.0) if history else 0.0
 
 
-def sigma_for(wished: float, rate: float, count: int, delta: float, accountant: Accountant = "rdp") -> float:
-    """The smallest noise multiplier, to 4 digits and never too small, with which so many steps cost at most this epsilon.
+def sigma_for(target: float, rate: float, count: int, delta: float, accountant: Accountant = "rdp") -> float:
+    """Return the smallest noise multiplier with which `count` steps cost at most epsilon `target`, rounded up to 4 digits.
 
     Raises:
-        ConfigError: no noise is enough, or as `epsilon`.
+        ConfigError: no noise multiplier is large enough, the extra is missing, or "prv" cannot compute epsilon.
     """
 
-    def costs(sigma: float) -> float:
+    def compute_cost(sigma: float) -> float:
         return epsilon([NoisedSteps(sigma, rate, count)], delta, accountant)
 
     high = 1.0
-    while costs(high) > wished:
+    while compute_cost(high) > target:
         high *= 2
         if high > _MOST:
             raise ConfigError(
-                f"no noise makes {count} steps cost at most epsilon {wished:g} at delta {delta:g}; ask for more"
+                f"no noise makes {count} steps cost at most epsilon {target:g} at delta {delta:g}; raise epsilon"
             )
     low = high / 2
-    while low > 1e-3 and costs(low) <= wished:
+    while low > 1e-3 and compute_cost(low) <= target:
         high, low = low, low / 2
     while high - low > 10**-_DIGITS * high / 2:
         middle = (low + high) / 2
-        low, high = (low, middle) if costs(middle) <= wished else (middle, high)
+        low, high = (low, middle) if compute_cost(middle) <= target else (middle, high)
     unit = 10.0 ** (len(str(int(high))) - _DIGITS) if high >= 1 else 10.0**-_DIGITS
     return round((int(high / unit) + 1) * unit, 8)
 
 
 @lru_cache
 def compute_epsilon(history: tuple[tuple[float, float, int], ...], delta: float, accountant: Accountant) -> float:
-    """Epsilon of (sigma, rate, steps) together, as the accountant has it. Raises as `epsilon`."""
+    """Return epsilon at delta of a history of (sigma, rate, steps); may be below 0.
+
+    Raises:
+        ConfigError: the extra is missing, or the accountant "prv" cannot compute epsilon.
+    """
     check_installed()
     from opacus.accountants import PRVAccountant, RDPAccountant
 
-    of: Any = RDPAccountant() if accountant == "rdp" else PRVAccountant()
-    of.history = list(history)
+    computation: Any = RDPAccountant() if accountant == "rdp" else PRVAccountant()
+    computation.history = list(history)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the best order being the last one: the bound holds for any order
+        warnings.simplefilter("ignore")  # the warning that the best order is the last one: the bound holds for any order
         if accountant == "rdp":
-            return float(of.get_epsilon(delta, alphas=ORDERS))
+            return float(computation.get_epsilon(delta, alphas=ORDERS))
         try:
-            return float(of.get_epsilon(delta))
+            return float(computation.get_epsilon(delta))
         except (ValueError, RuntimeError, MemoryError) as problem:
             raise ConfigError(
                 f"privacy.accountant = 'prv' cannot compute epsilon of these steps ({problem}); use 'rdp'"

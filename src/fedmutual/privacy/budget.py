@@ -1,8 +1,8 @@
-"""A site's privacy budget, on its disk: written down before private rows are read, kept over crashes and federations.
+"""A site's privacy budget on disk. Costs are written before private rows are read, so a crash loses no cost.
 
-A line of the ledger is what the steps of one phase cost. Lines are of one data set, whatever federation they were spent in.
-The total is computed by Renyi divergences, for which the sum holds even where later settings were chosen in view of earlier
-answers (Lecuyer, 2021, https://arxiv.org/abs/2103.01379).
+A line of the ledger is the cost of one phase. A ledger belongs to one data set and has the costs of all federations.
+The total is computed with Renyi divergences: their sum is valid even where later settings depend on earlier answers
+ (Lecuyer, 2021, https://arxiv.org/abs/2103.01379).
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedmutual.privacy.mechanism import Release
 from fedmutual.rundir.folder import held
 from fedmutual.rundir.logs import append
 
-_PATIENCE = 60.0  # seconds that another federation of this site may take to write its line
+_PATIENCE = 60.0  # seconds to wait while another federation of this site writes its line
 
 
 class Spent(RunError):
@@ -25,7 +25,7 @@ class Spent(RunError):
 
 
 class BudgetLine(BaseModel):
-    """What one phase of one federation cost."""
+    """The privacy cost of one phase in one federation."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
@@ -40,37 +40,41 @@ class BudgetLine(BaseModel):
 
 
 class PrivacyBudget:
-    """What one site may spend on one data set, and what it spent."""
+    """The privacy budget of one site for one data set, and the ledger of its costs."""
 
     def __init__(self, path: Path, federation: str, unit: Literal["example", "group"], most: float, delta: float) -> None:
-        """path: the ledger of the data set. most: epsilon at delta.
+        """path: the ledger of the data set. most: the largest total epsilon at delta.
 
         Raises:
-            RunError: the ledger is damaged, or counts by another unit.
+            RunError: the ledger is damaged, or has another unit of privacy.
         """
         self._path, self._federation, self._unit, self._most, self._delta = path, federation, unit, most, delta
-        self._check_unit(self._lines())
+        self._check_unit(self._read_lines())
 
     @property
     def spent(self) -> float:
-        """Epsilon of all that was spent on these data so far."""
-        return epsilon(map(_steps, self._lines()), self._delta)
+        """The epsilon spent on these data, over all federations."""
+        return epsilon(map(_steps, self._read_lines()), self._delta)
 
     def with_steps(self, planned: NoisedSteps) -> float:
-        """Epsilon of all that was spent and of these steps besides."""
-        return epsilon([*map(_steps, self._lines()), planned], self._delta)
+        """Return the epsilon on these data after these additional steps. Nothing is written."""
+        return epsilon([*map(_steps, self._read_lines()), planned], self._delta)
 
     def of_federation(self) -> dict[str, float]:
-        """Epsilon, steps and sampling rate of what this federation spent on these data."""
-        own = [_steps(line) for line in self._lines() if line.federation == self._federation]
-        rate = own[-1].rate if own else 0.0
-        return {"epsilon": epsilon(own, self._delta), "steps": sum(steps.number for steps in own), "rate": rate}
+        """Return the epsilon, the number of steps and the last sampling rate of this federation on these data."""
+        federation_steps = [_steps(line) for line in self._read_lines() if line.federation == self._federation]
+        rate = federation_steps[-1].rate if federation_steps else 0.0
+        return {
+            "epsilon": epsilon(federation_steps, self._delta),
+            "steps": sum(steps.number for steps in federation_steps),
+            "rate": rate,
+        }
 
     def spend(self, release: Release) -> None:
-        """Write down what a phase costs, until the disk has it; nothing, where the same answer was paid for before.
+        """Write the cost of a phase to the disk; nothing where the ledger has the label, for an equal answer costs nothing.
 
         Raises:
-            Spent: more than the budget would be spent. Nothing is written then.
+            Spent: the total would exceed the budget. Nothing is written.
             RunError: the ledger is damaged, or cannot be written.
         """
         line = BudgetLine(
@@ -84,9 +88,9 @@ class PrivacyBudget:
             phase=release.phase + 1,
         )
         with held(self._path.parent, "is spending this site's privacy budget", "try again", _PATIENCE):
-            lines = self._lines(mend=True)
+            lines = self._read_lines(has_lock=True)
             self._check_unit(lines)
-            if any(known.label == line.label for known in lines):
+            if any(earlier.label == line.label for earlier in lines):
                 return
             total = epsilon(map(_steps, [*lines, line]), self._delta)
             if total > self._most:
@@ -99,7 +103,7 @@ class PrivacyBudget:
             sync_folder(self._path.parent)
 
     def _check_unit(self, lines: list[BudgetLine]) -> None:
-        """Raise RunError where lines are counted by another unit: epsilon of groups and of examples do not add up."""
+        """Raise RunError where a line has another unit: an epsilon for groups and an epsilon for examples have no sum."""
         other = next((line for line in lines if line.unit != self._unit), None)
         if other is not None:
             raise RunError(
@@ -107,24 +111,27 @@ class PrivacyBudget:
                 f"{self._unit}; these do not add up to one epsilon, so agree on privacy.unit = {other.unit!r}"
             )
 
-    def _lines(self, mend: bool = False) -> list[BudgetLine]:
-        """All lines. One that a crash cut short was not yet acted on, and does not count. mend: take its bytes out."""
+    def _read_lines(self, has_lock: bool = False) -> list[BudgetLine]:
+        """Return all complete lines. An incomplete last line, left by a crash, does not count: no row was read for it.
+
+        has_lock: whether this process has the ledger's lock; then an incomplete line is removed from the file.
+        """
         if not self._path.exists():
             return []
         try:
-            whole, _, cut = self._path.read_bytes().rpartition(b"\n")
+            complete, _, cut_line = self._path.read_bytes().rpartition(b"\n")
         except OSError as problem:
             raise RunError(f"{self._path}: cannot be read ({problem.strerror})") from None
         lines = []
-        for number, text in enumerate(whole.splitlines(), 1):
+        for number, text in enumerate(complete.splitlines(), 1):
             try:
                 lines.append(BudgetLine.model_validate_json(text))
             except ValidationError:
                 raise RunError(
-                    f"{self._path}: line {number} is damaged, so that it cannot be told what was spent; restore the file"
+                    f"{self._path}: line {number} is damaged, so the spent epsilon is unknown; restore the file from a copy"
                 ) from None
-        if mend and cut:
-            write_bytes(self._path, whole + b"\n" if whole else b"")
+        if has_lock and cut_line:
+            write_bytes(self._path, complete + b"\n" if complete else b"")
         return lines
 
 
@@ -133,5 +140,5 @@ def _steps(line: BudgetLine) -> NoisedSteps:
 
 
 def list_ledgers(folder: Path) -> list[Path]:
-    """The ledgers of all data sets in a site's folder."""
+    """Return the paths of all ledgers in a site's folder, one for each data set, sorted."""
     return sorted(folder.glob("*.jsonl"))

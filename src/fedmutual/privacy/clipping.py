@@ -1,8 +1,8 @@
-"""The sum of clipped gradients of one batch: what a step on private rows releases before noise is added.
+"""The sum of the clipped gradients of one batch, before noise is added.
 
 Each unit's gradient, over all noised networks together, is scaled down to a norm of at most C; a gradient that is not finite
-counts as zero. So adding or removing a unit moves the sum by at most C, replacing one by at most 2 C, whatever the networks,
-the loss and the received model are.
+counts as zero. So adding or removing a unit changes the sum by at most C, and replacing a unit by at most 2 C, for any
+networks, any loss and any received model.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,45 +16,48 @@ from fedmutual.core import Batch, Message, Net, Phase
 from fedmutual.privacy import layers
 from fedmutual.stepping import trainable
 
-MARGIN = 1e-5  # by which a norm in float32 is taken to be larger than it was computed
-MEMORY = 2**28  # bytes of gradients of single rows that are held at once
+MARGIN = 1e-5  # relative increase of each computed norm, which covers rounding in float32
+MEMORY = 2**28  # bytes of per-row gradients in memory at once
 
 
 class ClippingJob(NamedTuple):
-    """What a batch's gradients are taken of."""
+    """The loss, the networks and the clipping norm for the gradients of a batch."""
 
     phase: Phase
-    nets: Mapping[str, nn.Module]  # the noised ones
-    silent: tuple[str, ...]  # the other networks, which the loss sees as constants
+    nets: Mapping[str, nn.Module]  # the noised networks
+    silent: tuple[str, ...]  # names of the other networks, which are constants for the loss
     const: Message
-    clip: float  # C
+    clip: float  # C, the largest norm of a unit's gradient
 
 
 def clipped_sum(job: ClippingJob, batch: Batch, units: Tensor | None) -> tuple[Message, Message]:
-    """The sum of the units' clipped gradients, "net.name" -> float64, and the sum of each loss term over the rows.
+    """Return ("net.name" -> float64 sum of the units' clipped gradients, loss term -> sum over the rows).
 
-    batch: of at least one row. units: each row's unit [B]; None: each row is a unit.
+    batch: at least one row. units: each row's unit [B]; None: each row is a unit.
     """
     if units is None and all(map(layers.is_plain, job.nets.values())):
         try:
-            return _of_layers(job, batch)
+            return _clip_by_layers(job, batch)
         except layers.NotOfOutputs:
-            pass  # the loss looks at more than the networks' outputs for the batch
-    return _of_rows(job, batch, torch.arange(len(batch[0])) if units is None else units)
+            pass  # the loss uses more than the networks' outputs for the batch
+    return _clip_by_rows(job, batch, torch.arange(len(batch[0])) if units is None else units)
 
 
 def factors(squares: Tensor, clip: float) -> tuple[Tensor, Tensor]:
-    """What scales gradients of these squared norms [U] to a norm of at most C, and whether the norms are finite [U]."""
+    """Return (factors [U] that scale the gradients to a norm of at most C, whether the norms are finite [U]).
+
+    squares: squared norm of each unit's gradient [U]. The factor of a norm that is not finite is 0.
+    """
     norms = squares.sqrt() * (1 + MARGIN)
     finite = norms.isfinite()
     return torch.where(finite, (clip / norms).clamp(max=1.0), 0.0), finite
 
 
-def _of_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
-    """From each layer's inputs and the gradients of its outputs, without a gradient of a single row in memory.
+def _clip_by_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
+    """Return the sums from each layer's inputs and output gradients, without a gradient of a single row in memory.
 
     Raises:
-        NotOfOutputs: the loss looks at more than the networks' outputs for the batch.
+        NotOfOutputs: the loss uses more than the networks' outputs for the batch.
     """
     tapes = {name: layers.Tape(net, batch[0]) for name, net in job.nets.items()}
     outputs = {name: tape.output for name, tape in tapes.items()}
@@ -63,7 +66,7 @@ def _of_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
     def loss(output: Message, *row: Tensor) -> tuple[Tensor, Message]:
         rows = tuple(t.unsqueeze(0) for t in row)
         nets = {name: layers.known(rows[0], z.unsqueeze(0)) for name, z in output.items()}
-        return _total(job.phase.loss(nets | _constants(job.silent, width), rows, job.const))
+        return _sum_terms(job.phase.loss(nets | _make_constants(job.silent, width), rows, job.const))
 
     slopes, terms = vmap(grad(loss, has_aux=True), randomness="different")(
         {name: output.detach() for name, output in outputs.items()}, *batch
@@ -73,77 +76,83 @@ def _of_layers(job: ClippingJob, batch: Batch) -> tuple[Message, Message]:
         for name, tape in tapes.items():
             squares = squares + tape.backward(slopes[name])
         scale, finite = factors(squares, job.clip)
-        found = {
+        sums = {
             f"{name}.{k}": g.double() for name, tape in tapes.items() for k, g in tape.weighted_sum(scale, finite).items()
         }
-    return found, {k: v.sum() for k, v in terms.items()}
+    return sums, {k: v.sum() for k, v in terms.items()}
 
 
-def _of_rows(job: ClippingJob, batch: Batch, units: Tensor) -> tuple[Message, Message]:
-    """From the gradient of every single row, by vmap: for any network and any loss."""
+def _clip_by_rows(job: ClippingJob, batch: Batch, units: Tensor) -> tuple[Message, Message]:
+    """Return the sums from the gradient of each single row, by vmap: for any network and any loss."""
     params = {name: {k: p.detach() for k, p in trainable(net).items()} for name, net in job.nets.items()}
     buffers = {name: {k: b.clone() for k, b in net.named_buffers()} for name, net in job.nets.items()}
-    width = _width(next(iter(job.nets.values())), batch) if job.silent else ()
+    width = _output_shape(next(iter(job.nets.values())), batch) if job.silent else ()
 
-    def call(name: str, own: Message) -> Callable[[Tensor], Tensor]:
-        return lambda x: functional_call(job.nets[name], (own, buffers[name]), (x,))
+    def make_forward(name: str, weights: Message) -> Callable[[Tensor], Tensor]:
+        return lambda x: functional_call(job.nets[name], (weights, buffers[name]), (x,))
 
-    def loss(given: Mapping[str, Message], *row: Tensor) -> tuple[Tensor, Message]:
-        nets = {name: Net(call(name, own), own) for name, own in given.items()}
-        return _total(job.phase.loss(nets | _constants(job.silent, width), tuple(t.unsqueeze(0) for t in row), job.const))
+    def loss(weights: Mapping[str, Message], *row: Tensor) -> tuple[Tensor, Message]:
+        nets = {name: Net(make_forward(name, w), w) for name, w in weights.items()}
+        return _sum_terms(
+            job.phase.loss(nets | _make_constants(job.silent, width), tuple(t.unsqueeze(0) for t in row), job.const)
+        )
 
     per_row = vmap(grad(loss, has_aux=True), in_dims=(None, *(0 for _ in batch)), randomness="different")
-    size = sum(p.numel() * p.element_size() for own in params.values() for p in own.values())
-    total = {f"{n}.{k}": torch.zeros_like(p, dtype=torch.float64) for n, own in params.items() for k, p in own.items()}
+    size = sum(p.numel() * p.element_size() for weights in params.values() for p in weights.values())
+    total = {
+        f"{n}.{k}": torch.zeros_like(p, dtype=torch.float64) for n, weights in params.items() for k, p in weights.items()
+    }
     sums: Message = {}
-    most = max(1, MEMORY // size)
-    for rows, codes in _pieces(units, most):
+    max_rows = max(1, MEMORY // size)
+    for rows, codes in _split_units(units, max_rows):
         count = int(codes[-1]) + 1
-        whole: Message = {}
-        for part in torch.split(torch.arange(len(rows)), most):
-            places = rows[part].to(batch[0].device)
+        unit_grads: Message = {}
+        for chunk in torch.split(torch.arange(len(rows)), max_rows):
+            places = rows[chunk].to(batch[0].device)
             grads, terms = per_row(params, *(t.index_select(0, places) for t in batch))
-            for k, g in ((f"{n}.{k}", g) for n, own in grads.items() for k, g in own.items()):
-                if count == len(rows) == len(part):  # each row is a unit
-                    whole[k] = g
+            for k, g in ((f"{n}.{k}", g) for n, by_name in grads.items() for k, g in by_name.items()):
+                if count == len(rows) == len(chunk):  # each row is a unit
+                    unit_grads[k] = g
                 else:
-                    whole[k] = whole.get(k, g.new_zeros(count, *g.shape[1:])).index_add(0, codes[part].to(g.device), g)
+                    unit_grads[k] = unit_grads.get(k, g.new_zeros(count, *g.shape[1:])).index_add(
+                        0, codes[chunk].to(g.device), g
+                    )
             sums = {k: sums.get(k, 0) + v.sum() for k, v in terms.items()}
         with torch.no_grad():
-            squares = torch.stack([g.flatten(1).square().sum(1) for g in whole.values()]).sum(0)
+            squares = torch.stack([g.flatten(1).square().sum(1) for g in unit_grads.values()]).sum(0)
             scale, finite = factors(squares, job.clip)
-            for k, g in whole.items():
+            for k, g in unit_grads.items():
                 clean = g if bool(finite.all()) else torch.where(finite.view(-1, *(1 for _ in g.shape[1:])), g, 0.0)
                 total[k] += torch.tensordot(scale, clean, 1).double()
     return total, sums
 
 
-def _pieces(units: Tensor, most: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Whole units, about `most` rows at once -> (the rows' places [R], their units numbered from 0 [R])."""
+def _split_units(units: Tensor, max_rows: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (row numbers [R], each row's unit counted from 0 [R]), at most `max_rows` rows unless one unit has more."""
     order = torch.argsort(units, stable=True)
     codes, sizes = torch.unique_consecutive(units[order], return_inverse=False, return_counts=True)
-    taken: list[int] = []
+    chunk_sizes: list[int] = []
     start = 0
     for number, size in enumerate(sizes.tolist()):
-        taken.append(size)
-        if number + 1 == len(codes) or sum(taken) + int(sizes[number + 1]) > most:
-            yield order[start : start + sum(taken)], torch.repeat_interleave(torch.tensor(taken))
-            start += sum(taken)
-            taken = []
+        chunk_sizes.append(size)
+        if number + 1 == len(codes) or sum(chunk_sizes) + int(sizes[number + 1]) > max_rows:
+            yield order[start : start + sum(chunk_sizes)], torch.repeat_interleave(torch.tensor(chunk_sizes))
+            start += sum(chunk_sizes)
+            chunk_sizes = []
 
 
-def _total(terms: Message) -> tuple[Tensor, Message]:
-    """The sum of the loss terms, and the terms without gradient."""
+def _sum_terms(terms: Message) -> tuple[Tensor, Message]:
+    """Return (sum of the loss terms, the terms without gradient)."""
     return torch.stack(list(terms.values())).sum(), {k: v.detach() for k, v in terms.items()}
 
 
-def _constants(names: Sequence[str], width: Sequence[int]) -> dict[str, Net]:
-    """Networks that say zero whatever they are asked: so a noised gradient cannot depend on a network without noise."""
+def _make_constants(names: Sequence[str], width: Sequence[int]) -> dict[str, Net]:
+    """Return networks with zero outputs, so that a noised gradient cannot depend on a network without noise."""
     return {name: Net(lambda x: torch.zeros(len(x), *width, device=x.device), {}) for name in names}
 
 
-def _width(net: nn.Module, batch: Batch) -> tuple[int, ...]:
-    """The shape of a network's output for one row."""
+def _output_shape(net: nn.Module, batch: Batch) -> tuple[int, ...]:
+    """Return the shape of a network's output for one row."""
     with torch.no_grad():
         output: Tensor = net(batch[0][:1])
     return tuple(output.shape[1:])

@@ -22,9 +22,9 @@ from fedmutual.stepping import gradients, seed_torch, trainable
 
 
 class Release(NamedTuple):
-    """What the steps of one phase cost."""
+    """The privacy cost of the steps of one phase."""
 
-    label: str  # of all that the answer is computed from; an equal label means an equal answer, which costs nothing again
+    label: str  # digest of all inputs of the answer; an equal label means an equal answer, without a second cost
     sigma: float
     rate: float
     steps: int
@@ -35,106 +35,109 @@ class Release(NamedTuple):
 class Mechanism:
     """Clips and noises one client's steps on private rows. This is the `Privacy` of the core.
 
-    `spend` is called before the first private row of a phase is read; what it raises ends the phase.
+    `spend` is called before the first private row of a phase is read; an error in `spend` ends the phase.
     """
 
     def __init__(
         self, client: str, rows: Data, units: Units, nets: frozenset[str], clip: float, sigma: float, secret: bytes
     ) -> None:
-        """nets: whose gradients are clipped, together, to the norm `clip`, and noised with sigma * clip."""
+        """nets: names of the networks whose gradients are clipped together to the norm `clip`, with noise sigma * clip."""
         self.rows, self.units, self.nets = PrivateRows(client, rows), units, nets
         self.clip, self.sigma, self.secret = clip, sigma, secret
-        self.spend: Callable[[Release], None] = _count
-        self.steps = 0  # on private rows, since the run began
+        self.spend: Callable[[Release], None] = _accept
+        self.steps = 0  # on private rows, since the start of the run
         self._key = b""  # of the phase
         self._step = 0  # in the phase
-        self._drawn: deque[tuple[int, Tensor | None]] = deque()  # rows and units of the batches that were not stepped yet
+        self._drawn: deque[tuple[int, Tensor | None]] = deque()  # (number of rows, units) of each batch without a step
         self._digest: str | None = None  # of the private rows
 
     @property
     def reading(self) -> bool:
-        """Whether the batches of the current phase hold private rows."""
+        """Whether the batches of the current phase contain private rows."""
         return bool(self._key)
 
     def batches(self, phase: Phase, client: Client, inbox: Message, at: At) -> Iterator[Batch]:
-        """The phase's batches; of private rows, Poisson samples, as many as the phase plans."""
+        """Yield the phase's batches. Batches of private rows are Poisson samples; their number is the phase's plan."""
         self._key, self._step = b"", 0
         self._drawn.clear()
-        self.rows.read = lambda count: self._read(count, phase, client, inbox, at)
+        self.rows.read = lambda count: self._read_batches(count, phase, client, inbox, at)
         try:
             yield from phase.batches(client, inbox, at)
         finally:
             self.rows.read = closed
 
     def gradients(self, phase: Phase, client: Client, batch: Batch, const: Message) -> tuple[Message, Message]:
-        """The step's gradients: of noised networks (sum of clipped + noise) / expected rows, of others as without privacy.
+        """Return ("net.name" -> gradient, loss term -> sum over the batch divided by the expected rows) of one step.
 
-        -> ("net.name" -> gradient, loss terms: sums over the batch over the expected rows).
+        Noised networks: (sum of clipped gradients + noise) / expected rows. Other networks: the gradient without privacy.
+
+        Raises:
+            RuntimeError: the batch has another number of rows than the sample.
         """
         count, units = self._drawn.popleft()
         if len(batch[0]) != count:
-            raise RuntimeError(f"a batch of {len(batch[0])} rows is stepped on, and {count} rows were sampled for it")
+            raise RuntimeError(f"a step has a batch of {len(batch[0])} rows, and the sample has {count} rows")
         noised = {n: net for n, net in client.nets.items() if n in self.nets}
         others = tuple(n for n in client.nets if n not in self.nets)
         nets = {n: Net(net, trainable(net)) for n, net in client.nets.items()}
         sums, terms = clipped_sum(ClippingJob(phase, noised, others, const, self.clip), batch, units) if count else ({}, {})
-        grads = self._noised({f"{n}.{k}": p for n in noised for k, p in nets[n].params.items()}, sums)
-        moved = {f"{n}.{k}": p for n in others for k, p in nets[n].params.items()}
-        if moved and count:
-            own, means = gradients(phase, nets, moved, batch, const)
-            grads |= own
+        grads = self._add_noise({f"{n}.{k}": p for n in noised for k, p in nets[n].params.items()}, sums)
+        other_params = {f"{n}.{k}": p for n in others for k, p in nets[n].params.items()}
+        if other_params and count:
+            other_grads, means = gradients(phase, nets, other_params, batch, const)
+            grads |= other_grads
             terms = {k: v.detach() * count for k, v in means.items()}
         self._step += 1
         self.steps += 1
         return grads, {k: v / self.units.expected for k, v in terms.items()}
 
-    def _noised(self, params: Message, sums: Message) -> Message:
-        """(sum + noise) / expected rows, of these parameters; a sum that is missing is zero."""
+    def _add_noise(self, params: Message, sums: Message) -> Message:
+        """Return (sum + noise) / expected rows for each parameter; a missing sum is zero."""
         device = next(iter(params.values())).device
         sizes = [p.numel() for p in params.values()]
         noise = torch.zeros(sum(sizes), dtype=torch.float64)
         if self.sigma:
             noise = Stream(derive_key(self._key, "noise", str(self._step))).normals(sum(sizes), device)
             noise = noise.mul_(self.sigma * self.clip)
-        found: Message = {}
+        grads: Message = {}
         for (name, p), z in zip(params.items(), torch.split(noise, sizes), strict=True):
             value = z.view(p.shape).to(sums[name].device) + sums[name] if name in sums else z.view(p.shape)
-            found[name] = value.div(self.units.expected).to(p)
-        return found
+            grads[name] = value.div(self.units.expected).to(p)
+        return grads
 
-    def _read(self, count: int, phase: Phase, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """So many Poisson batches, paid for before the first row is read."""
+    def _read_batches(self, count: int, phase: Phase, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
+        """Return `count` Poisson batches; the cost is recorded before the first row is read."""
         if not count:
             return ()
-        context = self._context(phase, client, inbox, at)
+        context = self._digest_context(phase, client, inbox, at)
         label = derive_key(self.secret, "label", context, str(self._step)).hex()[:32]
         self.spend(Release(label, self.sigma, self.units.rate, count, at.round, at.phase))
         self._key = derive_key(self.secret, "phase", context, str(self._step))
         seed_torch(Stream(derive_key(self._key, "dropout")).generator().initial_seed())
-        return self._sampled(count, self._key)
+        return self._sample_batches(count, self._key)
 
-    def _sampled(self, count: int, key: bytes) -> Iterator[Batch]:
+    def _sample_batches(self, count: int, key: bytes) -> Iterator[Batch]:
         stream, source = Stream(derive_key(key, "sampling")), self.rows.source
-        drawn = [self.units.sample(stream) for _ in range(count)]
+        samples = [self.units.sample(stream) for _ in range(count)]
         augment = Stream(derive_key(key, "augment")).generator()
-        filled = iter(source.rows([rows for rows, _ in drawn if len(rows)], augment))
-        for rows, units in drawn:
+        batches = iter(source.rows([rows for rows, _ in samples if len(rows)], augment))
+        for rows, units in samples:
             self._drawn.append((len(rows), units))
-            yield next(filled) if len(rows) else _empty(source)
+            yield next(batches) if len(rows) else _make_empty_batch(source)
 
-    def _context(self, phase: Phase, client: Client, inbox: Message, at: At) -> str:
-        """A digest of all that the phase's answer is computed from: two answers with equal noise must be equal.
+    def _digest_context(self, phase: Phase, client: Client, inbox: Message, at: At) -> str:
+        """Return a hex digest of all inputs of the phase's answer. Answers with equal noise must be equal.
 
-        Else their difference would be free of noise: the same round asked again with another model, with other settings,
-        from another state or on other rows is another context, with noise of its own.
+        Otherwise their difference would contain no noise. So a repeated round with another model, other settings, another
+        state or other rows has another digest, and therefore other noise.
         """
         if self._digest is None:
-            self._digest = _rows_digest(self.rows.source, self.units)
+            self._digest = _digest_rows(self.rows.source, self.units)
         groups = {n: [{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]
                   for n, o in client.optimizers.items()}  # fmt: skip
         kind = type(phase)
         about = (
-            (kind.__module__, kind.__qualname__, _settings(phase, at), at.seed, at.round, at.phase, client.id, groups),
+            (kind.__module__, kind.__qualname__, _list_settings(phase, at), at.seed, at.round, at.phase, client.id, groups),
             (sorted(self.nets), self.clip, self.sigma, self.units.rate, self.units.expected, self._digest),
         )
         digest = hashlib.sha256(repr(about).encode())
@@ -144,20 +147,20 @@ class Mechanism:
         return digest.hexdigest()
 
 
-def _count(release: Release) -> None:
-    """In one process nothing is withheld: the steps are counted, and epsilon is told at the end."""
+def _accept(release: Release) -> None:
+    """Do nothing: a run in one process has no budget, and epsilon is computed from the number of steps at the end."""
 
 
-def _settings(phase: Phase, at: At) -> list[tuple[str, str]]:
-    """A phase's settings in this round, whatever the number of rounds is, which may grow; of objects the type alone."""
-    found = {f.name: getattr(phase, f.name) for f in fields(phase)}  # type: ignore[arg-type]
-    values = {k: at.number(v) if isinstance(v, Schedule) else v for k, v in found.items()}
+def _list_settings(phase: Phase, at: At) -> list[tuple[str, str]]:
+    """Return (name, text) of each setting in this round, independent of the number of rounds; for objects the type name."""
+    settings = {f.name: getattr(phase, f.name) for f in fields(phase)}  # type: ignore[arg-type]
+    values = {k: at.number(v) if isinstance(v, Schedule) else v for k, v in settings.items()}
     plain = (int, float, str, bool, tuple, type(None))
     return [(k, repr(v) if isinstance(v, plain) else type(v).__qualname__) for k, v in sorted(values.items())]
 
 
-def _rows_digest(rows: Data, units: Units) -> str:
-    """A digest of all rows, and of their groups. Hex."""
+def _digest_rows(rows: Data, units: Units) -> str:
+    """Return a digest of all rows and their groups in hex."""
     digest = hashlib.sha256(b"" if units.codes is None else units.codes.tobytes())
     for batch in rows.rows(torch.split(torch.arange(len(rows)), 1024)):
         _add_tensors(digest, "rows", {str(k): t for k, t in enumerate(batch)})
@@ -171,7 +174,7 @@ def _add_tensors(digest: "hashlib._Hash", title: str, tensors: Mapping[str, Tens
         digest.update(plain.view(torch.uint8).numpy().data)
 
 
-def _empty(rows: Data) -> Batch:
-    """A batch of no rows."""
+def _make_empty_batch(rows: Data) -> Batch:
+    """Return a batch with 0 rows."""
     (batch,) = rows.rows([torch.zeros(1, dtype=torch.int64)])
     return tuple(t[:0] for t in batch)

@@ -1,4 +1,4 @@
-"""What voids a guarantee, refused before anything is trained: one sentence with the reason and the mend."""
+"""Checks before training that refuse a configuration without a valid privacy guarantee."""
 
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
@@ -14,16 +14,19 @@ from fedmutual.privacy.sampling import Units
 from fedmutual.privacy.secret import simulation_secret
 
 _SCORES = (
-    "privacy: epsilon is of the messages that leave a client. The losses and scores that are recorded here, and other runs "
-    "on the same rows, are not in it; between real sites no loss or score is told"
+    "privacy: epsilon covers the messages that leave a client. Epsilon does not cover the losses and scores recorded here, "
+    "or "
+    "other runs on the same rows; real sites send no losses or scores"
 )
 
 
 def noised_nets(config: Config, algorithm: Algorithm, server: Message, pooled: bool) -> frozenset[str]:
-    """The networks that are trained with noise; none where `privacy.nets` has no effect. server: its first state.
+    """Return the names of the networks with noised training; none where `privacy.nets` has no effect.
+
+    server: the first state of the server.
 
     Raises:
-        ConfigError: something of the others would leave.
+        ConfigError: messages of a network without noise would leave.
     """
     nets = config.privacy.nets
     if nets == "none" or pooled:
@@ -34,8 +37,9 @@ def noised_nets(config: Config, algorithm: Algorithm, server: Message, pooled: b
         return frozenset({"meme"})
     if any(phase.leaves(server) for phase in algorithm.phases):
         raise ConfigError(
-            f"privacy.nets = 'meme': algorithm {config.algorithm['name']!r} has no meme, and what its personal networks say "
-            "leaves; use privacy.nets = 'both', which noises all networks of a client"
+            f"privacy.nets = 'meme': algorithm {config.algorithm['name']!r} has no meme, and outputs of its personal "
+            "networks "
+            "leave; use privacy.nets = 'both', which noises all networks of a client"
         )
     return frozenset()
 
@@ -43,7 +47,7 @@ def noised_nets(config: Config, algorithm: Algorithm, server: Message, pooled: b
 def check_algorithm(
     config: Config, algorithm: Algorithm, nets: frozenset[str], server: Message, clients: Iterable[str]
 ) -> None:
-    """Raise ConfigError where noise on these networks' gradient steps does not cover all that leaves."""
+    """Raise ConfigError where noise on the gradient steps of these networks does not cover all outgoing messages."""
     name, setting = config.algorithm["name"], f"privacy.nets = {config.privacy.nets!r}"
     if find_spec("opacus") is None:
         raise ConfigError(
@@ -67,11 +71,11 @@ def check_algorithm(
 
 
 def check_nets(client: str, nets: Mapping[str, nn.Module]) -> None:
-    """Raise ConfigError where a network of a client mixes the examples of a batch, or remembers them."""
+    """Raise ConfigError where a layer of a client's networks mixes the examples of a batch or stores their statistics."""
     for name, net in nets.items():
         for path, module in net.named_modules():
-            remembers = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
-            if remembers or isinstance(module, nn.modules.batchnorm._BatchNorm):
+            has_statistics = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+            if has_statistics or isinstance(module, nn.modules.batchnorm._BatchNorm):
                 raise ConfigError(
                     f"privacy.nets: the {name} network of client {client!r} has the layer {path!r} "
                     f"({type(module).__name__}), which mixes the examples of a batch, so that no example's share of a "
@@ -81,10 +85,10 @@ def check_nets(client: str, nets: Mapping[str, nn.Module]) -> None:
 
 
 def make_mechanism(config: Config, client: str, nets: frozenset[str], rows: Data) -> Mechanism:
-    """What clips and noises a client's steps, with the secret that a simulation has.
+    """Return the mechanism that clips and noises a client's steps, with the secret of a simulation.
 
     Raises:
-        ConfigError: groups are to be protected, and the client's rows have none.
+        ConfigError: the unit is "group", and the client's rows have no groups.
     """
     privacy = config.privacy
     assert privacy.sigma is not None  # the configuration is checked
@@ -93,7 +97,11 @@ def make_mechanism(config: Config, client: str, nets: frozenset[str], rows: Data
 
 
 def make_units(config: Config, client: str, rows: Data) -> Units:
-    """A client's units, and the rate at which they are sampled. Raises ConfigError as `make_mechanism`."""
+    """Return a client's units with their sampling rate.
+
+    Raises:
+        ConfigError: the unit is "group", and the client's rows have no groups.
+    """
     privacy, groups = config.privacy, None
     if privacy.unit == "group":
         groups = getattr(rows, "groups", None)
@@ -107,12 +115,12 @@ def make_units(config: Config, client: str, rows: Data) -> Units:
 
 
 def notes(nets: frozenset[str]) -> tuple[str, ...]:
-    """What a user should know of an experiment with noise."""
+    """Return the remarks for the user of an experiment; none without noised networks."""
     return (_SCORES,) if nets else ()
 
 
 def _check_teacher(config: Config, algorithm: Algorithm, client: str) -> None:
-    """Raise ConfigError unless a client's meme learns from labels alone in every round."""
+    """Raise ConfigError unless a client's meme learns only from labels in every round."""
     settings = read_client_settings(config) | read_client_settings(config, client)
     for number, phase in enumerate(algorithm.phases):
         beta: Setting | None = settings.get("beta", getattr(phase, "beta", None))

@@ -1,4 +1,4 @@
-"""Poisson sampling of private rows, and the guard that lets nothing else read them."""
+"""Poisson sampling of private rows, and a guard against other reads of private rows."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,53 +13,55 @@ from fedmutual.privacy.secret import Stream
 
 
 class Units:
-    """What a guarantee is given to: each row, or each group of rows (a patient)."""
+    """The units that a guarantee protects: each row, or each group of rows, such as the rows of a patient."""
 
     def __init__(self, rows: int, batch_size: int, groups: NDArray[np.int64] | None = None, most: int | None = None) -> None:
-        """rows: how many there are. batch_size: rows that a batch is to have on average. groups: each row's group [rows];
-        None: each row is a unit. most: rows of one group that a batch may hold; the others are left out by lot."""
+        """rows: number of rows. batch_size: expected rows of a batch. groups: each row's group [rows]; None: each row is a
+        unit. most: the most rows of one group in a batch; a larger group contributes a random subset of its rows."""
         self.codes = None if groups is None else np.unique(groups, return_inverse=True)[1]
         self._most = most if groups is not None else None
         sizes = np.ones(rows, np.int64) if self.codes is None else np.bincount(self.codes)
         self.count = len(sizes)
         capped = int(np.minimum(sizes, self._most or rows).sum())
-        self.rate = min(1.0, batch_size / max(capped, 1))  # with which each unit is in a batch, whatever else is in it
-        self.expected = self.rate * capped  # rows of a batch
+        self.rate = min(
+            1.0, batch_size / max(capped, 1)
+        )  # probability of each unit to be in a batch, independent of the other units
+        self.expected = self.rate * capped  # expected rows of a batch
 
     def sample(self, stream: Stream) -> tuple[Tensor, Tensor | None]:
-        """One Poisson batch -> (row numbers int64 [B], each row's unit [B], None where rows are units). B may be 0."""
-        taken = stream.chances(self.rate, self.count)
+        """Return a Poisson batch: (row numbers int64 [B], each row's unit [B]; None where rows are units). B may be 0."""
+        is_drawn = stream.chances(self.rate, self.count)
         if self.codes is None:
-            return taken.nonzero()[:, 0], None
-        rows = np.flatnonzero(taken.numpy()[self.codes])
+            return is_drawn.nonzero()[:, 0], None
+        rows = np.flatnonzero(is_drawn.numpy()[self.codes])
         if self._most is not None:
-            rows = self._capped(rows, stream)
+            rows = self._limit_groups(rows, stream)
         return torch.from_numpy(rows), torch.from_numpy(self.codes[rows])
 
-    def _capped(self, rows: NDArray[np.int64], stream: Stream) -> NDArray[np.int64]:
-        """At most so many rows of each group, drawn by lot: what is drawn of one group does not depend on another."""
+    def _limit_groups(self, rows: NDArray[np.int64], stream: Stream) -> NDArray[np.int64]:
+        """Return at most `most` random rows of each group; the draw from one group does not depend on other groups."""
         assert self.codes is not None
         assert self._most is not None
-        lots = stream.words(len(self.codes)).numpy()[rows]
-        order = np.lexsort((lots, self.codes[rows]))
+        sort_keys = stream.words(len(self.codes)).numpy()[rows]
+        order = np.lexsort((sort_keys, self.codes[rows]))
         codes = self.codes[rows][order]
         first = np.searchsorted(codes, codes)  # where each row's group begins in the order
         return np.sort(rows[order[np.arange(len(rows)) - first < self._most]])
 
 
 Read = Callable[[int], Iterable[Batch] | None]
-"""So many batches of private rows, one after the other; None: no phase takes steps now."""
+"""number of batches -> batches of private rows in sequence; None: no phase takes steps now."""
 
 
 class PrivateRows:
     """A client's private rows under differential privacy. This is the `Data` of the core.
 
-    Rows are handed out only while a phase takes its steps, and in Poisson batches: of the plan that a phase draws only the
-    number of batches is used. So an algorithm can neither choose rows nor read them where no noise is added.
+    Rows can be read only while a phase takes its steps, and only in Poisson batches: of a phase's plan only the number of
+    batches is used. So an algorithm can neither choose rows nor read rows without noise.
     """
 
     def __init__(self, client: str, source: Data) -> None:
-        """source: the rows themselves, for the privacy boundary, which looks for them in what leaves."""
+        """source: the rows without protection; the privacy boundary searches for them in outgoing messages."""
         self.source = source
         self.read: Read = closed
         self._client = client
@@ -68,7 +70,7 @@ class PrivateRows:
         return len(self.source)
 
     def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
-        """As many Poisson batches as the plan has batches; `rng` is not used, augmentation draws from the secret.
+        """Return as many Poisson batches as the plan has. `rng` is unused: augmentation draws from the client's secret.
 
         Raises:
             Refused: no phase takes steps now.
@@ -84,5 +86,5 @@ class PrivateRows:
 
 
 def closed(count: int) -> Iterable[Batch] | None:
-    """No batches, whatever is asked for."""
+    """Return None: no batch may be read now."""
     return None

@@ -1,7 +1,7 @@
-"""A client's secret, and the random numbers that sampling and noise are drawn from.
+"""A client's secret, and the random numbers for sampling and noise.
 
-`At.rng` is public: whoever knows the seed could compute the noise and subtract it. So here every number comes from the
-client's secret: HKDF-SHA256 (RFC 5869) derives a key for each purpose, and the key is used once, for a ChaCha20 keystream
+`At.rng` is public: anyone with the seed could compute the noise and subtract it. So every number of this module comes from
+the client's secret: HKDF-SHA256 (RFC 5869) derives a key for each purpose, and each key is used for one ChaCha20 keystream
 (RFC 8439).
 """
 
@@ -27,44 +27,44 @@ _BITS = 53  # of a uniform number in float64
 
 
 def derive_key(secret: bytes, *purpose: str, salt: bytes = _SALT) -> bytes:
-    """A key of 32 bytes for one purpose; other purposes, and other salts, give keys that tell nothing of it."""
+    """Return a key of 32 bytes for one purpose. Keys for other purposes or salts reveal nothing about this key."""
     info = b"".join(len(part.encode()).to_bytes(4, "big") + part.encode() for part in purpose)
     return HKDF(algorithm=SHA256(), length=SIZE, salt=salt, info=info).derive(secret)
 
 
 def simulation_secret(seed: int, client: str) -> bytes:
-    """A client's secret in a run of one process, where the same seed must give the same result.
+    """Return a client's secret of 32 bytes for a run in one process, where equal seeds must give equal results.
 
-    Whoever knows the seed knows it: the guarantee then holds against those who do not.
+    The seed determines this secret, so the guarantee holds only against a party without the seed.
     """
     return hashlib.sha256(f"fedmutual simulation\0{seed}\0{client}".encode()).digest()
 
 
 def read_site_secret(path: Path) -> bytes:
-    """A real site's secret; where there is none yet, 32 random bytes are written, readable by their owner alone.
+    """Return a real site's secret; without a file, write one with 32 random bytes that only its owner can read.
 
     Raises:
-        RunError: the file cannot be read or written, has another length, or others may read it.
+        RunError: the file cannot be read or written, has another length, or other users may read the file.
     """
     try:
-        _create(path)
+        _create_secret(path)
         if os.name == "posix" and path.stat().st_mode & 0o077:
             raise RunError(
-                f"{path}: others on this machine may read the secret that noise comes from; run `chmod 600 {path}` if "
-                "nobody has, else remove the file, and a new secret is drawn"
+                f"{path}: other users of this machine may read the secret of the noise; run `chmod 600 {path}` if "
+                "nobody has read the file, else remove the file, and the site draws a new secret"
             )
         content = path.read_bytes()
     except OSError as problem:
         raise RunError(
-            f"{path}: the secret that noise comes from cannot be read or written ({problem.strerror or problem})"
+            f"{path}: the secret of the noise cannot be read or written ({problem.strerror or problem})"
         ) from None
     if len(content) != SIZE:
-        raise RunError(f"{path}: a secret has {SIZE} bytes, and this file has {len(content)}; remove it, and one is drawn")
+        raise RunError(f"{path}: a secret has {SIZE} bytes, and this file has {len(content)}; remove the file to draw one")
     return content
 
 
-def _create(path: Path) -> None:
-    """Write a new secret, whole or not at all, unless there is one."""
+def _create_secret(path: Path) -> None:
+    """Write a new secret atomically, unless the file exists."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -73,45 +73,47 @@ def _create(path: Path) -> None:
         file.write(os.urandom(SIZE))
         file.flush()
         os.fsync(file.fileno())
-    with suppress(FileExistsError):  # another process of this site was first: its secret counts
+    with suppress(FileExistsError):  # another process of this site was faster: its secret is valid
         os.link(part, path)
     part.unlink()
     sync_folder(path.parent)
 
 
 class Stream:
-    """The random numbers of one purpose."""
+    """The stream of random numbers for one purpose."""
 
     def __init__(self, key: bytes) -> None:
-        """key: 32 bytes that no other stream has."""
+        """key: 32 bytes, used for no other stream."""
         self._cipher = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
 
     def words(self, count: int) -> Tensor:
-        """Uniform int64 [count], of all 64 bits."""
+        """Return uniform random int64 [count] over all 64 bits."""
         content = bytearray(8 * count + 16)
         self._cipher.update_into(bytes(8 * count), content)
         return torch.frombuffer(content, dtype=torch.int64, count=count) if count else torch.empty(0, dtype=torch.int64)
 
     def chances(self, probability: float, count: int) -> Tensor:
-        """Independent bool [count], each true with the probability, to 2^-63 below it."""
+        """Return independent bool [count], each True with the probability, rounded down to a multiple of 2^-63."""
         threshold = int(probability * 2**63)
         return self.words(count).bitwise_and_(2**63 - 1) < threshold if threshold < 2**63 else torch.ones(count).bool()
 
     def generator(self) -> torch.Generator:
-        """A generator of torch's own, for augmentation and dropout, whose numbers nobody is sent."""
+        """Return a torch generator for augmentation and dropout, whose numbers are never sent."""
         return torch.Generator().manual_seed(int(self.words(1)) & (2**63 - 1))
 
     def normals(self, count: int, device: torch.device) -> Tensor:
-        """Independent standard normals, float64 [count], on the device.
+        """Return independent standard normals, float64 [count], on the device.
 
-        Each is the sum of two Box-Muller values over sqrt(2). float64 cannot hold every real number, and the gaps between
-        the values of a single Box-Muller draw can tell which sums are impossible (Mironov, 2012); with several draws behind
-        each value the search for such gaps becomes too long (Holohan and Braghin, 2021, https://arxiv.org/abs/2107.10138).
+        Each is the sum of two Box-Muller values, divided by sqrt(2). float64 cannot represent every real number, and
+        the gaps between the values of a single Box-Muller draw can reveal which sums are impossible (Mironov, 2012); with
+        several draws behind each value the search for such gaps takes too long
+        (Holohan and Braghin, 2021, https://arxiv.org/abs/2107.10138).
         """
         half = -(-count // 2)
         words = self.words(4 * half).to(device if device.type != "mps" else "cpu")  # Apple's GPUs have no float64
         uniform = words.bitwise_right_shift_(64 - _BITS).bitwise_and_(2**_BITS - 1).double()
-        radius = uniform[: 2 * half].add_(0.5).mul_(2.0**-_BITS).log_().mul_(-1.0).sqrt_()  # both halves: over sqrt(2)
+        # without the factor 2 of sqrt(-2 log u), because the sum of two values is divided by sqrt(2)
+        radius = uniform[: 2 * half].add_(0.5).mul_(2.0**-_BITS).log_().mul_(-1.0).sqrt_()
         angle = uniform[2 * half :].mul_(2 * math.pi * 2.0**-_BITS)
         cosines, sines = angle.cos().mul_(radius), angle.sin_().mul_(radius)
         return torch.cat([v[:half] + v[half:] for v in (cosines, sines)])[:count]
