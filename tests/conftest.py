@@ -26,6 +26,12 @@ def pytest_configure(config):
         config.option.markexpr = " and ".join(f"not {tier}" for tier in FARM)
 
 
+STARTS_PROCESSES = (
+    *("cluster", "processes", "kill", "workers", "second_process", "in_the_demo"),
+    *("imported_packages", "import_time", "forked", "trackers"),  # files
+)
+
+
 def find_tier(nodeid):
     """Return the tier of a test, by the path of its file and by its name."""
     path, _, name = nodeid.partition("::")
@@ -33,8 +39,7 @@ def find_tier(nodeid):
         return "sites"
     if path == "tests/test_docs.py":
         return "docs"
-    starts_processes = ("cluster", "processes", "kill", "workers")
-    if any(word in part for word in starts_processes for part in (path.rpartition("/")[2], name)):
+    if any(word in part for word in STARTS_PROCESSES for part in (path.rpartition("/")[2], name)):
         return "process"
     return "run" if path.split("/")[1] in ("cli", "outside", "reproduce") or "browser" in path else "unit"
 

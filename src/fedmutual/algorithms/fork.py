@@ -14,10 +14,9 @@ from fedmutual.core import At, Client, Message
 class Fork(LocalEpochs):
     """One round with copies ("memes") of the shared model. A subclass defines the loss and the merging of the copies."""
 
-    sum_ready: ClassVar[bool] = (
-        False  # whether a secure sum can replace the mean: the reply is the shared model, n_k at most,
-    )
-    # and `receive` returns what `aggregate` makes of the replies; a subclass that overrides one of both says so again
+    # Whether a secure sum can replace the mean: a reply holds the shared model and at most n_k, and `receive` returns the
+    # result of `aggregate`. A subclass that overrides `send`, `leaves` or `receive` must declare this again.
+    sum_ready: ClassVar[bool] = False
     aggregate: Aggregation = Aggregation()  # of the forks
 
     def __init_subclass__(cls, **options: Any) -> None:
