@@ -249,8 +249,8 @@ def test_the_data_that_choose_a_round_of_a_run_do_not_choose_of_a_sweep(held):
         ({"model.shared": ["mlp", "mlpp"]}, "with shared=mlpp, seed 0: "),
         ({"optimizer.lr": [0.1]}, "there is nothing to choose from; give a key several values"),
         ({}, "there is nothing to choose from"),
-        ({"optimizer.lr": [0.1, 0.1]}, "--set: lr=0.1 and lr=0.1 are the same setting; name each value once"),
-        ({"algorithm.alpha": [1, 1.0]}, "are the same setting"),
+        ({"optimizer.lr": [0.1, 0.1]}, "--set: lr=0.1 and lr=0.1 are equal settings; name each value once"),
+        ({"algorithm.alpha": [1, 1.0]}, "are equal settings"),
         ({"seed": [1, 2]}, "--set seed: settings are compared on the same hold-out rows, so it takes one value; --seeds 3"),
         ({"partition.clients": [2, 3]}, "--set partition.clients: settings are compared on the same hold-out rows"),
         ({"split.holdout": [0.1, 0.2]}, "it takes one value; make a sweep for each"),
@@ -273,7 +273,7 @@ def test_whose_score_there_is_not(held):
 
 def test_nobody_tells_its_scores(held):
     with pytest.raises(
-        ConfigError, match=r"no client tells its scores, so there is nothing to choose by; set share.metrics"
+        ConfigError, match=r"no client sends its scores, so no score can choose a setting; set share.metrics"
     ):
         sweep(held, {"optimizer.lr": RATES, "share.metrics": ["none"]}, out="s")
     assert not Path("s").exists()
@@ -285,7 +285,7 @@ def test_a_partition_file_without_hold_out_rows(small, held):
     held.write_text(
         held.read_text().replace('partition = { kind = "shards", clients = 3, classes_per_client = 4, examples = 40 }', "")
     )
-    with pytest.raises(ConfigError, match=r"first/partition\.json: holds out no rows of client '0'"):
+    with pytest.raises(ConfigError, match=r"first/partition\.json: has no hold-out rows of client '0'"):
         sweep(held, grid, out="s")
 
 
@@ -358,6 +358,6 @@ def test_where_no_task_knows_an_accuracy_there_is_nothing_to_choose_by(tmp_path,
         'data = { name = "npz", root = "numbers.npz", mean = [0, 0, 0, 0], std = [1, 1, 1, 1] }\n'
         'partition = { clients = 2 }\ntraining = { task = "regression" }\nsplit = { holdout = 0.2 }\n'
     )
-    with pytest.raises(ConfigError, match="the clients' tasks know no accuracy, which is what a sweep chooses by"):
+    with pytest.raises(ConfigError, match="the clients' tasks have no accuracy, and a sweep chooses by accuracy"):
         sweep("numbers.toml", {"optimizer.lr": RATES}, out="s")
     assert not Path("s").exists()

@@ -321,8 +321,8 @@ def test_a_newcomer_to_a_shared_part_brings_its_own_kind_of_data(parts, cli):
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ('part = "classifier"', "key 'model.part' is 'classifier', and fml settles it (features); take it out"),
-        ('shared = "mlp"', "key 'model.shared' is 'mlp', and fml settles it (cnn1); take it out"),
+        ('part = "classifier"', "key 'model.part' is 'classifier', and fml has features; remove the key"),
+        ('shared = "mlp"', "key 'model.shared' is 'mlp', and fml has cnn1; remove the key"),
         ('start = "server"', "key 'model.start' is set for each way"),
         ("part = 3", "key 'model.part'"),
     ],
@@ -351,9 +351,9 @@ def test_a_size_that_there_is_not_is_left_out(run, cli):
         ),
         (
             NEWCOMER + 'model = { shared = "cnn1" }',
-            "n.toml: key 'model.shared' is 'cnn1', and r settles it (mlp); take it out",
+            "n.toml: key 'model.shared' is 'cnn1', and r has mlp; remove the key",
         ),
-        (NEWCOMER + 'model = { part = "features" }', "n.toml: key 'model.part' is 'features', and r settles it (unset)"),
+        (NEWCOMER + 'model = { part = "features" }', "n.toml: key 'model.part' is 'features', and r has unset"),
         (NEWCOMER + "model = 3", "n.toml: key 'model'"),
         (NEWCOMER + 'model = { start = "own" }', "n.toml: key 'model.start' is set for each way"),
         (NEWCOMER.replace("alpha", 'name = "fedavg", alph'), "unknown key 'algorithm.alph"),
@@ -381,7 +381,7 @@ def test_what_contradicts_the_run_is_refused_in_a_sentence(run, cli, text, sente
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("nowhere",), "nowhere: is no run's folder, it has no config.toml"),
+        (("nowhere",), "nowhere: is not a run's folder, because it has no config.toml"),
         (("r", "--examples", "20,x"), "--examples 20,x: 'x' is no number of examples; write such as 50,100,all"),
         (("r", "--examples", "20,20"), "--examples 20,20: '20' comes twice"),
         (("r", "--examples", "9999"), "--examples: n.toml has 1438 training examples; name fewer, or all"),

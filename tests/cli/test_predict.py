@@ -106,7 +106,7 @@ def test_a_model_file_is_read_with_its_run(digits, cli):
         ("alone.safetensors", [], "alone.safetensors: is no model file in a run's folder"),
         (digits / "server/round-9.safetensors", [], "is not the saved round of"),
         (digits / "server/round-1.safetensors", ["--client", "1"], "the file says whose model it is; take --client out"),
-        ("nowhere", [], "nowhere: is neither a run's folder nor a model file in one"),
+        ("nowhere", [], "nowhere: is neither a run's folder nor a model file in a run's folder"),
     ):
         code, out, err = cli("predict", model, "three.png", *more)
         assert (code, out) == (2, ""), err
@@ -127,7 +127,7 @@ def test_without_a_complete_shared_model_the_clients_are_named(small, cli, digit
     cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=independent", "--out", "i")
     code, _, err = cli("predict", "i", "three.png")
     assert code == 2
-    assert "i: this run has no complete global model, for nothing is shared" in err
+    assert "i: this run has no complete global model, because nothing is shared" in err
     assert "(`fedmutual predict --client ID`), of 0, 1, 2" in err
     assert fedmutual.predict("i", ["three.png"], "0")[0].model == "personal model of client '0' (mlp), round 1"
 
@@ -253,7 +253,7 @@ def test_a_shared_model_of_inputs_that_are_scaled_differently_does_not_answer(ow
     own(mean=0.5)
     code, _, err = cli("predict", "o", "new.npz")
     assert code == 2
-    assert "o: its clients scale their inputs each in its own way" in err
+    assert "o: each client scales its inputs differently" in err
     assert [p.model for p in fedmutual.predict("o", ["new.npz"], "south")] == [
         "personal model of client 'south' (cnn1), round 1"
     ]
@@ -286,7 +286,7 @@ def test_who_learns_numbers_predicts_no_classes(own, cli):
     for client, who in (([], "its clients learn"), (["--client", "north"], "client 'north' learns")):
         code, _, err = cli("predict", "o", "new.npz", *client)
         assert code == 2
-        assert f"o: {who} 'regression', and classes alone can be predicted" in err
+        assert f"o: {who} 'regression', and only classes can be predicted" in err
 
 
 def test_the_best_round_answers_where_it_is_asked_for(small, cli, digits):

@@ -81,7 +81,7 @@ def test_an_empty_table_of_a_client_sets_nothing(small):
 
 
 def test_hold_out_rows_that_are_too_few_choose_no_setting(small):
-    with pytest.raises(fedmutual.ConfigError, match="no client tells its scores, so there is nothing to choose by"):
+    with pytest.raises(fedmutual.ConfigError, match="no client sends its scores, so no score can choose a setting"):
         fedmutual.sweep(small, {"optimizer.lr": [0.1, 0.2], "share.metrics": ["accuracy"], "split.holdout": [0.2]}, out="s")
 
 

@@ -92,24 +92,24 @@ def _adapt(
 
 
 def _fedavg(folder: Path, shared: SourceRun) -> SourceRun:
-    found = newcomer.read_source(folder)
-    name, run = found.run.config.algorithm["name"], shared.run.folder
+    source = newcomer.read_source(folder)
+    name, run = source.run.config.algorithm["name"], shared.run.folder
     if name != "fedavg":
         raise RunError(
             f"{folder}: is a run of {name!r}, and --fedavg names one of 'fedavg'; without it that of {run} is tuned"
         )
-    if shared.whole and found.whole:  # else the newcomer's data are held against what is whole
-        ours, theirs = _inputs(shared), _inputs(found)
+    if shared.whole and source.whole:  # else the newcomer's data are compared with the complete model
+        ours, theirs = _inputs(shared), _inputs(source)
         for key in (k for k in ours if ours[k] != theirs[k]):
             raise RunError(
                 f"{folder}: its shared model takes {key} {theirs[key]}, and that of {run} {ours[key]}; name a FedAvg run on "
                 "the same inputs and classes"
             )
-    return found
+    return source
 
 
 def _inputs(source: SourceRun) -> dict[str, str]:
-    """What a shared model takes, each under the words that say it in a sentence. Augmenting is not of the inputs."""
+    """Return the inputs of a shared model by their description in messages; augmentation is not part of the inputs."""
     takes = source.takes
     about: dict[str, str] = {
         "examples of the shape": str(list(takes.shape)),
@@ -117,9 +117,9 @@ def _inputs(source: SourceRun) -> dict[str, str]:
         "the columns": listed(takes.columns) if takes.columns else "none",
     }
     words = {"divisor": "inputs divided by", **{key: f"data.{key} =" for key in ("mean", "std", "size")}}
-    for key, said in words.items():
+    for key, description in words.items():
         value = takes.scaling.get(key)
-        about[said] = str("none" if value is None else value) if takes.agreed else "each client's own"
+        about[description] = str("none" if value is None else value) if takes.agreed else "each client's own"
     return about
 
 
@@ -202,11 +202,11 @@ def _as_it_is(who: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[in
     """The shared model without any adapting, on the newcomer's validation data; and how many examples there are."""
     net = who.shared.run.global_model() if who.shared.run.complete else None
     counts: Table = {}
-    found: Table = {size: {} for size in sizes}
+    scores: Table = {size: {} for size in sizes}
     for size, n in sizes.items():
         for seed in seeds:
             shares = data.load(who.config("fml", n, seed), {"": read}).clients[ALONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
-                found[size][str(seed)] = score(net, shares.validation, Classification())["accuracy"]
-    return {"examples": counts, "as it is": found if net is not None else None}
+                scores[size][str(seed)] = score(net, shares.validation, Classification())["accuracy"]
+    return {"examples": counts, "as it is": scores if net is not None else None}

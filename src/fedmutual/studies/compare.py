@@ -1,4 +1,4 @@
-"""Does it pay on these data? Several methods over several seeds, each a run of its own, cached by its folder."""
+"""Compare several methods over several seeds; each method and seed is a run in its own folder."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

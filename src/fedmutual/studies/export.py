@@ -70,7 +70,7 @@ def export(
     finally:
         with suppress(FileNotFoundError):
             shutil.rmtree(part)
-    return Exported(answering.said, tuple(target / name for name in names), tuple(left_out))
+    return Exported(answering.description, tuple(target / name for name in names), tuple(left_out))
 
 
 def _rename_folder(part: Path, target: Path) -> None:
@@ -83,7 +83,7 @@ def _rename_folder(part: Path, target: Path) -> None:
 def _write_files(folder: Path, run_folder: Path, answering: AnsweringModel) -> list[str]:
     """Write all files of an export into a folder -> a sentence for each that could not be made."""
     takes, left_out = answering.takes, list[str]()
-    about = {"model": answering.said, "fedmutual": version("fedmutual"), "classes": json.dumps(takes.classes)}
+    about = {"model": answering.description, "fedmutual": version("fedmutual"), "classes": json.dumps(takes.classes)}
     write_tensors(folder / WEIGHTS, answering.net.state_dict(), about)
     try:
         program = export_program(make_raw_input_model(answering), raw_shape(takes))
@@ -99,7 +99,7 @@ def _write_files(folder: Path, run_folder: Path, answering: AnsweringModel) -> l
         folder / ABOUT,
         {
             "format": 1,
-            "model": answering.said,
+            "model": answering.description,
             "network": answering.network,
             "client": answering.client,
             "round": answering.round,

@@ -1,4 +1,4 @@
-"""A newcomer's half of a configuration, and what a run settles of it: the shared model, its inputs and its classes."""
+"""A newcomer's part of a configuration; the run gives the rest: the shared model, its inputs and its classes."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ _NOT_HERS = {
 
 @dataclass(frozen=True)
 class SourceRun:
-    """A run whose shared model is taken on, as it is after the last saved round."""
+    """A run whose shared model is adapted, as after the last saved round."""
 
     run: Run
 
@@ -43,9 +43,9 @@ class SourceRun:
 
     @cached_property
     def model(self) -> Table:
-        """The keys of [model] that say what is shared."""
-        found = self.run.config.model.model_dump(exclude_defaults=True)
-        return {"shared": self.run.config.model.shared} | {k: found[k] for k in (*_SHARES, "adaptor") if k in found}
+        """The keys of [model] that describe the shared part."""
+        model = self.run.config.model.model_dump(exclude_defaults=True)
+        return {"shared": self.run.config.model.shared} | {k: model[k] for k in (*_SHARES, "adaptor") if k in model}
 
     @property
     def whole(self) -> bool:
@@ -74,7 +74,9 @@ def read_source(folder: Path) -> SourceRun:
         ConfigError: its shared network is code that may not be imported (see `recorded_code`).
     """
     if not (folder / CONFIG).is_file():
-        raise RunError(f"{folder}: is no run's folder, it has no {CONFIG}; name one that `fedmutual run` made")
+        raise RunError(
+            f"{folder}: is not a run's folder, because it has no {CONFIG}; name a folder that `fedmutual run` wrote"
+        )
     run = Run(folder)
     shared_state(folder)
     check_tables({"model": SourceRun(run).model}, folder)  # the newcomer's own runs build these networks
@@ -87,7 +89,7 @@ def read_source(folder: Path) -> SourceRun:
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A newcomer's half, joined with what the run settles."""
+    """A newcomer's part of a configuration, completed by the run."""
 
     file: str  # what messages call it
     tables: Table
@@ -123,10 +125,10 @@ class Newcomer:
         )
 
     def prepare(self) -> data.Prepared:
-        """Read the newcomer's data, and hold them against what the shared models take that are whole.
+        """Read the newcomer's data, and check that they fit each complete shared model.
 
         Raises:
-            UserError: a class that such a model does not know, examples of another shape, columns or scaling.
+            UserError: the model does not have a class, or takes examples of another shape, other columns or another scaling.
         """
         try:
             read = data.prepare(self.config("fml", None))[""]
@@ -144,7 +146,7 @@ class Newcomer:
         return read
 
     def _check_inputs(self, read: data.Prepared, source: SourceRun) -> None:
-        """Raise ConfigError where the newcomer's inputs and classes are not what a whole shared model takes."""
+        """Raise ConfigError if the newcomer's inputs or classes do not fit a complete shared model."""
         takes, shape, place = source.takes, read.space.shape, f"the shared model of {source.run.folder}"
         if shape != takes.shape:
             images = len(shape) == len(takes.shape) == 3 and shape[0] == takes.shape[0]
@@ -186,7 +188,7 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
     for key, why in _NOT_HERS.items():
         if key in tables:
             raise ConfigError(f"{file}: key {key!r} has no place here: {why}; take it out")
-    model = found if isinstance(found := tables.get("model"), dict) else {}
+    model = table if isinstance(table := tables.get("model"), dict) else {}
     for key in ("start", "weights", "pretrained"):
         if key in model:
             raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
@@ -205,15 +207,15 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
     for key in (k for k in _SHARES if k in model):
         settled = getattr(shared.run.config.model, key)
         if getattr(parsed.model, key) != settled:
-            said = ", ".join(settled or ("unset",)) if key == "part" else settled
+            value = ", ".join(settled or ("unset",)) if key == "part" else settled
             raise ConfigError(
-                f"{file}: key 'model.{key}' is {model[key]!r}, and {shared.run.folder} settles it ({said}); take it out"
+                f"{file}: key 'model.{key}' is {model[key]!r}, and {shared.run.folder} has {value}; remove the key"
             )
     return Newcomer(str(file), {**tables, "data": _data(file, given, shared)}, shared, tuned)
 
 
 def _data(file: Path, given: Table, shared: SourceRun) -> Table:
-    """[data] with a whole model's classes, size and scaling where the newcomer names none. A part is for any data."""
+    """Return [data], completed by the classes, size and scaling of a complete shared model; a part fits any data."""
     takes = shared.takes
     if not shared.whole:
         return given

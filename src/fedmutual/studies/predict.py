@@ -1,4 +1,4 @@
-"""Answers for new examples: which of a run's models gives them, and how sure it is of each class."""
+"""Predictions for new examples: the model of a run that predicts, and its probability of each class."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,34 +33,34 @@ Learned = tuple[Sequence[str], Tensor]  # examples: what they are called, unscal
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a model says of one example."""
+    """The prediction of a model for one example."""
 
     example: str  # the image's path; of a table or of arrays "line 3 of rows.csv"
-    model: str  # which one answered: "personal model of client '3' (cnn1), round 20"
-    ranked: tuple[tuple[str, float], ...]  # every class with its probability, the likeliest first
+    model: str  # the model that predicted: "personal model of client '3' (cnn1), round 20"
+    ranked: tuple[tuple[str, float], ...]  # every class with its probability, the most probable first
 
     @property
     def label(self) -> str:
-        """The likeliest class."""
+        """The most probable class."""
         return self.ranked[0][0]
 
     @property
     def probability(self) -> float:
-        """That of the likeliest class."""
+        """The probability of the most probable class."""
         return self.ranked[0][1]
 
 
 class AnsweringModel(NamedTuple):
-    """A model that answers."""
+    """A model that predicts."""
 
     net: nn.Module  # in eval mode
-    said: str
+    description: str  # "personal model of client '3' (cnn1), round 20"
     takes: Interface
-    data: DataConfig  # of the client for whom it answers
-    role: str  # as scores name it: "personal", "global", or "meme", a client's fork of the shared model
+    data: DataConfig  # of the client
+    role: str  # in scores: "personal", "global", "ensemble", or "meme", a client's fork of the shared model
     network: str  # the name of its architecture
-    client: str | None  # for whom it answers; None: for all
-    round: int  # after which it is as it is
+    client: str | None  # the client; None: all clients
+    round: int  # the weights are those after this round
 
     @property
     def files(self) -> bool:
@@ -112,15 +112,17 @@ def predict(
             the model learned from.
     """
     answering = choose_model(Path(run_or_model), client, best, trust_code, ensemble)
-    takes, found = answering.takes, list[Prediction]()
+    takes, predictions = answering.takes, list[Prediction]()
     scaled = make_scaler(takes)
     paths = [Path(files)] if isinstance(files, str | Path) else [Path(f) for f in files]
     for names, raw in _read(paths, answering):
         answers = answering.net(scale_examples(raw, names.__getitem__, takes, scaled)).double().softmax(1)
         for name, p in zip(names, answers, strict=True):
             order = p.argsort(descending=True, stable=True).tolist()
-            found.append(Prediction(name, answering.said, tuple((takes.classes[c], float(p[c])) for c in order)))
-    return found
+            predictions.append(
+                Prediction(name, answering.description, tuple((takes.classes[c], float(p[c])) for c in order))
+            )
+    return predictions
 
 
 def make_scaler(takes: Interface) -> Callable[[Tensor], Tensor]:
@@ -136,7 +138,8 @@ def raw_shape(takes: Interface) -> tuple[int, ...]:
 
 
 def list_columns(takes: Interface) -> list[str] | None:
-    """Return the columns of the table that a model learned from, in the order of the raw example; None: it was no table."""
+    """Return the columns of the table that a model learned from, in the order of the raw example; None if the data were no "
+    "table."""
     columns = takes.scaling.get("columns")
     return [column["name"] for column in columns] if columns else None if takes.columns is None else list(takes.columns)
 
@@ -182,16 +185,16 @@ def choose_model_of_run(run: Run, client: str | None = None, best: bool = False,
         return _choose_ensemble(run, client, best)
     shared, own = run.config.model.shared, known.models.personal.get(client) if client is not None else None
     if client is not None and own:
-        said = f"personal model of client {client!r} ({own.name})"
+        description = f"personal model of client {client!r} ({own.name})"
         when = run.best_round(client) if best else None
-        return _answering(run, run.personal_model(client, best), said, "personal", own.name, client, when)
+        return _answering(run, run.personal_model(client, best), description, "personal", own.name, client, when)
     if client is not None and not known.pooled and not run.complete:
         if best:
             raise RunError(
                 f"{place}: of client {client!r}'s fork no best is kept; without --best the last saved one answers"
             )
-        said = f"client {client!r}'s fork of the shared model ({shared})"
-        return _answering(run, run.meme(client), said, "meme", shared, client)
+        description = f"client {client!r}'s fork of the shared model ({shared})"
+        return _answering(run, run.meme(client), description, "meme", shared, client)
     kind = "model of all data in one place" if known.pooled else "shared model"
     served = f", for client {client!r}, who has none of its own" if client is not None else ""
     when = run.best_round() if best else None
@@ -213,30 +216,32 @@ def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel
         why = "no best ensemble is kept; take --best out" if best else "an ensemble is a client's; name one with --client"
         raise RunError(f"{run.folder}: {why}")
     net = run.ensemble(client)
-    said = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"
+    description = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"
     networks = f"{about(run.folder).models.personal[client].name} and {run.config.model.shared}"
-    return _answering(run, net, said, "ensemble", networks, client)
+    return _answering(run, net, description, "ensemble", networks, client)
 
 
 def _answering(
     run: Run,
     net: nn.Module,
-    said: str,
+    description: str,
     role: str,
     network: str,
     client: str | None,
     best: int | None = None,
     served: str = "",
 ) -> AnsweringModel:
-    """best: the best round, if it is that one's model."""
+    """Return the model with its inputs. best: the best round, if the model is that of the best round."""
     takes = interface(run.folder, client)
     if takes.task != "classification":
-        who = "its clients learn" if client is None else f"client {client!r} learns"
-        raise RunError(f"{run.folder}: {who} {takes.task!r}, and classes alone can be predicted; load the model in Python")
+        learner = "its clients learn" if client is None else f"client {client!r} learns"
+        raise RunError(
+            f"{run.folder}: {learner} {takes.task!r}, and only classes can be predicted; load the model in Python"
+        )
     if not takes.agreed:
         raise RunError(
-            f"{run.folder}: its clients scale their inputs each in its own way, and the shared model does not know in which "
-            "these files came; name a client with --client"
+            f"{run.folder}: each client scales its inputs differently, and the scaling of these files is unknown; name a "
+            "client with --client"
         )
     config = (
         make_client_config(run.config, client or next(iter(run.config.clients))) if has_own_data(run.config) else run.config
@@ -244,7 +249,7 @@ def _answering(
     when = f"round {run.round}" if best is None else f"its best round, {best}"
     return AnsweringModel(
         net,
-        f"{said}, {when}{served}",
+        f"{description}, {when}{served}",
         takes,
         data=config.data,
         role=role,
@@ -255,10 +260,10 @@ def _answering(
 
 
 def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
-    """-> (the run's folder, whose model is meant)."""
+    """Return the run's folder and the client whose model is meant."""
     if path.suffix != ".safetensors":
         if not (path / CONFIG).is_file():
-            raise RunError(f"{path}: is neither a run's folder nor a model file in one")
+            raise RunError(f"{path}: is neither a run's folder nor a model file in a run's folder")
         return path, client
     if client is not None:
         raise RunError(f"{path}: the file says whose model it is; take --client out, or name the run's folder")
@@ -316,7 +321,7 @@ def _image(file: Path, answering: AnsweringModel) -> Tensor:
 
 
 def takes_pixels(takes: Interface) -> bool:
-    """Whether a model learned from images of whole numbers. Others were stored as numbers that no image file holds."""
+    """Return whether a model learned from images of whole numbers, as image files hold them."""
     return len(takes.shape) == 3 and takes.scaling["divisor"] != 1
 
 

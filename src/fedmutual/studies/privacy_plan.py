@@ -1,4 +1,4 @@
-"""What a federation's rounds will cost each client, told before anything is trained; and what they did cost."""
+"""The privacy cost of a federation's rounds for each client: planned before the training, and counted afterwards."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -31,19 +31,21 @@ class PrivacyCost(NamedTuple):
     sigma: float
 
     def epsilon(self, config: Config) -> float:
-        """At the configured delta, by the configured accountant."""
+        """Return epsilon at the configured delta, by the configured accountant."""
         return epsilon([NoisedSteps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant)
 
     def sigma_for(self, wished: float, config: Config) -> float:
-        """The noise multiplier with which it would cost at most this epsilon."""
+        """Return the smallest noise multiplier with which the steps cost at most this epsilon."""
         return sigma_for(wished, self.rate, self.steps, config.privacy.delta, config.privacy.accountant)
 
 
 def read_config(path: Path, overrides: Mapping[str, Any], sigma_wanted: bool) -> Config:
-    """An experiment to plan. sigma_wanted: its noise multiplier is what the plan is to tell, so none need be set.
+    """Return the configuration to plan.
+
+    sigma_wanted: whether the plan computes the noise multiplier, so that the configuration needs none.
 
     Raises:
-        ConfigError: as `load_config`; the file is a federation's of real sites, whose data each site alone has.
+        ConfigError: as `load_config`; or the file is a federation's of real sites, whose data only the sites have.
     """
     if "sites" in read_tables(path):
         raise ConfigError(f"{path}: is a federation's file, and its data are at the sites; name one site's file with --site")
@@ -51,7 +53,7 @@ def read_config(path: Path, overrides: Mapping[str, Any], sigma_wanted: bool) ->
 
 
 def plan(experiment: Experiment) -> dict[str, PrivacyCost]:
-    """What each client's part will cost, by its own rows and batch size. Trains nothing.
+    """Return the cost of each client, by its own rows and batch size. Nothing is trained.
 
     Raises:
         ConfigError: nothing is noised, or an algorithm's steps cannot be counted.
@@ -63,13 +65,13 @@ def plan(experiment: Experiment) -> dict[str, PrivacyCost]:
             "'both'" + ("" if config.privacy.nets == "none" else ", or choose an algorithm that sends what it learns")
         )
     assert config.privacy.sigma is not None  # the configuration is checked
-    found = {}
+    costs = {}
     for client in experiment.clients:
         rows = experiment.rows(client)["private"]
         units = rules.make_units(config, client, rows)
         steps = _count_steps(experiment, client, len(rows))
-        found[client] = PrivacyCost(len(rows), units.count, units.rate, steps, config.privacy.sigma)
-    return found
+        costs[client] = PrivacyCost(len(rows), units.count, units.rate, steps, config.privacy.sigma)
+    return costs
 
 
 def check_budget(experiment: Experiment) -> None:
@@ -103,12 +105,12 @@ def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
 
 
 def about(config: Config, clients: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
-    """The settings of a guarantee, and of each client what its part cost: epsilon, steps, sampling rate."""
+    """Return the privacy settings and the cost of each client: epsilon, steps, sampling rate."""
     return {**config.privacy.model_dump(exclude={"epsilon"}), "clients": clients}
 
 
 def _taken(client: Client) -> NoisedSteps:
-    """What a client's steps so far were."""
+    """Return a client's noised steps so far."""
     assert isinstance(client.privacy, Mechanism)
     return NoisedSteps(client.privacy.sigma, client.privacy.units.rate, client.privacy.steps)
 

@@ -47,14 +47,16 @@ def run(
     observers: Sequence[Observer] = (),
     trust_code: bool = False,
 ) -> Run:
-    """Train an experiment into a folder (`runs/<name>` unless `out` names another) -> the run.
+    """Train an experiment into a folder, and return the run.
 
-    resume: go on with the run in that folder from its last saved state; a finished one is not trained again, and
-    where there is none yet it starts. trust_code: go on with code that has changed since the run recorded it.
+    out: the folder; None: `runs/<name>`.
+    resume: continue the run in the folder from its last saved state. A finished run is not trained again; without a run in
+        the folder, a new run starts.
+    trust_code: continue with code that has changed since the run recorded the code.
 
     Raises:
-        UserError: in one sentence, what cannot be done.
-        Diverged: a client's loss or weights stopped being finite; the last saved state is kept.
+        UserError: the experiment cannot be trained; one sentence says why.
+        Diverged: a client's loss or weights are not finite; the last saved state is kept.
     """
     with trusting(trust_code):
         return _run(config, Path(out) if out is not None else Path("runs") / config.name, resume, observers)
@@ -65,7 +67,7 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
     if recorded is None:
         return open_trained_run(folder, config)
     try:
-        with _alone(config.engine.threads):
+        with _use_threads(config.engine.threads):
             begun, weights = folders.begun(folder), pretrained.kept(folder)
             experiment = build.build(config, recorded.get("device"), begun=begun, pretrained=weights)
             privacy_plan.check_budget(experiment)
@@ -86,10 +88,10 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
 def run_together(
     configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
 ) -> list[Run]:
-    """Train several experiments at once, as `run` does each, with the clients of all in common stacks.
+    """Train several experiments at once, with the clients of all experiments in common stacks; return the runs.
 
     Raises:
-        UserError, Diverged: of the first run that failed; the others were trained to their end.
+        UserError, Diverged: the error of the first run that failed; the other runs were trained to their end.
     """
     problems = [p for p in attempt_together(configs, outs, resume, observers) if p is not None]
     if problems:
@@ -100,10 +102,10 @@ def run_together(
 def attempt_together(
     configs: Sequence[Config], outs: Sequence[Path], resume: bool, observers: Sequence[Sequence[Observer]]
 ) -> list[BaseException | None]:
-    """As `run_together` -> what each run raised, None of those that are finished."""
+    """Train as `run_together`; return the error of each run, None for a finished run."""
     looked = [_look(folder, config, resume) for folder, config in zip(outs, configs, strict=True)]
     left = [n for n, recorded in enumerate(looked) if recorded is not None]
-    with _alone(max((config.engine.threads for config in configs), default=1)):
+    with _use_threads(max((config.engine.threads for config in configs), default=1)):
         prepared: dict[str, dict[str, data.Prepared]] = {}
         built = {}
         for n in left:
@@ -128,15 +130,15 @@ def attempt_together(
 
 
 def _same_data(config: Config) -> str:
-    """Equal for configurations that read the same data."""
+    """Return a key that is equal for configurations that read equal data."""
     clients = {i: (own.data, own.training.task) for i, own in config.clients.items()}
-    kind = config.partition.kind if config.partition.kind in data.OF_DOMAINS else ""  # what domains there are to read
+    kind = config.partition.kind if config.partition.kind in data.OF_DOMAINS else ""  # domains decide which data are read
     drawn = config.seed if data.is_drawn_by_seed(config.data) else None
     return repr((config.data, kind, drawn, config.training.task, clients))
 
 
 def can_stack(config: Config) -> bool:
-    """Whether several runs of such a configuration are to be trained together; each row's gradient is clipped alone."""
+    """Return whether runs of this configuration can be stacked; clipping of single rows' gradients cannot."""
     if config.privacy.nets != "none":
         return False
     name, device = config.engine.name, config.engine.device
@@ -144,8 +146,8 @@ def can_stack(config: Config) -> bool:
 
 
 @contextmanager
-def _alone(threads: int) -> Iterator[None]:
-    """With so many threads, and with the caller's random streams and threads as they were afterwards."""
+def _use_threads(threads: int) -> Iterator[None]:
+    """Set the number of torch threads for the block; restore the threads and random streams of the caller afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -156,7 +158,7 @@ def _alone(threads: int) -> Iterator[None]:
 
 
 def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: EngineChoice) -> None:
-    """Write what the run is, before it is; what is saved of it must be there, for it is another run's config.toml then."""
+    """Write the files that describe the run before its first round, after a check of the saved files of a resumed run."""
     _check_saved(folder, experiment)
     about = folders.environment(experiment.config.engine.threads, experiment.device)
     about |= {"engine": choice._asdict(), "scaling": experiment.data.space.scaling}
@@ -176,10 +178,10 @@ PATIENCE = 3  # deaths of workers since a saved round
 
 
 class EngineHandle:
-    """An experiment with the engine that its clients live in, which can be had anew."""
+    """An experiment with its engine, which can be started again."""
 
     def __init__(self, experiment: Experiment, before: str | None) -> None:
-        """before: the engine that the run was begun with, if it was."""
+        """before: the engine of the run before it was stopped; None for a new run."""
         engine = experiment.config.engine
         self.experiment, self.work = experiment, experiment.work()
         self._automatic = engine.name == "auto"
@@ -191,22 +193,22 @@ class EngineHandle:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was picked, where the user left it open, and what of the configuration it does not look at."""
+        """The engine that was chosen automatically, and the configuration keys that this engine does not use."""
         picked = _picked(self.choice) if self._automatic else ()
         return (*picked, *unused.describe_unused_engine_keys(self.experiment.config, self.choice.name))
 
     def again(self) -> None:
-        """A new engine, with clients as they are before round 1."""
+        """Start a new engine, with clients as before round 1."""
         self.engine.close()
         self.engine = self._open()
 
     def reach(self, folder: Path) -> None:
-        """Check that the folder is there wherever clients live, for they write their state into it."""
+        """Check that the folder exists on each machine of clients, because clients write their state into it."""
         if isinstance(self.engine, Cluster):
             self.engine.reach(folder)
 
     def close(self) -> None:
-        """Let go of the clients."""
+        """Close the engine and its clients."""
         self.engine.close()
 
     def _open(self) -> Engine:
@@ -221,7 +223,7 @@ def _picked(choice: EngineChoice) -> tuple[str, ...]:
 
 
 def _train_through(hosted: EngineHandle, folder: Path, observers: Sequence[Observer]) -> None:
-    """Train to the end; where a worker dies, go on from what is saved."""
+    """Train to the end; after the death of a worker, continue from the last saved round."""
     notes, deaths = hosted.notes, list[int]()
     while True:
         try:
@@ -232,15 +234,15 @@ def _train_through(hosted: EngineHandle, folder: Path, observers: Sequence[Obser
             deaths.append(saved.round if saved else 0)
             if deaths.count(deaths[-1]) == PATIENCE:
                 raise RunError(f"{folder}: {lost}, again and again; is there memory for all? {MEND}") from None
-            notes = (f"{lost}; all clients go on from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
+            notes = (f"{lost}; all clients continue from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
             hosted.again()
 
 
 def _look(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
-    """What environment.json of the run in the folder says, nothing of a new run; None of one that is finished.
+    """Return the content of environment.json of the run in the folder: empty for a new run, None for a finished run.
 
     Raises:
-        RunError: the folder is in use, or holds a run of another configuration.
+        RunError: another process uses the folder, or the folder holds a run of another configuration.
     """
     if not (resume and (folder / CONFIG).exists()):
         folders.check_free(folder)
@@ -255,7 +257,7 @@ def _look(folder: Path, config: Config, resume: bool) -> dict[str, Any] | None:
 def _train(
     experiment: Experiment, engine: Engine, folder: Path, observers: Sequence[Observer], notes: tuple[str, ...]
 ) -> Training:
-    """Train from the start, or from the saved round, to the end; then write the summary."""
+    """Train from the start, or from the saved round, to the last round; then write the summary."""
     config = experiment.config
     name = folders.identity(config, _fingerprint(experiment))
     server, saved = _restored(experiment, engine, folder, name)
@@ -287,7 +289,7 @@ def _train(
 
 
 def _check_saved(folder: Path, experiment: Experiment) -> None:
-    """Raise RunError where a file that a resumed run goes on from is missing or damaged. A half-written last line goes."""
+    """Raise RunError if a file that a resumed run needs is missing or damaged. Remove an incomplete last line of a log."""
     saved, homes = committed(folder), [folder / "clients" / i for i in experiment.clients]
     for log in (folder / LEDGER, folder / METRICS, *(home / METRICS for home in homes)):
         rewind(log, lambda round: True)
@@ -299,7 +301,7 @@ def _check_saved(folder: Path, experiment: Experiment) -> None:
 
 
 def _fingerprint(experiment: Experiment) -> str:
-    """Of the data, and of another run's model where the server starts with it."""
+    """Return the fingerprint of the data, and of the model of another run with which the server starts."""
     data: str = experiment.data.partition["fingerprint"]
     if experiment.nets.begun is None:
         return data
@@ -308,7 +310,7 @@ def _fingerprint(experiment: Experiment) -> str:
 
 
 def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -> tuple[Message, Saved | None]:
-    """The server's state and what was saved, with clients and logs as of the last saved round."""
+    """Restore clients and logs to the last saved round; return the server's state and the saved round."""
     saved = committed(folder)
     sweep(folder, saved.round if saved else None)
     last, due, rounds = saved.round if saved else None, experiment.config.records.evaluate_every, experiment.config.rounds

@@ -26,7 +26,7 @@ class FileScore:
     """The scores of a model on a labelled file."""
 
     file: str
-    model: str  # which one answered: "personal model of client '3' (cnn1), round 20"
+    model: str  # the model: "personal model of client '3' (cnn1), round 20"
     classes: tuple[str, ...]
     values: Scores  # as `fedmutual.scores.score_classification` gives them; fractions in [0, 1]
     interval: tuple[float, float]  # 95 % of the accuracy, Wilson's, over the file's rows
@@ -38,7 +38,7 @@ def score_file(
 ) -> FileScore:
     """Score a run's model on a labelled CSV or npz file, or on a folder of images by class.
 
-    run_or_model, client, best, trust_code: which model, as `fedmutual.predict` takes them. Labels are matched by class
+    run_or_model, client, best, trust_code: the model, as for `fedmutual.predict`. Labels are matched by class
     name, after the renaming of the run's `data.labels`.
 
     Raises:
@@ -52,7 +52,9 @@ def score_file(
     values = score_classification(_compute_logits(source, answering), torch.from_numpy(targets))
     accuracy = values["accuracy"]
     assert isinstance(accuracy, float)
-    return FileScore(str(file), answering.said, answering.takes.classes, values, wilson_interval(accuracy, len(targets)))
+    return FileScore(
+        str(file), answering.description, answering.takes.classes, values, wilson_interval(accuracy, len(targets))
+    )
 
 
 def _compute_logits(source: Source, answering: AnsweringModel) -> Tensor:
@@ -91,7 +93,7 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
 
 
 def _name_classes(source: Source, classes: Sequence[str]) -> Part:
-    """Return the rows of an npz file with labels as names where whole numbers count the model's classes from 0."""
+    """Return the rows of an npz file with class names as labels; whole numbers count the model's classes from 0."""
     numbers = source.train.labels
     if source.classes is not None or numbers.dtype.kind not in "biu" or {str(n) for n in np.unique(numbers)} <= {*classes}:
         return source.train
@@ -105,7 +107,7 @@ def _name_classes(source: Source, classes: Sequence[str]) -> Part:
 
 
 def _describe_labelled(answering: AnsweringModel) -> str:
-    """Return what a model can be scored on."""
+    """Return a description of the files that a model can be scored on."""
     takes = answering.takes
     if takes.columns is not None:
         return f"a CSV file with the columns {listed([*takes.columns, answering.data.label])}"

@@ -55,12 +55,12 @@ def train_runs(
     observers: Sequence[Sequence[Observer]],
     jobs: int | None = None,
 ) -> list[Run]:
-    """Train several experiments as `run_together` does, several at once where that is faster -> the runs, in their order.
+    """Train several experiments, side by side if that is faster; return the runs in the order of the configurations.
 
-    jobs: how many at once; None: chosen after the first run, when the seconds of a run are known.
+    jobs: the number of runs at once; None: chosen after the first run, when the seconds of a run are known.
 
     Raises:
-        UserError, Diverged: of the first run that failed; the others that are being trained are stopped, and can be resumed.
+        UserError, Diverged: the error of the first run that failed. The other runs are stopped, and can be resumed.
     """
     remaining = list(range(len(configs)))
     while remaining and (jobs is None or jobs == 1):

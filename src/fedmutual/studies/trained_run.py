@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """A run's folder, read: finished, or stopped on its way.
+    """A run in a folder, finished or stopped.
 
-    Code that the folder names is imported where a model needs it, and only the user's own in the working folder that the
-    run recorded; any with `trust_code`.
+    Code that the folder names is imported when a model needs the code. Without `trust_code` only code in the working folder
+    is imported, if the code is equal to the code that the run recorded.
     """
 
     def __init__(self, folder: str | Path, trust_code: bool = False) -> None:
-        """trust_code: import whatever code the folder names. It can do all that the user can: look at it first.
+        """trust_code: import all code that the folder names. This code has all your rights: read the code first.
 
         Raises:
-            ConfigError: its config.toml is missing or damaged.
+            ConfigError: config.toml is missing or damaged.
         """
         self.folder = Path(folder)
         self.config = read_dumped(self.folder / CONFIG)
         self._code: plugins.Rule = RecordedCode(self.folder, trust_code)
 
     def __repr__(self) -> str:
-        """What the run is, how far it is, and the last scores that clients share."""
+        """Return the run's method, state, and the last scores that clients share."""
         last = read_scores(self.folder)
         state = "finished" if self.finished else "not finished"
         text = (
@@ -85,12 +85,12 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done and summed up."""
+        """Whether all rounds are done and summary.json is written."""
         return (self.folder / SUMMARY).is_file()
 
     @property
     def summary(self) -> dict[str, Any]:
-        """summary.json."""
+        """The content of summary.json."""
         return read_json(self.folder / SUMMARY)
 
     @property
@@ -103,10 +103,12 @@ class Run:
         return self._saved().round
 
     def best_round(self, client: str | None = None) -> int:
-        """The best round up to the last saved one, of which weights are kept: a client's own, or the shared model's.
+        """Return the best round, up to the last saved round, whose weights are stored.
+
+        client: the client of a personal model; None: the shared model.
 
         Raises:
-            RunError: nothing was saved, or no best was kept.
+            RunError: nothing was saved, or the run has no `records.keep_best`.
         """
         pooled = about(self.folder).pooled
         half = f"clients/{POOLED if pooled else client}" if pooled or client is not None else "server"
@@ -114,14 +116,14 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether what the server saved is a whole model."""
+        """Whether the server saved a complete model."""
         return self._state("server").keys() >= self._shared_net().state_dict().keys()
 
     def global_model(self, best: bool = False) -> nn.Module:
-        """The shared model after the last saved round, or the best that was kept up to it, in eval mode.
+        """Return the shared model in eval mode, after the last saved round or after the best round.
 
         Raises:
-            RunError: nothing was saved, no complete global model exists, or no best was kept.
+            RunError: nothing was saved, no complete shared model exists, or no best round was stored.
         """
         known = about(self.folder)
         if known.pooled:
@@ -130,19 +132,19 @@ class Run:
         if not self.complete:
             names = ", ".join(known.clients)
             part = state.keys() & self._shared_net().state_dict().keys()
-            why = "a part of it stays with each client" if part else "nothing is shared"
+            reason = "a part of the model stays with each client" if part else "nothing is shared"
             raise RunError(
-                f"{self.folder}: this run has no complete global model, for {why}; ask for a client's own "
-                f"(`fedmutual predict --client ID`), of {names}"
+                f"{self.folder}: this run has no complete global model, because {reason}; use the model of one client "
+                f"(`fedmutual predict --client ID`): {names}"
             )
-        found = self._state("server", best)
-        return self._net(self.config.model.shared, {k: found[k] for k in self._shared_net().state_dict()})
+        saved = self._state("server", best)
+        return self._net(self.config.model.shared, {k: saved[k] for k in self._shared_net().state_dict()})
 
     def personal_model(self, client: str, best: bool = False) -> nn.Module:
-        """A client's own model after the last saved round, or the best that was kept up to it, in eval mode.
+        """Return a client's personal model in eval mode, after the last saved round or after the best round.
 
         Raises:
-            RunError: nothing was saved, there is no such client or model, or no best was kept.
+            RunError: nothing was saved, there is no such client or model, or no best round was stored.
         """
         names = about(self.folder).models.personal
         if client not in names:
@@ -151,14 +153,13 @@ class Run:
         return self._net(names[client].name, self._client_state(client, best=best), client)
 
     def meme(self, client: str) -> nn.Module:
-        """A client's fork of the shared model after the last saved round, with its own adaptor where there is one; in eval
-        mode.
+        """Return a client's fork of the shared model in eval mode, after the last saved round, with the client's adaptor.
 
         Raises:
             RunError: nothing was saved, or there is no such client or fork.
         """
-        if client not in (there := about(self.folder).clients):
-            raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(there)}")
+        if client not in (client_ids := about(self.folder).clients):
+            raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(client_ids)}")
         with plugins.under(self._code):
             net = build_meme(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
         own = self._client_state(client, "meme.")  # of a proxy all of it
@@ -180,7 +181,7 @@ class Run:
         return Ensemble(personal, self.global_model() if self.complete else self.meme(client), float(weight)).eval()
 
     def _sizes(self, client: str | None = None) -> tuple[tuple[int, ...], int]:
-        """What networks take and give: a client's, or everyone's."""
+        """Return the inputs and outputs of one client's networks, or of all clients' networks."""
         clients = about(self.folder).clients
         whose = clients[client] if client else next(iter(clients.values()))
         return whose.input, whose.outputs
@@ -213,7 +214,7 @@ class Run:
 
 
 def open_trained_run(folder: Path, config: Config) -> Run:
-    """The run that a configuration of the user's own has just trained; the code that it names is the user's choice."""
+    """Return a run that the user's own configuration has just trained, whose code the user chose."""
     run = Run(folder)
     run._code = RecordedCode(folder, granted=config.model_dump())
     return run

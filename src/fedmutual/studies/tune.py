@@ -38,7 +38,7 @@ def tune(
     The learning rate comes first; then, at the best learning rate, the method's settings that declare values to try, one
     after the other. Every trial has the configured rounds and seed, and rows held out of the training data choose.
 
-    own: as `compare` takes it. fixed: dotted keys that are not tuned.
+    own: as for `compare`. fixed: dotted keys that are not tuned.
 
     Raises:
         ConfigError: the configuration asks for differential privacy.
@@ -75,10 +75,10 @@ def _tune_method(
         tried += [{**best, key: value} for value in values if {**best, key: value} not in tried]
         if len(tried) < LEAST:
             continue
-        found = carry_out(plan_combinations(config, tried), out, resume, watch)
-        if found.chosen is None:
+        sweep = carry_out(plan_combinations(config, tried), out, resume, watch)
+        if sweep.chosen is None:
             return Tuned({}, len(tried), trials)
-        best, resume = dict(found.chosen.values), True  # the trials of the keys before stay
+        best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay
     return Tuned(best if len(tried) >= LEAST else {}, len(tried), trials)
 
 

@@ -51,7 +51,7 @@ def audit(
     trust_code: bool = False,
     tell: Callable[[str], None] = _keep_silent,
 ) -> Audit:
-    """Attack the models of a finished run -> what the attacks achieved, which is written to audit.json too.
+    """Attack the models of a finished run; return the results, which are also written to audit.json.
 
     run: a run's folder; its data must still be where its configuration says. shadows: train so many shadow runs for the
     stronger membership attack; 0: none. out: the folder of audit.json; None: the run's. trust_code: import whatever code the
@@ -172,7 +172,7 @@ class _Auditor:
         return made, read_state(folder / "server" / file, saved.run, saved.round, self.experiment.server())
 
     def _return_meme(self, client: str) -> nn.Module | None:
-        """The meme as a client returns it in a further round; None where no meme leaves."""
+        """Return the meme that a client would send in a further round; None if no meme leaves."""
         made, server = self._restore(client)
         return train_meme(self.experiment, made, server)
 
@@ -217,7 +217,7 @@ class _Auditor:
         )
 
     def _imprint(self, pools: list[Pool]) -> Iterator[Imprint]:
-        """The imprint attack on each client whose meme leaves."""
+        """Return the results of the imprint attack on each client whose meme leaves."""
         experiment = self.experiment
         if experiment.pooled or "meme" not in experiment.networks(experiment.clients[0]):
             self.notes.append("The imprint attack was not tried: no client takes a shared model from the server.")

@@ -18,7 +18,7 @@ from fedmutual.studies.audit.statistics import Scores
 
 @dataclass(frozen=True)
 class Pool:
-    """All rows of one client that it may be trained on or scored on: training rows first."""
+    """All rows of one client for training or evaluation; training rows come first."""
 
     client: str
     rows: Rows

@@ -24,18 +24,20 @@ def sweep(
     watch: Callable[[str], Observer] | None = None,
     trust_code: bool = False,
 ) -> Sweep:
-    """Train every combination of a grid's values into OUT/<combination>/<seed> (`runs/<name>-sweep`) -> what is best.
+    """Train every combination of a grid's values into OUT/<combination>/<seed>, and return all results.
 
-    The best scores highest on rows held out of the clients' training data, after the last round, in the mean over clients
-    and seeds: with the model that a client would use, or with by="global" the shared one. A setting that diverges is told
-    and not chosen.
+    The best setting has the highest mean score over clients and seeds after the last round, on rows held out of the clients'
+    training data: of the model that a client would use, or with by="global" of the shared model. A setting that diverges is
+    reported and not chosen.
 
-    grid: {"optimizer.lr": [0.003, 0.01, 0.03], "rounds": [5]}; one value is fixed. watch: an observer for the run of this
-    name. trust_code: with resume, go on with code that has changed since the runs recorded it.
+    grid: {"optimizer.lr": [0.003, 0.01, 0.03], "rounds": [5]}; a single value is fixed.
+    out: the folder; None: `runs/<name>-sweep`.
+    watch: returns the observer of a run, by the name of the run.
+    trust_code: with resume, continue with code that has changed since the runs recorded the code.
 
     Raises:
-        UserError: in one sentence, what cannot be done, and with which combination, before the first is trained.
+        UserError: a combination cannot be trained; raised before the first training.
     """
     with trusting(trust_code):
-        made = plan_sweep(experiment, grid, seeds, by)
-        return carry_out(made, Path(out) if out is not None else Path("runs") / f"{made.name}-sweep", resume, watch)
+        plan = plan_sweep(experiment, grid, seeds, by)
+        return carry_out(plan, Path(out) if out is not None else Path("runs") / f"{plan.name}-sweep", resume, watch)

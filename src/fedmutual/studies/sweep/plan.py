@@ -1,4 +1,4 @@
-"""What a sweep will try: every combination checked as a configuration, and local-only training beside those it concerns."""
+"""The plan of a sweep: every combination as a checked configuration, and local-only training to compare with."""
 
 import tomllib
 import warnings
@@ -99,15 +99,15 @@ def _check_settings(
     """Each combination as a setting. Raises ConfigError where one is no experiment, or equals another."""
     settings: list[SweepSetting] = []
     for values in combinations:
-        said = make_label({key: values[key] for key in several})
+        label = make_label({key: values[key] for key in several})
         try:
             config = _unseen(parse_config(dict(tables), source, values))
             _check_by(config, by)
         except ConfigError as problem:
-            raise ConfigError(f"with {said}: {problem}") from None
+            raise ConfigError(f"with {label}: {problem}") from None
         if twice := [s.label for s in settings if s.config == config]:
-            raise ConfigError(f"--set: {twice[0]} and {said} are the same setting; name each value once")
-        settings.append(SweepSetting(values, said, config, make_folder_name(said)))
+            raise ConfigError(f"--set: {twice[0]} and {label} are equal settings; name each value once")
+        settings.append(SweepSetting(values, label, config, make_folder_name(label)))
     return settings
 
 
@@ -136,8 +136,8 @@ def _held_out(settings: list[SweepSetting]) -> tuple[SweepSetting, ...]:
 def _alone(setting: SweepSetting, several: Sequence[str]) -> SweepSetting:
     config, _ = with_algorithm(setting.config, LOCAL_ONLY)
     values = {k: v for k, v in setting.values.items() if ".algorithm." not in f".{k}."}
-    said = ", ".join(filter(None, (LOCAL_ONLY, make_label({k: v for k, v in values.items() if k in several}))))
-    return SweepSetting(values, said, config, make_folder_name(said))
+    label = ", ".join(filter(None, (LOCAL_ONLY, make_label({k: v for k, v in values.items() if k in several}))))
+    return SweepSetting(values, label, config, make_folder_name(label))
 
 
 def _has_personal(config: Config) -> bool:
@@ -153,7 +153,7 @@ def _check_by(config: Config, by: By | None) -> None:
 
 
 def _moves_rows(key: str) -> bool:
-    """Whether a key says which rows there are, or what a score on them means."""
+    """Return whether a key changes the rows, or the meaning of their scores."""
     parts = key.split(".")
     inner = parts[2:] if parts[0] == "clients" else parts
     if inner == ["data", "augment"]:  # of training examples only

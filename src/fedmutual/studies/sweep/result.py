@@ -1,4 +1,4 @@
-"""What a sweep found: the best setting, and what a user should know before trusting it."""
+"""The result of a sweep: the best setting, and warnings about its reliability."""
 
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ RESULT = "sweep.json"
 
 @dataclass(frozen=True)
 class Sweep:
-    """What was tried, and what is best by hold-out data."""
+    """The tried settings, and the best setting by hold-out scores."""
 
     folder: Path
     tried: tuple[Tried, ...]
@@ -60,7 +60,7 @@ def _find_ends_of_values(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried)
         yield EndOfValues(key, format_value(value), is_largest=value > neighbour)
 
 
-def make_sweep_record(plan: SweepPlan, found: Sweep) -> dict[str, Any]:
+def make_sweep_record(plan: SweepPlan, sweep: Sweep) -> dict[str, Any]:
     """What sweep.json holds."""
     return {
         "format": 1,
@@ -68,10 +68,10 @@ def make_sweep_record(plan: SweepPlan, found: Sweep) -> dict[str, Any]:
         "seeds": list(plan.seeds),
         "by": plan.by,
         "holdout": plan.settings[0].config.split.holdout,
-        "settings": [_setting(tried, found.folder) for tried in found.tried],
-        "best": [tried.label for tried in found.best],
-        "chosen": _texts(found.chosen) if found.chosen else None,
-        "warnings": list(found.warnings),
+        "settings": [_setting(tried, sweep.folder) for tried in sweep.tried],
+        "best": [tried.label for tried in sweep.best],
+        "chosen": _texts(sweep.chosen) if sweep.chosen else None,
+        "warnings": list(sweep.warnings),
     }
 
 
@@ -92,7 +92,7 @@ def _setting(tried: Tried, out: Path) -> dict[str, Any]:
 
 
 def _texts(tried: Tried) -> dict[str, str]:
-    """Key -> value as `--set` takes it."""
+    """Return key -> value in the form of `--set`."""
     return {key: format_value(value) for key, value in tried.values.items()}
 
 

@@ -32,7 +32,7 @@ class SweepRun(NamedTuple):
 
 
 def carry_out(plan: SweepPlan, out: Path, resume: bool = False, watch: Callable[[str], Observer] | None = None) -> Sweep:
-    """Train what is planned, judge it, and write OUT/sweep.json. What is finished is not trained again on resume.
+    """Train the plan, choose the best setting, and write OUT/sweep.json. Finished runs are not trained again on resume.
 
     With the engine "stacked", or "auto" on a GPU, all runs go on at once, their clients in common stacks.
 
@@ -43,31 +43,31 @@ def carry_out(plan: SweepPlan, out: Path, resume: bool = False, watch: Callable[
     check_folders([(work.name, work.config, work.folder) for work in works], resume)
     _rehearse([work for work in works if not (work.folder / SUMMARY).exists()])
     diverged = _train(works, resume, watch)
-    found = judge_sweep(plan, out, _tried(plan, out, diverged))
-    write_json(out / RESULT, make_sweep_record(plan, found))
-    return found
+    sweep = judge_sweep(plan, out, _tried(plan, out, diverged))
+    write_json(out / RESULT, make_sweep_record(plan, sweep))
+    return sweep
 
 
 def _rehearse(works: Sequence[SweepRun]) -> None:
-    """Read the data and make the networks of each setting once: what cannot be trained is said now, not hours later."""
+    """Read the data and build the networks of each setting once, so that errors appear now and not hours later."""
     once = list({work.folder.parent: work for work in reversed(works)}.values())[::-1]
     prepared = data.prepare(once[0].config) if once else None
     with torch.random.fork_rng(devices=[]):
         for work in once:
             try:
-                made = build.build(work.config, prepared=prepared)
-                _check_scores(made)
+                experiment = build.build(work.config, prepared=prepared)
+                _check_scores(experiment)
             except UserError as problem:
                 raise type(problem)(f"with {work.name}: {problem}") from None
 
 
-def _check_scores(made: Experiment) -> None:
-    """Raise UserError where a client cannot be made, or there is nothing to choose by."""
-    tells = [id for id in made.clients if _tells(made.client(id))]
+def _check_scores(experiment: Experiment) -> None:
+    """Raise UserError if a client cannot be built, or if no score can choose a setting."""
+    tells = [id for id in experiment.clients if _tells(experiment.client(id))]
     if not tells:
-        raise ConfigError("no client tells its scores, so there is nothing to choose by; set share.metrics to 'all'")
-    if not any("accuracy" in made.task(id).tells for id in tells):
-        raise ConfigError("the clients' tasks know no accuracy, which is what a sweep chooses by")
+        raise ConfigError("no client sends its scores, so no score can choose a setting; set share.metrics to 'all'")
+    if not any("accuracy" in experiment.task(id).tells for id in tells):
+        raise ConfigError("the clients' tasks have no accuracy, and a sweep chooses by accuracy")
 
 
 def _tells(client: Client) -> bool:
