@@ -128,7 +128,7 @@ def test_without_a_complete_shared_model_the_clients_are_named(small, cli, digit
     code, _, err = cli("predict", "i", "three.png")
     assert code == 2
     assert "i: this run has no complete global model, because nothing is shared" in err
-    assert "(`fedmutual predict --client ID`), of 0, 1, 2" in err
+    assert "(`fedmutual predict --client ID`): 0, 1, 2" in err
     assert fedmutual.predict("i", ["three.png"], "0")[0].model == "personal model of client '0' (mlp), round 1"
 
 
