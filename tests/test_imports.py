@@ -55,9 +55,10 @@ def of_algorithms(found: Import) -> bool:
 
 def of_core(found: Import) -> bool:
     """It imports torch, the types of settings and roles, and the standard library; how a client steps, the core too."""
-    allowed = {"core.py": {"torch", "fedmutual.role", "fedmutual.settings"}, "stepping.py": {"torch", "fedmutual.core"}}.get(
-        found.file
-    )
+    allowed = {
+        "core.py": {"torch", "fedmutual.metric", "fedmutual.role", "fedmutual.settings"},
+        "stepping.py": {"torch", "fedmutual.core"},
+    }.get(found.file)
     return allowed is None or found.top in allowed | sys.stdlib_module_names
 
 
@@ -91,7 +92,7 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("errors", "network_timeout", "module_files", "numerics", "denormals", "role", "settings"),
+    ("errors", "network_timeout", "module_files", "numerics", "denormals", "role", "settings", "metric"),
     ("core",),
     ("files", "scores", "fixed_sum", "wide_sum", "ensemble"),
     ("tensor_files",),
