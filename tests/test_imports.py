@@ -70,7 +70,7 @@ def of_cli(found: Import) -> bool:
 def of_report(found: Import) -> bool:
     """It reads run folders: of fedmutual it imports what reads them, errors, keys and roles, nothing to train with."""
     foreign = found.top == "torch" or found.top.startswith("fedmutual")
-    lower = {f"fedmutual.{part}" for part in ("report", "rundir", "files", "errors", "role", "config")}
+    lower = {f"fedmutual.{part}" for part in ("report", "metric", "rundir", "files", "errors", "role", "config")}
     return not foreign or found.top in lower or not found.file.startswith("report/")
 
 
