@@ -7,6 +7,7 @@ CODE = '''
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from sklearn.datasets import load_digits
@@ -52,6 +53,13 @@ def seven():
 def brightness():
     x, _ = pick(900, 1200, 10)
     return {"x": x, "y": 10 * x.mean((1, 2))}
+
+
+def marks():
+    """Three labels of a digit: even, above four, and with more ink than the mean."""
+    x, y = pick(1200, 1500, 10)
+    ink = x.mean((1, 2))
+    return {"x": x, "y": np.stack([y % 2 == 0, y > 4, ink > ink.mean()], 1), "classes": ["even", "high", "dark"]}
 
 
 @dataclass(frozen=True)
@@ -107,6 +115,13 @@ data = { name = "own_objectives:brightness" }
 model = { personal = "own_objectives:Wide" }
 training = { task = "regression" }
 optimizer = { lr = 0.002 }
+"""
+
+LABELS = """
+[clients.marks]
+data = { name = "own_objectives:marks" }
+model = { personal = "own_objectives:Wide" }
+training = { task = "multilabel" }
 """
 
 

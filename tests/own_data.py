@@ -60,3 +60,22 @@ def refused(*words: str, **tables: Any) -> str:
     for word in words:
         assert word in said, said
     return said
+
+
+OWN_TASK = """
+from dataclasses import dataclass
+
+from fedmutual.core import Metric
+from fedmutual.losses import Regression
+
+MEDIAN_ERROR = Metric("median_error", "median error", is_fraction=False, is_higher_better=False, unit="points")
+
+
+@dataclass(frozen=True)
+class Median(Regression):
+    tells: tuple = ("examples", "median_error")
+    metric: Metric = MEDIAN_ERROR
+
+    def score(self, output, target):
+        return {"examples": len(target), "median_error": (output.squeeze(-1) - target).abs().median().item()}
+"""

@@ -55,9 +55,10 @@ def of_algorithms(found: Import) -> bool:
 
 def of_core(found: Import) -> bool:
     """It imports torch, the types of settings and roles, and the standard library; how a client steps, the core too."""
-    allowed = {"core.py": {"torch", "fedmutual.role", "fedmutual.settings"}, "stepping.py": {"torch", "fedmutual.core"}}.get(
-        found.file
-    )
+    allowed = {
+        "core.py": {"torch", "fedmutual.metric", "fedmutual.role", "fedmutual.settings"},
+        "stepping.py": {"torch", "fedmutual.core"},
+    }.get(found.file)
     return allowed is None or found.top in allowed | sys.stdlib_module_names
 
 
@@ -69,7 +70,7 @@ def of_cli(found: Import) -> bool:
 def of_report(found: Import) -> bool:
     """It reads run folders: of fedmutual it imports what reads them, errors, keys and roles, nothing to train with."""
     foreign = found.top == "torch" or found.top.startswith("fedmutual")
-    lower = {f"fedmutual.{part}" for part in ("report", "rundir", "files", "errors", "role", "config")}
+    lower = {f"fedmutual.{part}" for part in ("report", "metric", "rundir", "files", "errors", "role", "config")}
     return not foreign or found.top in lower or not found.file.startswith("report/")
 
 
@@ -91,7 +92,7 @@ def _carried(file: str) -> bool:
 
 
 ROOMS = (  # from the lowest to the highest: a module imports its own room and lower rooms
-    ("errors", "network_timeout", "module_files", "numerics", "denormals", "role", "settings"),
+    ("errors", "network_timeout", "module_files", "numerics", "denormals", "role", "settings", "metric"),
     ("core",),
     ("files", "scores", "fixed_sum", "wide_sum", "ensemble"),
     ("tensor_files",),

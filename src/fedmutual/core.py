@@ -14,6 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedmutual.metric import ACCURACY
+from fedmutual.metric import Metric as Metric
+from fedmutual.metric import TargetKind as TargetKind
 from fedmutual.role import Role as Role
 from fedmutual.settings import Disclosure as Disclosure
 from fedmutual.settings import Schedule as Schedule
@@ -158,11 +161,15 @@ class Seeds:
 
 
 class Task(Protocol):
-    """What a client learns; classification by default. Losses are scalars, means over the batch."""
+    """What a client learns; classification by default. Losses are scalars, means over the batch.
+
+    Two members may be missing: `targets`, the kind of the targets (`get_target_kind`), and `metric`, the main metric
+    (`get_metric`).
+    """
 
     @property
     def outputs(self) -> int | None:
-        """Return the number of outputs for numeric targets [B]; None: one for each class, for targets int64 [B]."""
+        """Return the number of outputs for numeric targets [B]; None: one for each class or label."""
         ...
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
@@ -183,6 +190,18 @@ class Task(Protocol):
     def score(self, output: Tensor, target: Tensor) -> Mapping[str, Any]:
         """Return the scores over a whole data set: name -> a number, None, or a list with one value for each class."""
         ...
+
+
+def get_target_kind(task: Task) -> TargetKind:
+    """Return the member `targets` of a task; without the member, classes if `outputs` is None, else numbers."""
+    kind: TargetKind = getattr(task, "targets", "classes" if task.outputs is None else "numbers")
+    return kind
+
+
+def get_metric(task: Task) -> Metric | None:
+    """Return the member `metric` of a task; without the member, the accuracy of a task that declares one, else None."""
+    metric: Metric | None = getattr(task, "metric", ACCURACY if ACCURACY.name in task.tells else None)
+    return metric
 
 
 class Privacy(Protocol):

@@ -1,7 +1,8 @@
 """Losses of mutual learning. Logits z [B, C], targets y [B]; a name that begins with `log_` holds log-probabilities [B, C].
 
 Deep mutual learning: Zhang et al. 2018, https://arxiv.org/abs/1706.00384; in federated learning: Shen et al. 2020,
-https://arxiv.org/abs/2006.16765 (FML, eq. 5; temperature: eq. 3).
+https://arxiv.org/abs/2006.16765 (FML, eq. 5; temperature: eq. 3). Several labels: one binary divergence for each label, as
+the logits distillation of Yang et al. 2023, https://arxiv.org/abs/2308.06453.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedmutual import scores
+from fedmutual.metric import ACCURACY, Metric, TargetKind
 
 
 def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -25,6 +27,17 @@ def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
     """
     p = log_p.exp()
     return torch.where(p == 0, 0.0, p * (log_p - log_q)).sum(-1)
+
+
+def bernoulli_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
+    """KL(p || q) of each label, between Bernoulli distributions with these logits: any shape -> the same shape.
+
+    >>> bernoulli_kl(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]))
+    tensor([0.0000, 0.1109])
+    """
+    p = p_logits.sigmoid()
+    present = p * (F.logsigmoid(p_logits) - F.logsigmoid(q_logits))
+    return present + (1 - p) * (F.logsigmoid(-p_logits) - F.logsigmoid(-q_logits))
 
 
 def mutual(
@@ -53,12 +66,18 @@ def mutual(
     return personal, meme
 
 
+MEAN_ABSOLUTE_ERROR = Metric("mean_absolute_error", "mean absolute error", is_fraction=False, is_higher_better=False)
+MACRO_AUROC = Metric("auroc", "macro AUROC")
+
+
 @dataclass(frozen=True)
 class Classification:
     """The default task: outputs are logits [B, C], targets class indices int64 [B]."""
 
     tells: tuple[str, ...] = scores.DECLARED
     outputs: None = None
+    targets: TargetKind = "classes"
+    metric: Metric = ACCURACY
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean cross-entropy over the batch, a scalar."""
@@ -81,6 +100,8 @@ class Regression:
 
     tells: tuple[str, ...] = scores.OF_NUMBERS
     outputs: int = 1
+    targets: TargetKind = "numbers"
+    metric: Metric = MEAN_ABSOLUTE_ERROR
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
         """Return the mean squared error over the batch, a scalar."""
@@ -101,3 +122,34 @@ class Regression:
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
         """Return `score_regression` over a whole data set: output [N, 1], target [N]."""
         return scores.score_regression(output.squeeze(-1), target)
+
+
+@dataclass(frozen=True)
+class MultiLabel:
+    """Several labels of one example, each present or absent: outputs are logits [B, L], targets 0 or 1, float32 [B, L]."""
+
+    tells: tuple[str, ...] = scores.OF_LABELS
+    outputs: None = None
+    targets: TargetKind = "labels"
+    metric: Metric = MACRO_AUROC
+
+    def fit(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the binary cross-entropy, a mean over the batch and the labels, a scalar."""
+        return F.binary_cross_entropy_with_logits(output, target)
+
+    def mutual(
+        self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return both losses of `mutual` of this module, with `bernoulli_kl` of each label in place of KL.
+
+        The divergence is a mean over the batch and the labels, as the loss on targets is. The teacher is detached.
+        """
+        scale, p, m = temperature * temperature, personal / temperature, meme / temperature
+        return (
+            alpha * self.fit(personal, target) + (1 - alpha) * scale * bernoulli_kl(m.detach(), p).mean(),
+            beta * self.fit(meme, target) + (1 - beta) * scale * bernoulli_kl(p.detach(), m).mean(),
+        )
+
+    def score(self, output: Tensor, target: Tensor) -> scores.Scores:
+        """Return `score_multilabel` over a whole data set: output [N, L], target [N, L]."""
+        return scores.score_multilabel(output, target)

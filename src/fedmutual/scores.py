@@ -1,4 +1,4 @@
-"""Scores of a network: for a classifier accuracy and related scores, for regression the errors."""
+"""Scores of a network: of classes accuracy and related scores, of numbers the errors, of labels AUROC and F1."""
 
 import math
 
@@ -20,6 +20,9 @@ DECLARED = ("examples", "accuracy", "loss", "balanced_accuracy", "auroc", "major
 
 OF_NUMBERS = ("examples", "loss", "mean_absolute_error", "r2")
 """The same for targets that are numbers."""
+
+OF_LABELS = ("examples", "loss", "auroc", "f1", "label_auroc")
+"""The same for targets of several labels."""
 
 LEAST_ROWS, DECIMALS = 50, 2
 """With `share.metrics = "accuracy"` an accuracy is told of at least so many rows, and rounded to so many decimals."""
@@ -100,4 +103,27 @@ def score_regression(output: Tensor, target: Tensor) -> Scores:
         "loss": float(mean_squared_error(y, out)),
         "mean_absolute_error": float(mean_absolute_error(y, out)),
         "r2": float(r2_score(y, out)) if len(np.unique(y)) > 1 else None,
+    }
+
+
+def score_multilabel(logits: Tensor, targets: Tensor) -> Scores:
+    """Return the scores of logits [N, L] against targets [N, L] of 0 and 1; fractions in [0, 1].
+
+    loss (binary cross-entropy, mean over labels); auroc (mean of `label_auroc` over the labels that have one); f1 (mean over
+    labels, at the threshold 0.5; 0 for a label that is neither present nor predicted); label_auroc (one for each label; None
+    where all rows have the same value). None where outputs overflow.
+    """
+    from sklearn.metrics import f1_score, roc_auc_score
+
+    y, z = targets.cpu().long().numpy(), logits.cpu().double()
+    if not z.isfinite().all():
+        return {"examples": len(y), "loss": None, "auroc": None, "f1": None, "label_auroc": [None] * y.shape[1]}
+    areas = [float(roc_auc_score(y[:, k], z[:, k])) if 0 < y[:, k].mean() < 1 else None for k in range(y.shape[1])]
+    known = [area for area in areas if area is not None]
+    return {
+        "examples": len(y),
+        "loss": F.binary_cross_entropy_with_logits(z, targets.cpu().double()).item(),
+        "auroc": float(np.mean(known)) if known else None,
+        "f1": float(np.mean([f1_score(y[:, k], z[:, k] > 0, zero_division=0) for k in range(y.shape[1])])),
+        "label_auroc": [*areas],
     }

@@ -6,9 +6,13 @@ from difflib import get_close_matches
 from fedmutual import plugins
 from fedmutual.core import Task
 from fedmutual.errors import ConfigError
-from fedmutual.losses import Classification, Regression
+from fedmutual.losses import Classification, MultiLabel, Regression
 
-TASKS: dict[str, Callable[[], Task]] = {"classification": Classification, "regression": Regression}
+TASKS: dict[str, Callable[[], Task]] = {
+    "classification": Classification,
+    "regression": Regression,
+    "multilabel": MultiLabel,
+}
 _MEMBERS = ("fit", "mutual", "score", "tells", "outputs")
 
 

@@ -11,13 +11,13 @@ from fedmutual.engines.base import participate
 from fedmutual.federation.build import build
 from fedmutual.stepping import work
 from kills import same, trial, whole_run
-from objectives import CODE, CONFIG, NUMBERS, write
+from objectives import CODE, CONFIG, LABELS, NUMBERS, write
 
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    return write(tmp_path, NUMBERS)
+    return write(tmp_path, NUMBERS + LABELS)
 
 
 def copied(net):
@@ -68,6 +68,10 @@ def test_a_whole_run_with_no_global_model(path, cli):
     light = summary["personal"]["other_tasks"]["last"]["light"]
     assert light.keys() == {"examples", "loss", "mean_absolute_error", "r2"}
     assert light["r2"] > 0.5
+    marks = summary["personal"]["other_tasks"]["last"]["marks"]
+    assert marks.keys() == {"examples", "loss", "auroc", "f1", "label_auroc"}
+    assert marks["auroc"] > 0.75
+    assert len(marks["label_auroc"]) == 3
     assert set(summary["leaves"]["fml"]) == {f"features.conv{n}.{k}" for n in (1, 2) for k in ("weight", "bias")}
     scores = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])["scores"]
     assert {s["model"] for s in scores} == {"personal", "meme"}, "the meme stands in on each client's own rows"
@@ -94,7 +98,7 @@ def test_engines_agree(path, tmp_path, engine):
     if engine != "stacked":
         assert same(tmp_path / "inprocess", tmp_path / engine) == []
         return
-    for client in ("north", "south", "seven", "light"):
+    for client in ("north", "south", "seven", "light", "marks"):
         a, b = (runs[name].personal_model(client).state_dict() for name in runs)
         assert max((a[k] - b[k]).abs().max().item() for k in a) < 1e-5
 

@@ -26,6 +26,7 @@ def build(name: str, shape: tuple[int, ...], classes: int = 10, seed: int = 0) -
 #             again, and 3 6 25 + 6 = 456 in the first layer, 300 more.  100 classes: 84 90 + 90 = 7,650 more.
 #   cnn1      3 6 9 + 6 = 168;  6 16 9 + 16 = 880;  16 8 8 = 1,024;  1024 120 + 120 = 123,000;  120 10 + 10 = 1,210
 #   cnn2      3 128 9 + 128 = 3,584;  2 (128 128 9 + 128) = 295,168;  128 4 4 = 2,048;  2048 10 + 10 = 20,490
+#   conv1d    3 32 5 + 32 = 512, of one channel 32 5 + 32 = 192;  32 64 5 + 64 = 10,304;  64 4 + 4 = 260
 #   resnet18  no biases in convolutions; BatchNorm of c channels 2 c.  Stem 3 64 9 + 128 = 1,856.
 #             Stage 1: 4 (64 64 9 + 128) = 147,968.  Stage of c = 128, 256, 512 from c / 2: (c/2) c 9 + 3 c c 9 + (c/2) c
 #             + 5 2 c = 525,568;  2,099,712;  8,393,728.  512 10 + 10 = 5,130
@@ -38,6 +39,8 @@ SIZES = [
     ("lenet5-tanh", (1, 28, 28), 10, 61_706),
     ("cnn1", (3, 32, 32), 10, 125_258),
     ("cnn2", (3, 32, 32), 10, 319_242),
+    ("conv1d", (1, 3, 50), 4, 11_076),
+    ("conv1d", (50,), 4, 10_756),
     ("resnet18", (3, 32, 32), 10, 11_173_962),
 ]
 
@@ -73,7 +76,7 @@ def test_the_least_image(name: str, least: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", [n for n in models.NAMES if n != "mlp"])
+@pytest.mark.parametrize("name", [n for n in models.NAMES if n not in ("mlp", "conv1d")])
 def test_an_image_network_refuses_vectors(name: str) -> None:
     with pytest.raises(ConfigError) as problem:
         build(name, (64,))
@@ -163,3 +166,22 @@ def test_weights_come_in_two_named_halves(name: str) -> None:
     assert {key.split(".")[0] for key in net.state_dict()} == {"features", "classifier"}
     assert net.features(torch.zeros(2, 1, 28, 28)).dim() == 2  # a linear adaptor of one's own fits behind it
     assert net.training
+
+
+def test_a_network_for_series_convolves_along_time():
+    net = build("conv1d", (1, 3, 50), classes=2)
+    x = torch.randn(4, 1, 3, 50, generator=rng())
+    f, c = net.features, net.classifier
+    hidden = F.max_pool1d(F.relu(F.conv1d(x[:, 0], f.conv1.weight, f.conv1.bias, padding=2)), 2)
+    mean = F.relu(F.conv1d(hidden, f.conv2.weight, f.conv2.bias, padding=2)).mean(-1)
+    torch.testing.assert_close(net(x), F.linear(mean, c.fc.weight, c.fc.bias))
+    assert net(x[..., :20]).shape == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "sentence"),
+    [((3, 8, 8), "takes series, as arrays"), ((1, 2, 1), "at least 2 steps"), ((2, 5), "takes series")],
+)
+def test_what_is_no_series_is_refused(shape, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        build("conv1d", shape)

@@ -10,6 +10,7 @@ from fedmutual.errors import RunError
 from fedmutual.report import adapted, write_adaptation
 from fedmutual.report.adaptation import Answer, Contest
 from fedmutual.report.findings import describe_finding
+from fedmutual.report.scale import PERCENT
 from fedmutual.report.statistics import Missing, estimate
 from run_folders import Made, write
 
@@ -124,4 +125,4 @@ def test_a_run_given_twice_counts_once(cli, tmp_path):
     ],
 )
 def test_the_sentence_of_an_answer(rival, gain, words):
-    assert words in describe_finding(Answer("50 examples", (Contest(rival, "T", gain),), None), decimals=1)
+    assert words in describe_finding(Answer("50 examples", (Contest(rival, "T", gain),), None), PERCENT)

@@ -27,6 +27,7 @@ from fedmutual.report.findings import (
     find_doubts,
 )
 from fedmutual.report.rendering import render_macro
+from fedmutual.report.scale import PERCENT
 from fedmutual.report.statistics import Estimate, Gains, Pair
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, write_all
@@ -78,8 +79,8 @@ def test_nodes_count_by_their_means_over_seeds():
 def test_an_accuracy_is_the_mean_over_clients_then_over_seeds():
     """Seed 0 has clients of 0.9 and 0.7, seed 1 one of 0.5: 0.65, where the mean over the three pairs would be 0.7."""
     gains = pairs({"a": 0.4, "b": 0.2}, {"a": 0.0})
-    assert gains.accuracies == (pytest.approx(0.65), pytest.approx(0.5))
-    assert gains.accuracies[0] - gains.accuracies[1] == pytest.approx(gains.estimate.mean)
+    assert gains.means == (pytest.approx(0.65), pytest.approx(0.5))
+    assert gains.means[0] - gains.means[1] == pytest.approx(gains.estimate.mean)
 
 
 def test_a_method_is_compared_with_local_only_and_with_its_rivals(tmp_path):
@@ -154,7 +155,7 @@ def test_what_few_seeds_leave_open(tmp_path, seeds, estimates, doubts):
     ],
 )
 def test_a_difference_in_words(estimate, text):
-    assert render_macro("wording.j2", "difference", estimate, 1, "above", "below", "level") == text
+    assert render_macro("wording.j2", "difference", estimate, PERCENT, "above", "below", "level") == text
 
 
 HARMED = Effects("client", 4, 1, (Harm("a", None, 0.05), Harm("b", None, 0.01)), 2)
@@ -232,7 +233,7 @@ PROSE = [
 
 @pytest.mark.parametrize(("finding", "text"), PROSE)
 def test_the_sentences_of_every_finding(finding, text):
-    assert describe_finding(finding, 1) == text
+    assert describe_finding(finding, PERCENT) == text
 
 
 def test_every_finding_has_a_sentence_here():

@@ -14,6 +14,7 @@ from fedmutual.report.comparison import comparisons
 from fedmutual.report.costs import cost_table, courses, draw_costs
 from fedmutual.report.curves import data_table, pictures, slots
 from fedmutual.report.findings import ComparedAfter
+from fedmutual.report.scale import PERCENT
 from fedmutual.report.statistics import last_common
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, list_findings, write, write_all
@@ -310,8 +311,8 @@ def test_where_methods_take_different_numbers_of_local_steps_curves_go_over_thes
         ("local step", [1, 2, 7, 14]),
         ("round", [1, 2]),
     ]
-    assert [c.name for c in data_table(drawn["acc"], 1).columns] == ["Local step", "FedH2L", "FedAvg"]
-    assert [r["local_step"] for r in records(data_table(drawn["acc"], 1))] == ["1", "2", "7", "14"]
+    assert [c.name for c in data_table(drawn["acc"], PERCENT).columns] == ["Local step", "FedH2L", "FedAvg"]
+    assert [r["local_step"] for r in records(data_table(drawn["acc"], PERCENT))] == ["1", "2", "7", "14"]
     epochs = write(tmp_path / "c", replace(ALONE, config={"training": {"local_epochs": 1}}))
     drawn = {p.id: p for p in pictures(comparison([tmp_path / "a", tmp_path / "b", epochs]))}
     assert list(drawn)[:3] == ["acc", "acc-steps", "bwt"]
@@ -363,13 +364,13 @@ def test_accuracy_against_bytes(costly):
         ("FedAvg", False, False),
         ("Local-only", True, False),
     ]
-    table = cost_table([*found.values()], 1)
+    table = cost_table([*found.values()], PERCENT)
     assert [c.text for c in table.rows[1]] == ["FedH2L", "2", "306 B", "106 B", "71.0"]
     assert float(records(table)[1]["sent_with_seed_set"]) == 306
 
 
 def test_the_picture_of_bytes_names_every_method_and_says_each_point(costly):
-    svg = draw_costs(courses(costly), 1, "x", {})
+    svg = draw_costs(courses(costly), PERCENT, "x", {})
     for label in ("FedH2L", "AGG", "FedAvg", "Local-only"):
         assert f">{label}</text>" in svg
     assert "FedH2L, round 2\n306 B sent, 106 B of it in rounds\nACC 71.0 %" in svg
@@ -378,14 +379,14 @@ def test_the_picture_of_bytes_names_every_method_and_says_each_point(costly):
 
 
 def test_methods_that_send_nothing_have_a_picture_too(tmp_path):
-    svg = draw_costs(courses(comparison([write(tmp_path / "x", ALONE)])), 1, "x", {})
+    svg = draw_costs(courses(comparison([write(tmp_path / "x", ALONE)])), PERCENT, "x", {})
     assert "Local-only</text>" in svg
 
 
 def test_one_method_that_sends_public_data_alone_has_a_picture(tmp_path):
     """No line's end is left to be named at the side."""
     agg = replace(AGG, sent=lambda r, c: [] if r else sent(0, c)[1:])
-    assert "AGG</text>" in draw_costs(courses(comparison([write(tmp_path / "x", agg)])), 1, "x", {})
+    assert "AGG</text>" in draw_costs(courses(comparison([write(tmp_path / "x", agg)])), PERCENT, "x", {})
 
 
 def printed(found, width=80):
@@ -416,8 +417,8 @@ def test_bytes_without_a_seed_set_speak_of_none_and_their_labels_do_not_touch(tm
     """472 to 856 kB, less than a power of ten: labels at every 100 kB would lie over one another."""
     grows = made("fml", rounds=4, sent=lambda r, c: [("fml", 128_000, 128_000 if r else 344_000)])
     found = courses(comparison([write(tmp_path / "x", grows)]))
-    assert [c.name for c in cost_table(found, 1).columns] == ["Method", "Round", "sent", "ACC, %"]
-    drawn = draw_costs(found, 1, "x", {})
+    assert [c.name for c in cost_table(found, PERCENT).columns] == ["Method", "Round", "sent", "ACC, %"]
+    drawn = draw_costs(found, PERCENT, "x", {})
     assert "public" not in drawn
     assert re.findall(r">(\d+ kB)<", drawn) == ["600 kB", "750 kB"]
 

@@ -10,6 +10,7 @@ import pytest
 from fedmutual.report import accuracy, holdings, measures, provenance, tables, traffic
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.curves import data_table, pictures, thin
+from fedmutual.report.scale import PERCENT
 from fedmutual.report.statistics import Missing
 from fedmutual.rundir.recorded_run import read_runs
 from run_folders import Made, write, write_all
@@ -347,7 +348,7 @@ def test_curves(two_seeds):
     ]
     # the made losses: (2 - 0.3 for each further term) / (0.5 + round)
     assert [p.mean for p in found["loss"].curves[1].points] == pytest.approx([1.7 / 1.5, 1.7 / 2.5])
-    table = data_table(found["personal"], 1)
+    table = data_table(found["personal"], PERCENT)
     assert [[c.text for c in row] for row in table.rows] == [["1", "40.0", "40.0", "40.0"], ["2", "50.0", "40.0", "40.0"]]
     assert records(table)[1] == {
         "round": "2",

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from fedmutual.algorithms.fedavg import N_K, FedAvg
 from fedmutual.algorithms.peers import one_batch
 from fedmutual.batches import draws
-from fedmutual.core import Algorithm, At, Bench, Message, Public, run_field, setting, within
+from fedmutual.core import Algorithm, At, Bench, Message, Public, get_target_kind, run_field, setting, within
 from fedmutual.losses import kl
 
 
@@ -42,8 +42,8 @@ class FedDF(FedAvg):
         within("distill_batch", self.distill_batch, 1, float("inf"))
         if self.distill_lr <= 0:
             raise ValueError(f"distill_lr must be above 0, not {self.distill_lr:g}")
-        if self.task.outputs is not None:
-            raise ValueError("feddf distils posteriors over classes, so training.task cannot be one of numbers")
+        if get_target_kind(self.task) != "classes":
+            raise ValueError("feddf distils posteriors over classes, so training.task must be one of classes")
 
     def algorithm(self) -> Algorithm:
         """Return FedAvg with public data at the server."""

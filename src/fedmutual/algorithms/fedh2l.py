@@ -41,6 +41,7 @@ from fedmutual.core import (
     Spec,
     Task,
     Unusable,
+    get_target_kind,
     setting,
     within,
 )
@@ -94,8 +95,8 @@ class FedH2L:
             within("eta", self.eta, 0, float("inf"))
         if not self.labels and self.local_data == "private+all-public":
             raise ValueError("local_data cannot be 'private+all-public' with labels = false: others' labels stay with them")
-        if self.task.outputs is not None:
-            raise ValueError("fedh2l exchanges posteriors over classes, so training.task cannot be one of numbers")
+        if get_target_kind(self.task) != "classes":
+            raise ValueError("fedh2l exchanges posteriors over classes, so training.task must be one of classes")
         if not self.labels and not self.kl:
             raise ValueError("kl cannot be false with labels = false: nothing would be learned from peers")
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedmutual.aggregation import mean
 from fedmutual.algorithms.fedproto import fitted
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, setting
+from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Spec, get_target_kind, setting
 from fedmutual.losses import kl
 
 W = "w."  # begins the names of the received weights in a client's memory, during a round
@@ -46,8 +46,8 @@ class FedKD(Fork):
     def __post_init__(self) -> None:
         if not 0 < self.rank <= 1:
             raise ValueError(f"rank must be above 0 and at most 1, not {self.rank:g}")
-        if self.task.outputs is not None:
-            raise ValueError("fedkd teaches by posteriors over classes, so training.task cannot be one of numbers")
+        if get_target_kind(self.task) != "classes":
+            raise ValueError("fedkd teaches by posteriors over classes, so training.task must be one of classes")
 
     def algorithm(self) -> Algorithm:
         """Return Fork's phases with the features of both networks; the server restores the compressed replies."""

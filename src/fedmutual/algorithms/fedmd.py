@@ -16,7 +16,21 @@ from fedmutual.algorithms.agree import PUBLIC_BATCH, Agree, Compare
 from fedmutual.algorithms.independent import Independent
 from fedmutual.algorithms.peers import one_batch, opinion, posterior_flaw
 from fedmutual.batches import draws
-from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Public, Role, Spec, Unusable, setting, within
+from fedmutual.core import (
+    Algorithm,
+    At,
+    Batch,
+    Client,
+    Message,
+    Net,
+    Public,
+    Role,
+    Spec,
+    Unusable,
+    get_target_kind,
+    setting,
+    within,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +55,8 @@ class FedMD(Independent):
     def __post_init__(self) -> None:
         for name in ("public_batch", "transfer_epochs", "digest_steps"):
             within(name, getattr(self, name), 1, float("inf"))
-        if self.consensus == "posteriors" and self.task.outputs is not None:
-            raise ValueError("consensus cannot be 'posteriors' with a training.task of numbers, which has no classes")
+        if self.consensus == "posteriors" and get_target_kind(self.task) != "classes":
+            raise ValueError("consensus cannot be 'posteriors' with a training.task without classes")
 
     def algorithm(self) -> Algorithm:
         """Return the phases: transfer and revisit before round 1; announce, digest and revisit in every round."""

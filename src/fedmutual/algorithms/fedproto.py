@@ -26,6 +26,7 @@ from fedmutual.core import (
     Setting,
     Spec,
     find_head,
+    get_target_kind,
     setting,
     take_features,
     within,
@@ -61,8 +62,8 @@ class FedProto(Independent):
         within("proto_lam", self.proto_lam, 0, float("inf"))
         if self.proto_size is not None:
             within("proto_size", self.proto_size, 1, float("inf"))
-        if self.task.outputs is not None:
-            raise ValueError("a prototype is of a class, so training.task cannot be one of numbers")
+        if get_target_kind(self.task) != "classes":
+            raise ValueError("a prototype is of a class, so training.task must be one of classes")
 
     def algorithm(self) -> Algorithm:
         """Return one phase; the first server state has no prototype of any class."""

@@ -2,6 +2,7 @@
 
 from fedmutual import tasks
 from fedmutual.config.schema import ClientData, Config, DataConfig, PartitionConfig
+from fedmutual.core import get_target_kind
 
 ALONE = "0"  # what a client is called there: the one share of a partition into one
 
@@ -14,7 +15,7 @@ def has_own_data(config: Config) -> bool:
 def make_client_config(config: Config, client: str) -> Config:
     """The configuration of a client that brings its own data: these, with no one to share them with.
 
-    The common classes are not for a client whose own task learns numbers.
+    The common classes are not for a client whose own task learns something else.
 
     Raises:
         ConfigError: there is no such task.
@@ -22,7 +23,7 @@ def make_client_config(config: Config, client: str) -> Config:
     own = config.clients[client]
     task = own.training.task or config.training.task
     common = config.data.model_dump()
-    if own.training.task and tasks.make_task(task, f"clients.{client}.training.task").outputs is not None:
+    if own.training.task and get_target_kind(tasks.make_task(task, f"clients.{client}.training.task")) != "classes":
         common = {k: v for k, v in common.items() if k not in ("classes", "labels")}
     data = {**common, **own.data.model_dump(exclude_none=True)}
     return config.model_copy(

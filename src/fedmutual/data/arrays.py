@@ -109,7 +109,7 @@ def _make_part(arrays: ArraysByName, suffix: str, config: DataConfig, place: str
         groups = _convert_column(arrays[name], name, len(x), place).astype(str)
     domain = f"domain{suffix}"
     domains = _convert_column(arrays[domain], domain, len(x), place).astype(str) if domain in arrays else None
-    labels = _convert_column(arrays[f"y{suffix}"], f"y{suffix}", len(x), place)
+    labels = _convert_targets(arrays[f"y{suffix}"], f"y{suffix}", len(x), place)
     return Part(ArrayExamples(x), labels, lambda i: f"row {i} of 'x{suffix}' in {place}", groups, domains)
 
 
@@ -120,6 +120,13 @@ def _convert_column(values: npt.NDArray[Any], name: str, rows: int, place: str) 
         raise DataError(
             f"{place}: array {name!r} has the shape {list(values.shape)}; give one value for each of the {rows} rows"
         )
+    return values
+
+
+def _convert_targets(values: npt.NDArray[Any], name: str, rows: int, place: str) -> npt.NDArray[Any]:
+    """Return targets [n, ...]; whether a task can use their shape is checked where they are read."""
+    if values.ndim < 2 or values.shape[1:] == (1,) or len(values) != rows:
+        return _convert_column(values, name, rows, place)
     return values
 
 

@@ -257,8 +257,10 @@ def _find_duplicates(federation: Federation, scan: _Scan) -> Iterator[str]:
     first = np.full(distinct.max() + 1, -1)
     labels = scan.rows.labels
     first[distinct] = np.arange(len(distinct))
+    if federation.space.targets != "classes":  # other targets of equal inputs may differ
+        return
     conflicting = np.flatnonzero(labels != labels[first[distinct]])
-    if len(conflicting) and labels.dtype.kind == "i":  # numeric targets of equal inputs may differ
+    if len(conflicting):
         row, other_row = conflicting[0], first[distinct[conflicting[0]]]
         yield (
             f"equal examples have different labels, {scan.rows.where(row)} ({federation.space.classes[labels[row]]!r}) and "

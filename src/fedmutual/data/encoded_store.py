@@ -19,7 +19,7 @@ from fedmutual.data.encoding import (
     parse_encoding,
 )
 from fedmutual.data.examples import Examples, Source, listed
-from fedmutual.data.labels import Targets
+from fedmutual.data.targets import Targets
 from fedmutual.errors import ConfigError, DataError, format_count
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedmutual import tasks
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.values import FEDERATED
-from fedmutual.core import At
+from fedmutual.core import At, TargetKind, Task, get_target_kind
 from fedmutual.data import encoded_store, labels, record, rows, scaling, sources, standardizing
 from fedmutual.data.augment import Augment, CropFlip
 from fedmutual.data.division import Division, Table, check_name, divide
@@ -17,11 +17,11 @@ from fedmutual.data.draws import Index, Names, make_numpy_generator
 from fedmutual.data.encoding import Encoding
 from fedmutual.data.examples import BadRows, Part, Source, join_examples, list_problems, listed
 from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
-from fedmutual.data.labels import Targets
 from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_and_classes, note_split
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
 from fedmutual.data.statistics import Moments, Statistics
+from fedmutual.data.targets import Targets, read_targets
 from fedmutual.errors import ConfigError, DataError, format_count
 
 
@@ -41,20 +41,25 @@ class Space:
     """The inputs and outputs of a network."""
 
     shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
-    classes: tuple[str, ...]  # in the order of the outputs; one name for numeric targets
+    classes: tuple[str, ...]  # of classes, or labels, in the order of the outputs; one name for numeric targets
     outputs: int
     task: str
     scaling: dict[str, Any]  # of the inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None = None  # the names of a table's features
 
     @property
+    def targets(self) -> TargetKind:
+        """The kind of the targets."""
+        return get_target_kind(tasks.make_task(self.task))
+
+    @property
     def numbers(self) -> bool:
         """Whether targets are numbers."""
-        return tasks.make_task(self.task).outputs is not None
+        return self.targets == "numbers"
 
     def is_compatible(self, other: "Space") -> bool:
         """Return whether one network can serve both spaces. The scaling and the name of numeric targets may differ."""
-        own_key, other_key = ((s.shape, s.outputs, s.numbers, () if s.numbers else s.classes) for s in (self, other))
+        own_key, other_key = ((s.shape, s.outputs, s.targets, () if s.numbers else s.classes) for s in (self, other))
         return own_key == other_key
 
     def compare_columns(self, other: "Space") -> str | None:
@@ -218,8 +223,9 @@ def list_training_rows(config: Config, data_by_client: Mapping[str, Prepared]) -
 def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
     """Read and scale one data set. common: data.labels serves all clients, not these data alone."""
     task = tasks.make_task(config.training.task)
-    source = sources.read_source(config, task.outputs is not None)
-    table, targets = _make_table(source, config, task.outputs, common)
+    kind = get_target_kind(task)
+    source = sources.read_source(config, kind != "classes")
+    table, targets, classes = _make_table(source, config, kind, common)
     examples = join_examples(source)
     store: rows.Store | None = None
     notes: tuple[str, ...] = ()
@@ -235,8 +241,8 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
     digest = record.compute_digest(content, table, shape, targets)
     space = Space(
         shape=shape,
-        classes=table.classes,
-        outputs=task.outputs or len(table.classes),
+        classes=classes,
+        outputs=task.outputs or len(classes),
         task=config.training.task,
         scaling={**scaled.record(), "augment": config.data.augment},
         columns=source.columns,
@@ -320,10 +326,8 @@ def _make_client_space(config: Config, client: str, common: Space) -> Space:
     client_config = config.clients.get(client)
     if client_config is None or client_config.training.task is None:
         return common
-    if (
-        tasks.make_task(client_config.training.task, f"clients.{client}.training.task").outputs
-        != tasks.make_task(common.task).outputs
-    ):
+    own_task = tasks.make_task(client_config.training.task, f"clients.{client}.training.task")
+    if _describe_targets(own_task) != _describe_targets(tasks.make_task(common.task)):
         raise ConfigError(
             f"key 'clients.{client}.training.task': {client_config.training.task!r} learns other targets than "
             f"{common.task!r}, and "
@@ -331,6 +335,10 @@ def _make_client_space(config: Config, client: str, common: Space) -> Space:
             "targets"
         )
     return replace(common, task=client_config.training.task)
+
+
+def _describe_targets(task: Task) -> tuple[TargetKind, int | None]:
+    return get_target_kind(task), task.outputs
 
 
 def _join_clients(config: Config, data_by_client: Mapping[str, Prepared]) -> Federation:
@@ -408,20 +416,28 @@ def _check_spaces(spaces: Mapping[str, Space]) -> None:
         raise ConfigError(f"the public set (split.public) is for all, but client {client!r} has {difference}")
 
 
-def _make_table(source: Source, config: Config, outputs: int | None, common: bool) -> tuple[Table, Index | Targets]:
-    """Return the table of all rows, and each row's target. Numeric targets count as one class in partitions and splits."""
+def _make_table(
+    source: Source, config: Config, kind: TargetKind, common: bool
+) -> tuple[Table, Index | Targets, tuple[str, ...]]:
+    """Return the table of all rows, each row's target, and the names of the classes or labels.
+
+    Targets of another kind than classes count as one class in partitions and splits.
+    """
     parts = [p for p in (source.train, source.test) if p is not None]
-    if outputs is None:
+    if kind == "classes":
         classes, coded = labels.match_labels(source, config.data, common)
         targets: Index | Targets = np.concatenate(coded)
         numbers = np.asarray(targets, dtype=np.int64)
+        columns = classes
     else:
-        classes = (config.data.label if config.data.name in sources.TABLES else "y",)
-        targets = np.concatenate(labels.read_targets(source, config.data))
+        columns = (config.data.label if config.data.name in sources.TABLES else "y",)
+        classes, by_part = read_targets(source, config.data, kind, columns)
+        targets = np.concatenate(by_part)
         numbers = np.zeros(len(targets), dtype=np.int64)
     groups, domains = _join_column(parts, "groups"), _join_column(parts, "domains")
     bases = [p.bases for p in parts if p.bases is not None]
-    return Table(numbers, len(source.train.x), classes, groups, domains, np.concatenate(bases) if bases else None), targets
+    table = Table(numbers, len(source.train.x), columns, groups, domains, np.concatenate(bases) if bases else None)
+    return table, targets, classes
 
 
 def _join_column(parts: list[Part], name: str) -> Names | None:

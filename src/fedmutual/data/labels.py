@@ -14,8 +14,6 @@ from fedmutual.data.draws import Index, Names
 from fedmutual.data.examples import Part, Source, listed
 from fedmutual.errors import ConfigError, DataError
 
-Targets = npt.NDArray[np.float32]
-
 
 class UnknownClass(DataError):
     """Labels that are none of the federation's classes. `reason` describes the first of them, without the fix."""
@@ -120,39 +118,6 @@ def _list_owner_labels(
     if declared is None and config.classes is None and all(_get_label_kind(p, source) == "numbers" for p in parts):
         declared = _count_classes(parts, source)
     return declared, [_encode_names(p, declared, source) for p in parts]
-
-
-def read_targets(source: Source, config: DataConfig) -> list[Targets]:
-    """Return the numeric targets [n] of each part as float32.
-
-    Raises:
-        DataError: a target is not a finite number, or there is not one target for each example.
-        ConfigError: data.classes or data.labels is set, which are for classes.
-    """
-    for key in ("classes", "labels"):
-        if getattr(config, key):
-            raise ConfigError(f"key 'data.{key}' is for classes, but the task learns numbers; remove the key")
-    import pandas as pd  # takes 0.3 s: imported only where targets are numbers
-
-    targets_by_part = []
-    for part in (p for p in (source.train, source.test) if p is not None):
-        values = part.labels
-        if values.ndim != 1 or len(values) != len(part.x):
-            raise DataError(
-                f"{source.place}: targets have the shape {list(values.shape)}; give one number for each of the "
-                f"{len(part.x)} "
-                "examples"
-            )
-        targets = pd.to_numeric(pd.Series(values), errors="coerce").to_numpy(np.float32)
-        bad_rows = np.flatnonzero(~np.isfinite(targets))
-        if len(bad_rows):
-            raise DataError(
-                f"{part.where(int(bad_rows[0]))}: its target {str(values[bad_rows[0]])!r} is not a finite number; fix "
-                "it, or set "
-                "training.task = 'classification'"
-            )
-        targets_by_part.append(targets)
-    return targets_by_part
 
 
 def check_renamed(labels: Mapping[str, str], known: Set[str]) -> None:

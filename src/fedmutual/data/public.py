@@ -105,7 +105,7 @@ def make_public_set(parts: Mapping[str, PublicPart], classes: tuple[str, ...]) -
         digest=labelled.hexdigest(),
         unlabelled=digests.hexdigest(),
         sizes=sizes,
-        label_size=labels[0].itemsize,
+        label_size=labels[0][:1].nbytes,
     )
 
 

@@ -13,7 +13,7 @@ from fedmutual.config import Config
 from fedmutual.data.division import Division, Table, check_name
 from fedmutual.data.draws import Index, count_classes
 from fedmutual.data.kinds import KINDS, PRIVATE, PUBLIC
-from fedmutual.data.labels import Targets
+from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError
 
 FORMAT = 1

@@ -17,8 +17,8 @@ from fedmutual.core import Batch
 from fedmutual.data.augment import Augment
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import BadRows, Examples
-from fedmutual.data.labels import Targets
 from fedmutual.data.scaling import Scaling, subtract_mean
+from fedmutual.data.targets import Targets
 from fedmutual.errors import DataError
 
 RESIDENT = 4 * 2**30  # bytes: smaller data are kept in memory, unless data.resident decides
@@ -29,7 +29,7 @@ Where = Callable[[int], str]
 class Store(Protocol):
     """All examples, scaled, by row number."""
 
-    labels: Tensor  # [N] int64; float32 where targets are numbers
+    labels: Tensor  # targets of all examples by `core.TargetKind`: of classes int64 [N]
     where: Where  # the name of a row in messages
 
     def to(self, device: torch.device) -> "Store":
@@ -62,7 +62,7 @@ class Rows:
 
     @property
     def labels(self) -> Index:
-        """The class number or numeric target of each row [n]."""
+        """The target of each row: of classes and numbers [n], else [n, ...]."""
         return self._store.labels[torch.from_numpy(self.index)].numpy()
 
     @property
@@ -226,14 +226,14 @@ class ResidentStore:
         return ResidentBatches(self, list(plan))
 
     def take(self, index: Tensor) -> Batch:
-        """Return the rows of `index` [...], which lies on the store's device, as x [..., *shape] and y [...]."""
+        """Return the rows of `index` [...], which lies on the store's device, as x [..., *shape] and y [..., *target]."""
         flat = index.reshape(-1)
         if self._x.is_contiguous():
             x = self._x.index_select(0, flat)
         else:
             x = self._x.permute(0, 2, 3, 1).index_select(0, flat).permute(0, 3, 1, 2)
         y = self.labels.index_select(0, flat)
-        return x.reshape(*index.shape, *x.shape[1:]) if index.dim() != 1 else x, y.view(index.shape)
+        return x.reshape(*index.shape, *x.shape[1:]) if index.dim() != 1 else x, y.reshape(*index.shape, *y.shape[1:])
 
 
 class ResidentBatches:

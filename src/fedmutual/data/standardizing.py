@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fedmutual import tasks
 from fedmutual.config import ColumnConfig
 from fedmutual.data.draws import Index
 from fedmutual.data.encoding import ColumnPlan
@@ -24,7 +23,7 @@ _CHUNK = 2**20  # values that are summed at a time
 
 def make_layout(space: "Space", columns: Mapping[str, ColumnConfig]) -> Layout:
     """Return what the statistics of a data set hold: of `data.columns`, if there are any, of the stored cells."""
-    classes = () if tasks.make_task(space.task).outputs is not None else space.classes
+    classes = () if space.numbers else space.classes
     if columns:
         categories = tuple(name for name, settings in columns.items() if settings.kind == "category")
         return Layout(tuple(columns), classes, categories=categories)

@@ -1,11 +1,15 @@
 """Describe the networks and clients of a run in the form of environment.json."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+from fedmutual import tasks
 from fedmutual.config import describe_method
+from fedmutual.core import get_metric
 from fedmutual.data.federation import Space
 from fedmutual.federation.experiment import Experiment
+from fedmutual.metric import ACCURACY, Metric
 
 
 def describe_networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
@@ -23,8 +27,21 @@ def describe_networks(experiment: Experiment, sizes: Mapping[str, Mapping[str, i
                 for i, n in personal.items()
             },
         },
+        **describe_metric(experiment),
         "clients": {i: describe_space(experiment.data.spaces[i]) for i in experiment.data.clients},
     }
+
+
+def find_common_metric(experiment: Experiment) -> Metric:
+    """Return the main metric that all clients have in common; accuracy without a common metric."""
+    metrics = {get_metric(tasks.make_task(space.task)) for space in experiment.data.spaces.values()}
+    return (metrics.pop() if len(metrics) == 1 else None) or ACCURACY
+
+
+def describe_metric(experiment: Experiment) -> dict[str, Any]:
+    """Return the common metric in the form of environment.json; empty for accuracy."""
+    metric = find_common_metric(experiment)
+    return {} if metric == ACCURACY else {"metric": asdict(metric)}
 
 
 def method(experiment: Experiment) -> dict[str, Any]:

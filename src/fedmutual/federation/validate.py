@@ -220,11 +220,12 @@ def _check_classes(experiment: Experiment) -> None:
     experiment.server()  # raises ConfigError if a setting is missing
     first, one = experiment.data.space, next(iter(experiment.data.spaces))
     for client, space in experiment.data.spaces.items():
-        if space.numbers or space.classes != first.classes:
+        if space.targets != "classes" or space.classes != first.classes:
+            learned = listed(space.classes, 3) if space.targets == "classes" else space.targets
             raise ConfigError(
                 f"algorithm {experiment.config.algorithm['name']!r} needs equal classes at all clients, and client "
                 f"{client!r} has "
-                f"{'numbers' if space.numbers else listed(space.classes, 3)}, client {one!r} {listed(first.classes, 3)}; "
+                f"{learned}, client {one!r} {listed(first.classes, 3)}; "
                 "name "
                 "all classes in data.classes, which matches labels by name"
             )

@@ -11,6 +11,7 @@ from fedmutual.errors import ConfigError, format_error
 from fedmutual.models import own, pretrained, published
 from fedmutual.models.cnn1 import cnn1
 from fedmutual.models.cnn2 import cnn2
+from fedmutual.models.conv1d import conv1d
 from fedmutual.models.lenet5 import lenet5, lenet5_tanh
 from fedmutual.models.mlp import mlp
 from fedmutual.models.parts import describe_too_small
@@ -25,6 +26,7 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "lenet5-tanh": lenet5_tanh,
     "cnn1": cnn1,
     "cnn2": cnn2,
+    "conv1d": conv1d,
     "resnet18": resnet18,
     "resnet18-gn": resnet18_gn,
 }
@@ -35,6 +37,7 @@ NAMES: dict[str, str] = {
     "lenet5-tanh": "lenet5 with tanh and average pooling, closer to the network of 1998; images from 12 x 12",
     "cnn1": "two 3x3 convolutions (6, 16), then 120 units; images from 4 x 4",
     "cnn2": "three 3x3 convolutions of 128 channels, one fully connected layer; images from 8 x 8",
+    "conv1d": "two convolutions of length 5 along time (32, 64 channels); series [channels, time]",
     "resnet18": "residual network in the form for CIFAR (3x3 stem, no max pooling); images of any size; "
     "torchvision's own is torchvision:resnet18",
     "resnet18-gn": "the same with GroupNorm in the place of BatchNorm, as privacy.nets needs it",

@@ -6,6 +6,7 @@ from fedmutual.report import guarantee, measures
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, gain, missing, numbers, share
 from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.measures import Best
+from fedmutual.report.scale import Scale
 from fedmutual.report.statistics import Gains, Missing
 from fedmutual.report.text import count
 
@@ -14,26 +15,26 @@ SHARED, OWN, GAIN = "Shared model, test set", "Client's model, own data", "Gain 
 
 def headline(comparison: RunComparison) -> PageTable:
     """Return the headline table: for each model of each method its accuracies and its gain over local-only training."""
-    decimals, private = comparison.decimals, guarantee.is_stated(comparison)
+    scale, private = comparison.scale, guarantee.is_stated(comparison)
     shared = {u: measures.global_best(u) for u in comparison.uses}
     own = {u: measures.own_best(u) for u in comparison.uses}
     chosen_shared, chosen_own = _chosen(shared.values()), _chosen(own.values())
     best_shared, best_own = (f"best on {by}" if by else "best" for by in (chosen_shared, chosen_own))
     rows, lines = [], []
     for u in comparison.uses:
-        last, mean, worst = measures.global_last(u), measures.own_last(u), measures.own_last(u, min)
+        last, mean, worst = measures.global_last(u), measures.own_last(u), measures.own_last(u, u.pick_worst)
         worst_best = measures.own_best(u, worst=True)
         gains = measures.gains(comparison, u)
         rows.append(
             (
                 TableCell(u.method.label, sub=_state(comparison, u)),
-                share(last, decimals),
-                _best(shared[u], decimals, chosen_shared),
-                share(mean, decimals),
-                _best(own[u], decimals, chosen_own),
-                share(worst, decimals),
-                _best(worst_best, decimals, chosen_own),
-                *_gains(gains, decimals),
+                share(last, scale),
+                _best(shared[u], scale, chosen_shared),
+                share(mean, scale),
+                _best(own[u], scale, chosen_own),
+                share(worst, scale),
+                _best(worst_best, scale, chosen_own),
+                *_gains(gains, scale),
                 *([guarantee.cell(u.method)] if private else []),
             )
         )
@@ -49,14 +50,15 @@ def headline(comparison: RunComparison) -> PageTable:
         Column(f"mean, {best_own}", OWN, note=_caution(comparison, chosen_own, own=True)),
         Column("worst, last round", OWN, brief="Own data, worst client"),
         Column(f"worst, {best_own}", OWN, note=_caution(comparison, chosen_own, own=True)),
-        Column("mean, points", GAIN, brief="Gain, points"),
+        Column(f"mean{scale.difference_head}", GAIN, brief=f"Gain{scale.difference_head}"),
         Column("gain/harmed", GAIN, brief="Gain/harmed"),
         *([guarantee.column(comparison)] if private else []),
     )
     names = ("global_last", "global_best", "personal_last", "personal_best", "worst_last", "worst_best", "gain")
     header = ["method", "model", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
     header += ["gain_n", "gain_unit", "gained", "harmed", "equal", *(["epsilon"] if private else [])]
-    caption = f"Accuracy of every method, %{_over(comparison)}"
+    title = scale.metric.title[0].upper() + scale.metric.title[1:]
+    caption = f"{title} of every method{scale.head}{_over(comparison)}"
     return PageTable("headline", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
 
 
@@ -85,13 +87,13 @@ def _chosen(bests: Iterable[Best]) -> str:
     return by.pop() if len(by) == 1 else ""
 
 
-def _best(best: Best, decimals: int, common: str) -> TableCell:
+def _best(best: Best, scale: Scale, common: str) -> TableCell:
     """A chosen round's number; which rounds these were, and what chose them where the column does not say so."""
     if isinstance(best.value, Missing):
         return missing(best.value.why)
     rounds = sorted(set(best.rounds))
     which = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {rounds[0]} to {rounds[-1]}"
-    return share(best.value, decimals, which if common else f"on {best.by}, {which}")
+    return share(best.value, scale, which if common else f"on {best.by}, {which}")
 
 
 def _caution(comparison: RunComparison, by: str, own: bool) -> str:
@@ -101,12 +103,12 @@ def _caution(comparison: RunComparison, by: str, own: bool) -> str:
     return measures.SEEN
 
 
-def _gains(gains: Gains | Missing, decimals: int) -> tuple[TableCell, TableCell]:
+def _gains(gains: Gains | Missing, scale: Scale) -> tuple[TableCell, TableCell]:
     if isinstance(gains, Missing):
         return missing(gains.why), missing(gains.why)
     gained, harmed = len(gains.gained), len(gains.harmed)
     equal = f", {gains.equal} equal" if gains.equal else ""
-    return gain(gains.estimate, decimals), TableCell(f"{gained}/{harmed}", sub=f"of {len(gains.pairs)}{equal}")
+    return gain(gains.estimate, scale), TableCell(f"{gained}/{harmed}", sub=f"of {len(gains.pairs)}{equal}")
 
 
 def _gain_numbers(gains: Gains | Missing) -> list[object]:

@@ -16,6 +16,7 @@ from fedmutual.report.comparison import TUNED, Method, RunComparison
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
+from fedmutual.report.scale import PERCENT
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
 from fedmutual.report.text import percent
 from fedmutual.report.verdicts import judge
@@ -171,7 +172,7 @@ def _table(out: Path, adaptation: Adaptation) -> Table:
     seeds = len(next(iter(adaptation.accuracy["fml"].values())))
     caption = Caption((min(validation_counts), max(validation_counts)), adaptation.rounds, seeds)
     table = Table(
-        caption=describe_finding(caption, decimals=1),
+        caption=describe_finding(caption, PERCENT),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -205,7 +206,7 @@ def _forked(runs: Sequence[RecordedRun]) -> str | None:
 def _fork(runs: Sequence[RecordedRun]) -> Estimate | None:
     """The accuracy of the newcomer's fork of the shared model; None where it is not scored."""
     model = _forked(runs)
-    scores = [s.accuracy for run in runs for s in run.own(run.last, model).values()] if model else []
+    scores = [s.value for run in runs for s in run.own(run.last, model).values()] if model else []
     return estimate(scores, SEEDS) if scores else None
 
 
@@ -219,7 +220,7 @@ def _comparisons(out: Path, adaptation: Adaptation) -> list[RunComparison]:
         RunComparison(
             f"{adaptation.name}, {adaptation.format_examples(size)}",
             tuple(_make_method(adaptation, arm, _runs(out, adaptation, arm, size)) for arm in _ARMS),
-            tuple(describe_finding(f, decimals=1) for f in _find_unchanged_model(adaptation, size)),
+            tuple(describe_finding(f, PERCENT) for f in _find_unchanged_model(adaptation, size)),
         )
         for size in adaptation.examples
     ]
@@ -240,7 +241,7 @@ def _find_unchanged_model(adaptation: Adaptation, size: str) -> Iterator[Finding
 
 def _judge(comparison: RunComparison, adaptation: Adaptation) -> Verdict:
     """Return the verdict at one size: does adapting pay?"""
-    lead = describe_finding(_find_answer(comparison, adaptation), comparison.decimals)
+    lead = describe_finding(_find_answer(comparison, adaptation), comparison.scale)
     return replace(judge(comparison), question="Does adapting help this newcomer?", lead=lead)
 
 

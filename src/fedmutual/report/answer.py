@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fedmutual.report.comparison import RunComparison
 from fedmutual.report.findings import Finding, describe_finding, find_doubts
 from fedmutual.report.rendering import render_macro
+from fedmutual.report.scale import PERCENT, Scale
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, Pair
 from fedmutual.report.wording import Verdict
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -124,9 +125,9 @@ class Decision:
         return min(others, key=lambda way: way.estimate.mean, default=None)
 
     @property
-    def accuracy_alone(self) -> float | None:
-        """The accuracy of local-only training on the rows of the gain: mean over clients, then seeds."""
-        return self.best.gains.accuracies[1] if self.best else None
+    def value_alone(self) -> float | None:
+        """The main metric of local-only training on the rows of the gain: mean over clients, then seeds."""
+        return self.best.gains.means[1] if self.best else None
 
 
 def decide(comparison: RunComparison, gains: Mapping[str, Gains | Missing], question: Question) -> Decision:
@@ -177,14 +178,14 @@ def conclude(
     estimates: the gains of which few seeds leave a doubt. The highlights are at most `HIGHLIGHTS` sentences: the best way,
     the most harmful way, and a doubt, or without a doubt the data that the clients hold.
     """
-    decimals = comparison.decimals
-    sentences = [describe_finding(finding, decimals) for finding in findings]
-    doubts = [describe_finding(finding, decimals) for finding in find_doubts(comparison, estimates)]
-    question, lead, best, harm, data = (render(decision, m, decimals) for m in ("question", "lead", "best", "harm", "data"))
+    scale = comparison.scale
+    sentences = [describe_finding(finding, scale) for finding in findings]
+    doubts = [describe_finding(finding, scale) for finding in find_doubts(comparison, estimates)]
+    question, lead, best, harm, data = (render(decision, m, scale) for m in ("question", "lead", "best", "harm", "data"))
     highlights = [sentence for sentence in (best, harm, *(doubts[:1] or [data])) if sentence]
     return Verdict(question, lead, tuple(highlights[:HIGHLIGHTS]), (*sentences, *doubts, *comparison.remarks))
 
 
-def render(decision: Decision, macro: str, decimals: int = 1) -> str:
+def render(decision: Decision, macro: str, scale: Scale = PERCENT) -> str:
     """Return the text of a macro of `templates/answer.j2`."""
-    return render_macro("answer.j2", macro, decision, decimals)
+    return render_macro("answer.j2", macro, decision, scale)

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from fedmutual.report.findings import Finding, describe_finding
+from fedmutual.report.scale import Scale
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import Evaluation
@@ -99,7 +100,7 @@ class Tried:
         return tuple({r: fmean(accuracies) for r, accuracies in each.items() if accuracies} for each in scores)
 
     def _scores(self, evaluation: Evaluation) -> list[float]:
-        return [s.accuracy for s in evaluation.per_client(self.model, HOLDOUT).values()] if self.model else []
+        return [s.value for s in evaluation.per_client(self.model, HOLDOUT).values()] if self.model else []
 
     @property
     def last(self) -> Estimate | None:
@@ -143,7 +144,7 @@ class Tried:
 
 def describe_choice(finding: Finding) -> str:
     """Return the sentence of a finding, without a full stop."""
-    return describe_finding(finding, decimals=2)
+    return describe_finding(finding, Scale(2))
 
 
 def pick(tried: Sequence[Tried]) -> tuple[Tried, ...]:

@@ -21,7 +21,7 @@ def find_worst_classes(comparison: RunComparison, data: str = "validation") -> I
         gains = _pair_by_class(comparison, method, alone, data) if alone and len(comparison.classes) > 1 else {}
         if not gains:
             continue
-        recalls = {name: class_gains.accuracies for name, class_gains in gains.items()}
+        recalls = {name: class_gains.means for name, class_gains in gains.items()}
         worst = min(recalls, key=lambda name: sum(recalls[name]))
         estimate = gains[worst].estimate
         if estimate.sign or abs(estimate.mean) > _CLEAR - SAME:

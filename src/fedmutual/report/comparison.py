@@ -1,7 +1,7 @@
 """Which runs belong together: runs on the same data and split are compared, runs of one method differ in the seed."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,8 @@ from typing import Any
 from fedmutual.config.keys import list_effects
 from fedmutual.config.schema import Config
 from fedmutual.errors import RunError
+from fedmutual.metric import ACCURACY, Metric
+from fedmutual.report.scale import Scale
 from fedmutual.role import Role
 from fedmutual.rundir.recorded_run import RecordedMethod, RecordedRun
 
@@ -68,6 +70,11 @@ class Use:
     model: str | None  # "personal", "ensemble", "global", "meme"; None where no client shares its scores
 
     @property
+    def pick_worst(self) -> Callable[[list[float]], float]:
+        """The function that picks the worst of several values of the main metric."""
+        return min if self.method.runs[0].metric.is_higher_better else max
+
+    @property
     def label(self) -> str:
         """ "FML, shared": the method's own label where it has one model only."""
         if self.model is None or len(self.method.uses) == 1:
@@ -124,15 +131,20 @@ class RunComparison:
         return _domains(self.runs)
 
     @property
+    def metric(self) -> Metric:
+        """The main metric of the runs."""
+        return self.first.metric
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The federation's classes."""
         return self.first.partition.classes
 
     @property
-    def decimals(self) -> int:
-        """Decimals of a percentage: two where an example of the test set weighs 0.02 % or less."""
+    def scale(self) -> Scale:
+        """How values are written: percentages with two decimals where an example of the test set weighs 0.02 % or less."""
         tests = (s.examples or 0 for r in self.runs if r.last for s in r.last.scores if s.data == "test")
-        return 2 if max(tests, default=0) >= 5000 else 1
+        return Scale(2 if max(tests, default=0) >= 5000 else 1, self.metric)
 
     def alone(self, method: Method) -> Method | None:
         """The local-only training with which a method is compared: of several, the one with the most equal settings."""
@@ -247,7 +259,7 @@ def _label(name: str, settings: Sequence[str], domains: bool) -> str:
 
 
 def _domains(runs: Sequence[RecordedRun]) -> bool:
-    return any(s.data == OWN_DOMAIN for r in runs if r.last for s in r.last.scores)
+    return any(s.data == OWN_DOMAIN for r in runs if r.last and r.metric == ACCURACY for s in r.last.scores)
 
 
 def _telling(variant: Variant, beside: Sequence[Variant]) -> Variant:

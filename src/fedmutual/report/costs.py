@@ -14,8 +14,9 @@ from fedmutual.report.curves import DRAWN, average_over_seeds, slots, thin
 from fedmutual.report.domains import ACC
 from fedmutual.report.measures import mean_of
 from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, end_labels, fitted, make_axes, room
+from fedmutual.report.scale import Scale
 from fedmutual.report.svg import Hit, Styles, colour, inline
-from fedmutual.report.text import percent, size
+from fedmutual.report.text import size
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation
 
@@ -81,7 +82,7 @@ def _costs(method: Method) -> list[Cost]:
 
 
 def _mean(run: RecordedRun, evaluation: Evaluation) -> float | None:
-    return mean_of([*run.own(evaluation, data=ACC.data).values()], "accuracy")
+    return mean_of([*run.own(evaluation, data=ACC.data).values()], "value")
 
 
 def seeded(drawn: Sequence[Course]) -> bool:
@@ -89,7 +90,7 @@ def seeded(drawn: Sequence[Course]) -> bool:
     return any(cost.seed for course in drawn for cost in course.costs)
 
 
-def cost_table(drawn: Sequence[Course], decimals: int) -> PageTable:
+def cost_table(drawn: Sequence[Course], scale: Scale) -> PageTable:
     """Return the table of the picture's numbers; where there is a public seed set, bytes with it and without it."""
     public = seeded(drawn)
     rows = [
@@ -97,7 +98,7 @@ def cost_table(drawn: Sequence[Course], decimals: int) -> PageTable:
             TableCell(c.label),
             TableCell(f"{cost.round:,}"),
             *(TableCell(size(sent)) for sent in ((cost.whole, cost.sent) if public else (cost.sent,))),
-            TableCell(percent(cost.mean, decimals)),
+            TableCell(scale.format_value(cost.mean)),
         )
         for c in drawn
         for cost in thin(c.costs, LISTED)
@@ -116,7 +117,7 @@ def cost_table(drawn: Sequence[Course], decimals: int) -> PageTable:
     )
 
 
-def draw_costs(drawn: Sequence[Course], decimals: int, prefix: str, styles: Styles) -> str:
+def draw_costs(drawn: Sequence[Course], scale: Scale, prefix: str, styles: Styles) -> str:
     """Return the picture as SVG: bytes on a log scale, with the seed set's; a method that sends nothing is a level line."""
     figure, axes = make_axes(WIDTH, HEIGHT, left=34, right=room(c.label for c in drawn), bottom=38, top=8)
     paid = [c for c in drawn if not c.free]
@@ -138,7 +139,7 @@ def draw_costs(drawn: Sequence[Course], decimals: int, prefix: str, styles: Styl
         axes.set_xticks([])
     axes.yaxis.set_major_locator(MaxNLocator(6))
     end_labels(axes, [(c.label, c.slot, 100 * c.costs[-1].mean) for c in drawn if not c.once])
-    hits = [hit for course in paid for hit in _hits(axes, course, decimals)]
+    hits = [hit for course in paid for hit in _hits(axes, course, scale)]
     return inline(figure, prefix, f"{TITLE}; the numbers are in the table below", styles, hits)
 
 
@@ -175,12 +176,12 @@ def _draw(axes: Any, course: Course) -> None:
         axes.annotate(fitted(course.label), end, (5, 0), textcoords="offset points", va="center", fontsize=TEXT, color=tone)
 
 
-def _hits(axes: Any, course: Course, decimals: int) -> list[Hit]:
+def _hits(axes: Any, course: Course, scale: Scale) -> list[Hit]:
     """A square to point at around each listed point."""
     height, hits = axes.figure.bbox.height, []
     for cost in (c for c in thin(course.costs, LISTED) if c.whole > 0):
         x, y = (float(v) for v in axes.transData.transform((cost.whole, 100 * cost.mean)))
         of_it = f", {size(cost.sent)} of it in rounds" if cost.seed else ""
         title = f"{course.label}, round {cost.round:,}\n{size(cost.whole)} sent{of_it}"
-        hits.append(Hit(x - 8, height - y - 8, 16, 16, f"{title}\nACC {percent(cost.mean, decimals)} %"))
+        hits.append(Hit(x - 8, height - y - 8, 16, 16, f"{title}\nACC {scale.format_value(cost.mean)} %"))
     return hits

@@ -10,8 +10,9 @@ import pandas as pd
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.domains import ACC, MEASURES, DomainMeasure
+from fedmutual.report.scale import Scale
 from fedmutual.report.svg import SLOTS
-from fedmutual.report.text import fixed, percent
+from fedmutual.report.text import fixed
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import Evaluation
 
@@ -121,17 +122,20 @@ def _stretched(picture: Picture, paces: Mapping[str, int | None]) -> Picture:
 def _of_clients(comparison: RunComparison, taken: Mapping[str, int]) -> list[Picture]:
     def shared(run: RecordedRun, evaluation: Evaluation) -> float | None:
         score = evaluation.find("global", "test")
-        return score.accuracy if score else None
+        return score.value if score else None
 
     def own(pick: Callable[[list[float]], float]) -> tuple[Curve, ...]:
         uses = [(style, use) for m in comparison.methods for style, use in enumerate(m.uses)]
         return tuple(_curve(u.method, u.label, taken[u.method.label], style, _own(u, pick)) for style, u in uses)
 
+    title, scale = comparison.metric.title, comparison.scale
+    is_percent = comparison.metric.is_fraction
+    worst = min if comparison.metric.is_higher_better else max
     tests = tuple(_curve(m, m.label, taken[m.label], 0, shared) for m in comparison.methods)
     return [
-        Picture("global", "Shared model on the test set: accuracy, %", True, tests),
-        Picture("personal", "Client's model on own validation data: mean accuracy, %", True, own(fmean)),
-        Picture("worst", "Worst client's model on own validation data: accuracy, %", True, own(min)),
+        Picture("global", f"Shared model on the test set: {title}{scale.head}", is_percent, tests),
+        Picture("personal", f"Client's model on own validation data: mean {title}{scale.head}", is_percent, own(fmean)),
+        Picture("worst", f"Worst client's model on own validation data: {title}{scale.head}", is_percent, own(worst)),
     ]
 
 
@@ -147,7 +151,7 @@ def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation
     """A model on rows that are the clients' own: their mean, or `pick` of them."""
 
     def number(run: RecordedRun, evaluation: Evaluation) -> float | None:
-        scores = [s.accuracy for s in run.own(evaluation, use.model, data).values()]
+        scores = [s.value for s in run.own(evaluation, use.model, data).values()]
         return pick(scores) if scores else None
 
     return number
@@ -176,14 +180,14 @@ def thin(items: Sequence[T], most: int) -> list[T]:
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
-def data_table(picture: Picture, decimals: int) -> PageTable:
+def data_table(picture: Picture, scale: Scale) -> PageTable:
     """Return the table of a picture's numbers, round by round."""
     at = {c.label: {p.round: p for p in c.points} for c in picture.curves}
     rounds, shown_rounds = picture.rounds, picture.listed
     rows = []
     for round in shown_rounds:
         points = [at[c.label].get(round) for c in picture.curves]
-        texts = [(percent(p.mean, decimals) if picture.percent else fixed(p.mean, 3)) if p else "" for p in points]
+        texts = [(scale.format_value(p.mean) if picture.percent else fixed(p.mean, 3)) if p else "" for p in points]
         rows.append((TableCell(str(round)), *map(TableCell, texts)))
     some = "" if len(shown_rounds) == len(rounds) else f"; {len(shown_rounds)} of {len(rounds)} evaluations, the CSV has all"
     return PageTable(

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
+from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share
 from fedmutual.report.comparison import Method, RunComparison, Use
@@ -45,16 +46,16 @@ def make_decision_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each model: accuracies on own data and all classes, clients harmed, costs."""
     rows, lines = [], []
     for use in comparison.uses:
-        own, worst, test = measures.own_last(use), measures.own_last(use, min), score_all_classes(use)
+        own, worst, test = measures.own_last(use), measures.own_last(use, use.pick_worst), score_all_classes(use)
         gains, costs = measures.gains(comparison, use), list_costs(use.method)
         rows.append(
             (
                 TableCell(use.label),
-                *(share(value, comparison.decimals) for value in (own, worst)),
+                *(share(value, comparison.scale) for value in (own, worst)),
                 missing(gains.why)
                 if isinstance(gains, Missing)
                 else TableCell(f"{len(gains.harmed)} of {len(gains.pairs)}"),
-                share(test, comparison.decimals),
+                share(test, comparison.scale),
                 *(missing(why) if value is None else TableCell(text) for value, text, why in costs),
             )
         )
@@ -63,10 +64,10 @@ def make_decision_table(comparison: RunComparison) -> PageTable:
         lines.append([use.method.label, use.name, *line])
     columns = (
         Column("Method", numeric=False),
-        Column("mean, %", "Own data"),
-        Column("worst client, %", "Own data"),
+        Column(f"mean{comparison.scale.head}", "Own data"),
+        Column(f"worst client{comparison.scale.head}", "Own data"),
         Column("clients harmed", "Own data"),
-        Column("all classes, %", "Test set"),
+        Column(f"{'all classes' if comparison.metric == ACCURACY else 'mean'}{comparison.scale.head}", "Test set"),
         *(Column(name, "All clients, whole run", note=_FORWARDS if name == "Forward passes" else "") for name, *_ in COSTS),
     )
     header = ["method", "model", "own_mean", "own_worst", "harmed", "test", *(_key(name) for name, *_ in COSTS)]
@@ -80,7 +81,7 @@ def score_all_classes(use: Use) -> Value:
         return measures.global_last(use)
 
     def number(run: RecordedRun) -> float | None:
-        return measures.mean_of([*run.own(run.last, use.model, "test").values()], "accuracy")
+        return measures.mean_of([*run.own(run.last, use.model, "test").values()], "value")
 
     return measures.over_seeds(use.method.counted, number, "the model is scored on the clients' own rows only")
 

@@ -7,8 +7,9 @@ from statistics import fmean
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share, spread
 from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison
 from fedmutual.report.measures import SEEN, chosen_by, over_seeds
+from fedmutual.report.scale import PERCENT, Scale
 from fedmutual.report.statistics import Missing, Value
-from fedmutual.report.text import count, listed, percent
+from fedmutual.report.text import count, listed
 from fedmutual.rundir.recorded_run import RecordedRun
 from fedmutual.rundir.schema import ClientScores
 
@@ -71,7 +72,7 @@ def best(
 
 def per_node(run: RecordedRun, measure: DomainMeasure) -> dict[str, float]:
     """Return node -> a measure after the last round; nodes that do not share their scores are left out."""
-    return {i: s.accuracy for i, s in run.own(run.last, data=measure.data).items()}
+    return {i: s.value for i, s in run.own(run.last, data=measure.data).items()}
 
 
 def projected(method: Method, node: str | None = None) -> Value:
@@ -112,12 +113,12 @@ def tables(comparison: RunComparison) -> list[PageTable]:
 
 def averages(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each method: means over nodes after last and best rounds, and the worst node."""
-    decimals, projecting = comparison.decimals, _projecting(comparison)
+    scale, projecting = comparison.scale, _projecting(comparison)
     rows, lines = [], []
     for m in comparison.methods:
         values = [value for measure in MEASURES for value in (last(m, measure), best(m, measure))]
         values += [last(m, ACC, min), *([projected(m)] if projecting else [])]
-        rows.append((TableCell(m.label, sub=_pace(comparison, m)), *(share(value, decimals) for value in values)))
+        rows.append((TableCell(m.label, sub=_pace(comparison, m)), *(share(value, scale) for value in values)))
         lines.append([m.label, len(m.counted), *(v for value in values for v in numbers(value)[:2])])
     columns = [Column("Method", numeric=False, brief="Method")]
     ends = (("last", ""), ("best", _caution(comparison)))
@@ -139,7 +140,7 @@ def averages(comparison: RunComparison) -> PageTable:
 
 def by_node(comparison: RunComparison, measure: DomainMeasure) -> PageTable:
     """Return a table of nodes by methods: a measure after the last round, and below it after the node's best round."""
-    decimals = comparison.decimals
+    scale = comparison.scale
     rows, lines = [], []
     for node in _nodes(comparison):
         cells = [
@@ -149,10 +150,10 @@ def by_node(comparison: RunComparison, measure: DomainMeasure) -> PageTable:
             )
             for m in comparison.methods
         ]
-        rows.append((TableCell(node), *(_both(*values, decimals) for values in cells)))
+        rows.append((TableCell(node), *(_both(*values, scale) for values in cells)))
         lines.append([node, *(v for values in cells for value in values for v in numbers(value)[:2])])
     means = [(last(m, measure), best(m, measure)) for m in comparison.methods]
-    rows.append((TableCell("mean"), *(_both(*values, decimals) for values in means)))
+    rows.append((TableCell("mean"), *(_both(*values, scale) for values in means)))
     ends = ("last", "last_half_width", "best", "best_half_width")
     header = ["node", *(f"{m.label} {end}" for m in comparison.methods for end in ends)]
     seen = _caution(comparison)
@@ -165,7 +166,7 @@ def _projections(comparison: RunComparison) -> PageTable:
     methods = [m for m in comparison.methods if not isinstance(projected(m), Missing)]
     names: list[str | None] = [*_nodes(comparison), None]
     node_values = [(node or "mean", [projected(m, node) for m in methods]) for node in names]
-    rows = tuple((TableCell(name), *(share(value, 1) for value in values)) for name, values in node_values)
+    rows = tuple((TableCell(name), *(share(value, PERCENT) for value in values)) for name, values in node_values)
     lines = [[name, *(v for value in values for v in numbers(value)[:2])] for name, values in node_values]
     header = ["node", *(f"{m.label}{end}" for m in methods for end in ("", "_half_width"))]
     columns = (Column("Node", numeric=False), *(Column(m.label) for m in methods))
@@ -181,14 +182,14 @@ def _nodes(comparison: RunComparison) -> Iterator[str]:
     yield from comparison.first.partition.clients
 
 
-def _both(last: Value, best: Value, decimals: int) -> TableCell:
+def _both(last: Value, best: Value, scale: Scale) -> TableCell:
     """The last round's number, and the best one's below it."""
     if isinstance(last, Missing):
         return missing(last.why)
     below = ""
     if not isinstance(best, Missing):
-        below = f"best {percent(best.mean, decimals)} {spread(best, decimals)}".rstrip()
-    return share(last, decimals, below)
+        below = f"best {scale.format_value(best.mean)} {spread(best, scale)}".rstrip()
+    return share(last, scale, below)
 
 
 def _pace(comparison: RunComparison, method: Method) -> str:

@@ -1,15 +1,15 @@
 """The picture that answers: each client's gain over local-only training, method by method, with intervals."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matplotlib.ticker import MaxNLocator
 
 from fedmutual.report.plots import TEXT, WIDTH, fitted, make_axes
+from fedmutual.report.scale import PERCENT, Scale
 from fedmutual.report.statistics import SAME, Estimate, Gains
 from fedmutual.report.svg import Hit, Styles, colour, inline
-from fedmutual.report.text import points
 
 ROW = 13.0  # height of a client's row in pixels
 MOST_ROWS = 44  # beyond so many rows all clients of a method share a row
@@ -30,8 +30,12 @@ class GainRow:
     has_interval: bool = True  # whether it is drawn
 
 
-def draw_gains(method_gains: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, noun: str = "client") -> str:
-    """Gains in points as SVG: for each method (label, gains) a row for the mean and a row a client, with 95 % intervals.
+def draw_gains(
+    method_gains: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, noun: str = "client", scale: Scale = PERCENT
+) -> str:
+    """Gains as SVG: for each method (label, gains) a row for the mean and a row a client, with 95 % intervals.
+
+    scale: of the gains; fractions are shown in points.
 
     Triangles point up where the mean lies above 0, and down below; a filled one has an interval without 0. Where there are
     more than `MOST_ROWS` rows, the clients of a method are marks in one row, without intervals.
@@ -39,19 +43,19 @@ def draw_gains(method_gains: Sequence[tuple[str, Gains]], prefix: str, styles: S
     noun: the word for a client whose name is a number.
     """
     is_dense = sum(1 + len(gains.by_client) for _, gains in method_gains) > MOST_ROWS
-    rows = _make_rows(method_gains, noun, is_dense)
+    rows = _make_rows(method_gains, noun, is_dense, replace(scale, decimals=2))
     labels = {row.height: row for row in rows if row.label}
     left = 12 + _CHARACTER * max(len(row.label) for row in labels.values())
     depth = rows[-1].height + 1.3
     figure, axes = make_axes(WIDTH, ROW * depth + AXIS, left=min(left, 165), right=10, bottom=AXIS - 4, top=4)
-    low, high = find_limits(rows)
+    low, high = find_limits(rows, scale.factor)
     axes.set_xlim(low, high)
     axes.set_ylim(depth - 0.6, -0.7)
     axes.axvline(0, color=colour("ink"), linewidth=1, clip_on=False)
     for height in [row.height - 0.8 for row in rows if row.is_mean][1:]:
         axes.axhline(height, color=colour("rule"), linewidth=1, clip_on=False)
     for row in rows:
-        _draw_row(axes, row, (low, high))
+        _draw_row(axes, row, (low, high), scale.factor)
     axes.set_yticks([*labels], [row.label for row in labels.values()])
     for tick, row in zip(axes.get_yticklabels(), labels.values(), strict=True):
         tick.set_color(colour("ink" if row.is_mean else "muted"))
@@ -59,21 +63,27 @@ def draw_gains(method_gains: Sequence[tuple[str, Gains]], prefix: str, styles: S
     axes.grid(axis="y", visible=False)
     axes.grid(axis="x", color=colour("rule"), linewidth=0.8, clip_on=False)
     axes.xaxis.set_major_locator(MaxNLocator(6))
-    axes.set_xlabel("points", color=colour("muted"), fontsize=TEXT)
-    methods = ", ".join(f"{label} {points(gains.estimate.mean)}" for label, gains in method_gains)
-    label = f"Gain over local-only in points, by method and {noun}; means: {methods}; all numbers are in a table below"
-    return inline(figure, prefix, label, styles, _make_hits(axes, rows, is_dense))
+    axes.set_xlabel(scale.difference_mark.strip() or scale.metric.title, color=colour("muted"), fontsize=TEXT)
+    unit = scale.difference_mark.strip()
+    methods = ", ".join(f"{label} {scale.format_gain(gains.estimate.mean)}" for label, gains in method_gains)
+    title = f"Gain over local-only in {unit}" if unit else "Gain over local-only"
+    label = f"{title}, by method and {noun}; means: {methods}; all numbers are in a table below"
+    return inline(figure, prefix, label, styles, _make_hits(axes, rows, is_dense, scale.factor))
 
 
-def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: bool) -> list[GainRow]:
+def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: bool, scale: Scale) -> list[GainRow]:
     rows: list[GainRow] = []
     height = 0.0
     for label, gains in method_gains:
-        rows.append(GainRow(fitted(label), height, gains.estimate, _describe(label, gains.estimate), is_mean=True))
+        rows.append(GainRow(fitted(label), height, gains.estimate, _describe(label, gains.estimate, scale), is_mean=True))
         for number, (client, estimate) in enumerate(gains.by_client.items()):
             name = f"{noun} {client}" if client.isdigit() else client
-            by_seed = [f"seed {p.seed}: {points(p.gain, 2)} points" for p in gains.pairs if p.client == client]
-            title = "\n".join([_describe(name, estimate), *by_seed])
+            by_seed = [
+                f"seed {p.seed}: {scale.format_gain(p.gain)}{scale.difference_mark}"
+                for p in gains.pairs
+                if p.client == client
+            ]
+            title = "\n".join([_describe(name, estimate, scale), *by_seed])
             if is_dense:  # marks lie in four lines, so that neighbours do not hide each other
                 rows.append(GainRow("", height + 1.0 + 0.4 * (number % 4), estimate, title, has_interval=False))
             else:
@@ -83,35 +93,38 @@ def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: b
     return rows
 
 
-def _describe(label: str, estimate: Estimate) -> str:
+def _describe(label: str, estimate: Estimate, scale: Scale) -> str:
     """ "client 3: +1.20 points, 95 % interval 0.40 to 2.00"."""
-    mean = f"{label}: {points(estimate.mean, 2)} points"
+    mean = f"{label}: {scale.format_gain(estimate.mean)}{scale.difference_mark}"
     if estimate.half is None:
         return mean
-    return f"{mean}, 95 % interval {points(max(estimate.low, -1.0), 2)} to {points(min(estimate.high, 1.0), 2)}"
+    low, high = estimate.bounds
+    return f"{mean}, 95 % interval {scale.format_gain(low)} to {scale.format_gain(high)}"
 
 
-def find_limits(rows: Sequence[GainRow]) -> tuple[float, float]:
-    """The range of the axis in points: every mean, 0, and intervals as far as they are no wider than the means' own range.
+def find_limits(rows: Sequence[GainRow], factor: int = 100) -> tuple[float, float]:
+    """The range of the axis: every mean, 0, and intervals as far as they are no wider than the means' own range.
 
+    factor: from a gain to the number on the axis, which is 100 for points.
     Two seeds make intervals of many times the gain; without this limit they would hide all differences.
     """
     means = [0.0, *(row.estimate.mean for row in rows)]
-    span = max(max(means) - min(means), 0.01)
+    least = 1 / factor if factor > 1 else 1e-9
+    span = max(max(means) - min(means), least)
     drawn = [end for row in rows if row.has_interval for end in (row.estimate.low, row.estimate.high)]
     ends = [min(max(end, min(means) - span), max(means) + span) for end in drawn]
     low, high = min(*means, *ends), max(*means, *ends)
-    room = 0.04 * (high - low or 0.01)
-    return 100 * (low - room), 100 * (high + room)
+    room = 0.04 * (high - low or least)
+    return factor * (low - room), factor * (high + room)
 
 
-def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float]) -> None:
+def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float], factor: int) -> None:
     """The interval, cut at the limits with an arrow where it goes on, and the mean's marker above it."""
     gain = row.estimate
     direction = (gain.mean > SAME) - (gain.mean < -SAME)
     shape, tone = _SHAPES[direction]
     if row.has_interval and gain.half:
-        ends = 100 * gain.low, 100 * gain.high
+        ends = factor * gain.low, factor * gain.high
         shown = max(ends[0], limits[0]), min(ends[1], limits[1])
         axes.plot(shown, (row.height,) * 2, color=colour(tone), linewidth=2.4 if row.is_mean else 1.2, clip_on=False)
         arrow: dict[str, Any] = {"color": colour(tone), "markersize": 4, "markeredgewidth": 0, "clip_on": False}
@@ -121,15 +134,15 @@ def _draw_row(axes: Any, row: GainRow, limits: tuple[float, float]) -> None:
             axes.plot(limits[1], row.height, marker=">", **arrow)
     style: dict[str, Any] = {"markersize": 9 if row.is_mean else 6, "markeredgewidth": 1.3, "color": colour(tone)}
     face = colour(tone if gain.sign else "paper")
-    axes.plot(100 * gain.mean, row.height, marker=shape, markerfacecolor=face, clip_on=False, **style)
+    axes.plot(factor * gain.mean, row.height, marker=shape, markerfacecolor=face, clip_on=False, **style)
 
 
-def _make_hits(axes: Any, rows: Sequence[GainRow], is_dense: bool) -> list[Hit]:
+def _make_hits(axes: Any, rows: Sequence[GainRow], is_dense: bool, factor: int) -> list[Hit]:
     """A row to point at, of the whole width; a square around a mark where clients share a row."""
     box, height = axes.get_window_extent(), axes.figure.bbox.height
     hits = []
     for row in rows:
-        x, y = (float(v) for v in axes.transData.transform((100 * row.estimate.mean, row.height)))
+        x, y = (float(v) for v in axes.transData.transform((factor * row.estimate.mean, row.height)))
         if is_dense and not row.is_mean:
             hits.append(Hit(x - 5, height - y - 5, 10, 10, row.title))
         else:

@@ -16,6 +16,7 @@ from pathlib import Path
 from secrets import token_hex
 
 from fedmutual.errors import RunError
+from fedmutual.metric import ACCURACY
 from fedmutual.report import accuracy, decision, domains, holdings, measures, other_tasks, provenance, tables, traffic
 from fedmutual.report.cells import PageTable
 from fedmutual.report.comparison import RunComparison, comparisons, differences
@@ -61,7 +62,7 @@ class PageSection:
     headline: PageTable
     decision: PageTable
     clients: PageTable
-    beyond: PageTable
+    beyond: PageTable | None  # None where accuracy is not the main metric
     others: PageTable | None
     recall: PageTable
     curves: list[Drawn]
@@ -140,8 +141,7 @@ def _section(comparison: RunComparison, verdict: Verdict, id: str, styles: Style
     headline = accuracy.headline(comparison)
     over = count(max(len(m.counted) for m in comparison.methods), "seed")
     shown = [
-        Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.decimals))
-        for p in pictures(comparison)
+        Drawn(p.title, draw_curves(p, f"{id}-{p.id}", styles), data_table(p, comparison.scale)) for p in pictures(comparison)
     ]
     return PageSection(
         id=id,
@@ -150,14 +150,14 @@ def _section(comparison: RunComparison, verdict: Verdict, id: str, styles: Style
         facts=provenance.facts(comparison),
         verdict=verdict,
         answer=_draw_gains(comparison, domains.ACC if comparison.domains else None, f"{id}-gain", styles),
-        summary=(by_domain[0] if by_domain else headline).shorten(f"Last round, % (means over {over})"),
+        summary=(by_domain[0] if by_domain else headline).shorten(f"Last round{comparison.scale.head} (means over {over})"),
         own_domain=_draw_gains(comparison, domains.BWT, f"{id}-own", styles) if comparison.domains else None,
         domains=by_domain,
         choice=domains.choice(comparison) if comparison.domains else "",
         headline=headline,
         decision=decision.make_decision_table(comparison),
         clients=tables.clients(comparison),
-        beyond=tables.beyond_accuracy(comparison),
+        beyond=tables.beyond_accuracy(comparison) if comparison.metric == ACCURACY else None,
         others=other_tasks.other_tasks(comparison),
         recall=tables.recall(comparison),
         curves=shown[:_CURVES],
@@ -183,7 +183,7 @@ def _draw_gains(comparison: RunComparison, measure: domains.DomainMeasure | None
         title, noun = "Gain over local-only on own validation data", "client"
     data = measure.data if measure else "validation"
     method_gains = [(label, g) for label, use in uses if isinstance(g := measures.gains(comparison, use, data), Gains)]
-    return Drawn(title, draw_gains(method_gains, id, styles, noun)) if method_gains else None
+    return Drawn(title, draw_gains(method_gains, id, styles, noun, comparison.scale)) if method_gains else None
 
 
 def _costs(comparison: RunComparison, id: str, styles: Styles) -> Drawn | None:
@@ -191,5 +191,5 @@ def _costs(comparison: RunComparison, id: str, styles: Styles) -> Drawn | None:
     drawn = courses(comparison) if comparison.domains else []
     if not drawn:
         return None
-    decimals = comparison.decimals
-    return Drawn(TITLE, draw_costs(drawn, decimals, f"{id}-costs", styles), cost_table(drawn, decimals), seeded(drawn))
+    scale = comparison.scale
+    return Drawn(TITLE, draw_costs(drawn, scale, f"{id}-costs", styles), cost_table(drawn, scale), seeded(drawn))

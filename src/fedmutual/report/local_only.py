@@ -29,4 +29,4 @@ def compare_with_local_only(comparison: RunComparison, method: Method, *data: st
 def _make_gain(method: Method, data: str, gains: Gains) -> MethodGain:
     effects = count_clients(gains) if data == "validation" else count_nodes(gains)
     model = method.uses[0].model or "personal"
-    return MethodGain(method.label, method.is_pooled, model, data, gains.accuracies[0], gains.estimate, effects)
+    return MethodGain(method.label, method.is_pooled, model, data, gains.means[0], gains.estimate, effects)

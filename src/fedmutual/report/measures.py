@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from fedmutual.metric import ACCURACY
 from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison, Use
 from fedmutual.report.statistics import Estimate, Gains, Missing, Value, estimate, pair_clients
 from fedmutual.rundir.recorded_run import RecordedRun
-from fedmutual.rundir.schema import Evaluation, RecordedScore
+from fedmutual.rundir.schema import Evaluation, MetricScore
 
 SEEDS = "seeds"
 _LOCAL_ONLY = "independent"  # the algorithm of local-only training that a message recommends
@@ -29,21 +30,21 @@ def over_seeds(runs: Sequence[RecordedRun], number: Callable[[RecordedRun], floa
 
 
 def global_last(use: Use) -> Value:
-    """Return the shared model's accuracy on the test set after the last round; missing for a use of another model."""
+    """Return the shared model's main metric on the test set after the last round; missing for a use of another model."""
     if use != use.method.uses[-1]:
         return Missing("the shared model has a line of its own")
 
     def number(run: RecordedRun) -> float | None:
         score = run.last.find("global", "test") if run.last else None
-        return score.accuracy if score else None
+        return score.value if score else None
 
     return over_seeds(use.method.counted, number, _no_global(use.method))
 
 
 def global_best(use: Use) -> Best:
-    """Return the shared model's accuracy on the test set after the chosen round."""
+    """Return the shared model's value of the main metric on the test set after the chosen round."""
     last = global_last(use)
-    scores = [r.summary.global_.test_accuracy for r in use.method.counted if r.summary and r.summary.global_]
+    scores = [r.summary.global_.test for r in use.method.counted if r.summary and r.summary.global_]
     chosen = [s for s in scores if s]
     if isinstance(last, Missing) or not chosen:
         return Best(last if isinstance(last, Missing) else Missing(_UNCHOSEN), "")
@@ -55,7 +56,7 @@ def own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
     """Return a model's accuracy on own validation data after the last round: the mean over clients, or `pick` of them."""
 
     def number(run: RecordedRun) -> float | None:
-        scores = [s.accuracy for s in run.own(run.last, use.model).values()]
+        scores = [s.value for s in run.own(run.last, use.model).values()]
         return pick(scores) if scores else None
 
     return over_seeds(use.method.counted, number, _no_own(use.method))
@@ -66,7 +67,7 @@ def own_best(use: Use, worst: bool = False) -> Best:
     method = use.method
     if use != method.uses[0]:
         return Best(Missing(f"on own data a run chooses its best round for the {method.uses[0].name}"), "")
-    scores = [r.summary.personal.val_accuracy for r in method.counted if r.summary and r.summary.personal]
+    scores = [r.summary.personal.validation for r in method.counted if r.summary and r.summary.personal]
     chosen = [s.best for s in scores if s]
     if not chosen:
         last = own_last(use)
@@ -105,7 +106,7 @@ class Subject:
     """Which model is scored on which rows: a line of the table of what accuracy hides."""
 
     title: str
-    scores: Callable[[RecordedRun], list[RecordedScore]]  # one, or one a client
+    scores: Callable[[RecordedRun], list[MetricScore]]  # one, or one a client
     everything: bool = False  # whether on test rows of all that there is
 
 
@@ -129,11 +130,11 @@ def subjects(comparison: RunComparison, method: Method) -> list[Subject]:
     return [s for s in all_of if any(s.scores(r) for r in method.counted)]
 
 
-def _scores(find: Callable[[Evaluation], list[RecordedScore | None]]) -> Callable[[RecordedRun], list[RecordedScore]]:
+def _scores(find: Callable[[Evaluation], list[MetricScore | None]]) -> Callable[[RecordedRun], list[MetricScore]]:
     return lambda run: [s for s in find(run.last) if s] if run.last else []
 
 
-def _own(model: str, data: str) -> Callable[[RecordedRun], list[RecordedScore]]:
+def _own(model: str, data: str) -> Callable[[RecordedRun], list[MetricScore]]:
     return _scores(lambda e: list(e.per_client(model, data).values()))
 
 
@@ -164,7 +165,7 @@ def _no_global(method: Method) -> str:
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
     if any(o.client is None for r in method.counted if r.last for o in r.last.others):
-        return "its task has no accuracy metric"
+        return "its task has no main metric"
     if "global" in method.counted[0].models:
         return "the shared model is scored on the clients' rows only"
     return "no complete shared model exists: a part of it stays with the clients"
@@ -173,12 +174,13 @@ def _no_global(method: Method) -> str:
 def _no_own(method: Method) -> str:
     if not any(r.evaluations for r in method.runs):
         return "nothing was evaluated yet"
-    if any(r.last.others for r in method.counted if r.last):
-        return "the clients' task has no accuracy metric; another table has their scores"
-    return "no client shares its accuracy: share.metrics forbids it, or it was computed on fewer than 50 rows"
+    metric = method.runs[0].metric
+    if metric == ACCURACY and any(r.last.others for r in method.counted if r.last):
+        return "the clients' task has no main metric; another table has their scores"
+    return f"no client shares its {metric.title}: share.metrics forbids it, or it was computed on fewer than 50 rows"
 
 
-def mean_of(scores: Sequence[RecordedScore], key: str) -> float | None:
+def mean_of(scores: Sequence[MetricScore], key: str) -> float | None:
     """Return the mean of a score over those that are known; None where none is known."""
     values = [v for s in scores if (v := getattr(s, key)) is not None]
     return fmean(values) if values else None

@@ -1,7 +1,8 @@
-"""Clients whose task has no accuracy metric, such as a regression: their scores, in the units of their task."""
+"""Scores of tasks without accuracy, such as a regression, in the units of their task."""
 
 from collections.abc import Iterator
 
+from fedmutual.metric import ACCURACY
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers
 from fedmutual.report.comparison import SHORT, Method, RunComparison
 from fedmutual.report.findings import Finding, MoreTasks, OtherTask
@@ -15,7 +16,7 @@ _MOST = 3  # clients that the verdict names
 def other_tasks(comparison: RunComparison) -> PageTable | None:
     """Return a table with a line for each client and score: each model on the client's own validation data, last round.
 
-    None where every client's task has accuracy.
+    None where all scores are those of classes.
     """
     models = _list_models(comparison)
     clients = _list_scores(comparison)
@@ -29,12 +30,15 @@ def other_tasks(comparison: RunComparison) -> PageTable | None:
             lines.append([client, score, *(number for value in values for number in numbers(value)[:2])])
     columns = (Column("Client", numeric=False), Column("Score", numeric=False), *(Column(label) for label in models))
     header = ["client", "score", *(f"{label}{end}" for label in models for end in ("", "_half_width"))]
-    caption = "Clients whose task has no accuracy metric: scores on their own validation data, last round"
+    whose = "Clients with another task: scores" if comparison.metric == ACCURACY else "All scores of clients"
+    caption = f"{whose} on their own validation data, last round"
     return PageTable("others", caption, columns, tuple(rows), csv_text(header, lines))
 
 
 def find_other_tasks(comparison: RunComparison) -> Iterator[Finding]:
-    """Return the first few of these clients, each with its first score, and how many more there are."""
+    """Return the first few clients without the main metric, each with its first score, and how many more there are."""
+    if comparison.metric != ACCURACY:
+        return
     clients, models = _list_scores(comparison), _list_models(comparison)
     for client, scores in list(clients.items())[:_MOST]:
         values = {label: _average_score(*model, client, scores[0]) for label, model in models.items()}

@@ -29,9 +29,10 @@ def subtitle(comparison: RunComparison) -> str:
     who = count(len(run.partition.clients), "client")
     if comparison.at_sites:
         who = count(len(run.environment.get("clients", {})), "site")
+    classes = f", {len(comparison.classes)} classes" if len(comparison.classes) > 1 else ""
     return " · ".join(
         (
-            f"{'real sites' if comparison.at_sites else run.partition.source}, {len(comparison.classes)} classes",
+            f"{'real sites' if comparison.at_sites else run.partition.source}{classes}",
             partition(run),
             who,
             f"{listed([str(r) for r in rounds], 'or')} rounds",

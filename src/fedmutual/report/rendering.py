@@ -8,7 +8,8 @@ from typing import Any
 from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedmutual.report.text import count, listed, percent, points
+from fedmutual.report.scale import Scale
+from fedmutual.report.text import count, listed
 
 
 def make_environment(*sources: str | Path, html: bool, keep_trailing_newline: bool = False) -> Environment:
@@ -41,7 +42,7 @@ def mark_prose(text: str) -> Markup:
 @cache
 def _load_macros(template: str) -> Any:
     environment = make_environment("fedmutual.report", html=False)
-    environment.filters |= {"count": count, "listed": listed, "percent": percent, "points": points}
+    environment.filters |= {"count": count, "listed": listed, "value": _format_value, "gain": _format_gain}
     environment.filters |= {
         "one": _remove_plural,
         "number": "{:,}".format,
@@ -61,6 +62,14 @@ def render_macro(template: str, macro: str, *values: object, **named: object) ->
 
 def _remove_plural(unit: str) -> str:
     return unit.removesuffix("s")
+
+
+def _format_value(value: float, scale: Scale) -> str:
+    return scale.format_value(value)
+
+
+def _format_gain(value: float, scale: Scale) -> str:
+    return scale.format_gain(value)
 
 
 def _format_span(ends: tuple[int, int]) -> str:

@@ -1,11 +1,13 @@
 """Means, 95 % intervals, and gains in pairs: what a number of this report is an average of, and how sure it is."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from scipy.special import ndtri, stdtrit  # scipy.stats has the same functions and takes a second longer to import
 
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.rundir.recorded_run import RecordedRun
 
 LEVEL = 0.95
@@ -23,6 +25,7 @@ class Estimate:
     n: int
     unit: str
     grain: float = 0.0  # by how much one example moves the value of a unit
+    limit: float = 1.0  # the greatest difference of two values; infinite for numbers that are no fractions
 
     @property
     def low(self) -> float:
@@ -36,8 +39,8 @@ class Estimate:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The interval's ends, cut off at -1 and +1: two accuracies differ by 100 points at most."""
-        return max(self.low, -1.0), min(self.high, 1.0)
+        """The interval's ends, cut off at the limits: two accuracies differ by 100 points at most."""
+        return max(self.low, -self.limit), min(self.high, self.limit)
 
     @property
     def is_few(self) -> bool:
@@ -70,11 +73,11 @@ class Missing:
 Value = Estimate | Missing
 
 
-def estimate(values: Sequence[float], unit: str, grain: float = 0.0) -> Estimate:
+def estimate(values: Sequence[float], unit: str, grain: float = 0.0, limit: float = 1.0) -> Estimate:
     """Mean and 95 % interval (Student's t with n - 1 degrees of freedom: mean +- t s / sqrt(n)) of at least one value."""
     n = len(values)
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stdev(values) / n**0.5 if n > 1 else None
-    return Estimate(fmean(values), half, n, unit, grain)
+    return Estimate(fmean(values), half, n, unit, grain, limit)
 
 
 def wilson_interval(fraction: float, rows: int) -> tuple[float, float]:
@@ -90,7 +93,7 @@ def wilson_interval(fraction: float, rows: int) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Pair:
-    """One client of one seed under two methods, after as much training: accuracies on rows of its own."""
+    """One client of one seed under two methods, after as much training: the main metric on rows of its own."""
 
     seed: int
     client: str
@@ -98,11 +101,12 @@ class Pair:
     ours: float
     other: float
     examples: int | None = None  # how many rows these are
+    metric: Metric = ACCURACY
 
     @property
     def gain(self) -> float:
-        """Ours minus the other; differences of rounding only are 0."""
-        gain = self.ours - self.other
+        """Ours minus the other, or the reverse where lower is better; differences of rounding only are 0."""
+        gain = self.ours - self.other if self.metric.is_higher_better else self.other - self.ours
         return 0.0 if abs(gain) < SAME else gain
 
 
@@ -128,8 +132,8 @@ class Gains:
         return len(self.pairs) - len(self.gained) - len(self.harmed)
 
     @property
-    def accuracies(self) -> tuple[float, float]:
-        """Our accuracy and the other's: the mean over clients, then over seeds."""
+    def means(self) -> tuple[float, float]:
+        """Our value and the other's: the mean over clients, then over seeds."""
         import pandas as pd  # takes 0.3 s: a command that prints a table alone does not wait for it
 
         frame = pd.DataFrame([(p.seed, p.ours, p.other) for p in self.pairs], columns=["seed", "ours", "other"])
@@ -141,7 +145,9 @@ class Gains:
         """Client -> its mean gain over the seeds, where there are two or more with an interval."""
         clients = dict.fromkeys(p.client for p in self.pairs)
         of = {i: [p for p in self.pairs if p.client == i] for i in clients}
-        return {i: estimate([p.gain for p in pairs], "seeds", _grain(pairs)) for i, pairs in of.items()}
+        return {
+            i: estimate([p.gain for p in pairs], "seeds", _grain(pairs), _limit(pairs[0].metric)) for i, pairs in of.items()
+        }
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -152,15 +158,22 @@ class Gains:
     def estimate(self) -> Estimate:
         """The mean gain: over the seeds' mean gains where there are two seeds or more, else over the run's clients."""
         by_seed = [[p for p in self.pairs if p.seed == seed] for seed in self.seeds]
+        limit = _limit(self.pairs[0].metric)
         if len(by_seed) > 1:
             grain = max(_grain(pairs) / len(pairs) for pairs in by_seed)
-            return estimate([fmean(p.gain for p in pairs) for pairs in by_seed], "seeds", grain)
-        return estimate([p.gain for p in by_seed[0]], "clients", _grain(by_seed[0]))
+            return estimate([fmean(p.gain for p in pairs) for pairs in by_seed], "seeds", grain, limit)
+        return estimate([p.gain for p in by_seed[0]], "clients", _grain(by_seed[0]), limit)
 
 
 def _grain(pairs: Sequence[Pair]) -> float:
     """Return by how much one example moves the gain of a client at most."""
-    return max((1 / p.examples if p.examples else COARSE for p in pairs), default=0.0)
+    fractions = [p for p in pairs if p.metric.is_fraction]
+    return max((1 / p.examples if p.examples else COARSE for p in fractions), default=0.0)
+
+
+def _limit(metric: Metric) -> float:
+    """Return the greatest difference of two values of a metric."""
+    return 1.0 if metric.is_fraction else math.inf
 
 
 def pair_clients(
@@ -180,7 +193,7 @@ def pair_clients(
         round, their_round = last_common(a, b)
         our_scores, their_scores = a.own(a.at(round), model, data), b.own(b.at(their_round), other, data)
         both = [(i, our_scores[i], their_scores[i]) for i in our_scores if i in their_scores]
-        pairs += [Pair(a.seed, i, round, x.accuracy, y.accuracy, x.examples) for i, x, y in both]
+        pairs += [Pair(a.seed, i, round, x.value, y.value, x.examples, a.metric) for i, x, y in both]
     if pairs:
         return Gains(tuple(pairs))
     if not ours or not others:
@@ -197,9 +210,10 @@ def pair_global(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> E
         rounds = zip((a, b), last_common(a, b), strict=True)
         our_score, their_score = (e.find("global", "test") if (e := run.at(round)) else None for run, round in rounds)
         if our_score and their_score:
-            gains.append(our_score.accuracy - their_score.accuracy)
-            grain = max(grain, 1 / our_score.examples if our_score.examples else 0.0)
-    return estimate(gains, "seeds", grain) if gains else None
+            pair = Pair(a.seed, "", 0, our_score.value, their_score.value, our_score.examples, a.metric)
+            gains.append(pair.gain)
+            grain = max(grain, _grain([pair]) if our_score.examples else 0.0)
+    return estimate(gains, "seeds", grain, _limit(ours[0].metric)) if gains else None
 
 
 def matches(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> list[tuple[RecordedRun, RecordedRun]]:

@@ -4,27 +4,29 @@ from collections.abc import Sequence
 
 import pandas as pd
 
+from fedmutual.metric import ACCURACY
 from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share
 from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.measures import Subject, mean_of, over_seeds
+from fedmutual.report.scale import Scale
 from fedmutual.report.statistics import Gains, Missing, Pair
-from fedmutual.report.text import fixed, percent, points
+from fedmutual.report.text import fixed, percent
 from fedmutual.rundir.recorded_run import RecordedRun
 
 
 def beyond_accuracy(comparison: RunComparison) -> PageTable:
     """Return the table of scores that a frequent class does not raise, with the accuracy of always naming that class."""
-    decimals = comparison.decimals
+    scale = comparison.scale
     rows, lines = [], []
-    keys = ("accuracy", "majority", "balanced_accuracy", "auroc", "loss")
+    keys = ("value", "majority", "balanced_accuracy", "auroc", "loss")
     for m in comparison.methods:
         for subject in measures.subjects(comparison, m):
             scores = {
                 key: over_seeds(m.counted, lambda run, s=subject, k=key: mean_of(s.scores(run), k), _UNDEFINED[key])  # type: ignore[misc]
                 for key in keys
             }
-            cells = [share(scores[key], decimals, note=_partly(m.counted, subject, key)) for key in keys[:3]]
+            cells = [share(scores[key], scale, note=_partly(m.counted, subject, key)) for key in keys[:3]]
             auroc, loss = (
                 missing(v.why)
                 if isinstance(v, Missing)
@@ -42,7 +44,7 @@ def beyond_accuracy(comparison: RunComparison) -> PageTable:
         Column("Loss"),
     )
     caption = "Last round; own data: the mean of the clients' scores. Most frequent class: the accuracy of always naming it"
-    return PageTable("beyond", caption, columns, tuple(rows), csv_text(["method", "scored", *keys], lines))
+    return PageTable("beyond", caption, columns, tuple(rows), csv_text(["method", "scored", "accuracy", *keys[1:]], lines))
 
 
 def recall(comparison: RunComparison) -> PageTable:
@@ -87,19 +89,23 @@ def clients(comparison: RunComparison) -> PageTable:
         served = []
         for u in comparison.uses:
             pair, accuracy = pairs[u].get((seed, client)), accuracies[u].get((seed, client))
-            served.append(_served(accuracy, pair, comparison.decimals))
+            served.append(_served(accuracy, pair, comparison.scale))
             compared = (pair.round, pair.other, pair.gain) if pair else (None, None, None)
             lines.append([seed, client, examples, network, majority, u.label, accuracy, *compared])
-        rows.append((*about, _majority(majority, comparison.decimals), *served))
+        rows.append((*about, *([_majority(majority, comparison.scale)] if comparison.metric == ACCURACY else []), *served))
+    metric, scale = comparison.metric, comparison.scale
+    title = metric.title[0].upper() + metric.title[1:]
+    group = f"{title} on own validation data{scale.head} (gain over local-only{scale.difference_head})"
+    has_classes = metric == ACCURACY
     columns = (
         Column("Client", numeric=False),
         Column("Seed"),
         Column("Training examples"),
         Column("Own network", numeric=False),
-        Column("Most frequent class, %"),
-        *(Column(u.label, "Accuracy on own validation data, % (gain over local-only, points)") for u in comparison.uses),
+        *([Column("Most frequent class, %")] if has_classes else []),
+        *(Column(u.label, group) for u in comparison.uses),
     )
-    header = ["seed", "client", "examples", "network", "majority", "method", "accuracy", "compared_at_round", "local_only"]
+    header = ["seed", "client", "examples", "network", "majority", "method", metric.name, "compared_at_round", "local_only"]
     return PageTable("clients", "Every client, last round", columns, tuple(rows), csv_text([*header, "gain"], lines))
 
 
@@ -108,14 +114,14 @@ def _pairs(comparison: RunComparison, use: Use) -> dict[tuple[int, str], Pair]:
     return {(p.seed, p.client): p for p in gains.pairs} if isinstance(gains, Gains) else {}
 
 
-def _majority(share: float | None, decimals: int) -> TableCell:
-    return missing(_UNTOLD) if share is None else TableCell(percent(share, decimals))
+def _majority(share: float | None, scale: Scale) -> TableCell:
+    return missing(_UNTOLD) if share is None else TableCell(scale.format_value(share))
 
 
 _UNTOLD = "not told: the run is missing or unfinished, or the client does not share this score (share.metrics)"
 _UNDEFINED = {
     "auroc": "not told, or undefined: the data scored hold one class only",
-    **dict.fromkeys(("accuracy", "majority", "balanced_accuracy", "loss"), "not told: by this task, or by these clients"),
+    **dict.fromkeys(("value", "majority", "balanced_accuracy", "loss"), "not told: by this task, or by these clients"),
 }
 
 
@@ -147,17 +153,17 @@ def _shaded(value: float) -> TableCell:
 def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:
     """Return (seed, client) -> the accuracy of a model on the client's own rows, after the last round."""
     scores = ((run.seed, run.own(run.last, use.model)) for run in use.method.counted)
-    return {(seed, client): score.accuracy for seed, by_client in scores for client, score in by_client.items()}
+    return {(seed, client): score.value for seed, by_client in scores for client, score in by_client.items()}
 
 
-def _served(accuracy: float | None, pair: Pair | None, decimals: int) -> TableCell:
+def _served(accuracy: float | None, pair: Pair | None, scale: Scale) -> TableCell:
     """A client's accuracy, and its gain beside it."""
     if accuracy is None:
         return missing(_UNTOLD)
     if pair is None:
-        return TableCell(percent(accuracy, decimals))
+        return TableCell(scale.format_value(accuracy))
     tone = "gain" if pair.gain > 0 else "harm" if pair.gain < 0 else ""
-    return TableCell(percent(accuracy, decimals), spread=points(pair.gain, decimals), tone=tone)
+    return TableCell(scale.format_value(accuracy), spread=scale.format_gain(pair.gain), tone=tone)
 
 
 def _network(comparison: RunComparison, seed: int, client: str) -> str:

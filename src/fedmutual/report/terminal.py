@@ -1,6 +1,6 @@
 """The headline as tables for the terminal."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from rich import box
@@ -8,16 +8,16 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
+from fedmutual.metric import ACCURACY
 from fedmutual.report import domains, guarantee, measures
 from fedmutual.report.cells import spread
 from fedmutual.report.comparison import Method, RunComparison, comparisons
 from fedmutual.report.decision import COSTS, list_costs
 from fedmutual.report.domains import ACC, MEASURES
+from fedmutual.report.scale import PERCENT, Scale
 from fedmutual.report.statistics import Gains, Missing, Value
-from fedmutual.report.text import percent, points
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
-_CLIENTS = ("shared model\ntest set, %", "own data, %\nclients' mean", "own data, %\nworst client")
 _CLIENTS_GAIN = ("gain over\nlocal-only", "gain/\nharmed")
 _NODES = ("ACC, %\nall domains", "BWT, %\nown domain", "FWT, %\nthe others", "worst node\nACC, %")
 _NODES_GAIN = ("gain in ACC\nover alone",)
@@ -26,7 +26,7 @@ _NONE = "n/a"
 
 
 def headline(runs: Sequence[Path | RecordedRun]) -> Group:
-    """Return a table with a line for each model of each method: percent after the last round, with 95 % intervals.
+    """Return a table with a line for each model of each method: the main metric after the last round, with 95 % intervals.
 
     Gains have columns where there is one. Comparisons of nodes that are domains have a table of their own.
 
@@ -35,10 +35,12 @@ def headline(runs: Sequence[Path | RecordedRun]) -> Group:
     """
     compared = comparisons(read_runs(runs))
     tables = []
-    for domains_, lines, columns, gains in ((False, _clients, _CLIENTS, _CLIENTS_GAIN), (True, _nodes, _NODES, _NODES_GAIN)):
-        shown = {c: lines(c) for c in compared if c.domains == domains_}
-        if shown:
-            tables.append(_table(shown, columns, gains, named=len(compared) > 1))
+    for unit in dict.fromkeys(c.scale.head for c in compared if not c.domains):
+        shown = {c: _clients(c) for c in compared if not c.domains and c.scale.head == unit}
+        columns = (f"shared model\ntest set{unit}", f"own data{unit}\nclients' mean", f"own data{unit}\nworst client")
+        tables.append(_table(shown, columns, _CLIENTS_GAIN, named=len(compared) > 1))
+    if nodes := {c: _nodes(c) for c in compared if c.domains}:
+        tables.append(_table(nodes, _NODES, _NODES_GAIN, named=len(compared) > 1))
     return Group(*tables)
 
 
@@ -84,11 +86,13 @@ def _table(compared: Mapping[RunComparison, Lines], columns: Sequence[str], gain
     return table
 
 
-def _legend(compared: Iterable[RunComparison], shown: Sequence[str], gaining: bool) -> str:
+def _legend(compared: Collection[RunComparison], shown: Sequence[str], gaining: bool) -> str:
     """What the numbers are: only of those that are there."""
     words = ["Last round"]
     words += ["mean ± 95 % interval"] if any("±" in cell for cell in shown) else []
-    words += ["gains in points"] if gaining else []
+    scales = [c.scale for c in compared]
+    words += [s.metric.title for s in scales[:1] if s.metric != ACCURACY]
+    words += [f"gains in {s.difference_mark.strip()}" for s in scales[:1] if gaining and s.difference_mark]
     spent = {m.label: guarantee.text(m) for c in compared if guarantee.is_stated(c) for m in c.methods}
     words += ["epsilon: " + ", ".join(f"{label} {value}" for label, value in spent.items())] if spent else []
     single = sum(len(c.runs) for c in compared) == 1
@@ -101,9 +105,12 @@ def _clients(comparison: RunComparison) -> Lines:
     lines = []
     for u in comparison.uses:
         gains = measures.gains(comparison, u)
-        cells = [_cell(v) for v in (measures.global_last(u), measures.own_last(u), measures.own_last(u, min))]
+        cells = [
+            _cell(v, comparison.scale)
+            for v in (measures.global_last(u), measures.own_last(u), measures.own_last(u, u.pick_worst))
+        ]
         harmed = f"{len(gains.gained)}/{len(gains.harmed)}" if isinstance(gains, Gains) else _NONE
-        lines.append((u.label + _unfinished(u.method), *cells, _gain(gains), harmed))
+        lines.append((u.label + _unfinished(u.method), *cells, _gain(gains, comparison.scale), harmed))
     return lines
 
 
@@ -123,15 +130,15 @@ def _unfinished(method: Method) -> str:
     return f" ({' and '.join(sorted(states))})" if states else ""
 
 
-def _gain(gains: Gains | Missing) -> str:
+def _gain(gains: Gains | Missing, scale: Scale = PERCENT) -> str:
     if isinstance(gains, Missing):
         return _NONE
     e = gains.estimate
-    return f"{points(e.mean)} {spread(e)}".rstrip()
+    return f"{scale.format_gain(e.mean)} {spread(e, scale)}".rstrip()
 
 
-def _cell(value: Value) -> str:
+def _cell(value: Value, scale: Scale = PERCENT) -> str:
     e = measures.shown(value)
     if e is None:
         return _NONE
-    return f"{percent(e.mean)} {spread(e)}".rstrip()
+    return f"{scale.format_value(e.mean)} {spread(e, scale)}".rstrip()

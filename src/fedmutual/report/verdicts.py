@@ -102,7 +102,7 @@ def _compare_with_rivals(comparison: RunComparison, method: Method) -> Iterator[
 def _find_all_classes(method: Method) -> Iterator[Finding]:
     """Return the accuracies on the test set of a method with personal models and a shared one."""
     personal = measures.over_seeds(
-        method.counted, lambda run: measures.mean_of([*run.own(run.last, "personal", "test").values()], "accuracy"), ""
+        method.counted, lambda run: measures.mean_of([*run.own(run.last, "personal", "test").values()], "value"), ""
     )
     shared = measures.global_last(method.uses[-1])
     if isinstance(personal, Estimate) and isinstance(shared, Estimate):

@@ -24,7 +24,7 @@ def collect(job: Job, folder: Path, together: int, noise: Mapping[str, float], c
     assert run.summary is not None  # it is finished
     tests = [e.find("global", "test") for e in run.evaluations]
     curves = {
-        "global_test": [s.accuracy if s else None for s in tests],
+        "global_test": [s.value if s else None for s in tests],
         "own": [_average_accuracy(job, run, e, run.serves) for e in run.evaluations],
         "copies": [_average_accuracy(job, run, e, "copy") for e in run.evaluations],
     }
@@ -123,7 +123,7 @@ def _average_accuracy(job: Job, run: RecordedRun, evaluation: Evaluation, model:
     """Return the mean accuracy of the counted clients on their validation data, a fraction; None without scores."""
     scores = run.own(evaluation, model) if model else {}
     counted = job.cell.about.clients or tuple(scores)
-    accuracies = [scores[i].accuracy for i in counted if i in scores]
+    accuracies = [scores[i].value for i in counted if i in scores]
     return sum(accuracies) / len(accuracies) if accuracies else None
 
 
@@ -132,7 +132,7 @@ def _read_clients(job: Job, run: RecordedRun) -> dict[str, ClientResult]:
     shared = (run.environment.get("models") or {}).get("shared") or {}
     clients = {}
     for i in run.own(run.last):
-        curve = [run.own(e)[i].accuracy for e in run.evaluations if i in run.own(e)]
+        curve = [run.own(e)[i].value for e in run.evaluations if i in run.own(e)]
         clients[i] = ClientResult(
             network=(networks.get(i) or shared).get("name", ""),
             examples=sum(run.partition.clients[i].counts.private),

@@ -55,7 +55,7 @@ def close_up(run: Run, client: str) -> CloseUp:
     terms = [e.train.get(client, {}) for e in run_record.evaluations]
     return CloseUp(
         client=client,
-        validation=tuple(round(s.accuracy, 5) for s in scores if s is not None),
+        validation=tuple(round(s.value, 5) for s in scores if s is not None),
         losses={t: tuple(round(of[t], 5) for of in terms) for t in terms[0] if all(t in of for of in terms)},
         cloud=_compute_cloud(run, client),
     )

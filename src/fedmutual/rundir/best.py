@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fedmutual.core import Message
 from fedmutual.errors import RunError
 from fedmutual.events import Evaluated, Event, RoundDone, Score
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.tensor_files import read_tensors, write_tensors
 
 BEST = "best.safetensors"
@@ -23,6 +24,7 @@ class Keep(NamedTuple):
     by: str | None  # records.best_by
     every: int  # records.evaluate_every
     run: str  # the run's identity
+    metric: Metric = ACCURACY  # the main metric of the run
 
 
 class BestWeights:
@@ -35,15 +37,15 @@ class BestWeights:
     def __call__(self, event: Event) -> None:
         """Save the model of a round if its score is the best so far."""
         if isinstance(event, Evaluated):
-            self._merit = merit([s for s in event.scores if s.model == "global"], "test", self._keep.by)
+            self._merit = merit([s for s in event.scores if s.model == "global"], "test", self._keep.by, self._keep.metric)
         elif isinstance(event, RoundDone):
             if event.server:
                 offer(self._half, lambda: event.server, self._merit, event.round, self._keep)
             self._merit = None
 
 
-def merit(scores: Sequence[Score], reported: str, by: str | None) -> float | None:
-    """Return how good one model is, greater is better: its accuracy, else minus its loss; None without either.
+def merit(scores: Sequence[Score], reported: str, by: str | None, metric: Metric = ACCURACY) -> float | None:
+    """Return how good one model is, greater is better: by its main metric, else minus its loss; None without either.
 
     Several clients' scores give their mean; a score on the pooled rows of all clients ("validation.all") comes first.
 
@@ -54,7 +56,7 @@ def merit(scores: Sequence[Score], reported: str, by: str | None) -> float | Non
         for name in (f"{data}.all", data):
             on_rows = [s for s in scores if s.data == name]
             on_rows = [s for s in on_rows if s.client is None] or on_rows
-            for term, sign in (("accuracy", 1), ("loss", -1)):
+            for term, sign in ((metric.name, 1 if metric.is_higher_better else -1), ("loss", -1)):
                 values = [v for s in on_rows if isinstance(v := s.values.get(term), int | float)]
                 if values:
                     return sign * sum(values) / len(values)

@@ -13,7 +13,7 @@ class Interface:
     """The inputs and outputs of a model."""
 
     shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
-    classes: tuple[str, ...]  # in the order of the outputs
+    classes: tuple[str, ...]  # or labels, in the order of the outputs
     task: str
     scaling: dict[str, Any]  # of inputs: divisor, mean, std, size, augment
     columns: tuple[str, ...] | None  # the names of a table's features

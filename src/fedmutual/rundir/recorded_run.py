@@ -10,16 +10,18 @@ from typing import NamedTuple
 
 from fedmutual.errors import RunError
 from fedmutual.files import Table, read_json
+from fedmutual.metric import Metric
 from fedmutual.role import Role
 from fedmutual.rundir.file_names import CONFIG, ENVIRONMENT, LEDGER, LOG, METRICS, PARTITION, SUMMARY, TUNED
 from fedmutual.rundir.ledger_columns import LedgerColumns, make_columns
+from fedmutual.rundir.main_metric import find_metric
 from fedmutual.rundir.record_files import check_record, make_line_error, read_record, read_records, read_toml
 from fedmutual.rundir.schema import (
     Environment,
     Evaluation,
     LedgerLine,
+    MetricScore,
     RecordedPartition,
-    RecordedScore,
     RunSettings,
     Summary,
     TunedRecord,
@@ -110,6 +112,11 @@ class RecordedRun:
         path = self.folder / TUNED
         return read_record(path, TunedRecord).set if path.is_file() else {}
 
+    @cached_property
+    def metric(self) -> Metric:
+        """Return the main metric, which all clients have in common."""
+        return find_metric(self.environment)
+
     @property
     def seed(self) -> int:
         """Return the seed of the run."""
@@ -157,7 +164,7 @@ class RecordedRun:
 
     def own(
         self, evaluation: Evaluation | None, model: str | None = None, data: str = "validation"
-    ) -> dict[str, RecordedScore]:
+    ) -> dict[str, MetricScore]:
         """Client -> the score of a model on its own rows; without a name, of the one that it would use."""
         model = model or self.serves
         return evaluation.per_client(model, data) if evaluation and model else {}
@@ -225,6 +232,8 @@ def read_run(folder: Path) -> RecordedRun:
             raise make_line_error(folder / METRICS, number, f"round {later.round} follows round {earlier.round}")
     environment = read_json(folder / ENVIRONMENT)
     check_record(folder / ENVIRONMENT, Environment, environment)
+    metric = find_metric(environment).name
+    evaluations = tuple(e.model_copy(update={"metric": metric}) for e in evaluations)
     return RecordedRun(
         folder=folder,
         settings=check_record(folder / CONFIG, RunSettings, config),

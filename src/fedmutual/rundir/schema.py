@@ -1,5 +1,6 @@
 """The schema of the files in a run's folder, as far as fedmutual reads them."""
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,19 +17,25 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, populate_by_name=True)
 
 
-class RecordedScore(Record):
-    """The scores of a model on a set of rows. Fractions in [0, 1]; None if a score is undefined."""
+class MetricScore(Record):
+    """The main metric of a model on a set of rows."""
 
     model: str  # "global", "personal", or "meme": a client's fork where no complete global model exists
     client: str | None  # None: the rows of the common test set
     data: str  # "test", "validation" or "holdout"; for domains also "test.own", "test.others", "validation.all"
-    accuracy: Share
+    value: float
     examples: int | None = None
     loss: float | None = None
     balanced_accuracy: Share | None = None
     auroc: Share | None = None
     majority: Share | None = None
     recall: tuple[Share | None, ...] | None = None  # one value per class
+
+
+class RecordedScore(MetricScore):
+    """The scores of a classifier on a set of rows. Fractions in [0, 1]; None if a score is undefined."""
+
+    value: Share = Field(alias="accuracy")
 
 
 class OtherScore(BaseModel):
@@ -45,6 +52,14 @@ class OtherScore(BaseModel):
         """Return the scores by name."""
         return {k: v for k, v in (self.model_extra or {}).items() if isinstance(v, float)}
 
+    def by_metric(self, name: str) -> MetricScore | None:
+        """Return the score with this main metric; None where the metric is undefined or not disclosed."""
+        value, examples = self.values.get(name), (self.model_extra or {}).get("examples")
+        if value is None:
+            return None
+        known = examples if isinstance(examples, int) else None
+        return MetricScore(model=self.model, client=self.client, data=self.data, value=value, examples=known)
+
 
 class Evaluation(Record):
     """A line of metrics.jsonl: the scores after a round."""
@@ -52,22 +67,25 @@ class Evaluation(Record):
     round: Annotated[int, Field(ge=1)]
     train: dict[str, dict[str, float]] = {}  # client -> loss term -> its mean over the round
     rows: tuple[RecordedScore | OtherScore, ...] = Field(default=(), alias="scores")
+    metric: str = "accuracy"  # the main metric of the run
 
-    @property
-    def scores(self) -> tuple[RecordedScore, ...]:
-        """Return the scores with an accuracy."""
-        return tuple(s for s in self.rows if isinstance(s, RecordedScore))
+    @cached_property
+    def scores(self) -> tuple[MetricScore, ...]:
+        """Return the scores with the main metric."""
+        if self.metric == "accuracy":
+            return tuple(s for s in self.rows if isinstance(s, RecordedScore))
+        return tuple(m for s in self.others if (m := s.by_metric(self.metric)) is not None)
 
     @property
     def others(self) -> tuple[OtherScore, ...]:
         """Return the scores of tasks without an accuracy."""
         return tuple(s for s in self.rows if isinstance(s, OtherScore))
 
-    def find(self, model: str, data: str, client: str | None = None) -> RecordedScore | None:
+    def find(self, model: str, data: str, client: str | None = None) -> MetricScore | None:
         """Return the score of a model on a set of rows; None if there is none."""
         return next((s for s in self.scores if (s.model, s.data, s.client) == (model, data, client)), None)
 
-    def per_client(self, model: str, data: str) -> dict[str, RecordedScore]:
+    def per_client(self, model: str, data: str) -> dict[str, MetricScore]:
         """Return the score of a model on each client's rows, by client."""
         return {s.client: s for s in self.scores if s.client is not None and (s.model, s.data) == (model, data)}
 
@@ -146,6 +164,16 @@ class MethodAbout(Record):
     role: Role | None = None  # in comparisons
 
 
+class RecordedMetric(Record):
+    """The main metric of a run, as `fedmutual.metric.Metric`."""
+
+    name: str
+    title: str
+    is_fraction: bool
+    is_higher_better: bool
+    unit: str = ""
+
+
 class Environment(Record):
     """The keys of environment.json that a report reads."""
 
@@ -154,6 +182,7 @@ class Environment(Record):
     models: RecordedNetworks | None = None
     scaling: RecordedScaling | None = None
     clients: dict[str, Any] = {}
+    metric: RecordedMetric | None = None  # None: accuracy
 
 
 class GlobalSummary(Record):
@@ -186,12 +215,24 @@ class GlobalPart(Record):
     """The part of a summary about the shared model."""
 
     test_accuracy: GlobalSummary | None = None
+    test_metric: GlobalSummary | None = None  # of a run with another main metric
+
+    @property
+    def test(self) -> GlobalSummary | None:
+        """Return the main metric on the test set."""
+        return self.test_accuracy or self.test_metric
 
 
 class PersonalPart(Record):
     """The part of a summary about the clients."""
 
     val_accuracy: ClientSummary | None = None
+    val_metric: ClientSummary | None = None  # of a run with another main metric
+
+    @property
+    def validation(self) -> ClientSummary | None:
+        """Return the main metric on validation data."""
+        return self.val_accuracy or self.val_metric
 
 
 class NodeMeasure(Record):

@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any
 
 from fedmutual.config import Config
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.rundir.file_names import LEDGER, METRICS, SUMMARY
 from fedmutual.rundir.logs import read_lines
+from fedmutual.rundir.main_metric import read_metric
 from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import Summary
 from fedmutual.rundir.transfer import per_client, projected, transfer
@@ -18,23 +20,30 @@ Lines = Sequence[Mapping[str, Any]]
 def write_summary(folder: Path, config: Config, **more: Any) -> None:
     """Write summary.json of a run from its logs. more: further keys, or other values of keys."""
     head = {"format": 1, "name": config.name, "algorithm": config.algorithm["name"], "rounds": config.rounds}
-    scores = summarise(config, read_lines(folder / METRICS), read_lines(folder / LEDGER))
+    scores = summarise(config, read_lines(folder / METRICS), read_lines(folder / LEDGER), read_metric(folder))
     write_record(folder / SUMMARY, Summary, {**head, "seed": config.seed, **scores, **more})
 
 
-def summarise(config: Config, metrics: Lines, ledger: Lines) -> dict[str, Any]:
-    """Return the scores and bytes of summary.json. Accuracies are fractions in [0, 1]; rounds count from 1."""
+def summarise(config: Config, metrics: Lines, ledger: Lines, metric: Metric = ACCURACY) -> dict[str, Any]:
+    """Return the scores and bytes of summary.json. Accuracies are fractions in [0, 1]; rounds count from 1.
+
+    metric: the main metric of the run. Another one than accuracy has keys of its own: `test_metric` and `val_metric`.
+    """
     held = any(s["data"] == "holdout" for line in metrics for s in line["scores"])  # those of a partition file too
     chosen_by = config.records.best_by or ("holdout" if held else None)
     scored = {s["model"] for line in metrics for s in line["scores"] if s["client"] is not None}
     model = next((m for m in ("personal", "global", "meme") if m in scored), None)  # what a client would use, if scored
+    other = metric if metric != ACCURACY else None
     return {
-        "global": {"test_accuracy": _global(metrics, chosen_by or "test")},
+        "global": {"test_accuracy": _global(metrics, chosen_by or "test", ACCURACY)}
+        | ({"test_metric": _global(metrics, chosen_by or "test", other)} if other else {}),
         "personal": {
             "model": model,
-            "val_accuracy": _personal(metrics, model, chosen_by or "validation"),
+            "val_accuracy": _personal(metrics, model, chosen_by or "validation", ACCURACY),
+            **({"val_metric": _personal(metrics, model, chosen_by or "validation", other)} if other else {}),
             **_others(metrics, model),
         },
+        **({"metric": other.name} if other else {}),
         "transfer": transfer(metrics, model, chosen_by or "validation"),
         "projected": projected(metrics),
         "bytes": _bytes(ledger),
@@ -48,14 +57,14 @@ def _bytes(ledger: Lines) -> dict[str, int]:
     return ways | {"seed": sum(line["up"] for line in seed)}
 
 
-def _global(metrics: Lines, best_by: str) -> dict[str, Any] | None:
-    """Return the accuracy of the shared model on the test set; None without a complete shared model."""
-    test = {line["round"]: _mean(line, "global", "test") for line in metrics}
+def _global(metrics: Lines, best_by: str, metric: Metric) -> dict[str, Any] | None:
+    """Return the metric of the shared model on the test set; None without a complete shared model."""
+    test = {line["round"]: _mean(line, "global", "test", metric.name) for line in metrics}
     if not test or any(v is None for v in test.values()):
         return None
-    judged = {line["round"]: _mean(line, "global", best_by) for line in metrics}
+    judged = {line["round"]: _mean(line, "global", best_by, metric.name) for line in metrics}
     by = best_by if None not in judged.values() else "test"
-    best = _best(judged if by == best_by else test)
+    best = _best(judged if by == best_by else test, metric)
     return {"last": test[max(test)], "best": test[best], "best_round": best, "best_by": by}
 
 
@@ -66,46 +75,48 @@ def _others(metrics: Lines, model: str | None) -> dict[str, Any]:
     by_client = {
         s["client"]: {k: v for k, v in s.items() if k not in named}
         for s in last
-        if s["model"] == model and s["data"] == "validation" and s["client"] is not None and not _has_accuracy(s)
+        if s["model"] == model and s["data"] == "validation" and s["client"] is not None and not _has(s, ACCURACY.name)
     }
     return {"other_tasks": {"last": by_client}} if by_client else {}
 
 
-def _personal(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] | None:
-    """Return the accuracies of the model that a client would use on validation data; None if no client shares its scores."""
+def _personal(metrics: Lines, model: str | None, best_by: str, metric: Metric) -> dict[str, Any] | None:
+    """Return the metric of the model that a client would use on validation data; None if no client shares its scores."""
     if model is None:
         return None
-    scores = {line["round"]: per_client(line, model, "validation") for line in metrics}
-    if not all(scores.values()):  # no client has an accuracy
+    scores = {line["round"]: per_client(line, model, "validation", metric.name) for line in metrics}
+    if not all(scores.values()):  # no client has the metric
         return None
-    judged = {line["round"]: _mean(line, model, best_by) for line in metrics}
+    judged = {line["round"]: _mean(line, model, best_by, metric.name) for line in metrics}
     by = best_by if None not in judged.values() else "validation"
-    best = _best(judged if by == best_by else {r: _mean_of(s) for r, s in scores.items()})
+    best = _best(judged if by == best_by else {r: _mean_of(s) for r, s in scores.items()}, metric)
     at = {"last": max(scores), "best": best}
-    accuracies = {
-        name: {"mean": _mean_of(scores[r]), "worst": min(scores[r].values()), "per_client": scores[r]}
+    worst = min if metric.is_higher_better else max
+    values = {
+        name: {"mean": _mean_of(scores[r]), "worst": worst(scores[r].values()), "per_client": scores[r]}
         for name, r in at.items()
     }
-    accuracies["best"] |= {"best_round": best, "best_by": by}
-    return accuracies
+    values["best"] |= {"best_round": best, "best_by": by}
+    return values
 
 
-def _mean(line: Mapping[str, Any], model: str, data: str) -> float | None:
-    """Return the accuracy of a model on the common rows, else its mean over clients; None without an accuracy."""
-    scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data and _has_accuracy(s)]
-    accuracies = [s["accuracy"] for s in scores if s["client"] is None] or [s["accuracy"] for s in scores]
-    return sum(accuracies) / len(accuracies) if accuracies else None
+def _mean(line: Mapping[str, Any], model: str, data: str, metric: str) -> float | None:
+    """Return the metric of a model on the common rows, else its mean over clients; None without the metric."""
+    scores = [s for s in line["scores"] if s["model"] == model and s["data"] == data and _has(s, metric)]
+    values = [s[metric] for s in scores if s["client"] is None] or [s[metric] for s in scores]
+    return sum(values) / len(values) if values else None
 
 
 def _mean_of(scores: Mapping[str, float]) -> float:
     return sum(scores.values()) / len(scores)
 
 
-def _best(judged: Mapping[int, float | None]) -> int:
-    """Return the first round with the greatest value."""
-    return max(judged, key=lambda r: (judged[r] or 0.0, -r))
+def _best(judged: Mapping[int, float | None], metric: Metric) -> int:
+    """Return the first round with the best value."""
+    sign = 1 if metric.is_higher_better else -1
+    return max(judged, key=lambda r: (sign * (judged[r] or 0.0), -r))
 
 
-def _has_accuracy(score: Mapping[str, Any]) -> bool:
-    """Return whether the score holds an accuracy."""
-    return isinstance(score.get("accuracy"), int | float)
+def _has(score: Mapping[str, Any], name: str) -> bool:
+    """Return whether the score holds this metric."""
+    return isinstance(score.get(name), int | float)

@@ -36,9 +36,9 @@ def projected(metrics: Lines) -> dict[str, Any] | None:
     return {"mean": _mean(found), "per_client": found} if found else None
 
 
-def per_client(line: Mapping[str, Any], model: str, data: str) -> dict[str, float]:
-    """Return the accuracy of a model on one kind of rows, by client; clients without an accuracy are left out."""
-    found = {s["client"]: s.get("accuracy") for s in line["scores"] if (s["model"], s["data"]) == (model, data)}
+def per_client(line: Mapping[str, Any], model: str, data: str, metric: str = "accuracy") -> dict[str, float]:
+    """Return a score of a model on one kind of rows, by client; clients without this score are left out."""
+    found = {s["client"]: s.get(metric) for s in line["scores"] if (s["model"], s["data"]) == (model, data)}
     return {i: v for i, v in found.items() if i is not None and isinstance(v, int | float)}
 
 

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 import fedmutual
+from fedmutual import tasks
 from fedmutual.config import Config, has_aggregation, list_keys, make_algorithm, merge_overrides, parse_config, read_tables
 from fedmutual.config.keys import Section, Table, list_effects
 from fedmutual.config.schema import ServerConfig, ShareConfig
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.config.values import FEDERATED
-from fedmutual.core import Algorithm
+from fedmutual.core import Algorithm, get_target_kind
 from fedmutual.data.federation import Space
 from fedmutual.data.standardizing import make_layout
 from fedmutual.data.statistics import Layout
@@ -221,7 +222,7 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
             f"{source}: key 'model.pretrained' cannot be here, for between real sites the shared network begins with random "
             "weights; a site's own network takes it from its site.toml"
         )
-    if contract.config.training.task == "classification" and "classes" not in given["data"]:
+    if get_target_kind(tasks.make_task(contract.config.training.task)) != "numbers" and "classes" not in given["data"]:
         raise ConfigError(f"{source}: the key 'data.classes' is missing: labels are matched by these names at every site")
     if contract.algorithm.public is not None and contract.algorithm.public.server:
         raise ConfigError(

@@ -19,7 +19,7 @@ from fedmutual.engines.base import participate
 from fedmutual.engines.loop import count_bytes, federate
 from fedmutual.errors import RunError, UserError
 from fedmutual.events import Event, Failed, Noted, Observer, PhaseDone, RoundDone
-from fedmutual.federation.description import describe_shared_network, describe_space, method
+from fedmutual.federation.description import describe_metric, describe_shared_network, describe_space, method
 from fedmutual.federation.experiment import Experiment, list_leaves
 from fedmutual.federation.networks import Networks
 from fedmutual.federation.plan import RoundPlan
@@ -258,6 +258,7 @@ class Coordinator:
             "personal": {},
         }
         about |= {"engine": {"name": "sites"}, "algorithm": method(experiment), "pooled": False, "models": models}
+        about |= describe_metric(experiment)
         about |= {"clients": dict.fromkeys(self.contract.sites.names, describe_space(space))}
         record = {"format": 1, "kind": "sites", "source": "sites", "fingerprint": self.contract.digest}
         folders.write_about(

@@ -35,8 +35,10 @@ def _give(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: 
         raise ConfigError(
             f"{file}: the key 'split.public' is not set, the fraction of each site's training data that it gives to all"
         )
-    if found.space.numbers:
-        raise ConfigError(f"{file}: training.task learns numbers, and the public seed set of real sites is of classes")
+    if found.space.targets != "classes":
+        raise ConfigError(
+            f"{file}: training.task learns {found.space.targets}, and the public seed set of real sites is of classes"
+        )
     x = part.examples.take(part.rows.index.tolist()).numpy()
     labels = part.rows.labels.astype(np.int64) if use.labelled else None
     made = SeedsetFile(name, x, labels, found.space.classes, read[name].scaled)

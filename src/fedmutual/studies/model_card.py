@@ -13,7 +13,7 @@ from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import estimate, wilson_interval
 from fedmutual.report.text import percent
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
-from fedmutual.rundir.schema import RecordedScore
+from fedmutual.rundir.schema import MetricScore
 from fedmutual.studies.predict import AnsweringModel, list_columns, raw_shape
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
@@ -103,21 +103,21 @@ def _list_scores(run: RecordedRun, answering: AnsweringModel) -> Iterator[CardSc
         elif None in by_client:
             yield _format_score(by_client[None], rows)
         elif answering.client is None and len(by_client) > 1:
-            mean = estimate([s.accuracy for s in by_client.values()], "clients")
+            mean = estimate([s.value for s in by_client.values()], "clients")
             examples = [s.examples for s in by_client.values() if s.examples is not None]
             yield CardScore(
                 f"{rows}, mean of {len(by_client)} clients",
                 f"{sum(examples)}" if len(examples) == len(by_client) else "not shared",
-                percent(fmean(s.accuracy for s in by_client.values())),
+                percent(fmean(s.value for s in by_client.values())),
                 f"{percent(max(mean.low, 0.0))} to {percent(min(mean.high, 1.0))}, over clients",
             )
 
 
-def _format_score(score: RecordedScore, rows: str) -> CardScore:
+def _format_score(score: MetricScore, rows: str) -> CardScore:
     if not score.examples:
-        return CardScore(rows, "not shared", percent(score.accuracy), "unknown: the number of rows is not shared")
-    low, high = wilson_interval(score.accuracy, score.examples)
-    return CardScore(rows, str(score.examples), percent(score.accuracy), f"{percent(low)} to {percent(high)}")
+        return CardScore(rows, "not shared", percent(score.value), "unknown: the number of rows is not shared")
+    low, high = wilson_interval(score.value, score.examples)
+    return CardScore(rows, str(score.examples), percent(score.value), f"{percent(low)} to {percent(high)}")
 
 
 def _describe_privacy(run: RecordedRun, answering: AnsweringModel) -> list[str]:

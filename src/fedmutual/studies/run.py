@@ -22,7 +22,7 @@ from fedmutual.engines.select import EngineChoice, choose_engine, open_engine
 from fedmutual.errors import RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
-from fedmutual.federation.description import describe_networks
+from fedmutual.federation.description import describe_networks, find_common_metric
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import read_json
 from fedmutual.recorded_code import trusting
@@ -263,7 +263,7 @@ def _train(
     server, saved = _restored(experiment, engine, folder, name)
     seconds = saved.seconds if saved else 0.0
     given = config.records
-    keep = bests.Keep(given.best_by, given.evaluate_every, name) if given.keep_best else None
+    keep = bests.Keep(given.best_by, given.evaluate_every, name, find_common_metric(experiment)) if given.keep_best else None
     checkpoints = Checkpoints(folder, given.checkpoint_every, name, seconds, keep)
     kept = [bests.BestWeights(folder, keep)] if keep else []
     records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *kept, checkpoints]

@@ -1,0 +1,89 @@
+"""Targets that are no classes: numbers, and several labels of one example."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedmutual.config import DataConfig
+from fedmutual.core import TargetKind
+from fedmutual.data.examples import Part, Source, listed
+from fedmutual.errors import ConfigError, DataError
+
+Targets = npt.NDArray[np.float32]
+Read = tuple[tuple[str, ...], list[Targets]]
+
+
+def read_targets(source: Source, config: DataConfig, kind: TargetKind, columns: tuple[str, ...]) -> Read:
+    """Return the names of the outputs, and the targets of each part as float32: numbers [n], or labels [n, L].
+
+    kind: numbers or labels. columns: the name of the numbers. Labels are named by data.classes, by the names that the data
+    declare, or else "0", "1", ...
+
+    Raises:
+        DataError: a target is no number or no label, or there is not one target for each example.
+        ConfigError: data.classes or data.labels is set and has no meaning for these targets, or names too few labels.
+    """
+    if kind == "numbers" and config.classes:
+        raise ConfigError("key 'data.classes' is for classes, but the task learns numbers; remove the key")
+    if config.labels:
+        raise ConfigError(f"key 'data.labels' is for classes, but the task learns {kind}; remove the key")
+    parts = [part for part in (source.train, source.test) if part is not None]
+    if kind == "numbers":
+        return columns, [_read_numbers(part, source.place) for part in parts]
+    targets = [_read_labels(part, source.place) for part in parts]
+    return _name_labels(targets, source, config), targets
+
+
+def _read_numbers(part: Part, place: str) -> Targets:
+    import pandas as pd  # takes 0.3 s: imported only where targets are numbers
+
+    values = part.labels
+    if values.ndim != 1 or len(values) != len(part.x):
+        raise DataError(
+            f"{place}: targets have the shape {list(values.shape)}; give one number for each of the {len(part.x)} examples"
+        )
+    targets: Targets = pd.to_numeric(pd.Series(values), errors="coerce").to_numpy(np.float32)
+    bad_rows = np.flatnonzero(~np.isfinite(targets))
+    if len(bad_rows):
+        raise DataError(
+            f"{part.where(int(bad_rows[0]))}: its target {str(values[bad_rows[0]])!r} is not a finite number; fix it, or "
+            "set training.task = 'classification'"
+        )
+    return targets
+
+
+def _read_labels(part: Part, place: str) -> Targets:
+    """Return labels [n, L] of 0 and 1; a single column [n] is one label."""
+    values = part.labels[:, None] if part.labels.ndim == 1 else part.labels
+    if values.ndim != 2 or len(values) != len(part.x) or not values.shape[1]:
+        raise DataError(
+            f"{place}: targets have the shape {list(part.labels.shape)}; give 0 or 1 for each of the {len(part.x)} examples "
+            "and each label: [examples, labels]"
+        )
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"{place}: targets are {values.dtype.name}; give 0 or 1 for each label")
+    _check_rows(((values != 0) & (values != 1)).any(1), values, part.where, "must hold 0 or 1 for each label")
+    return values.astype(np.float32)
+
+
+def _check_rows(is_bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], where: Callable[[int], str], rule: str) -> None:
+    """Raise DataError with the first bad row."""
+    if is_bad.any():
+        row = int(is_bad.argmax())
+        raise DataError(f"{where(row)}: its target {listed(values[row].ravel().tolist(), 5)} {rule}; fix it")
+
+
+def _name_labels(targets: Sequence[Targets], source: Source, config: DataConfig) -> tuple[str, ...]:
+    """Return the names of the labels, one for each column of the targets."""
+    widths = [part.shape[1] for part in targets]
+    if len(set(widths)) > 1:
+        raise DataError(
+            f"{source.place}: training rows have {widths[0]} labels and test rows {widths[1]}; give both the same labels"
+        )
+    names = config.classes or source.classes or tuple(str(k) for k in range(widths[0]))
+    if len(names) != widths[0]:
+        key = "key 'data.classes'" if config.classes else f"{source.place}: 'classes'"
+        raise ConfigError(f"{key} has {len(names)} names, but targets have {widths[0]} labels; name each label once")
+    return tuple(names)

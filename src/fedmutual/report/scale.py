@@ -1,0 +1,65 @@
+"""How values of a task's main metric are written: fractions in percent and differences in points, numbers in their unit."""
+
+from dataclasses import dataclass
+
+from fedmutual.metric import ACCURACY, Metric
+from fedmutual.report.text import MINUS, fixed
+
+_DIGITS, _SPREAD_DIGITS = 3, 2  # of a number that is no fraction, and of a difference and half an interval
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The metric of a comparison, and how its values are written."""
+
+    decimals: int = 1  # of a percentage
+    metric: Metric = ACCURACY
+
+    @property
+    def factor(self) -> int:
+        """Return the factor from a value to the number that is shown."""
+        return 100 if self.metric.is_fraction else 1
+
+    @property
+    def mark(self) -> str:
+        """Return the text after a value: " %", " mmol/l", or nothing."""
+        return " %" if self.metric.is_fraction else f" {self.metric.unit}" if self.metric.unit else ""
+
+    @property
+    def difference_mark(self) -> str:
+        """Return the text after a difference: " points", " mmol/l", or nothing."""
+        return " points" if self.metric.is_fraction else self.mark
+
+    @property
+    def head(self) -> str:
+        """Return the unit in the head of a column: ", %", ", mmol/l", or nothing."""
+        return f",{self.mark}" if self.mark else ""
+
+    @property
+    def difference_head(self) -> str:
+        """Return the unit of differences in the head of a column: ", points", ", mmol/l", or nothing."""
+        return f",{self.difference_mark}" if self.difference_mark else ""
+
+    def format_value(self, value: float) -> str:
+        """Return 0.912 as "91.2", a number that is no fraction with three digits: 53.8712 as "53.9"."""
+        if self.metric.is_fraction:
+            return fixed(100 * value, self.decimals)
+        return _round_number(value, _DIGITS)
+
+    def format_spread(self, half: float) -> str:
+        """Return half the width of an interval, without a sign."""
+        return self.format_value(half) if self.metric.is_fraction else _round_number(half, _SPREAD_DIGITS)
+
+    def format_gain(self, value: float) -> str:
+        """Return a difference with its sign: "+1.2"; a difference that is shown as 0 has no sign."""
+        text = self.format_value(value) if self.metric.is_fraction else _round_number(value, _SPREAD_DIGITS)
+        return f"+{text}" if text[0] != MINUS and text.strip("0.") else text
+
+
+def _round_number(value: float, digits: int) -> str:
+    """Return a number with so many significant digits, and no exponent where it is large."""
+    return f"{value:.{digits}g}".replace("-", MINUS) if abs(value) < 10**digits else fixed(value, 0)
+
+
+PERCENT = Scale()
+"""Accuracies in percent with one decimal."""
