@@ -106,6 +106,18 @@ def test_a_result_keeps_its_budget(papers, store, tmp_path):
         kept = ResultStore(store.folder).find(job)
         assert kept.budget.steps == 2 * 3  # two rounds of one pass over 40 examples in batches of 16
         assert kept.budget.examples == 2 * 40
+        assert kept.budget.forwards == {"fml": 2, "fedavg": 1}[job.arm] * 6  # FML's step passes both networks
+
+
+def test_the_steps_of_a_result_are_those_that_were_taken(papers, store, tmp_path):
+    """FedRep trains its head first, of which `count_budget` does not know: two rounds of three passes of three steps."""
+    path = papers / "table9/digits/iid.toml"
+    rep = '[cell.arms.fedrep]\nset = { "algorithm.name" = "fedrep", "algorithm.head_epochs" = 2 }\n'
+    path.write_text(path.read_text().replace("[cell.arms.fml]", f"{rep}\n[cell.arms.fml]"))
+    cell = read_experiment(papers, "table9").cells[0]
+    reproduce([cell], 1, Scale(), tmp_path / "out", store)
+    (budget,) = (store.find(job).budget for job in jobs(cell, [0], Scale()) if job.arm == "fedrep")
+    assert (budget.steps, budget.examples) == (2 * (2 + 1) * 3, None)
 
 
 def test_a_result_of_before_budgets_were_kept_has_that_of_its_cell():

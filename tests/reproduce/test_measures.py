@@ -54,6 +54,15 @@ def test_gains_of_the_clients_with_fewest_and_most_examples():
     assert read("gain_small", ours).last is None
 
 
+def test_the_worst_client_and_the_clients_that_a_method_harms():
+    ours = result("fml", clients={"a": (10, 0.9), "b": (10, 0.6), "c": (10, 0.7)})
+    alone = result("independent", clients={"a": (10, 0.5), "b": (10, 0.7), "c": (10, 0.7)})
+    assert read("worst", ours).last == 0.6
+    assert read("harmed", ours, independent=alone).last == 1  # b; c is as good as alone
+    assert read("harmed", alone).last is None
+    assert read("harmed", ours).last is None
+
+
 def test_noise_by_its_deviation():
     noisy = result(noise={"0": 0.2, "0.1": 0.4})
     assert (read("noise:0.1", noisy).last, read("noise:0.5", noisy).last) == (0.4, None)

@@ -3,6 +3,7 @@
 import shlex
 import sys
 from collections.abc import Mapping
+from math import isclose
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def collect(job: Job, folder: Path, together: int, noise: Mapping[str, float], c
         noise={k: round(v, DIGITS) for k, v in noise.items()},
         traffic=_read_traffic(run),
         steps=job.config.training.local_steps or 0,
-        budget=_count_run_budget(job, run),
+        budget=_read_budget(job, run),
         closeup=closeup,
         transfer=_read_transfer(run),
         projected=_read_projected(run),
@@ -56,10 +57,18 @@ def _read_traffic(run: RecordedRun) -> Traffic:
     )
 
 
-def _count_run_budget(job: Job, run: RecordedRun) -> Budget | None:
+def _read_budget(job: Job, run: RecordedRun) -> Budget | None:
+    """Return the work of a client as the ledger has it; with the examples if `count_budget` counts as many steps."""
     counts = {i: held.counts for i, held in run.partition.clients.items()}
     public = {i: sum(c.public) for i, c in counts.items() if c.public is not None}
-    return count_budget(job.config, {i: sum(c.private) for i, c in counts.items()}, public)
+    counted = count_budget(job.config, {i: sum(c.private) for i, c in counts.items()}, public)
+    ledger = run.ledger
+    if ledger.steps is None or not ledger.clients:
+        return counted
+    steps = ledger.steps / len(ledger.clients)
+    forwards = None if ledger.forwards is None else ledger.forwards / len(ledger.clients)
+    examples = counted.examples if counted and isclose(counted.steps, steps) else None
+    return Budget(steps=steps, examples=examples, forwards=forwards)
 
 
 def _read_transfer(run: RecordedRun) -> dict[str, Ends]:

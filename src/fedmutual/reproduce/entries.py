@@ -24,7 +24,7 @@ def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
         return percent(value.mean, decimals), "" if value.half is None else f"± {percent(value.half, decimals)}"
     if unit == "bytes":
         return f"{value.mean:,.0f}", "" if (value.half or 0) < 0.5 else f"± {value.half:,.0f}"
-    places = 1 if unit in ("rounds", "times") else 3
+    places = 1 if unit in ("rounds", "times", "clients") else 3
     return fixed(value.mean, places), "" if value.half is None else f"± {fixed(value.half, places)}"
 
 

@@ -39,7 +39,7 @@ class Measure:
     """A measure: how it is read from a run, its unit, and how its best round is chosen."""
 
     title: str
-    unit: str  # "%", "points", "rounds", "loss", "bytes", "score"
+    unit: str  # "%", "points", "rounds", "loss", "bytes", "score", "clients"
     read: Callable[[Result, Beside, str], Reading]  # the last: what stands behind the colon of the measure's name
     chosen: str = ""  # by what the best is chosen; "" where there is none
     curve: str = ""  # what is drawn of it
@@ -197,6 +197,19 @@ def _gain(large: bool) -> Callable[[Result, Beside, str], Reading]:
     return read
 
 
+def _worst(result: Result, beside: Beside, argument: str) -> Reading:
+    """Read the accuracy of the client with the lowest accuracy."""
+    return Reading(min((client.last for client in result.clients.values()), default=None))
+
+
+def _harmed(result: Result, beside: Beside, argument: str) -> Reading:
+    """Count the clients whose accuracy is lower than after independent training with the same seed."""
+    alone = beside.get("independent")
+    if alone is None or alone is result or alone.failed or not result.clients:
+        return Reading(None)
+    return Reading(float(sum(client.last < alone.clients[i].last for i, client in result.clients.items())))
+
+
 def _own(result: Result, at: End) -> Mapping[str, float]:
     return {i: getattr(client, at) for i, client in result.clients.items()}
 
@@ -251,6 +264,8 @@ MEASURES: dict[str, Measure] = {
         _own,
         grain=_grain_of_curve(lambda result: "own"),
     ),
+    "worst": Measure("worst client, own validation data, %", "%", _worst),
+    "harmed": Measure("clients harmed", "clients", _harmed),
     "local_validation": Measure(
         "clients' own or local copy, validation data, %",
         "%",

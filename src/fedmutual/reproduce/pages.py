@@ -58,6 +58,16 @@ class Page:
         """Return the differences from the paper: choices, shortened cells, and initial weights."""
         return [*self.experiment.differences, *prose.shortened(self.looks), *prose.begun(self.looks)]
 
+    @property
+    def numbers_heading(self) -> str:
+        """Return the heading of the tables of results."""
+        return "Ours beside the paper's" if self.experiment.index.paper else "Numbers"
+
+    @property
+    def differences_heading(self) -> str:
+        """Return the heading of the differences; of an experiment that no paper has they are choices."""
+        return "Differences from the paper" if self.experiment.index.paper else "Choices"
+
     def figure(self, picture: Drawn) -> str:
         """Return the file name of a picture, relative to the folder of the page."""
         return f"{FIGURES}/{self.experiment.id}-{picture.id}.svg"
@@ -116,14 +126,15 @@ def markdown(page: Page, folder: Path | None = None) -> str:
     parts = [
         MADE,
         f"# {index.title}",
-        f"{index.about} ({index.paper})",
+        f"{index.about} ({index.paper})" if index.paper else index.about,
         f"    {prose.command(page.experiment)}",
         prose.state(page.looks),
-        "## What is claimed, and the verdict",
     ]
+    if page.claims or index.paper:
+        parts.append("## What is claimed, and the verdict")
     if page.claims:
         parts += [md_table(tables.claims(page.claims, decimals), caption=False), prose.P_VALUES]
-    else:
+    elif index.paper:
         parts.append("The paper claims nothing here that numbers could settle.")
     if index.supports:
         parts.append(index.supports)
@@ -133,7 +144,7 @@ def markdown(page: Page, folder: Path | None = None) -> str:
             if len(judged.told) > 1:
                 parts += [f"*{number}, {judged.reading}*"] * (len(readings) > 1)
                 parts.append(md_table(_table_of_run_cells(judged, decimals), caption=False))
-    parts.append("## Ours beside the paper's")
+    parts.append(f"## {page.numbers_heading}")
     parts += [md_table(t) for t in page.tables]
     parts.append("Ours: mean ± half of the 95 % interval (Student's t) over seeds.")
     if page.spent:
@@ -145,7 +156,7 @@ def markdown(page: Page, folder: Path | None = None) -> str:
         parts += ["## How settings were chosen", md_table(page.tunings)]
         if folder is not None:
             parts.append(f"The sweeps: {listed(_link_sweeps(page, folder))}.")
-    parts += ["## Differences from the paper", _number_sentences(page.differences)]
+    parts += [f"## {page.differences_heading}", _number_sentences(page.differences)]
     if code := page.experiment.code:
         parts += ["## What the authors' public code does otherwise", _number_sentences(code)]
     parts.append("## Hardware and time")
@@ -213,7 +224,9 @@ def html(page: Page) -> str:
         command=prose.command(page.experiment),
         state=prose.state(page.looks).replace("**", ""),
         claims=claims,
-        verdicts=tables.claims(page.claims, decimals),
+        verdicts=tables.claims(page.claims, decimals) if page.claims or page.experiment.index.paper else None,
+        numbers_heading=page.numbers_heading,
+        differences_heading=page.differences_heading,
         spent=page.spent,
         budgets=prose.BUDGETS,
         tunings=page.tunings,

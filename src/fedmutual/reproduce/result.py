@@ -41,7 +41,8 @@ class Budget(_Kept):
     """The training work of a client, mean over clients, over the whole run."""
 
     steps: float  # gradient steps of its own model; a client with two networks takes each with both
-    examples: float  # that these steps saw, one as often as it was drawn
+    examples: float | None = None  # that these steps saw, one as often as it was drawn; None of a method with other phases
+    forwards: float | None = None  # forward passes of these steps; None in results of before they were kept
 
 
 class Cloud(_Kept):

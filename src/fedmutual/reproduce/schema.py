@@ -114,7 +114,7 @@ class Index(_Section):
     """The content of index.toml."""
 
     title: str
-    paper: str
+    paper: str = ""  # whose experiment it is; "" for one that no paper has
     about: str
     order: int = 0  # its place in lists
     cells: str = ""  # patterns of cells of another experiment that are looked at, as "table1/mnist/*"; "" is none

@@ -38,7 +38,7 @@ def all_tables(experiment: PaperExperiment, looks: Sequence[Look]) -> list[PageT
         tables = [_tabulate_settings(experiment, looks, BEST, group) for group in _group_measures(fair, looks)]
     else:
         tables = [_tabulate_settings(experiment, looks, LAST, group) for group in _group_measures(named, looks)]
-    if not run:
+    if not run or not experiment.index.paper:  # a best round stands beside printed numbers only
         return tables
     rest = [m for m in named if (not measures.find(m)[0].only_best if fair else measures.find(m)[0].chosen)]
     return [
