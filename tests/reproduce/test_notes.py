@@ -10,7 +10,7 @@ from fedmutual.reproduce.cells import NOTES, RESULTS, home
 from fedmutual.reproduce.claims import NOT_RUN
 from fedmutual.reproduce.tables import all_tables
 
-REAL = {e.id: e for e in experiments(home())}
+REAL = {e.id: e for e in experiments(home()) if e.index.paper}
 FML = [e for e in REAL.values() if e.index.code == "fml"]
 
 

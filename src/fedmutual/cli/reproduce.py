@@ -17,6 +17,7 @@ from fedmutual.reproduce import (
     PaperExperiment,
     ResultStore,
     Scale,
+    benchmark,
     experiments,
     findings,
     overview,
@@ -87,7 +88,7 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
     """Write the pages of the documentation from results, without training, and return their paths.
 
     id: one experiment; None: all. The overview of verdicts covers all experiments. The tables of the folder's front page are
-    written if the page has marks for them, and the page of findings if the experiments have a template for it.
+    written if the page has marks for them, and the pages of findings and of the benchmark if there are templates for them.
     """
     root = root or home()
     if id:
@@ -108,6 +109,7 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
         folder / overview.NAME,
         *write_front(folder, tables),
         *findings.write_findings(all_pages, counts, root, folder),
+        *benchmark.write_benchmark(all_pages, root, folder),
     ]
 
 

@@ -1,0 +1,231 @@
+"""Write the benchmark page: what each method reaches on the same data, and where the papers' methods lose."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from fedmutual.files import write_bytes
+from fedmutual.report.cells import Column, PageTable, TableCell
+from fedmutual.report.rendering import make_environment
+from fedmutual.report.statistics import Estimate
+from fedmutual.report.text import listed, points, size
+from fedmutual.reproduce import measures, prose
+from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judged, judge
+from fedmutual.reproduce.entries import entry, name
+from fedmutual.reproduce.pages import MADE, Page, md_table
+from fedmutual.reproduce.schema import Claim
+from fedmutual.reproduce.significance import holm, stands
+from fedmutual.reproduce.spent import spent_frame
+
+ID, NAME, TEMPLATE = "benchmark", "benchmark.md", "benchmark.md.j2"
+PAPERS_METHODS = ("fml", "fedh2l")
+OWN, WORST, HARMED, SHARED = "own_validation", "worst", "harmed", "global_test"
+ALONE = "independent"
+
+
+@dataclass(frozen=True)
+class MethodComparison:
+    """A method less a rival, on clients' own data in one cell, paired by seeds."""
+
+    look: Look
+    rival: str  # the rival's display name
+    judged: Judged
+    adjusted_p: float | None  # after Holm's adjustment over the comparisons of the page; None without enough seeds
+
+    @property
+    def verdict(self) -> str:
+        """Return "supported" if the method leads, "contradicted" if it loses, "inconclusive", or why there is no verdict."""
+        return self.judged.verdict
+
+    @property
+    def is_robust(self) -> bool:
+        """Return whether the verdict stands after Holm's adjustment."""
+        return stands(self.adjusted_p)
+
+    @property
+    def points(self) -> str:
+        """Return the mean difference, such as "+1.2", in points."""
+        return points(self.judged.overall.mean) if self.judged.overall else ""
+
+
+@dataclass(frozen=True)
+class MethodStanding:
+    """The comparisons of one method of the papers with all others, over all cells."""
+
+    title: str
+    comparisons: tuple[MethodComparison, ...]
+
+    @property
+    def measured(self) -> list[MethodComparison]:
+        """Return the comparisons with enough common seeds for a verdict."""
+        return [c for c in self.comparisons if c.adjusted_p is not None]
+
+    def select(self, verdict: str, look: Look | None = None) -> list[MethodComparison]:
+        """Return the comparisons with a verdict, the largest differences first. look: only those of this cell."""
+        chosen = [c for c in self.measured if c.verdict == verdict and look in (None, c.look)]
+        return sorted(chosen, key=lambda c: -abs(c.judged.overall.mean if c.judged.overall else 0.0))
+
+    @property
+    def looks(self) -> list[Look]:
+        """Return the cells in which the method has enough seeds for a comparison, each once."""
+        return list({id(c.look): c.look for c in self.measured}.values())
+
+
+def compare_methods(looks: Sequence[Look]) -> list[MethodStanding]:
+    """Return the standing of each method of the papers that a cell has, with p-values adjusted over all pairs."""
+    judged = [
+        (method, rival, look, judge(_claim(method, rival, look), [look]))
+        for method in PAPERS_METHODS
+        for look in looks
+        for rival in look.cell.shown
+        if method in look.cell.shown and rival != method
+    ]
+    p_values = {_pair(method, rival, look): j.p for method, rival, look, j in judged if j.p is not None}
+    adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
+    return [
+        MethodStanding(
+            title,
+            tuple(
+                MethodComparison(look, name(rival, look.cell.shown[rival]), j, adjusted.get(_pair(method, rival, look)))
+                for method, rival, look, j in judged
+                if method == chosen
+            ),
+        )
+        for chosen, title in _name_methods(looks)
+    ]
+
+
+def _name_methods(looks: Sequence[Look]) -> Iterator[tuple[str, str]]:
+    for method in PAPERS_METHODS:
+        titles = [name(method, look.cell.shown[method]) for look in looks if method in look.cell.shown]
+        if titles:
+            yield method, titles[0]
+
+
+def _claim(method: str, rival: str, look: Look) -> Claim:
+    return Claim(text=f"{method} less {rival}", measure=OWN, arm=method, than=rival, cells=look.cell.name)
+
+
+def _pair(method: str, rival: str, look: Look) -> tuple[str, frozenset[str]]:
+    """Return one key for a comparison and for the same comparison the other way round."""
+    return look.cell.id, frozenset((method, rival))
+
+
+def tabulate(look: Look) -> PageTable:
+    """Return the table of a cell: one row for each arm with results, the highest accuracy on own data first."""
+    work = spent_frame([look]).set_index("method")
+    ranked = sorted(_estimate_own(look).items(), key=lambda item: -item[1].mean)
+    rows = []
+    for arm, _ in ranked:
+        title = name(arm, look.cell.shown[arm])
+        spent = work.loc[title]
+        rows.append(
+            (
+                TableCell(title),
+                *(_cell(look, arm, measure) for measure in (OWN, WORST, HARMED, SHARED)),
+                TableCell(size(spent["up"] + spent["down"] + spent["public"])),
+                TableCell(f"{spent['steps']:,.0f}"),
+                TableCell(_format_forwards(look, arm)),
+                TableCell(str(sum(not r.failed for r in look.results[arm].values()))),
+            )
+        )
+    heads = (
+        Column("Method", numeric=False),
+        Column("own data, mean, %"),
+        Column("own data, worst client, %"),
+        Column("clients harmed"),
+        Column("shared model, all classes, %"),
+        Column("bytes"),
+        Column("gradient steps"),
+        Column("forward passes"),
+        Column("seeds"),
+    )
+    return PageTable(look.cell.name, look.cell.about.row, heads, tuple(rows), "")
+
+
+def _estimate_own(look: Look) -> dict[str, Estimate]:
+    """Return arm -> accuracy on clients' own data, only for arms with results."""
+    estimates = {arm: look.value(OWN, arm) for arm in look.cell.shown}
+    return {arm: e for arm, e in estimates.items() if e is not None}
+
+
+def _cell(look: Look, arm: str, measure: str) -> TableCell:
+    cell = entry(look, arm, look.value(measure, arm), None, measures.find(measure)[0], 1)
+    return TableCell(cell.text, cell.spread)  # the column of seeds says what the notes would say
+
+
+def _format_forwards(look: Look, arm: str) -> str:
+    counts = [r.budget.forwards for r in look.results[arm].values() if r.budget and r.budget.forwards is not None]
+    return f"{fmean(counts):,.0f}" if counts else "n/a"
+
+
+@dataclass(frozen=True)
+class CellSummary:
+    """What a cell's results say to somebody who chooses a method."""
+
+    look: Look
+    table: str  # Markdown
+    best: str  # the method with the highest mean on own data; "" without results
+    best_percent: str
+    alone_percent: str  # of local-only training; "" without its results
+    harmless: tuple[str, ...]  # methods that harm no client in any seed
+    missing: tuple[str, ...]  # methods with fewer than all seeds
+    seeds: int
+    trials: int  # the most settings that a sweep tried for a method
+
+
+def summarise(look: Look) -> CellSummary:
+    """Return the summary of a cell."""
+    own, arms = _estimate_own(look), look.cell.shown
+    best = max(own, key=lambda arm: own[arm].mean, default="")
+    harmed = {arm: look.value(HARMED, arm) for arm in own}
+    seeds = len(look.seeds)
+    return CellSummary(
+        look=look,
+        table=md_table(tabulate(look), caption=False) if own else "",
+        best=name(best, arms[best]) if best else "",
+        best_percent=f"{100 * own[best].mean:.1f}" if best else "",
+        alone_percent=f"{100 * own[ALONE].mean:.1f}" if ALONE in own else "",
+        harmless=tuple(name(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
+        missing=tuple(name(arm, arms[arm]) for arm in arms if len(look.results[arm]) < seeds or not seeds),
+        seeds=seeds,
+        trials=max((len(tuning.file.settings) for tuning in look.cell.tunings.values()), default=0),
+    )
+
+
+def write_benchmark(pages: Sequence[Page], root: Path, folder: Path) -> list[Path]:
+    """Write the benchmark page beside the folder of the pages, from the experiments' template, and return its paths.
+
+    Without the benchmark's experiment or without the template nothing is written.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    chosen = [page for page in pages if page.experiment.id == ID]
+    if not chosen or not (root / TEMPLATE).exists():
+        return []
+    path = folder.parent / NAME
+    write_bytes(path, render_benchmark(chosen[0], root, folder.name).encode())
+    return [path]
+
+
+def render_benchmark(page: Page, root: Path, pages: str) -> str:
+    """Return the benchmark page as Markdown. pages: the relative path from this page to the experiments' pages."""
+    environment = make_environment(root, html=False)
+    environment.filters |= {"listed": listed}
+    standings = compare_methods(page.looks)
+    return environment.get_template(TEMPLATE).render(
+        made=MADE,
+        pages=pages,
+        index=page.experiment.index,
+        standings=standings,
+        cells=[summarise(look) for look in page.looks],
+        state=prose.state(page.looks),
+        comparisons=len({(c.look.cell.id, frozenset((s.title, c.rival))) for s in standings for c in s.measured}),
+        robust_losses=sum(c.is_robust for s in standings for c in s.select(CONTRADICTED)),
+        verdicts={"leads": SUPPORTED, "loses": CONTRADICTED, "open": INCONCLUSIVE},
+        hardware=list(prose.made(page.looks)),
+        commands=prose.commands(page.looks),
+    )
