@@ -70,11 +70,11 @@ def look(benchmark, store):
 def test_a_method_leads_or_loses_by_the_interval_of_paired_seeds(look):
     (fml,) = compare_methods([look])  # the cell has no FedH2L
     assert fml.title == "FML"
-    assert [c.rival for c in fml.select(CONTRADICTED)] == ["ditto"]
+    assert [c.rival for c in fml.select(CONTRADICTED)] == ["Ditto"]
     assert [c.rival for c in fml.select(SUPPORTED)] == ["Local-only"]
     assert [c.rival for c in fml.select(INCONCLUSIVE)] == ["FedProx"]
     less = "\N{MINUS SIGN}"
-    assert {c.rival: c.points for c in fml.comparisons} == {"ditto": f"{less}10.0", "Local-only": "+20.0", "FedProx": "0.0"}
+    assert {c.rival: c.points for c in fml.comparisons} == {"Ditto": f"{less}10.0", "Local-only": "+20.0", "FedProx": "0.0"}
 
 
 def test_p_values_are_adjusted_over_all_pairs_each_counted_once(look):
@@ -88,7 +88,7 @@ def test_p_values_are_adjusted_over_all_pairs_each_counted_once(look):
 
 def test_the_table_begins_with_the_highest_mean(look):
     rows = [[cell.text for cell in row] for row in tabulate(look).rows]
-    assert [row[0] for row in rows] == ["ditto", "FML", "FedProx", "Local-only"]
+    assert [row[0] for row in rows] == ["Ditto", "FML", "FedProx", "Local-only"]
     # of two clients: (6,000 + 3,000 + 1,000) / 2 bytes; FedProx's seed 0 is better than local-only for both clients
     assert rows[1][1:] == ["80.0", "75.0", "0.0", "80.0", "5.0 kB", "12", "24", "3"]
     assert rows[3][3] == "n/a"
@@ -96,8 +96,8 @@ def test_the_table_begins_with_the_highest_mean(look):
 
 def test_a_summary_names_the_best_the_harmless_and_the_missing(look):
     summary = summarise(look)
-    assert (summary.best, summary.best_percent, summary.alone_percent, summary.seeds) == ("ditto", "90.0", "60.0", 3)
-    assert summary.harmless == ("FML", "ditto", "FedProx")
+    assert (summary.best, summary.best_percent, summary.alone_percent, summary.seeds) == ("Ditto", "90.0", "60.0", 3)
+    assert summary.harmless == ("FML", "Ditto", "FedProx")
     assert summary.missing == ()
 
 
@@ -119,7 +119,7 @@ def test_the_page_is_written_beside_the_folder_of_the_pages(look, papers, store,
     assert Path(out.split()[-1]).as_posix() == f"docs/{NAME}"
     first = (tmp_path / "docs" / NAME).read_text(encoding="utf-8").split("\n\n")[2]
     assert "**FML loses**" in first
-    assert "ditto" in first
+    assert "Ditto" in first
     own = (tmp_path / "docs/pages/benchmark.md").read_text(encoding="utf-8")
     assert "## Numbers" in own
     assert "paper" not in own
