@@ -231,7 +231,7 @@ def test_the_report_shows_scores_that_are_no_accuracy(tmp_path, monkeypatch, cli
     )
     page = unescape((tmp_path / "all" / "report.html").read_text())
     assert sentence in page
-    assert "Clients whose task has no accuracy metric" in page
+    assert "Clients with another task: scores on their own validation data" in page
     assert page.count("mean_absolute_error") >= 1
 
 

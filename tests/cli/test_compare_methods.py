@@ -60,7 +60,7 @@ def test_methods_of_classes_are_left_out_where_targets_are_numbers(small):
 
 
 def test_a_method_that_is_named_is_not_left_out(small):
-    with pytest.raises(ConfigError, match=r"'fedmd' needs public data"):
+    with pytest.raises(ConfigError, match=r"'fedmd' needs a public seed set"):
         find_eligible_methods(fedmutual.load_config(small), ("fml", "fedmd"), ["fedmd"])
 
 

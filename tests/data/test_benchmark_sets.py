@@ -47,7 +47,7 @@ def test_medmnist_trains_on_training_and_validation_rows(medmnist):
     ("change", "sentence"),
     [
         (lambda a: a.pop("val_labels"), "there is no array 'val_labels'"),
-        (lambda a: a.update(train_labels=np.zeros((60, 14))), "give one value for each of the 60 rows"),
+        (lambda a: a.update(train_labels=np.zeros((60, 14))), "give each row as many labels as the others"),
     ],
 )
 def test_a_file_that_is_not_medmnists_is_named(medmnist, change, sentence):

@@ -42,7 +42,10 @@ def of(tmp_path: Path) -> Callable[..., Experiment]:
     ("columns", "words"),
     [
         (NAMES[::-1], "client 'b' has the same columns in another order ('heat', 'pulse', 'age'), and client 'a' 'age',"),
-        (["age", "pulse", "salt"], "client 'b' has other columns ('salt'), and client 'a' 'age', 'pulse', 'heat'; what is"),
+        (
+            ["age", "pulse", "salt"],
+            "client 'b' has other columns ('salt'), and client 'a' 'age', 'pulse', 'heat'; the shared part",
+        ),
     ],
 )
 def test_columns_that_differ_are_refused_where_what_is_shared_takes_them(of: Any, columns: list[str], words: str) -> None:

@@ -125,7 +125,7 @@ def test_a_name_in_data_labels_that_no_label_has(tmp_path: Path) -> None:
             "its label 5 is out of range, there are 2 classes",
         ),
         ({"y": np.array([0.0, 1.5, 1.0] * 4)}, "labels must be whole numbers or names, but are float64 (1.5, for example)"),
-        ({"y": np.eye(3)[[0, 1, 2] * 4]}, "array 'y' has the shape [12, 3]; give one value for each"),
+        ({"y": np.eye(3)[[0, 1, 2] * 4]}, "labels have the shape [12, 3]; give one label for each"),
         ({"y": np.array([0, 1])}, "array 'y' has the shape [2]"),
         ({"y": np.array(["a"] * 12)}, "there is only one class, 'a'"),
         ({"y": np.array([b"a", b"b"] * 6)}, "labels must be whole numbers or names"),

@@ -48,6 +48,11 @@ def read_medmnist(config: DataConfig) -> Source:
         )
         for kind in _require_kinds(arrays, path)
     )
+    if not train.labels.shape[1:] == extra.labels.shape[1:] == test.labels.shape[1:]:
+        raise DataError(
+            f"{path}: its three arrays of labels have {list(train.labels.shape)}, {list(extra.labels.shape)} and "
+            f"{list(test.labels.shape)} values; give each row as many labels as the others"
+        )
     return Source(str(path), merge_parts(train, extra), test)
 
 
