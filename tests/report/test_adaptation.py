@@ -8,7 +8,7 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.report import adapted, write_adaptation
-from fedmutual.report.adaptation import Answer, Contest
+from fedmutual.report.adaptation import Answer, WayGain
 from fedmutual.report.findings import describe_finding
 from fedmutual.report.scale import PERCENT
 from fedmutual.report.statistics import Missing, estimate
@@ -125,4 +125,4 @@ def test_a_run_given_twice_counts_once(cli, tmp_path):
     ],
 )
 def test_the_sentence_of_an_answer(rival, gain, words):
-    assert words in describe_finding(Answer("50 examples", (Contest(rival, "T", gain),), None), PERCENT)
+    assert words in describe_finding(Answer("50 examples", (WayGain(rival, "T", gain),), None), PERCENT)

@@ -10,7 +10,7 @@ from fedmutual.metric import Metric
 from fedmutual.report.comparison import comparisons
 from fedmutual.report.html import render
 from fedmutual.report.measures import gains, global_best, own_best, own_last
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.terminal import headline
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.rundir.summary import summarise
@@ -95,6 +95,6 @@ def test_the_best_round_is_the_one_with_the_lowest_error():
     ("value", "text", "gain"), [(53.8712, "53.9", "+54"), (0.04567, "0.0457", "+0.046"), (12345.6, "12346", "+12346")]
 )
 def test_numbers_have_three_digits_and_their_unit(value, text, gain):
-    scale = Scale(1, Metric("mae", "mean absolute error", is_fraction=False, is_higher_better=False, unit="mg/dl"))
+    scale = MetricScale(1, Metric("mae", "mean absolute error", is_fraction=False, is_higher_better=False, unit="mg/dl"))
     assert (scale.format_value(value), scale.format_gain(value)) == (text, gain)
     assert (scale.mark, scale.difference_mark, scale.head) == (" mg/dl", " mg/dl", ", mg/dl")

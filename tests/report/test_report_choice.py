@@ -8,7 +8,7 @@ import pytest
 from fedmutual.report.choice import (
     EndOfValues,
     Harmful,
-    NotCompared,
+    SettingNotCompared,
     Tie,
     Tried,
     Uncounted,
@@ -124,7 +124,7 @@ def test_local_only_training_that_diverged_is_said(tmp_path):
     folder = write(tmp_path / "alone" / "0", Made("independent", own=flat(0.5), reached=1))
     one = made(tmp_path, "one", flat(0.7), alone={0: folder}, seeds=(0,))
     assert isinstance(one.gain, Missing)
-    assert find_harm(one) == NotCompared("one", "local-only training diverged with these settings")
+    assert find_harm(one) == SettingNotCompared("one", "local-only training diverged with these settings")
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_local_only_training_that_diverged_is_said(tmp_path):
         (Harmful("a", estimate([-0.5] * 2, "seeds")), "two seeds cannot exclude chance"),
         (Harmful("a", estimate([-0.5], "seeds")), "one seed, so no interval"),
         (Harmful("a", estimate([-0.00001] * 3, "seeds")), "less than 0.01 points worse"),
-        (NotCompared("a", "it diverged"), "a: not compared with local-only training: it diverged"),
+        (SettingNotCompared("a", "it diverged"), "a: not compared with local-only training: it diverged"),
         (Tie(("a", "b")), "a and b score the same"),
         (Uncounted(("x",)), "'x': its task has"),
         (Uncounted(("x", "y")), "'x' and 'y': their tasks have"),

@@ -12,7 +12,7 @@ from fedmutual.config.grid import format_value
 from fedmutual.report.cells import spread
 from fedmutual.report.choice import Tried
 from fedmutual.report.comparison import MODELS
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains
 from fedmutual.report.text import percent, points
 from fedmutual.studies.sweep import RESULT, Sweep
@@ -50,12 +50,12 @@ def _cells(tried: Tried) -> Iterator[str]:
         yield f"diverged{seeds}"
         return
     decimals = 2 if tried.examples >= 5000 else 1  # where an example weighs 0.02 % or less
-    yield f"{percent(tried.last.mean, decimals)} {spread(tried.last, Scale(decimals))}".rstrip()
+    yield f"{percent(tried.last.mean, decimals)} {spread(tried.last, MetricScale(decimals))}".rstrip()
     rounds = sorted(set(tried.best_rounds))
     which = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    yield f"{f'{percent(tried.best.mean, decimals)} {spread(tried.best, Scale(decimals))}'.rstrip()} ({which})"
+    yield f"{f'{percent(tried.best.mean, decimals)} {spread(tried.best, MetricScale(decimals))}'.rstrip()} ({which})"
     if isinstance(tried.gain, Gains):
-        yield f"{points(tried.gain.estimate.mean, decimals)} {spread(tried.gain.estimate, Scale(decimals))}".rstrip()
+        yield f"{points(tried.gain.estimate.mean, decimals)} {spread(tried.gain.estimate, MetricScale(decimals))}".rstrip()
 
 
 def _describe_numbers(result: Sweep) -> str:

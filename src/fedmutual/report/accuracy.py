@@ -6,7 +6,7 @@ from fedmutual.report import guarantee, measures
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, gain, missing, numbers, share
 from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.measures import Best
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains, Missing
 from fedmutual.report.text import count
 
@@ -87,7 +87,7 @@ def _chosen(bests: Iterable[Best]) -> str:
     return by.pop() if len(by) == 1 else ""
 
 
-def _best(best: Best, scale: Scale, common: str) -> TableCell:
+def _best(best: Best, scale: MetricScale, common: str) -> TableCell:
     """A chosen round's number; which rounds these were, and what chose them where the column does not say so."""
     if isinstance(best.value, Missing):
         return missing(best.value.why)
@@ -103,7 +103,7 @@ def _caution(comparison: RunComparison, by: str, own: bool) -> str:
     return measures.SEEN
 
 
-def _gains(gains: Gains | Missing, scale: Scale) -> tuple[TableCell, TableCell]:
+def _gains(gains: Gains | Missing, scale: MetricScale) -> tuple[TableCell, TableCell]:
     if isinstance(gains, Missing):
         return missing(gains.why), missing(gains.why)
     gained, harmed = len(gains.gained), len(gains.harmed)

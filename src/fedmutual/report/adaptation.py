@@ -84,7 +84,7 @@ class AdaptationFinding(Finding):
 
 
 @dataclass(frozen=True)
-class Contest:
+class WayGain:
     """How far adapting is ahead of another way to a model."""
 
     rival: str  # "scratch", "fine-tune", or "unchanged": the shared model as it came
@@ -98,11 +98,11 @@ class Contest:
 
 
 @dataclass(frozen=True)
-class Fork:
+class BetterFork:
     """The newcomer's fork of the shared model, where the fork is better than its personal model."""
 
     accuracy: float  # the mean over seeds
-    contest: Contest
+    contest: WayGain
 
 
 @dataclass(frozen=True)
@@ -111,8 +111,8 @@ class Answer(AdaptationFinding):
 
     macro = "answer"
     examples: str  # "50 examples"
-    contests: tuple[Contest, ...]
-    fork: Fork | None
+    contests: tuple[WayGain, ...]
+    fork: BetterFork | None
 
 
 @dataclass(frozen=True)
@@ -249,14 +249,14 @@ def _find_answer(comparison: RunComparison, adaptation: Adaptation) -> Answer:
     fml, tuned, scratch = comparison.methods
     size, title = fml.runs[0].folder.parent.name, adaptation.tuned.label
     contests = [
-        Contest("scratch", title, _get_gain(pair_clients(fml.counted, scratch.counted))),
-        Contest(TUNED, title, _get_gain(pair_clients(fml.counted, tuned.counted))),
+        WayGain("scratch", title, _get_gain(pair_clients(fml.counted, scratch.counted))),
+        WayGain(TUNED, title, _get_gain(pair_clients(fml.counted, tuned.counted))),
     ]
     if adaptation.as_it_is is not None:
         accuracies = adaptation.accuracy["fml"][size]
         ahead = [accuracies[seed] - score for seed, score in adaptation.as_it_is[size].items()]
         gain = estimate(ahead, SEEDS, 1 / adaptation.examples[size].validation)
-        contests.append(Contest("unchanged", title, gain))
+        contests.append(WayGain("unchanged", title, gain))
     return Answer(adaptation.format_examples(size), tuple(contests), _find_better_fork(comparison, adaptation, size))
 
 
@@ -264,11 +264,11 @@ def _get_gain(gains: Gains | Missing) -> Estimate | Missing:
     return gains if isinstance(gains, Missing) else gains.estimate
 
 
-def _find_better_fork(comparison: RunComparison, adaptation: Adaptation, size: str) -> Fork | None:
+def _find_better_fork(comparison: RunComparison, adaptation: Adaptation, size: str) -> BetterFork | None:
     """Return the newcomer's fork of the shared model where the fork is better than its personal model."""
     fml, tuned, _ = comparison.methods
     fork, model = _fork(fml.counted), _forked(fml.counted)
     gains = pair_clients(fml.counted, tuned.counted, model) if model else Missing("")
     if fork is None or isinstance(gains, Missing) or fork.mean <= adaptation.estimate("fml", size).mean:
         return None
-    return Fork(fork.mean, Contest(TUNED, adaptation.tuned.label, gains.estimate))
+    return BetterFork(fork.mean, WayGain(TUNED, adaptation.tuned.label, gains.estimate))

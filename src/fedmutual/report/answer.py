@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedmutual.report.comparison import RunComparison
 from fedmutual.report.findings import Finding, describe_finding, find_doubts
 from fedmutual.report.rendering import render_macro
-from fedmutual.report.scale import PERCENT, Scale
+from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, Pair
 from fedmutual.report.wording import Verdict
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -186,6 +186,6 @@ def conclude(
     return Verdict(question, lead, tuple(highlights[:HIGHLIGHTS]), (*sentences, *doubts, *comparison.remarks))
 
 
-def render(decision: Decision, macro: str, scale: Scale = PERCENT) -> str:
+def render(decision: Decision, macro: str, scale: MetricScale = PERCENT) -> str:
     """Return the text of a macro of `templates/answer.j2`."""
     return render_macro("answer.j2", macro, decision, scale)

@@ -10,7 +10,7 @@ from fedmutual.report.audit_result import Audit, Guarantee, Imprint, Membership
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_text
 from fedmutual.report.rendering import make_environment
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 
 _ATTACKS = {
     "loss": "loss",
@@ -118,7 +118,7 @@ def make_membership_rows(audit: Audit) -> list[tuple[str, str, str, str, str]]:
 
 def make_sentences(audit: Audit) -> list[str]:
     """Return what the audit means, one sentence or two each; the first is the result."""
-    return [*(describe_finding(finding, Scale(0)) for finding in find_results(audit)), *audit.notes]
+    return [*(describe_finding(finding, MetricScale(0)) for finding in find_results(audit)), *audit.notes]
 
 
 def find_results(audit: Audit) -> Iterator[Finding]:

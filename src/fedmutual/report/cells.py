@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from fedmutual.report.scale import PERCENT, Scale
+from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import ENOUGH, Estimate, Missing, Value
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\n", "\0", "＝", "＋", "－", "＠")  # the last four are of full width
@@ -119,14 +119,14 @@ def _csv_cell(value: object) -> object:
     return f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
 
 
-def share(value: Value, scale: Scale, sub: str = "", note: str = "") -> TableCell:
+def share(value: Value, scale: MetricScale, sub: str = "", note: str = "") -> TableCell:
     """Return a cell with a fraction in percent and its interval."""
     if isinstance(value, Missing):
         return missing(value.why)
     return TableCell(scale.format_value(value.mean), spread(value, scale), sub, note)
 
 
-def gain(value: Estimate, scale: Scale) -> TableCell:
+def gain(value: Estimate, scale: MetricScale) -> TableCell:
     """Return a cell with a difference in points, its interval, and the number of units."""
     tone = {1: "gain", -1: "harm"}.get(value.sign, "")
     return TableCell(scale.format_gain(value.mean), spread(value, scale), f"over {over(value)}", tone=tone)
@@ -147,7 +147,7 @@ def numbers(value: Value) -> tuple[float | None, float | None, int]:
     return (None, None, 0) if isinstance(value, Missing) else (value.mean, value.half, value.n)
 
 
-def spread(value: Estimate, scale: Scale = PERCENT) -> str:
+def spread(value: Estimate, scale: MetricScale = PERCENT) -> str:
     """ "± 1.2": half the width of an accuracy's interval, 100 points at most; "" where it has none worth telling."""
     if value.half is None or (value.tied and value.n < ENOUGH):  # that two agree says nothing of the next
         return ""

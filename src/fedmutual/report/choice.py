@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from fedmutual.report.findings import Finding, describe_finding
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import Evaluation
@@ -37,7 +37,7 @@ class Harmful(ChoiceFinding):
 
 
 @dataclass(frozen=True)
-class NotCompared(ChoiceFinding):
+class SettingNotCompared(ChoiceFinding):
     """A setting that cannot be compared with local-only training."""
 
     macro = "not_compared"
@@ -144,7 +144,7 @@ class Tried:
 
 def describe_choice(finding: Finding) -> str:
     """Return the sentence of a finding, without a full stop."""
-    return describe_finding(finding, Scale(2))
+    return describe_finding(finding, MetricScale(2))
 
 
 def pick(tried: Sequence[Tried]) -> tuple[Tried, ...]:
@@ -160,7 +160,7 @@ def find_harm(tried: Tried) -> Finding | None:
     None where they are not worse, and where there is no local-only training beside the setting.
     """
     if isinstance(tried.gain, Missing):
-        return NotCompared(tried.label, tried.gain.why)
+        return SettingNotCompared(tried.label, tried.gain.why)
     if tried.gain is None or tried.gain.estimate.mean > -SAME:
         return None
     return Harmful(tried.label, tried.gain.estimate)

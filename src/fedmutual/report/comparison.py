@@ -10,7 +10,7 @@ from fedmutual.config.keys import list_effects
 from fedmutual.config.schema import Config
 from fedmutual.errors import RunError
 from fedmutual.metric import ACCURACY, Metric
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.role import Role
 from fedmutual.rundir.recorded_run import RecordedMethod, RecordedRun
 
@@ -141,10 +141,10 @@ class RunComparison:
         return self.first.partition.classes
 
     @property
-    def scale(self) -> Scale:
+    def scale(self) -> MetricScale:
         """How values are written: percentages with two decimals where an example of the test set weighs 0.02 % or less."""
         tests = (s.examples or 0 for r in self.runs if r.last for s in r.last.scores if s.data == "test")
-        return Scale(2 if max(tests, default=0) >= 5000 else 1, self.metric)
+        return MetricScale(2 if max(tests, default=0) >= 5000 else 1, self.metric)
 
     def alone(self, method: Method) -> Method | None:
         """The local-only training with which a method is compared: of several, the one with the most equal settings."""

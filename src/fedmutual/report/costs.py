@@ -14,7 +14,7 @@ from fedmutual.report.curves import DRAWN, average_over_seeds, slots, thin
 from fedmutual.report.domains import ACC
 from fedmutual.report.measures import mean_of
 from fedmutual.report.plots import HEIGHT, MARKS, TEXT, WIDTH, end_labels, fitted, make_axes, room
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import Hit, Styles, colour, inline
 from fedmutual.report.text import size
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -90,7 +90,7 @@ def seeded(drawn: Sequence[Course]) -> bool:
     return any(cost.seed for course in drawn for cost in course.costs)
 
 
-def cost_table(drawn: Sequence[Course], scale: Scale) -> PageTable:
+def cost_table(drawn: Sequence[Course], scale: MetricScale) -> PageTable:
     """Return the table of the picture's numbers; where there is a public seed set, bytes with it and without it."""
     public = seeded(drawn)
     rows = [
@@ -117,7 +117,7 @@ def cost_table(drawn: Sequence[Course], scale: Scale) -> PageTable:
     )
 
 
-def draw_costs(drawn: Sequence[Course], scale: Scale, prefix: str, styles: Styles) -> str:
+def draw_costs(drawn: Sequence[Course], scale: MetricScale, prefix: str, styles: Styles) -> str:
     """Return the picture as SVG: bytes on a log scale, with the seed set's; a method that sends nothing is a level line."""
     figure, axes = make_axes(WIDTH, HEIGHT, left=34, right=room(c.label for c in drawn), bottom=38, top=8)
     paid = [c for c in drawn if not c.free]
@@ -176,7 +176,7 @@ def _draw(axes: Any, course: Course) -> None:
         axes.annotate(fitted(course.label), end, (5, 0), textcoords="offset points", va="center", fontsize=TEXT, color=tone)
 
 
-def _hits(axes: Any, course: Course, scale: Scale) -> list[Hit]:
+def _hits(axes: Any, course: Course, scale: MetricScale) -> list[Hit]:
     """A square to point at around each listed point."""
     height, hits = axes.figure.bbox.height, []
     for cost in (c for c in thin(course.costs, LISTED) if c.whole > 0):

@@ -10,7 +10,7 @@ import pandas as pd
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.report.comparison import Method, RunComparison, Use
 from fedmutual.report.domains import ACC, MEASURES, DomainMeasure
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import SLOTS
 from fedmutual.report.text import fixed
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -180,7 +180,7 @@ def thin(items: Sequence[T], most: int) -> list[T]:
     return [items[round(k * (len(items) - 1) / (most - 1))] for k in range(most)]
 
 
-def data_table(picture: Picture, scale: Scale) -> PageTable:
+def data_table(picture: Picture, scale: MetricScale) -> PageTable:
     """Return the table of a picture's numbers, round by round."""
     at = {c.label: {p.round: p for p in c.points} for c in picture.curves}
     rounds, shown_rounds = picture.rounds, picture.listed

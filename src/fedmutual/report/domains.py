@@ -7,7 +7,7 @@ from statistics import fmean
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share, spread
 from fedmutual.report.comparison import OWN_DOMAIN, Method, RunComparison
 from fedmutual.report.measures import SEEN, chosen_by, over_seeds
-from fedmutual.report.scale import PERCENT, Scale
+from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import Missing, Value
 from fedmutual.report.text import count, listed
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -182,7 +182,7 @@ def _nodes(comparison: RunComparison) -> Iterator[str]:
     yield from comparison.first.partition.clients
 
 
-def _both(last: Value, best: Value, scale: Scale) -> TableCell:
+def _both(last: Value, best: Value, scale: MetricScale) -> TableCell:
     """The last round's number, and the best one's below it."""
     if isinstance(last, Missing):
         return missing(last.why)

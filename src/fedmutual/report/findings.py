@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from fedmutual.report.comparison import TUNED, RunComparison
 from fedmutual.report.rendering import render_macro
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Estimate, Gains
 
 _NAMED_PAIRS = 3  # harmed clients of single seeds that are named; of more, the one that is harmed most
@@ -205,7 +205,7 @@ class OneSeed(Finding):
     source: Source
 
 
-def describe_finding(finding: Finding, scale: Scale) -> str:
+def describe_finding(finding: Finding, scale: MetricScale) -> str:
     """Return the sentences of a finding. scale: of the main metric."""
     return render_macro(finding.template, finding.macro, finding, scale)
 

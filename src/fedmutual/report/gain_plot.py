@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib.ticker import MaxNLocator
 
 from fedmutual.report.plots import TEXT, WIDTH, fitted, make_axes
-from fedmutual.report.scale import PERCENT, Scale
+from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import SAME, Estimate, Gains
 from fedmutual.report.svg import Hit, Styles, colour, inline
 
@@ -31,7 +31,11 @@ class GainRow:
 
 
 def draw_gains(
-    method_gains: Sequence[tuple[str, Gains]], prefix: str, styles: Styles, noun: str = "client", scale: Scale = PERCENT
+    method_gains: Sequence[tuple[str, Gains]],
+    prefix: str,
+    styles: Styles,
+    noun: str = "client",
+    scale: MetricScale = PERCENT,
 ) -> str:
     """Gains as SVG: for each method (label, gains) a row for the mean and a row a client, with 95 % intervals.
 
@@ -71,7 +75,7 @@ def draw_gains(
     return inline(figure, prefix, label, styles, _make_hits(axes, rows, is_dense, scale.factor))
 
 
-def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: bool, scale: Scale) -> list[GainRow]:
+def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: bool, scale: MetricScale) -> list[GainRow]:
     rows: list[GainRow] = []
     height = 0.0
     for label, gains in method_gains:
@@ -93,7 +97,7 @@ def _make_rows(method_gains: Sequence[tuple[str, Gains]], noun: str, is_dense: b
     return rows
 
 
-def _describe(label: str, estimate: Estimate, scale: Scale) -> str:
+def _describe(label: str, estimate: Estimate, scale: MetricScale) -> str:
     """ "client 3: +1.20 points, 95 % interval 0.40 to 2.00"."""
     mean = f"{label}: {scale.format_gain(estimate.mean)}{scale.difference_mark}"
     if estimate.half is None:

@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import BaseLoader, ChoiceLoader, Environment, FileSystemLoader, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.text import count, listed
 
 
@@ -64,11 +64,11 @@ def _remove_plural(unit: str) -> str:
     return unit.removesuffix("s")
 
 
-def _format_value(value: float, scale: Scale) -> str:
+def _format_value(value: float, scale: MetricScale) -> str:
     return scale.format_value(value)
 
 
-def _format_gain(value: float, scale: Scale) -> str:
+def _format_gain(value: float, scale: MetricScale) -> str:
     return scale.format_gain(value)
 
 

@@ -9,7 +9,7 @@ _DIGITS, _SPREAD_DIGITS = 3, 2  # of a number that is no fraction, and of a diff
 
 
 @dataclass(frozen=True)
-class Scale:
+class MetricScale:
     """The metric of a comparison, and how its values are written."""
 
     decimals: int = 1  # of a percentage
@@ -61,5 +61,5 @@ def _round_number(value: float, digits: int) -> str:
     return f"{value:.{digits}g}".replace("-", MINUS) if abs(value) < 10**digits else fixed(value, 0)
 
 
-PERCENT = Scale()
+PERCENT = MetricScale()
 """Accuracies in percent with one decimal."""

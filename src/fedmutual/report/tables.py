@@ -9,7 +9,7 @@ from fedmutual.report import measures
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text, missing, numbers, share
 from fedmutual.report.comparison import RunComparison, Use
 from fedmutual.report.measures import Subject, mean_of, over_seeds
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains, Missing, Pair
 from fedmutual.report.text import fixed, percent
 from fedmutual.rundir.recorded_run import RecordedRun
@@ -114,7 +114,7 @@ def _pairs(comparison: RunComparison, use: Use) -> dict[tuple[int, str], Pair]:
     return {(p.seed, p.client): p for p in gains.pairs} if isinstance(gains, Gains) else {}
 
 
-def _majority(share: float | None, scale: Scale) -> TableCell:
+def _majority(share: float | None, scale: MetricScale) -> TableCell:
     return missing(_UNTOLD) if share is None else TableCell(scale.format_value(share))
 
 
@@ -156,7 +156,7 @@ def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:
     return {(seed, client): score.value for seed, by_client in scores for client, score in by_client.items()}
 
 
-def _served(accuracy: float | None, pair: Pair | None, scale: Scale) -> TableCell:
+def _served(accuracy: float | None, pair: Pair | None, scale: MetricScale) -> TableCell:
     """A client's accuracy, and its gain beside it."""
     if accuracy is None:
         return missing(_UNTOLD)

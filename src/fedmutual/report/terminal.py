@@ -14,7 +14,7 @@ from fedmutual.report.cells import spread
 from fedmutual.report.comparison import Method, RunComparison, comparisons
 from fedmutual.report.decision import COSTS, list_costs
 from fedmutual.report.domains import ACC, MEASURES
-from fedmutual.report.scale import PERCENT, Scale
+from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import Gains, Missing, Value
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
 
@@ -130,14 +130,14 @@ def _unfinished(method: Method) -> str:
     return f" ({' and '.join(sorted(states))})" if states else ""
 
 
-def _gain(gains: Gains | Missing, scale: Scale = PERCENT) -> str:
+def _gain(gains: Gains | Missing, scale: MetricScale = PERCENT) -> str:
     if isinstance(gains, Missing):
         return _NONE
     e = gains.estimate
     return f"{scale.format_gain(e.mean)} {spread(e, scale)}".rstrip()
 
 
-def _cell(value: Value, scale: Scale = PERCENT) -> str:
+def _cell(value: Value, scale: MetricScale = PERCENT) -> str:
     e = measures.shown(value)
     if e is None:
         return _NONE

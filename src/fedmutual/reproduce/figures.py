@@ -10,7 +10,7 @@ from xml.sax.saxutils import escape
 from fedmutual.report.cells import PageTable
 from fedmutual.report.curves import Picture, data_table
 from fedmutual.report.plots import draw_curves
-from fedmutual.report.scale import Scale
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import fixed, percent
 from fedmutual.reproduce import measures
@@ -72,7 +72,7 @@ def draw(picture: Drawn, prefix: str, styles: Styles) -> str:
 
 def numbers_of(picture: Drawn, decimals: int) -> PageTable:
     """Return the numbers of the picture as a table."""
-    return scatter_table(picture) if isinstance(picture, Scatter) else data_table(picture, Scale(decimals))
+    return scatter_table(picture) if isinstance(picture, Scatter) else data_table(picture, MetricScale(decimals))
 
 
 def standalone(picture: Alone) -> str:

@@ -118,7 +118,7 @@ def make_placeholder(layout: Layout) -> Moments:
     return Moments((0.0,) * len(layout.inputs), (1.0,) * len(layout.inputs))
 
 
-class _Scaling(BaseModel):
+class _RecordedScaling(BaseModel):
     """The file of a site."""
 
     model_config = ConfigDict(strict=True)
@@ -153,7 +153,7 @@ class GatheredStatistics:
 
 def read_site_scaling(folder: Path) -> Moments | None:
     """Return the scaling that a site was sent; None before. Raises RunError where the file is damaged."""
-    about = _read(folder, _Scaling)
+    about = _read(folder, _RecordedScaling)
     return None if about is None else Moments(tuple(about.mean), tuple(about.std))
 
 
