@@ -173,7 +173,7 @@ def test_a_worker_that_dies_with_its_node_in_the_middle_of_a_round_costs_nothing
     assert same(small.parent / "part", whole) == []
     log = (small.parent / "part" / "log.txt").read_text()
     assert f"{deaths[0]} with client" in log
-    assert "all clients go on from round 2, the last saved" in log
+    assert "all clients continue from round 2, the last saved" in log
     assert [type(e.problem) for e in events if isinstance(e, Failed)] == [WorkerLost]
     assert [e.done for e in events if isinstance(e, Started)] == [0, 2]
 

@@ -158,8 +158,8 @@ def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, 
     assert [type(p) for p in lost] == [WorkerLost, WorkerLost]
     log = (small.parent / "part" / "log.txt").read_text()
     assert f"worker process {deaths[0]} with client" in log
-    assert "all clients go on from the start" in log
-    assert "all clients go on from round 2, the last saved" in log
+    assert "all clients continue from the start" in log
+    assert "all clients continue from round 2, the last saved" in log
     assert [e.done for e in events if isinstance(e, Started)] == [0, 0, 2]
 
 

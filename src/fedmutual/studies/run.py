@@ -50,8 +50,7 @@ def run(
     """Train an experiment into a folder, and return the run.
 
     out: the folder; None: `runs/<name>`.
-    resume: continue the run in the folder from its last saved state. A finished run is not trained again; without a run in
-        the folder, a new run starts.
+    resume: continue the run in the folder from its last saved state; a finished run is not trained again.
     trust_code: continue with code that has changed since the run recorded the code.
 
     Raises:
