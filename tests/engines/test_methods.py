@@ -105,8 +105,13 @@ def test_stacked_clients_come_to_the_same_but_for_rounding(name, place):
     changes = {"rounds": 2, "engine.participation": 1.0}
     runs = {e: fedmutual.run(config(name, **changes, **{"engine.name": e}), e).folder for e in ("inprocess", "stacked")}
     assert "vmap refuses" not in (runs["stacked"] / "log.txt").read_text()
-    bound = 1e-3 if name == "feddf" else 1e-4  # the first steps of the server's Adam are as long whatever the gradient
-    assert difference(*(tensors(folder) for folder in runs.values())) < bound
+    one, other = (tensors(folder) for folder in runs.values())
+    if name == "feddf":  # Adam's steps are as long as the rate, even where the gradient is a rounding error of either sign
+        distances = torch.cat([(one[k].double() - other[k].double()).abs().flatten() for k in one])
+        assert distances.quantile(0.95) < 1e-4
+        assert distances.max() < 2 * 2 * 4 * 1e-3  # either way, in 2 rounds, by 4 steps of at most the server's rate
+    else:
+        assert difference(one, other) < 1e-4
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
