@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from fedmutual.events import Noted
-from fedmutual.rundir.text import told
+from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import EXAM, SiteAnswer, pack_message, read_order
@@ -71,7 +71,7 @@ class Federation:
     def run(self, *observers):
         def noted(event):
             if isinstance(event, Noted):
-                self.notes += told(event)
+                self.notes += describe_event(event)
 
         Coordinator(self.agreed, self.folder).run(self.desk, [noted, *observers])
         return self

@@ -127,7 +127,7 @@ def prices(tmp_path, monkeypatch):
 def test_numbers_are_learned_from_a_table(prices, cli):
     code, _, err = cli("run", prices, "--out", "run")
     assert code == 0, err
-    assert "shared loss 0." in err
+    assert "shared mean_absolute_error 0." in err
     summary = fedmutual.Run("run").summary
     assert summary["global"]["test_accuracy"] is None
     assert summary["personal"]["val_accuracy"] is None

@@ -75,7 +75,7 @@ def forward_in_parts(net: nn.Module, x: Tensor) -> Tensor:
 @flush_denormals()
 @torch.no_grad()
 def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
-    """Return (a net's outputs over all rows [N, C] in eval mode, their targets [N])."""
+    """Return (a net's outputs over all rows [N, C, ...] in eval mode, their targets [N, ...])."""
     net.eval()
     outputs: list[Tensor] = []
     targets: list[Tensor] = []
@@ -90,4 +90,4 @@ def compute_outputs(net: nn.Module, data: Data) -> tuple[Tensor, Tensor]:
 def score(net: nn.Module, data: Data, task: Task, whose: str = "the server") -> Scores:
     """Return a net's scores over all rows in eval mode: the scores that the task declares."""
     output, target = compute_outputs(net, data)
-    return release_metrics(task.score(output, target), task.tells, whose, width=output.shape[-1])
+    return release_metrics(task.score(output, target), task.tells, whose, width=output.shape[1])

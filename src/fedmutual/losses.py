@@ -2,7 +2,8 @@
 
 Deep mutual learning: Zhang et al. 2018, https://arxiv.org/abs/1706.00384; in federated learning: Shen et al. 2020,
 https://arxiv.org/abs/2006.16765 (FML, eq. 5; temperature: eq. 3). Several labels: one binary divergence for each label, as
-the logits distillation of Yang et al. 2023, https://arxiv.org/abs/2308.06453.
+the logits distillation of Yang et al. 2023, https://arxiv.org/abs/2308.06453. Segmentation: the divergence of each pixel, as
+the pixel-wise distillation of Liu et al. 2019, https://arxiv.org/abs/1903.04197.
 """
 
 from dataclasses import dataclass
@@ -68,6 +69,7 @@ def mutual(
 
 MEAN_ABSOLUTE_ERROR = Metric("mean_absolute_error", "mean absolute error", is_fraction=False, is_higher_better=False)
 MACRO_AUROC = Metric("auroc", "macro AUROC")
+MEAN_DICE = Metric("dice", "Dice")
 
 
 @dataclass(frozen=True)
@@ -153,3 +155,28 @@ class MultiLabel:
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
         """Return `score_multilabel` over a whole data set: output [N, L], target [N, L]."""
         return scores.score_multilabel(output, target)
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """A class of each pixel: outputs are logits [B, C, H, W], targets classes int64 [B, H, W]."""
+
+    tells: tuple[str, ...] = scores.OF_MASKS
+    outputs: None = None
+    targets: TargetKind = "masks"
+    metric: Metric = MEAN_DICE
+
+    def fit(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the cross-entropy, a mean over the batch and the pixels, a scalar."""
+        return F.cross_entropy(output, target)
+
+    def mutual(
+        self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return both losses of `mutual` of this module, in which each pixel is an example, scalars."""
+        personal, meme = (logits.movedim(1, -1).flatten(0, -2) for logits in (personal, meme))
+        return mutual(personal, meme, target.flatten(), alpha, beta, temperature)
+
+    def score(self, output: Tensor, target: Tensor) -> scores.Scores:
+        """Return `score_segmentation` over a whole data set: output [N, C, H, W], target [N, H, W]."""
+        return scores.score_segmentation(output, target)

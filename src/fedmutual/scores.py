@@ -1,4 +1,4 @@
-"""Scores of a network: of classes accuracy and related scores, of numbers the errors, of labels AUROC and F1."""
+"""Scores of a network: of classes accuracy and more, of numbers the errors, of labels AUROC and F1, of masks Dice."""
 
 import math
 
@@ -23,6 +23,9 @@ OF_NUMBERS = ("examples", "loss", "mean_absolute_error", "r2")
 
 OF_LABELS = ("examples", "loss", "auroc", "f1", "label_auroc")
 """The same for targets of several labels."""
+
+OF_MASKS = ("examples", "loss", "dice", "pixel_accuracy", "class_dice")
+"""All scores of targets that are a class of each pixel."""
 
 LEAST_ROWS, DECIMALS = 50, 2
 """With `share.metrics = "accuracy"` an accuracy is told of at least so many rows, and rounded to so many decimals."""
@@ -126,4 +129,28 @@ def score_multilabel(logits: Tensor, targets: Tensor) -> Scores:
         "auroc": float(np.mean(known)) if known else None,
         "f1": float(np.mean([f1_score(y[:, k], z[:, k] > 0, zero_division=0) for k in range(y.shape[1])])),
         "label_auroc": [*areas],
+    }
+
+
+def score_segmentation(logits: Tensor, targets: Tensor) -> Scores:
+    """Return the scores of logits [N, C, H, W] against classes [N, H, W]; fractions in [0, 1].
+
+    loss (cross-entropy, mean over pixels); dice (mean of `class_dice` over the classes that have one); pixel_accuracy (the
+    share of pixels with the right class); class_dice (for each class 2 |A and B| / (|A| + |B|) over the pixels of all
+    examples, where A is predicted and B is true; None for a class that is neither). loss is None where logits overflow.
+
+    Source: Dice, Measures of the amount of ecologic association between species, 1945, https://doi.org/10.2307/1932409.
+    """
+    classes, predicted = logits.shape[1], logits.argmax(1)
+    counts = [torch.bincount(of.flatten(), minlength=classes) for of in (predicted, targets, targets[predicted == targets])]
+    predictions, truths, hits = (count.tolist() for count in counts)
+    dice = [2 * hits[c] / (predictions[c] + truths[c]) if predictions[c] + truths[c] else None for c in range(classes)]
+    defined = [of_class for of_class in dice if of_class is not None]
+    loss = F.cross_entropy(logits, targets).item()
+    return {
+        "examples": len(targets),
+        "loss": loss if math.isfinite(loss) else None,
+        "dice": sum(defined) / len(defined),
+        "pixel_accuracy": sum(hits) / targets.numel(),
+        "class_dice": [*dice],
     }

@@ -6,12 +6,13 @@ from difflib import get_close_matches
 from fedmutual import plugins
 from fedmutual.core import Task
 from fedmutual.errors import ConfigError
-from fedmutual.losses import Classification, MultiLabel, Regression
+from fedmutual.losses import Classification, MultiLabel, Regression, Segmentation
 
 TASKS: dict[str, Callable[[], Task]] = {
     "classification": Classification,
     "regression": Regression,
     "multilabel": MultiLabel,
+    "segmentation": Segmentation,
 }
 _MEMBERS = ("fit", "mutual", "score", "tells", "outputs")
 

@@ -115,7 +115,7 @@ def test_where_hold_out_rows_alone_are_scored_they_are_what_is_shown():
     """A regression's too, in the scores that it has."""
     held = tuple(Score("personal", i, "holdout", {"accuracy": share}) for i, share in (("0", 0.5), ("40", 0.7)))
     other = (Score("personal", "c", "holdout", {"loss": 0.1234}), Score("meme", "c", "holdout", {"loss": 0.2}))
-    line = "personal 60.0 %  personal of c loss 0.1234  fork of c loss 0.2 on hold-out"
+    line = "personal 60.0 %  personal of c loss 0.123  fork of c loss 0.2 on hold-out"
     assert text.scores_line((*held, *other)) == line
     assert text.scores_line(()) == "no scores are shared"
 

@@ -38,6 +38,15 @@ def test_a_resumed_run_goes_on_with_its_run_of_mlflow(small, cli, mlflow):
     assert sorted({metric.step for metric in history}) == [1, 2]
 
 
+def test_a_link_in_the_folder_is_not_followed(small, cli, mlflow, tmp_path):
+    (tmp_path / "secret").write_text("a key")
+    cli("run", small, "--set", "records.trackers=['mlflow']", "--set", "rounds=1", "--out", "r")
+    (tmp_path / "r" / "link").symlink_to(tmp_path / "secret")
+    cli("run", small, "--set", "records.trackers=['mlflow']", "--set", "rounds=2", "--out", "r", "--resume")
+    (run,) = list_runs(mlflow)
+    assert "run/link" not in {file.path for file in mlflow.list_artifacts(run.info.run_id, "run")}
+
+
 def test_scores_that_clients_keep_are_not_sent(small, cli, mlflow):
     cli("run", small, "--set", "records.trackers=['mlflow']", "--set", "share.metrics=none", "--out", "r")
     (run,) = list_runs(mlflow)

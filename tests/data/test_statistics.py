@@ -245,3 +245,14 @@ def test_stats_prints_the_statistics(tmp_path: Path, cli: Any) -> None:
     code, _, err = cli("stats", file, "--set", "privacy.nets=both", "--set", "privacy.sigma=1")
     assert code == 2
     assert "epsilon" in err
+
+
+@pytest.mark.parametrize("task", ["multilabel", "segmentation"])
+def test_labels_and_masks_are_no_classes_of_rows(tmp_path: Path, task: str) -> None:
+    shape = {"multilabel": (40, 3), "segmentation": (40, 4, 6)}[task]
+    given = npz(tmp_path / "a.npz", x=np.zeros((40, 4, 6), "float32"), y=np.ones(shape, "int64"))
+    shared = {"multilabel": "mlp", "segmentation": "unet"}[task]
+    common = {"partition": {"clients": 2}, "training": {"task": task}, "model": {"shared": shared}}
+    statistics = data.load(parse_config({**common, "data": {**given, **BY_SUMS}})).statistics
+    assert statistics is not None
+    assert (statistics.rows, statistics.classes, statistics.mean) == (32, {}, (0.0,))

@@ -68,3 +68,62 @@ def test_what_is_refused(tmp_path, y, settings, sentence):
         fedmutual.run(write_npz(tmp_path, y)(**settings), tmp_path / "run")
     assert sentence in str(problem.value)
     assert not (tmp_path / "run").exists()
+
+
+SIDES = (4, 6)
+MASKS = {"training.task": "segmentation", "model.shared": "unet"}
+
+
+def write_masks(folder, y, **arrays):
+    rng = np.random.default_rng(0)
+    np.savez(folder / "rows.npz", x=rng.normal(size=(ROWS, *SIDES)).astype("float32"), y=y, **arrays)
+    file = folder / "masks.toml"
+    file.write_text(CONFIG)
+    return lambda **more: fedmutual.load_config(file, **{"data.root": folder / "rows.npz", **MASKS, **more})
+
+
+def make_masks(classes=3, sides=SIDES):
+    return np.random.default_rng(1).integers(0, classes, (ROWS, *sides))
+
+
+def test_masks_are_read_under_the_names_of_their_classes(tmp_path):
+    y = make_masks()
+    make_config = write_masks(tmp_path, y.astype(np.uint8))
+    federation = load(make_config(**{"data.classes": ["paper", "ink", "stain", "tear"]}))
+    assert (federation.space.classes, federation.space.outputs) == (("paper", "ink", "stain", "tear"), 4)
+    rows = federation.clients["0"].private
+    x, targets = next(iter(rows.rows([torch.arange(len(rows))])))
+    assert (targets.dtype, x.shape[2:]) == (torch.int64, targets.shape[1:])
+    assert targets.tolist() == y[rows.index].tolist()
+    assert load(make_config()).space.classes == ("0", "1", "2")
+
+
+def make_wrong_pixel(value):
+    y = make_masks()
+    y[7, 1, 2] = value
+    return y
+
+
+@pytest.mark.parametrize(
+    ("y", "settings", "sentence"),
+    [
+        (make_masks().astype("float32"), {}, "targets are float32; give whole numbers, the class of each pixel"),
+        (make_masks()[:, 0, 0], {}, "targets have the shape [40]; give a class number for each pixel"),
+        (make_masks(sides=(6, 4)), {}, "masks are [6, 4] and images [4, 6]; give both the same sides"),
+        (make_masks(), {"data.size": [8, 8]}, "remove 'data.size'"),
+        (make_masks(), {"data.augment": "crop-flip"}, "moves the pixels of an image, but not of its mask"),
+        (make_masks(), {"data.classes": ["a", "b"]}, "but the classes are 0 to 1; name all classes in data.classes"),
+        (make_wrong_pixel(-1), {}, "its mask holds -1, but the classes are 0 to 2"),
+        (make_wrong_pixel(2**40), {}, "its mask holds 1099511627776, but the classes are 0 to 255"),
+        (make_masks(), {"data.labels": {"a": "b"}}, "key 'data.labels' is for classes"),
+        (make_masks(), {"model.shared": "mlp"}, "a segmentation needs a network with logits of each pixel"),
+        (make_masks(), {"model.part": "features"}, "set model.adaptor = 'rest'"),
+        (make_masks(), {"algorithm.name": "fedproto"}, "training.task must be one of classes"),
+        (make_masks(), {"partition.name": "dirichlet"}, "partition"),
+    ],
+)
+def test_what_is_refused_of_masks(tmp_path, y, settings, sentence):
+    with pytest.raises(fedmutual.UserError) as problem:
+        fedmutual.run(write_masks(tmp_path, y)(**settings), tmp_path / "run")
+    assert sentence in str(problem.value)
+    assert not (tmp_path / "run").exists()

@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 import fedmutual
 from fedmutual.core import At
@@ -178,3 +180,52 @@ def test_what_cannot_be_shared_is_said_before_anything_is_written(tmp_path, monk
     assert code == 2, err
     assert sentence in err
     assert not (tmp_path / "runs").exists()
+
+
+def write_pixels(folder, monkeypatch, **keys):
+    monkeypatch.chdir(folder)
+    images = load_digits().images[:120] / 16
+    np.savez("rows.npz", x=images.astype("float32"), y=(images > 0.4).astype("int64"))
+    (folder / "pixels.toml").write_text(PIXELS)
+    return lambda **more: fedmutual.load_config("pixels.toml", **keys, **more)
+
+
+PIXELS = """
+name = "pixels"
+rounds = 2
+data = { name = "npz", root = "rows.npz", classes = ["paper", "ink"] }
+partition = { clients = 3 }
+algorithm = { name = "fml" }
+model = { shared = "unet" }
+training = { task = "segmentation", local_epochs = 1, batch_size = 16 }
+optimizer = { name = "adam", lr = 0.003 }
+engine = { threads = 1 }
+"""
+
+
+def test_a_segmentation_on_any_engine(tmp_path, monkeypatch):
+    make_config = write_pixels(tmp_path, monkeypatch)
+    for engine in ("inprocess", "processes", "stacked"):
+        fedmutual.run(make_config(**{"engine.name": engine}), tmp_path / engine)
+    assert same(tmp_path / "inprocess", tmp_path / "processes") == []
+    a, b = (fedmutual.Run(tmp_path / name).global_model().state_dict() for name in ("inprocess", "stacked"))
+    assert max((a[k] - b[k]).abs().max().item() for k in a) < 1e-4
+    run = fedmutual.Run(tmp_path / "inprocess")
+    assert "Dice: " in repr(run)
+    assert run.personal_model("0")(torch.zeros(2, 1, 8, 8)).shape == (2, 2, 8, 8)
+    scores = run.summary["personal"]["other_tasks"]["last"]["0"]
+    assert scores.keys() == {"examples", "loss", "dice", "pixel_accuracy", "class_dice"}
+
+
+def test_a_segmentation_learns(tmp_path, monkeypatch):
+    make_config = write_pixels(tmp_path, monkeypatch, **{"optimizer.lr": 0.01, "training.local_epochs": 5})
+    run = fedmutual.run(make_config(), tmp_path / "run")
+    masks = run.summary["personal"]["other_tasks"]["last"]
+    assert min(of["dice"] for of in masks.values()) > 0.7, "a network that answers paper everywhere has 0.4"
+
+
+def test_a_segmentation_may_share_a_part_of_its_network(tmp_path, monkeypatch):
+    settings = {"model.part": "features", "model.adaptor": "rest"}
+    run = fedmutual.run(write_pixels(tmp_path, monkeypatch, **settings)(), tmp_path / "run")
+    assert run.meme("1")(torch.zeros(2, 1, 8, 8)).shape == (2, 2, 8, 8)
+    assert all(name.startswith("features.") for name in run.summary["leaves"]["fml"])

@@ -16,7 +16,7 @@ def rng(seed: int = 0) -> torch.Generator:
 
 
 def build(name: str, shape: tuple[int, ...], classes: int = 10, seed: int = 0) -> nn.Module:
-    return models.build(name, shape, classes, rng(seed))
+    return models.build(name, shape, classes, rng(seed), of_pixels=name == "unet")
 
 
 # Parameters by hand: a convolution k x k from a to b channels has a b k^2 + b, a fully connected layer a b + b.
@@ -27,6 +27,8 @@ def build(name: str, shape: tuple[int, ...], classes: int = 10, seed: int = 0) -
 #   cnn1      3 6 9 + 6 = 168;  6 16 9 + 16 = 880;  16 8 8 = 1,024;  1024 120 + 120 = 123,000;  120 10 + 10 = 1,210
 #   cnn2      3 128 9 + 128 = 3,584;  2 (128 128 9 + 128) = 295,168;  128 4 4 = 2,048;  2048 10 + 10 = 20,490
 #   conv1d    3 32 5 + 32 = 512, of one channel 32 5 + 32 = 192;  32 64 5 + 64 = 10,304;  64 4 + 4 = 260
+#   unet      1 16 9 + 16 = 160;  16 16 9 + 16 = 2,320;  16 32 9 + 32 = 4,640;  32 32 9 + 32 = 9,248;
+#             up 32 16 4 + 16 = 2,064;  of both 32 16 9 + 16 = 4,624;  2,320;  16 3 + 3 = 51
 #   resnet18  no biases in convolutions; BatchNorm of c channels 2 c.  Stem 3 64 9 + 128 = 1,856.
 #             Stage 1: 4 (64 64 9 + 128) = 147,968.  Stage of c = 128, 256, 512 from c / 2: (c/2) c 9 + 3 c c 9 + (c/2) c
 #             + 5 2 c = 525,568;  2,099,712;  8,393,728.  512 10 + 10 = 5,130
@@ -41,6 +43,7 @@ SIZES = [
     ("cnn2", (3, 32, 32), 10, 319_242),
     ("conv1d", (1, 3, 50), 4, 11_076),
     ("conv1d", (50,), 4, 10_756),
+    ("unet", (1, 8, 8), 3, 25_427),
     ("resnet18", (3, 32, 32), 10, 11_173_962),
 ]
 
@@ -164,8 +167,42 @@ def test_resnet18_keeps_the_resolution_that_the_form_for_imagenet_gives_away() -
 def test_weights_come_in_two_named_halves(name: str) -> None:
     net = build(name, (1, 28, 28))
     assert {key.split(".")[0] for key in net.state_dict()} == {"features", "classifier"}
-    assert net.features(torch.zeros(2, 1, 28, 28)).dim() == 2  # a linear adaptor of one's own fits behind it
+    rank = 4 if name == "unet" else 2  # of 2, a linear adaptor of one's own fits behind it
+    assert net.features(torch.zeros(2, 1, 28, 28)).dim() == rank
     assert net.training
+
+
+def test_a_network_for_segmentation_joins_fine_and_coarse_features():
+    net = build("unet", (2, 8, 6), classes=3)
+    x = torch.randn(4, 2, 8, 6, generator=rng())
+
+    def convolve_twice(x, block):
+        return F.relu(block.conv2(F.relu(block.conv1(x))))
+
+    f = net.features
+    fine = convolve_twice(x, f.down)
+    coarse = f.up(convolve_twice(F.max_pool2d(fine, 2), f.middle))
+    expected = net.classifier.pixel(convolve_twice(torch.cat([fine, coarse], 1), f.join))
+    torch.testing.assert_close(net(x), expected)
+    assert expected.shape == (4, 3, 8, 6)
+
+
+@pytest.mark.parametrize(
+    ("name", "of_pixels", "sentence"),
+    [
+        ("unet", False, "a network with logits of each pixel is for training.task = 'segmentation'"),
+        ("lenet5", True, "a segmentation needs a network with logits of each pixel, for example 'unet'"),
+    ],
+)
+def test_a_network_and_a_task_of_pixels_need_each_other(name, of_pixels, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        models.build(name, (1, 28, 28), 3, rng(), of_pixels=of_pixels)
+    assert models.build(name, (1, 28, 28), 3, rng(), of_pixels=None)
+
+
+def test_a_network_of_two_levels_needs_even_sides():
+    with pytest.raises(ConfigError, match="even sides, but these have 7 x 8; crop or pad"):
+        build("unet", (1, 7, 8))
 
 
 def test_a_network_for_series_convolves_along_time():

@@ -12,7 +12,7 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.privacy.budget import PrivacyBudget, Spent
 from fedmutual.privacy.mechanism import Release
 from fedmutual.privacy.secret import simulation_secret
-from fedmutual.rundir.text import told
+from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.journal import Journal
@@ -149,7 +149,7 @@ def test_who_has_spent_its_budget_declines_and_the_federation_goes_on(tmp_path):
         for i in SITES
     }
     desk = Desk(sites)
-    Coordinator(agreed, tmp_path / "server").run(desk, [lambda event: notes.extend(told(event))])
+    Coordinator(agreed, tmp_path / "server").run(desk, [lambda event: notes.extend(describe_event(event))])
     assert fedmutual.Run(tmp_path / "server").finished
     problems = {(i, read_answer(content)[0].problem) for i, _, content in desk.answers if read_answer(content)[0].problem}
     assert problems == {("north", "its privacy budget is spent")}

@@ -9,7 +9,7 @@ from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
 from fedmutual.rundir.file_names import LEDGER
 from fedmutual.rundir.logs import read_lines
-from fedmutual.rundir.text import told
+from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
@@ -50,7 +50,7 @@ def test_who_is_away_is_left_out_and_back_in(tmp_path, name, round):
         if type(event).__name__ == "RoundDone":
             desk.away = {"west"} if event.round == round else set()
         if type(event).__name__ == "Noted":
-            notes.extend(told(event))
+            notes.extend(describe_event(event))
 
     Coordinator(agreed, tmp_path / "server").run(desk, [watch])
     assert any(note == f"note in round {round + 1}: site 'west' is left out: it is not there" for note in notes)

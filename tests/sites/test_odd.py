@@ -15,7 +15,7 @@ from fedmutual.errors import RunError, UserError
 from fedmutual.events import Noted
 from fedmutual.rundir.file_names import LEDGER, METRICS
 from fedmutual.rundir.logs import read_lines
-from fedmutual.rundir.text import told
+from fedmutual.rundir.text import describe_event
 from fedmutual.sites import admission, journal, sent_log
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
@@ -104,7 +104,7 @@ def run(folder, desk, agreed, watch=lambda event: None):
     def seen(event):
         watch(event)
         if isinstance(event, Noted):
-            notes.extend(told(event))
+            notes.extend(describe_event(event))
 
     Coordinator(agreed, folder / "server").run(desk, [seen])
     ledger = read_lines(folder / "server" / LEDGER)

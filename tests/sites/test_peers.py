@@ -53,7 +53,7 @@ class Ward:
     def run(self, *observers):
         def noted(event):
             if isinstance(event, Noted):
-                self.notes += text.told(event)
+                self.notes += text.describe_event(event)
 
         Coordinator(self.agreed, self.folder / "server").run(self.desk, [noted, *observers])
         return self

@@ -9,7 +9,7 @@ import fedmutual
 from authority import write_startup
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.rundir.text import told
+from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
@@ -45,7 +45,7 @@ class Federation:
     def run(self):
         def note(event):
             if type(event).__name__ == "Noted":
-                self.notes += told(event)
+                self.notes += describe_event(event)
 
         startup = write_startup(self.folder / "server-kit", "server")
         Coordinator(self.agreed, self.folder / "server", startup).run(self.desk, [note])

@@ -10,7 +10,7 @@ import fedmutual
 from authority import write_startup
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, RunError, UserError
-from fedmutual.rundir.text import told
+from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
@@ -41,7 +41,7 @@ class Federation:
     def run(self):
         def note(event):
             if type(event).__name__ == "Noted":
-                self.notes += told(event)
+                self.notes += describe_event(event)
 
         startup = write_startup(self.folder / "server-kit", "server")
         Coordinator(self.agreed, self.folder / "server", startup).run(self.desk, [note])

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Score, Started
-from fedmutual.rundir.text import TimeLeft, duration, scores_line, told
+from fedmutual.rundir.text import TimeLeft, describe_event, duration, scores_line
 
 LINES = 100  # at most, of a run without a terminal; log.txt has a line for every evaluation
 _TIMES = 2  # how often a repeated note is printed
@@ -64,7 +64,7 @@ class ProgressDisplay:
     def note(self, event: Noted, label: str) -> None:
         """Print a note of a round the first time, mark it as repeated the second time, and ignore it afterwards."""
         times = self._note_counts[label, event.text] = self._note_counts.get((label, event.text), 0) + 1
-        for line in told(event) if times <= _TIMES else ():
+        for line in describe_event(event) if times <= _TIMES else ():
             self.say(f"{line} (again; from now on only in log.txt)" if times == _TIMES else line, label)
 
     def say(self, line: str, label: str) -> None:
@@ -169,7 +169,7 @@ class _Line:
             self._watch.all_runs.start(self._number, event.done / event.rounds)
         if self._watch.console.is_terminal:
             self._task = self._watch.bar.add_task(self._label, total=event.rounds, completed=event.done, text="")
-        lines = told(event)
+        lines = describe_event(event)
         self._watch.say_once(lines[1:] if not event.done else lines, self._label)
 
     def _show(self) -> None:

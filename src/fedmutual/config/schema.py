@@ -199,7 +199,9 @@ class TrainingConfig(Section):
     local_epochs: Count = key(5, "passes over a client's training data in a round")
     local_steps: Count | None = key(None, "gradient steps in a round, on newly drawn batches, instead of epochs")
     batch_size: BatchSize = key(128, "examples in a minibatch")
-    task: str = key("classification", 'the task: classification, regression, multilabel, or your own as "module:Task"')
+    task: str = key(
+        "classification", 'the task: classification, regression, multilabel, segmentation, or your own as "module:Task"'
+    )
 
 
 class OptimizerConfig(Section):

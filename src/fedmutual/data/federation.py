@@ -21,7 +21,7 @@ from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_a
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
 from fedmutual.data.statistics import Moments, Statistics
-from fedmutual.data.targets import Targets, read_targets
+from fedmutual.data.targets import Targets, check_masks, read_targets
 from fedmutual.errors import ConfigError, DataError, format_count
 
 
@@ -56,6 +56,11 @@ class Space:
     def numbers(self) -> bool:
         """Whether targets are numbers."""
         return self.targets == "numbers"
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether targets are a class of each pixel."""
+        return self.targets == "masks"
 
     def is_compatible(self, other: "Space") -> bool:
         """Return whether one network can serve both spaces. The scaling and the name of numeric targets may differ."""
@@ -237,6 +242,8 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
     else:
         encoded_store.check_encoding(config, source)
         scaled, shape = scaling.UNSCALED, (len(source.plans),)
+    if kind == "masks":
+        check_masks(targets, shape, config.data, source.place)
     content = examples.digest()
     digest = record.compute_digest(content, table, shape, targets)
     space = Space(
@@ -432,7 +439,7 @@ def _make_table(
     else:
         columns = (config.data.label if config.data.name in sources.TABLES else "y",)
         classes, by_part = read_targets(source, config.data, kind, columns)
-        targets = np.concatenate(by_part)
+        targets = np.concatenate([np.asarray(part) for part in by_part])
         numbers = np.zeros(len(targets), dtype=np.int64)
     groups, domains = _join_column(parts, "groups"), _join_column(parts, "domains")
     bases = [p.bases for p in parts if p.bases is not None]

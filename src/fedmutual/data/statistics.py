@@ -28,7 +28,7 @@ class Layout:
     """What is summed, in which order. It is public, and must be the same at all clients."""
 
     inputs: tuple[str, ...]  # the names of columns, or the numbers of channels or features
-    classes: tuple[str, ...]  # () where targets are numbers
+    classes: tuple[str, ...]  # () where rows have no class: targets are numbers, labels or masks
     values: int = 1  # of an input in a row: 1, or the pixels of a channel
     categories: tuple[str, ...] = ()  # inputs that are no numbers: their missing values alone are counted
 

@@ -1,4 +1,4 @@
-"""Targets that are no classes: numbers, and several labels of one example."""
+"""Targets that are not one class of an example: numbers, several labels of an example, and masks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,15 +11,17 @@ from fedmutual.core import TargetKind
 from fedmutual.data.examples import Part, Source, listed
 from fedmutual.errors import ConfigError, DataError
 
-Targets = npt.NDArray[np.float32]
+Targets = npt.NDArray[np.float32] | npt.NDArray[np.int64]
+_MOST_CLASSES = 255  # of masks whose classes have no names: a greater number is a mistake, not a class
 Read = tuple[tuple[str, ...], list[Targets]]
 
 
 def read_targets(source: Source, config: DataConfig, kind: TargetKind, columns: tuple[str, ...]) -> Read:
-    """Return the names of the outputs, and the targets of each part as float32: numbers [n], or labels [n, L].
+    """Return the names of the outputs, and the targets of each part: numbers float32 [n], labels float32 [n, L], or
+    masks int64 [n, H, W].
 
-    kind: numbers or labels. columns: the name of the numbers. Labels are named by data.classes, by the names that the data
-    declare, or else "0", "1", ...
+    kind: numbers, labels or masks. columns: the name of the numbers. Labels, and the classes of masks, are named by
+    data.classes, by the names that the data declare, or else "0", "1", ...
 
     Raises:
         DataError: a target is no number or no label, or there is not one target for each example.
@@ -32,6 +34,9 @@ def read_targets(source: Source, config: DataConfig, kind: TargetKind, columns: 
     parts = [part for part in (source.train, source.test) if part is not None]
     if kind == "numbers":
         return columns, [_read_numbers(part, source.place) for part in parts]
+    if kind == "masks":
+        masks = [_read_masks(part, source.place) for part in parts]
+        return _name_mask_classes(masks, parts, source, config), [*masks]
     targets = [_read_labels(part, source.place) for part in parts]
     return _name_labels(targets, source, config), targets
 
@@ -66,6 +71,53 @@ def _read_labels(part: Part, place: str) -> Targets:
         raise DataError(f"{place}: targets are {values.dtype.name}; give 0 or 1 for each label")
     _check_rows(((values != 0) & (values != 1)).any(1), values, part.where, "must hold 0 or 1 for each label")
     return values.astype(np.float32)
+
+
+def _read_masks(part: Part, place: str) -> npt.NDArray[np.int64]:
+    """Return a class number of each pixel [n, H, W]."""
+    values = part.labels
+    if values.ndim != 3 or len(values) != len(part.x) or not values.size:
+        raise DataError(
+            f"{place}: targets have the shape {list(values.shape)}; give a class number for each pixel of the {len(part.x)} "
+            "images: [images, height, width]"
+        )
+    if values.dtype.kind not in "biu":
+        raise DataError(f"{place}: targets are {values.dtype.name}; give whole numbers, the class of each pixel")
+    return values.astype(np.int64)
+
+
+def _name_mask_classes(
+    masks: Sequence[npt.NDArray[np.int64]], parts: Sequence[Part], source: Source, config: DataConfig
+) -> tuple[str, ...]:
+    """Return the names of the classes of masks; without names there are as many as the greatest number needs."""
+    greatest = max(int(part.max()) for part in masks)
+    names = config.classes or source.classes or tuple(str(k) for k in range(min(greatest, _MOST_CLASSES) + 1))
+    for part, values in zip(parts, masks, strict=True):
+        is_bad = ((values < 0) | (values >= len(names))).any((1, 2))
+        if is_bad.any():
+            row = int(is_bad.argmax())
+            bad = next(int(v) for v in values[row].flat if not 0 <= v < len(names))
+            fix = "name all classes in data.classes" if config.classes or source.classes else "number the classes from 0"
+            raise DataError(
+                f"{part.where(row)}: its mask holds {bad}, but the classes are 0 to {len(names) - 1}; {fix}, or fix the mask"
+            )
+    return tuple(names)
+
+
+def check_masks(targets: npt.NDArray[Any], shape: tuple[int, ...], config: DataConfig, place: str) -> None:
+    """Check masks [n, H, W] against the shape of one example as a network sees it, and against the augmentation.
+
+    Raises:
+        DataError: the masks have other sides than the images.
+        ConfigError: data.augment would move the pixels of an image, and not those of its mask.
+    """
+    if config.augment != "none":
+        raise ConfigError(
+            f"key 'data.augment': {config.augment!r} moves the pixels of an image, but not of its mask; remove the key"
+        )
+    if targets.shape[1:] != shape[1:]:
+        fix = "remove 'data.size', and bring images and masks to one size" if config.size else "give both the same sides"
+        raise DataError(f"{place}: masks are {list(targets.shape[1:])} and images {list(shape[1:])}; {fix}")
 
 
 def _check_rows(is_bad: npt.NDArray[np.bool_], values: npt.NDArray[Any], where: Callable[[int], str], rule: str) -> None:

@@ -196,7 +196,8 @@ class Networks:
         """Return a client's meme: the shared architecture, or the shared part of it with the client's own adaptor."""
         at, space = At(self.config.seed, -1, self.config.rounds), self.space(id)
         shared, own = at.rng("model", "shared"), at.rng(id, "adaptor")
-        net = build_meme(self.config.model, space.shape, space.outputs, shared, own, self._weights(self.config.model.shared))
+        weights = self._weights(self.config.model.shared)
+        net = build_meme(self.config.model, space.shape, space.outputs, shared, own, weights, space.of_pixels)
         if self.begun is not None:
             net.load_state_dict(net.state_dict() | self.state())
         return net
@@ -219,7 +220,7 @@ class Networks:
         return exchanged
 
     def _net(self, name: str, space: Space, rng: torch.Generator, key: str, weights: Weights | None = None) -> nn.Module:
-        return models.build(name, space.shape, space.outputs, rng, key, weights)
+        return models.build(name, space.shape, space.outputs, rng, key, weights, space.of_pixels)
 
     def _weights(self, name: str, client: str = "") -> Weights | None:
         """Return the pretrained weights of a network: those of the client, else those for all; None if there are none."""

@@ -17,6 +17,7 @@ from fedmutual.models.mlp import mlp
 from fedmutual.models.parts import describe_too_small
 from fedmutual.models.pretrained import Weights
 from fedmutual.models.resnet18 import resnet18, resnet18_gn
+from fedmutual.models.unet import unet
 
 __all__ = ["NAMES", "Weights", "build", "weights"]
 
@@ -29,6 +30,7 @@ _OURS: dict[str, Callable[[tuple[int, ...], int], nn.Module]] = {
     "conv1d": conv1d,
     "resnet18": resnet18,
     "resnet18-gn": resnet18_gn,
+    "unet": unet,
 }
 
 NAMES: dict[str, str] = {
@@ -41,6 +43,7 @@ NAMES: dict[str, str] = {
     "resnet18": "residual network in the form for CIFAR (3x3 stem, no max pooling); images of any size; "
     "torchvision's own is torchvision:resnet18",
     "resnet18-gn": "the same with GroupNorm in the place of BatchNorm, as privacy.nets needs it",
+    "unet": "U-Net of two levels (16, 32 channels) for training.task = 'segmentation'; images with even sides",
 }
 """fedmutual's networks, with descriptions. torchvision's networks keep their names; users add "module:factory"."""
 
@@ -52,14 +55,15 @@ def build(
     rng: torch.Generator,
     key: str = "model.shared",
     weights: Weights | None = None,
+    of_pixels: bool | None = False,
 ) -> nn.Module:
-    """Return the new network `name` for examples of `shape`, (C, H, W) or (F,): [B, *shape] float32 -> logits [B,
-    classes].
+    """Return the new network `name` for examples of `shape`, (C, H, W) or (F,): [B, *shape] float32 -> logits [B, classes].
 
     Args:
         rng: the stream of the initial weights; neither this stream nor the global streams advance.
         key: the configuration key that names the network, for messages.
         weights: loaded into all tensors except the head, whose shape depends on the number of classes.
+        of_pixels: whether the network must give the logits of each pixel, [B, classes, H, W]; None: both forms are accepted.
 
     Raises:
         ConfigError: the network is unknown, cannot be made, does not fit the examples and classes, or does not fit the
@@ -69,7 +73,7 @@ def build(
         torch.default_generator.manual_seed(rng.initial_seed())  # torch.manual_seed would also change the GPUs' streams
         try:
             net = _make_network(name, shape, classes, key)
-            _check_network(net, name, shape, classes)
+            _check_network(net, name, shape, _list_forms(shape, classes, of_pixels))
             if weights is not None and weights.state is not None:
                 pretrained.load_weights(net, weights, _list_head(net, name, shape, classes, key), name)
         except ValueError as problem:
@@ -122,15 +126,21 @@ def _list_head(net: nn.Module, name: str, shape: tuple[int, ...], classes: int, 
     return {k for k, v in net.state_dict().items() if shapes.get(k) != v.shape}
 
 
-def _check_network(net: nn.Module, name: str, shape: tuple[int, ...], classes: int) -> None:
+def _list_forms(shape: tuple[int, ...], classes: int, of_pixels: bool | None) -> list[tuple[int, ...]]:
+    """Return the shapes that the logits of one example may have."""
+    of_example, of_each_pixel = (classes,), (classes, *shape[1:])
+    return [of_example, of_each_pixel] if of_pixels is None else [of_each_pixel if of_pixels else of_example]
+
+
+def _check_network(net: nn.Module, name: str, shape: tuple[int, ...], forms: list[tuple[int, ...]]) -> None:
     """Run a forward pass in eval mode, and a forward and backward pass in training mode on a copy.
 
     Raises:
-        ValueError: a pass fails, or the output is not logits [2, classes].
+        ValueError: a pass fails, or the output is not logits of one of the forms.
     """
     with torch.no_grad():
-        _forward(net.eval(), name, shape, classes, "")
-    output = _forward(deepcopy(net).train(), name, shape, classes, " in training mode")
+        _forward(net.eval(), name, shape, forms, "")
+    output = _forward(deepcopy(net).train(), name, shape, forms, " in training mode")
     if output.requires_grad:
         try:
             torch.autograd.backward([output.sum()])
@@ -138,19 +148,27 @@ def _check_network(net: nn.Module, name: str, shape: tuple[int, ...], classes: i
             raise ValueError(f"cannot be trained: {format_error(problem)}") from problem
 
 
-def _forward(net: nn.Module, name: str, shape: tuple[int, ...], classes: int, mode: str) -> Tensor:
-    """Return the logits [2, classes] for two examples of zeros; raise ValueError for other outputs."""
+def _forward(net: nn.Module, name: str, shape: tuple[int, ...], forms: list[tuple[int, ...]], mode: str) -> Tensor:
+    """Return the logits of two examples of zeros, each of one of the forms; raise ValueError for other outputs."""
+    logits = forms[0]
     try:
         output = net(torch.zeros(2, *shape))
     except Exception as problem:  # a network's code may raise any error
         raise ValueError(_describe_misfit(name, shape, problem, mode)) from problem
     if not isinstance(output, Tensor):
         kind = type(output).__name__
-        raise ValueError(f"returns {kind} as output{mode}, but must return a tensor of logits [batch, {classes}]")
-    if output.shape != (2, classes):
-        fix = "; let its factory take the argument `classes`" if _find_torchvision_name(name) is None and ":" in name else ""
+        raise ValueError(
+            f"returns {kind} as output{mode}, but must return a tensor of logits [batch, {', '.join(map(str, logits))}]"
+        )
+    if tuple(output.shape) not in [(2, *form) for form in forms]:
+        is_user_code = _find_torchvision_name(name) is None and ":" in name
+        fix = "; let its factory take the argument `classes`" if is_user_code else ""
+        if len(logits) > 1 and output.dim() == 2:
+            fix = "; a segmentation needs a network with logits of each pixel, for example 'unet'"
+        elif len(logits) == 1 and output.dim() == 4:
+            fix = "; a network with logits of each pixel is for training.task = 'segmentation'"
         problem_text = f"gives outputs {list(output.shape)}{mode}"
-        raise ValueError(f"{problem_text} for 2 examples of {classes} classes, not [2, {classes}]{fix}")
+        raise ValueError(f"{problem_text} for 2 examples of {logits[0]} classes, not {[2, *logits]}{fix}")
     return output
 
 

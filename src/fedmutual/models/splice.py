@@ -71,10 +71,11 @@ def build_meme(
     shared: torch.Generator,
     own: torch.Generator,
     weights: Weights | None = None,
+    of_pixels: bool | None = False,
 ) -> nn.Module:
     """Return a client's meme: the shared network, or its shared part with an adaptor that stays at the client.
 
-    shared, own: the streams for the initial weights of the shared and of the client's tensors. weights: as in
+    shared, own: the streams for the initial weights of the shared and of the client's tensors. weights, of_pixels: as in
     `models.build`.
 
     Raises:
@@ -82,11 +83,17 @@ def build_meme(
     """
     key = "model.shared"
     if model.part is not None and model.adaptor == REST:
-        return build(
-            model.shared, shape, outputs, own, key, weights
-        )  # every round replaces its shared tensors by the server's
-    net = build(model.shared, shape, outputs, shared, key, weights)
-    return net if model.part is None else splice(net, model.part, model.adaptor, shape, outputs, own, model.shared)
+        # every round replaces its shared tensors by the server's
+        return build(model.shared, shape, outputs, own, key, weights, of_pixels)
+    net = build(model.shared, shape, outputs, shared, key, weights, of_pixels)
+    if model.part is None:
+        return net
+    if of_pixels:
+        raise ConfigError(
+            f"key {_ADAPTOR!r}: an adaptor {model.adaptor!r} has one answer for an example, and a segmentation has one for "
+            "each pixel; set model.adaptor = 'rest', which keeps the other layers of the network at the client"
+        )
+    return splice(net, model.part, model.adaptor, shape, outputs, own, model.shared)
 
 
 def splice(

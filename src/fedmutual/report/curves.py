@@ -134,7 +134,7 @@ def _of_clients(comparison: RunComparison, taken: Mapping[str, int]) -> list[Pic
     tests = tuple(_curve(m, m.label, taken[m.label], 0, shared) for m in comparison.methods)
     return [
         Picture("global", f"Shared model on the test set: {title}{scale.head}", is_percent, tests),
-        Picture("personal", f"Client's model on own validation data: mean {title}{scale.head}", is_percent, own(fmean)),
+        Picture("personal", f"Client's model on own validation data, mean: {title}{scale.head}", is_percent, own(fmean)),
         Picture("worst", f"Worst client's model on own validation data: {title}{scale.head}", is_percent, own(worst)),
     ]
 

@@ -22,7 +22,7 @@ class TextLog:
 
     def __call__(self, event: Event) -> None:
         """Append the lines of the event, if there are any."""
-        if lines := [*told(event), *_trace(event)]:
+        if lines := [*describe_event(event), *_trace(event)]:
             now = datetime.now().astimezone().isoformat(timespec="seconds")
             append(self._path, (f"{now}  {line}" for line in lines))
 
@@ -51,7 +51,7 @@ class TimeLeft:
         return f"{duration((time.monotonic() - self._since) / (round - self._done) * (self._rounds - round))} left"
 
 
-def told(event: Event) -> list[str]:
+def describe_event(event: Event) -> list[str]:
     """Return the lines of an event; events that only report progress have no line."""
     match event:
         case Started():
@@ -77,7 +77,7 @@ def scores_line(scores: tuple[Score, ...]) -> str:
     """
     if nodes := transfers(scores):
         return "  ".join(f"{name} {percent(sum(of.values()) / len(of))}" for name, of in nodes.items())
-    parts = [f"{_CALLED['global']} {said(s.values)}" for s in scores if s.model == "global" and s.client is None]
+    parts = [f"{_CALLED['global']} {format_score(s.values)}" for s in scores if s.model == "global" and s.client is None]
     for model in ("personal", "meme"):
         parts += _of_clients(scores, model, "validation", worst=True)
     return "  ".join(parts) or holdout_line(scores)
@@ -89,7 +89,8 @@ def _of_clients(scores: tuple[Score, ...], model: str, data: str, worst: bool = 
     shares = [share for s in of_clients if (share := accuracy(s.values)) is not None]
     worst_text = f" (worst {percent(min(shares))})" if shares and worst else ""
     mean = [f"{_CALLED[model]} {percent(sum(shares) / len(shares))}{worst_text}"] if shares else []
-    return mean + [f"{_CALLED[model]} of {s.client} {said(s.values)}" for s in of_clients if accuracy(s.values) is None]
+    without = [s for s in of_clients if accuracy(s.values) is None]
+    return mean + [f"{_CALLED[model]} of {s.client} {format_score(s.values)}" for s in without]
 
 
 def worst_line(scores: tuple[Score, ...]) -> str:
@@ -117,13 +118,14 @@ def holdout_line(scores: tuple[Score, ...]) -> str:
     return f"{'  '.join(parts)} on hold-out" if parts else "no scores are shared"
 
 
-def said(values: Mapping[str, object]) -> str:
-    """Return the accuracy as text; for a task without an accuracy its first score, "loss 0.123"."""
+def format_score(values: Mapping[str, object]) -> str:
+    """Return the accuracy as text; for a task without an accuracy its first score that is not the loss: "dice 0.743"."""
     share = accuracy(values)
     if share is not None:
         return percent(share)
-    score = next(((name, value) for name, value in values.items() if isinstance(value, float)), None)
-    return f"{score[0]} {score[1]:.4g}" if score else "without a score"
+    numbers = {name: value for name, value in values.items() if isinstance(value, float)}
+    name = next((name for name in numbers if name != "loss"), "loss")
+    return f"{name} {numbers[name]:.3g}" if name in numbers else "without a score"
 
 
 def accuracy(values: Mapping[str, object]) -> float | None:

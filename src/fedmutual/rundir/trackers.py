@@ -74,7 +74,8 @@ class Tracker:
 
     def end(self) -> None:
         """Keep the files of the finished run, and end the tracker's run."""
-        files = [f for f in sorted(self._folder.rglob("*")) if f.is_file() and f.name != LOCK]
+        # a link in a folder from somebody else could name any file of this machine
+        files = [f for f in sorted(self._folder.rglob("*")) if f.is_file() and not f.is_symlink() and f.name != LOCK]
         sent = [f for f in files if f.relative_to(self._folder).parts[0] != "clients"]
         self._try("end", self._folder, sent, True)
 

@@ -15,6 +15,8 @@ from fedmutual.config import Config, make_algorithm
 from fedmutual.data.memory import make_memory_source
 from fedmutual.errors import ConfigError
 from fedmutual.in_memory import PREFIX, holding
+from fedmutual.report.scale import MetricScale
+from fedmutual.rundir.main_metric import read_metric
 from fedmutual.studies.arguments import make_config, speaking_of_arguments
 from fedmutual.studies.compare import check_folders, train_all
 from fedmutual.studies.progress import ProgressBars
@@ -29,10 +31,11 @@ class Site:
     """One participant: its data and its network.
 
     train: a torch Dataset of (x, y); a pair (x, y) of arrays, tensors or DataFrames; or a DataFrame with `label`.
-    test: the same of test rows; None: a fifth of `train` is held out. label: the column of the targets of a DataFrame.
-    model: its personal network, an nn.Module whose weights it begins with, a name of `fedmutual list models`, or a function
-    of (shape, classes) that makes one; None: the shared architecture.
-    settings: keys of its own, as "optimizer.lr".
+    test: test rows in one of these forms; None: a fifth of `train` is held out. label: the column of the targets of a
+    DataFrame.
+    model: the personal network of the participant: an nn.Module with its first weights, a name of `fedmutual list models`,
+    or a function of (shape, classes) that makes a network; None: the shared architecture.
+    settings: keys of this participant alone, for example {"optimizer.lr": 0.01}.
     """
 
     train: Any
@@ -84,13 +87,18 @@ class Comparison:
         return Path(path)
 
     def __repr__(self) -> str:
-        """The mean accuracy of each method after its last round, over seeds and clients."""
+        """Return the mean of the main metric of each method after its last round, over seeds and clients."""
+        metric = read_metric(next(iter(self.runs.values())).folder)
+        scale = MetricScale(metric=metric)
         table = self.history()
         last = table[table["round"] == table.groupby(["method", "seed"])["round"].transform("max")]
-        chosen = last[(last["metric"] == "accuracy") & (last["data"] == "validation")]
+        chosen = last[(last["metric"] == metric.name) & (last["data"] == "validation")]
         means = chosen.groupby(["method", "model"])["value"].mean()
-        lines = "".join(f"\n  {method}, {model}: {100 * value:.1f} %" for (method, model), value in means.items())
-        return f"<Comparison of {len(self.runs)} runs, mean accuracy on clients' validation rows:{lines}>"
+        lines = "".join(
+            f"\n  {method}, {model}: {scale.format_value(value)}{scale.mark}" for (method, model), value in means.items()
+        )
+        kind = f"{metric.title} on validation rows, mean over clients and seeds"
+        return f"<Comparison of {len(self.runs)} runs; {kind}:{lines}>"
 
 
 def federate(

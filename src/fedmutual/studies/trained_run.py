@@ -15,11 +15,13 @@ from fedmutual.federation.networks import POOLED
 from fedmutual.files import read_json
 from fedmutual.models.splice import build_meme
 from fedmutual.recorded_code import RecordedCode
+from fedmutual.report.scale import MetricScale
 from fedmutual.rundir import best as bests
 from fedmutual.rundir.about import about
 from fedmutual.rundir.checkpoint import Saved, committed, file_name, read_state, shared_state
 from fedmutual.rundir.file_names import CONFIG, SUMMARY
 from fedmutual.rundir.frames import read_scores
+from fedmutual.rundir.main_metric import read_metric
 from fedmutual.studies.history import plot_history
 
 if TYPE_CHECKING:
@@ -53,21 +55,28 @@ class Run:
         if last.empty:
             return f"{text}, in {self.folder}>"
         last = last[last["round"] == last["round"].max()]
-        means = last[(last["metric"] == "accuracy") & (last["data"] != "holdout")].groupby(["model", "data"])["value"].mean()
-        scores = "".join(f", {model} {100 * value:.1f} % on {data}" for (model, data), value in means.items())
-        return f"{text}, round {last['round'].max()} of {self.config.rounds}{scores}, in {self.folder}>"
+        metric = read_metric(self.folder)
+        scale, chosen = MetricScale(metric=metric), last[(last["metric"] == metric.name) & (last["data"] != "holdout")]
+        means = chosen.groupby(["model", "data"])["value"].mean()
+        scores = ", ".join(
+            f"{model} {scale.format_value(value)}{scale.mark} on {data}" for (model, data), value in means.items()
+        )
+        shown = f", {metric.title}: {scores}" if scores else ""
+        return f"{text}, round {last['round'].max()} of {self.config.rounds}{shown}, in {self.folder}>"
 
     def history(self) -> "pd.DataFrame":
         """All scores over the rounds, a row a number: round, model, client, data, metric, value."""
         return read_scores(self.folder)
 
-    def plot(self, metric: str = "accuracy", data: str = "validation") -> Any:
-        """Draw a metric over the rounds, a line a model and client -> the matplotlib Axes.
+    def plot(self, metric: str | None = None, data: str = "validation") -> Any:
+        """Draw a metric over the rounds, one line for each model and client -> the matplotlib Axes.
+
+        metric: a metric of `history`; None: the main metric of the run, which is the accuracy for classification.
 
         Raises:
             ValueError: the run has no such metric on such data; the message lists those that there are.
         """
-        return plot_history(self.history(), metric, data, self.config.name)
+        return plot_history(self.history(), metric or read_metric(self.folder).name, data, self.config.name)
 
     def predict(self, x: Any, client: str | None = None, best: bool = False) -> "pd.DataFrame":
         """Return the probabilities of examples in memory: one row for each example [n], one column for each class.
@@ -161,7 +170,8 @@ class Run:
         if client not in (client_ids := about(self.folder).clients):
             raise RunError(f"{self.folder}: there is no client {client!r}; there are {', '.join(client_ids)}")
         with plugins.under(self._code):
-            net = build_meme(self.config.model, *self._sizes(client), At(0, -1, 1).rng("any"), At(0, -1, 1).rng("any"))
+            rng = At(0, -1, 1).rng("any")
+            net = build_meme(self.config.model, *self._sizes(client), rng, rng, of_pixels=None)
         own = self._client_state(client, "meme.")  # of a proxy all of it
         net.load_state_dict(own if net.state_dict().keys() <= own.keys() else shared_state(self.folder) | own)
         return net.eval()
@@ -188,7 +198,7 @@ class Run:
 
     def _shared_net(self) -> nn.Module:
         with plugins.under(self._code):
-            return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"))
+            return models.build(self.config.model.shared, *self._sizes(), At(0, -1, 1).rng("any"), of_pixels=None)
 
     def _saved(self) -> Saved:
         saved = committed(self.folder)
@@ -208,7 +218,7 @@ class Run:
 
     def _net(self, name: str, state: dict[str, torch.Tensor], client: str | None = None) -> nn.Module:
         with plugins.under(self._code):
-            net = models.build(name, *self._sizes(client), At(0, -1, 1).rng("any"))
+            net = models.build(name, *self._sizes(client), At(0, -1, 1).rng("any"), of_pixels=None)
         net.load_state_dict(state)
         return net.eval()
 
