@@ -281,12 +281,12 @@ def test_a_damaged_environment_is_said_in_a_sentence(digits, cli, text, key):
         fedmutual.Run("r").global_model()
 
 
-def test_who_learns_numbers_predicts_no_classes(own, cli):
-    own(task="regression")
-    for client, who in (([], "its clients learn"), (["--client", "north"], "client 'north' learns")):
-        code, _, err = cli("predict", "o", "new.npz", *client)
-        assert code == 2
-        assert f"o: {who} 'regression', and only classes can be predicted" in err
+def test_a_client_that_learns_numbers_predicts_a_number(own):
+    run = own(task="regression")
+    (prediction,) = fedmutual.predict("o", "new.npz", "north")
+    x = (torch.from_numpy(np.load("new.npz")["x"])[None].float() / 255 - 0.3) / 0.4
+    assert prediction.numbers == pytest.approx(run.personal_model("north")(x)[0].tolist())
+    assert (prediction.kind, prediction.ranked) == ("numbers", ())
 
 
 def test_the_best_round_answers_where_it_is_asked_for(small, cli, digits):

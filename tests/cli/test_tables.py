@@ -11,7 +11,7 @@ import torch
 import fedmutual
 from fedmutual.data.encoding import parse_encoding
 from fedmutual.errors import DataError
-from fedmutual.studies.predict import choose_model
+from fedmutual.studies.answering_model import choose_model
 
 RUN = """
 name = "wards"

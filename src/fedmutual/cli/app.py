@@ -340,7 +340,7 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="Print a line of JSON for each example, for scripts.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Classify new examples, scaled as in training, and print which model answered.
+    """Predict classes, numbers, labels or masks of new examples, scaled as in training, and print which model answered.
 
     A client without a personal model is served by the shared model. Example: `fedmutual predict runs/x scan.png --client 3`
     """

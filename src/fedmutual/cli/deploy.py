@@ -48,7 +48,7 @@ def score(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for scripts.")] = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Score a model on a labelled file: accuracy with an interval, and the recall of each class.
+    """Score a model on a labelled file: the main metric of the task with an interval, and the scores of each class.
 
     Example: `fedmutual score runs/x new.csv --client 3`
     """

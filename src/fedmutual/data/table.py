@@ -78,9 +78,11 @@ def make_plans(columns: Mapping[str, ColumnConfig], frames: Sequence[pd.DataFram
 
 
 def read_labelled(
-    path: Path, columns: Sequence[str], label: str, encoding: Encoding | None = None
+    path: Path, columns: Sequence[str], label: str, encoding: Encoding | None = None, numbers: bool = False
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Callable[[int], str]]:
     """Return the named columns of a CSV or Parquet file as `read_features` has them, the labels [n], and the name of a row.
+
+    numbers: labels are numbers; they stay text, which `targets.read_targets` parses.
 
     Raises:
         BadRows, DataError: as `read_features`; or the column of labels is missing, or a label is missing or no class.
@@ -95,7 +97,7 @@ def read_labelled(
     row_namer = RowNamer(path, len(frame))
     if len(blank_rows):
         raise DataError(f"{path}: the label in {row_namer(blank_rows[0])} is missing; fill it in or remove the row")
-    return x, _parse_labels(names, path, row_namer), name_row
+    return x, names if numbers else _parse_labels(names, path, row_namer), name_row
 
 
 def read_features(

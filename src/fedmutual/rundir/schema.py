@@ -72,9 +72,13 @@ class Evaluation(Record):
     @cached_property
     def scores(self) -> tuple[MetricScore, ...]:
         """Return the scores with the main metric."""
-        if self.metric == "accuracy":
+        return self.list_scores(self.metric)
+
+    def list_scores(self, metric: str) -> tuple[MetricScore, ...]:
+        """Return the scores with a metric, for example of a client whose task has another main metric than the run."""
+        if metric == "accuracy":
             return tuple(s for s in self.rows if isinstance(s, RecordedScore))
-        return tuple(m for s in self.others if (m := s.by_metric(self.metric)) is not None)
+        return tuple(m for s in self.others if (m := s.by_metric(metric)) is not None)
 
     @property
     def others(self) -> tuple[OtherScore, ...]:

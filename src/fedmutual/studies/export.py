@@ -11,22 +11,21 @@ from typing import NamedTuple
 
 from fedmutual.errors import RunError
 from fedmutual.files import write_bytes, write_json
+from fedmutual.studies.answering_model import AnsweringModel, choose_model, find_run_folder, list_columns, raw_shape
 from fedmutual.studies.exported_model import (
     INPUT,
-    OUTPUT,
     convert_to_onnx,
     export_program,
     make_raw_input_model,
     serialise_program,
 )
 from fedmutual.studies.model_card import write_model_card
-from fedmutual.studies.predict import AnsweringModel, choose_model, find_run_folder, list_columns, raw_shape
 from fedmutual.tensor_files import write_tensors
 
 WEIGHTS, PROGRAM, ONNX, ABOUT, CARD = "weights.safetensors", "model.pt2", "model.onnx", "model.json", "README.md"
 _MEANING = {
     WEIGHTS: "the weights of the network alone (safetensors); the scaling is not in them",
-    PROGRAM: "a program for `torch.export.load(...).module()`: raw inputs to probabilities",
+    PROGRAM: "a program for `torch.export.load(...).module()`: raw inputs to answers",
     ONNX: "the same program for ONNX runtimes",
     ABOUT: "inputs, classes and scaling for a program to read",
     CARD: "this model card",
@@ -92,7 +91,7 @@ def _write_files(folder: Path, run_folder: Path, answering: AnsweringModel) -> l
         left_out += [f"{PROGRAM} and {ONNX}: {problem}"]
     else:
         try:
-            write_bytes(folder / ONNX, convert_to_onnx(program))
+            write_bytes(folder / ONNX, convert_to_onnx(program, answering.form.name))
         except RunError as problem:
             left_out += [f"{ONNX}: {problem}"]
     write_json(
@@ -105,7 +104,12 @@ def _write_files(folder: Path, run_folder: Path, answering: AnsweringModel) -> l
             "round": answering.round,
             "fedmutual": version("fedmutual"),
             "input": {"name": INPUT, "dtype": "float32", "shape": list(raw_shape(takes)), "columns": list_columns(takes)},
-            "output": {"name": OUTPUT, "dtype": "float32", "classes": list(takes.classes)},
+            "output": {
+                "name": answering.form.name,
+                "dtype": "float32",
+                "kind": answering.kind,
+                "classes": [] if answering.kind == "numbers" else list(takes.classes),
+            },
             "scaling": {
                 key: takes.scaling[key] for key in ("divisor", "mean", "std", "size", "columns") if key in takes.scaling
             },

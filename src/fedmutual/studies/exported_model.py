@@ -14,31 +14,33 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from fedmutual.errors import RunError, format_error
-from fedmutual.studies.predict import AnsweringModel, make_scaler
+from fedmutual.studies.answering_model import AnsweringModel, make_scaler
+from fedmutual.studies.outputs import AnswerForm
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
 ONNX_HINT = 'pip install "fedmutual[onnx]"'
-INPUT, OUTPUT = "x", "probabilities"
-_TOLERANCE = 1e-4  # of a probability: programs may add in another order, and nothing more
+INPUT = "x"
+_TOLERANCE = 1e-4  # of a probability, or of a number's size: programs may add in another order, and nothing more
 
 
 class RawInputModel(nn.Module):
-    """A classifier with the scaling before it and softmax behind: raw x [B, *shape] float32 -> probabilities [B, C]."""
+    """A network with the scaling before it and the form of answers behind: raw x [B, *shape] float32 -> answers [B, ...]."""
 
-    def __init__(self, network: nn.Module, scale: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, network: nn.Module, scale: Callable[[Tensor], Tensor], form: AnswerForm) -> None:
         super().__init__()
         self.network = network
+        self.form = form
         self._scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the probability of each class as float32, computed as `predict` computes it."""
-        logits: Tensor = self.network(self._scale(x.clone()))  # the scaling may write into its argument
-        return logits.double().softmax(1).float()
+        """Return probabilities or numbers as float32, computed as `predict` computes them."""
+        outputs: Tensor = self.network(self._scale(x.clone()))  # the scaling may write into its argument
+        return self.form.compute(outputs).float()
 
 
 def make_raw_input_model(answering: AnsweringModel) -> RawInputModel:
-    """Return the model that answers as a module of raw inputs, in eval mode."""
-    return RawInputModel(answering.net, make_scaler(answering.takes)).eval()
+    """Return the model that answers as a module of raw inputs, in eval mode and without gradients."""
+    return RawInputModel(answering.net, make_scaler(answering.takes), answering.form).eval().requires_grad_(False)
 
 
 @torch.no_grad()
@@ -46,19 +48,18 @@ def export_program(model: RawInputModel, shape: tuple[int, ...]) -> ExportedProg
     """Return the program of a model for any number of examples, after checking that it computes what the model computes.
 
     Raises:
-        RunError: torch.export cannot trace the network, or the program computes other probabilities.
+        RunError: torch.export cannot trace the network, or the program computes other answers.
     """
     examples = torch.rand(3, *shape, generator=torch.Generator().manual_seed(0))
     try:
         with _silence():
             program = torch.export.export(model, (examples[:2],), dynamic_shapes=({0: Dim("batch", min=1)},))
-        difference = max(float((program.module()(x) - model(x)).abs().max()) for x in (examples[:1], examples))
+        pairs = [(program.module()(x), model(x)) for x in (examples[:1], examples)]
+        difference = max(float(((a - b).abs() / b.abs().clamp(min=1)).max()) for a, b in pairs)
     except Exception as problem:  # the network may be a user's code, and torch.export fails in many ways
         raise RunError(f"torch.export cannot trace the network ({_take_first_line(problem)})") from None
     if not difference <= _TOLERANCE:
-        raise RunError(
-            f"the program that torch.export made answers otherwise than the model, by {difference:.2g} of a probability"
-        )
+        raise RunError(f"the program of torch.export and the model give different answers; they differ by {difference:.2g}")
     return program
 
 
@@ -69,8 +70,8 @@ def serialise_program(program: ExportedProgram) -> bytes:
     return content.getvalue()
 
 
-def convert_to_onnx(program: ExportedProgram) -> bytes:
-    """Return the content of an .onnx file: input `x` [batch, *shape] float32, output `probabilities` [batch, C] float32.
+def convert_to_onnx(program: ExportedProgram, output: str) -> bytes:
+    """Return the content of an .onnx file: input `x` [batch, *shape] float32, and the named output [batch, ...] float32.
 
     Raises:
         RunError: a package of the extra `onnx` is missing, or the program cannot be converted.
@@ -80,7 +81,7 @@ def convert_to_onnx(program: ExportedProgram) -> bytes:
         raise RunError(f"ONNX needs the package {missing[0]!r}: {ONNX_HINT}")
     try:
         with _silence(), TemporaryDirectory() as folder:
-            converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[OUTPUT])
+            converted = torch.onnx.export(program, dynamo=True, verbose=False, input_names=[INPUT], output_names=[output])
             assert converted is not None  # so it is with dynamo=True and without a file
             converted.save(path := str(Path(folder) / "model.onnx"), external_data=False)
             return Path(path).read_bytes()

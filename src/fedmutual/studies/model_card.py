@@ -1,6 +1,7 @@
 """The model card of an exported model: what it is, how it was trained and scored, and what it is not for."""
 
 import html
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,12 +10,14 @@ from pathlib import Path, PurePath
 from statistics import fmean
 from typing import Any
 
+from fedmutual.core import get_metric
+from fedmutual.metric import ACCURACY
 from fedmutual.report.rendering import make_environment
+from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import estimate, wilson_interval
-from fedmutual.report.text import percent
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import MetricScore
-from fedmutual.studies.predict import AnsweringModel, list_columns, raw_shape
+from fedmutual.studies.answering_model import AnsweringModel, list_columns, raw_shape
 
 _MARKUP = re.compile(r"([\\`*_{}\[\]#|~!])")
 _ROWS = {
@@ -30,8 +33,8 @@ class CardScore:
 
     rows: str  # which rows, and of whom
     examples: str
-    accuracy: str  # in percent
-    interval: str  # 95 %, in percent, or the reason why there is none
+    value: str  # of the main metric
+    interval: str  # 95 %, or the reason why there is none
 
 
 def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, str], left_out: list[str]) -> str:
@@ -47,6 +50,8 @@ def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, s
     # html=False: the text is Markdown, and `_escape` takes markup out of names
     environment = make_environment("fedmutual.studies", html=False, keep_trailing_newline=True)
     environment.filters["plain"] = _escape
+    metric = get_metric(answering.task)
+    scale = None if metric is None else MetricScale(metric=metric)
     return environment.get_template("model_card.md.j2").render(
         run=run,
         answering=answering,
@@ -57,7 +62,8 @@ def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, s
         values=_describe_values(answering),
         settings=run.config["algorithm"],
         examples=_count_training_examples(run, answering),
-        scores=list(_list_scores(run, answering)),
+        scale=scale,
+        scores=list(_list_scores(run, answering, scale)),
         privacy=_describe_privacy(run, answering),
         files=files,
         left_out=left_out,
@@ -89,35 +95,45 @@ def _count_training_examples(run: RecordedRun, answering: AnsweringModel) -> int
     return sum(sum(holding.counts.training) for holding in chosen)
 
 
-def _list_scores(run: RecordedRun, answering: AnsweringModel) -> Iterator[CardScore]:
+def _list_scores(run: RecordedRun, answering: AnsweringModel, scale: MetricScale | None) -> Iterator[CardScore]:
     """Yield the scores of the model after its round: on the test set, on the client's rows, or as a mean over clients."""
     evaluation = run.at(answering.round)
-    scores = [s for s in evaluation.scores if s.model == answering.role] if evaluation else []
+    if evaluation is None or scale is None:
+        return
+    scores = [s for s in evaluation.list_scores(scale.metric.name) if s.model == answering.role]
     for data in dict.fromkeys(s.data for s in scores):
         by_client = {s.client: s for s in scores if s.data == data}
         rows = _ROWS.get(data, data)
         if answering.client in by_client:
             yield _format_score(
-                by_client[answering.client], rows if answering.client is None else f"{rows} of client {answering.client}"
+                by_client[answering.client],
+                rows if answering.client is None else f"{rows} of client {answering.client}",
+                scale,
             )
         elif None in by_client:
-            yield _format_score(by_client[None], rows)
+            yield _format_score(by_client[None], rows, scale)
         elif answering.client is None and len(by_client) > 1:
-            mean = estimate([s.value for s in by_client.values()], "clients")
+            mean, most = (
+                estimate([s.value for s in by_client.values()], "clients"),
+                1.0 if scale.metric.is_fraction else math.inf,
+            )
             examples = [s.examples for s in by_client.values() if s.examples is not None]
             yield CardScore(
                 f"{rows}, mean of {len(by_client)} clients",
                 f"{sum(examples)}" if len(examples) == len(by_client) else "not shared",
-                percent(fmean(s.value for s in by_client.values())),
-                f"{percent(max(mean.low, 0.0))} to {percent(min(mean.high, 1.0))}, over clients",
+                scale.format_value(fmean(s.value for s in by_client.values())),
+                f"{scale.format_value(max(mean.low, 0.0))} to {scale.format_value(min(mean.high, most))}, over clients",
             )
 
 
-def _format_score(score: MetricScore, rows: str) -> CardScore:
+def _format_score(score: MetricScore, rows: str, scale: MetricScale) -> CardScore:
+    value = scale.format_value(score.value)
     if not score.examples:
-        return CardScore(rows, "not shared", percent(score.value), "unknown: the number of rows is not shared")
-    low, high = wilson_interval(score.value, score.examples)
-    return CardScore(rows, str(score.examples), percent(score.value), f"{percent(low)} to {percent(high)}")
+        return CardScore(rows, "not shared", value, "unknown: the number of rows is not shared")
+    if scale.metric != ACCURACY:
+        return CardScore(rows, str(score.examples), value, "not recorded: `fedmutual score` computes it for a file")
+    low, high = map(scale.format_value, wilson_interval(score.value, score.examples))
+    return CardScore(rows, str(score.examples), value, f"{low} to {high}")
 
 
 def _describe_privacy(run: RecordedRun, answering: AnsweringModel) -> list[str]:

@@ -1,24 +1,30 @@
-"""A run's model scored on a labelled file: how good its answers are there, with an interval."""
+"""A run's model scored on a labelled file, with an interval of the main metric over the rows of the file."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from fedmutual.core import Task, get_metric
 from fedmutual.data import arrays, folder, labels, table
 from fedmutual.data.encoding import parse_encoding
 from fedmutual.data.examples import ArrayExamples, Part, Source, listed
 from fedmutual.data.table_file import SUFFIXES
+from fedmutual.data.targets import check_masks, read_targets
 from fedmutual.errors import DataError
 from fedmutual.evaluation import forward_in_parts
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.statistics import wilson_interval
-from fedmutual.scores import Scores, score_classification
-from fedmutual.studies.predict import AnsweringModel, choose_model, make_scaler, scale_examples, takes_pixels
+from fedmutual.studies.answering_model import AnsweringModel, choose_model, make_scaler, scale_examples, takes_pixels
 
 _AT_ONCE = 512  # rows of a forward
+_RESAMPLES = 500
 
 
 @dataclass(frozen=True)
@@ -27,9 +33,10 @@ class FileScore:
 
     file: str
     model: str  # the model: "personal model of client '3' (cnn1), round 20"
-    classes: tuple[str, ...]
-    values: Scores  # as `fedmutual.scores.score_classification` gives them; fractions in [0, 1]
-    interval: tuple[float, float]  # 95 % of the accuracy, Wilson's, over the file's rows
+    classes: tuple[str, ...]  # or labels
+    values: Mapping[str, Any]  # as `score` of the task returns them: numbers, None, or a list with a number for each class
+    metric: Metric | None  # the main metric of the task, if the task has one
+    interval: tuple[float, float] | None  # 95 % of the main metric over the rows; None where a resample has no such score
 
 
 @torch.no_grad()
@@ -38,35 +45,75 @@ def score_file(
 ) -> FileScore:
     """Score a run's model on a labelled CSV or npz file, or on a folder of images by class.
 
-    run_or_model, client, best, trust_code: the model, as for `fedmutual.predict`. Labels are matched by class
-    name, after the renaming of the run's `data.labels`.
+    run_or_model, client, best, trust_code: the model, as for `fedmutual.predict`. Classes are matched by name, after the
+    renaming of the run's `data.labels`; several labels and the classes of masks by position. The interval is Wilson's for
+    an accuracy, and for another main metric the percentiles of 500 bootstrap resamples of the rows.
 
     Raises:
         UserError: there is no such model, or the file cannot be read, lacks labels, or has a class that the model lacks.
     """
     answering = choose_model(Path(run_or_model), client, best, trust_code)
     source = _read_labelled(Path(file), answering)
-    _, (targets,) = labels.match_labels(
-        source, answering.data.model_copy(update={"classes": answering.takes.classes}), common=True
-    )
-    values = score_classification(_compute_logits(source, answering), torch.from_numpy(targets))
-    accuracy = values["accuracy"]
-    assert isinstance(accuracy, float)
-    return FileScore(
-        str(file), answering.description, answering.takes.classes, values, wilson_interval(accuracy, len(targets))
-    )
+    targets = _read_targets(source, answering)
+    outputs, metric = _compute_outputs(source, answering), get_metric(answering.task)
+    values = answering.task.score(outputs, targets)
+    if metric is None:
+        interval = None
+    elif metric == ACCURACY:
+        interval = wilson_interval(values[metric.name], len(targets))
+    else:
+        interval = _resample(answering.task, metric, outputs, targets)
+    classes = () if answering.kind == "numbers" else answering.takes.classes
+    return FileScore(str(file), answering.description, classes, values, metric, interval)
 
 
-def _compute_logits(source: Source, answering: AnsweringModel) -> Tensor:
-    """Return the network's outputs [n, C] for all rows of a labelled file."""
+def _read_targets(source: Source, answering: AnsweringModel) -> Tensor:
+    """Return the targets of a labelled file, as the task takes them.
+
+    Raises:
+        DataError: a target is none of the classes, or not of the kind that the model learned.
+    """
+    takes = answering.takes
+    data = answering.data.model_copy(update={"classes": None if answering.kind == "numbers" else takes.classes})
+    if answering.kind == "classes":
+        _, (targets,) = labels.match_labels(source, data, common=True)
+        return torch.from_numpy(targets)
+    _, (read,) = read_targets(source, data, answering.kind, takes.classes)
+    if answering.kind == "masks":
+        check_masks(read, takes.shape, data, source.place)
+    return torch.from_numpy(read)
+
+
+def _resample(task: Task, metric: Metric, outputs: Tensor, targets: Tensor) -> tuple[float, float] | None:
+    """Return the 95 % interval of the main metric by the bootstrap over rows: Efron 1979, https://doi.org/10.1214/aos/1176344552.
+
+    None: there is one row, or the metric of a resample is undefined.
+    """
+    from scipy.stats import bootstrap  # takes a second
+
+    def score_rows(rows: npt.NDArray[np.int64]) -> float:
+        value = task.score(outputs[rows], targets[rows])[metric.name]
+        return math.nan if value is None else float(value)
+
+    if len(targets) < 2:
+        return None
+    result = bootstrap(
+        (np.arange(len(targets)),), score_rows, vectorized=False, n_resamples=_RESAMPLES, method="percentile", random_state=0
+    )
+    low, high = (float(end) for end in result.confidence_interval)
+    return (low, high) if math.isfinite(low + high) else None
+
+
+def _compute_outputs(source: Source, answering: AnsweringModel) -> Tensor:
+    """Return the network's outputs [n, ...] for all rows of a labelled file."""
     scaled, part = make_scaler(answering.takes), source.train
-    logits = []
+    outputs = []
     for start in range(0, len(part.x), _AT_ONCE):
         rows = range(start, min(start + _AT_ONCE, len(part.x)))
         names = [part.where(row) for row in rows]
         x = scale_examples(part.x.take(rows), names.__getitem__, answering.takes, scaled)
-        logits.append(forward_in_parts(answering.net, x))
-    return torch.cat(logits)
+        outputs.append(forward_in_parts(answering.net, x))
+    return torch.cat(outputs)
 
 
 def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
@@ -77,18 +124,21 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
     """
     takes = answering.takes
     data = answering.data.model_copy(update={"root": file, "test": None, "group_by": None})  # of the training files
-    if file.is_dir() and takes_pixels(takes):
+    if file.is_dir() and takes_pixels(takes) and answering.kind == "classes":
         source = folder.read_folder(data, domains=False)
         if source.test is not None:
             raise DataError(f"{file}: holds the folders train and test; name one of the two")
         return source
     if file.suffix.lower() in SUFFIXES and takes.columns is not None:
         encoded = takes.scaling.get("columns")
-        values, names, name_row = table.read_labelled(file, takes.columns, data.label, encoded and parse_encoding(encoded))
+        values, names, name_row = table.read_labelled(
+            file, takes.columns, data.label, encoded and parse_encoding(encoded), answering.kind == "numbers"
+        )
         return Source(str(file), Part(ArrayExamples(values), names, name_row))
     if file.suffix.lower() == ".npz" and takes.columns is None:
         source = arrays.make_source(arrays.read_arrays(file, missing="name another"), data, str(file))
-        return replace(source, train=_name_classes(source, takes.classes), test=None)
+        named = _name_classes(source, takes.classes) if answering.kind == "classes" else source.train
+        return replace(source, train=named, test=None)
     raise DataError(f"{file}: holds no labelled examples that this model takes; give it {_describe_labelled(answering)}")
 
 
@@ -113,4 +163,8 @@ def _describe_labelled(answering: AnsweringModel) -> str:
         return f"a CSV file with the columns {listed([*takes.columns, answering.data.label])}"
     shape = ", ".join(map(str, takes.shape))
     arrays_text = f"an npz file with the arrays 'x' of shape [n, {shape}] and 'y'"
-    return f"{arrays_text}, or a folder of images by class" if takes_pixels(takes) else arrays_text
+    return (
+        f"{arrays_text}, or a folder of images by class"
+        if takes_pixels(takes) and answering.kind == "classes"
+        else arrays_text
+    )

@@ -8,7 +8,7 @@ from torch import nn
 
 from fedmutual import models, plugins
 from fedmutual.config import Config, read_dumped
-from fedmutual.core import At
+from fedmutual.core import At, Task
 from fedmutual.ensemble import WEIGHT, Ensemble
 from fedmutual.errors import RunError
 from fedmutual.federation.networks import POOLED
@@ -21,8 +21,10 @@ from fedmutual.rundir.about import about
 from fedmutual.rundir.checkpoint import Saved, committed, file_name, read_state, shared_state
 from fedmutual.rundir.file_names import CONFIG, SUMMARY
 from fedmutual.rundir.frames import read_scores
+from fedmutual.rundir.interface import interface
 from fedmutual.rundir.main_metric import read_metric
 from fedmutual.studies.history import plot_history
+from fedmutual.tasks import make_task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,14 +81,16 @@ class Run:
         return plot_history(self.history(), metric or read_metric(self.folder).name, data, self.config.name)
 
     def predict(self, x: Any, client: str | None = None, best: bool = False) -> "pd.DataFrame":
-        """Return the probabilities of examples in memory: one row for each example [n], one column for each class.
+        """Return answers for examples in memory: one row for each example [n], and of each class a column of probabilities.
+
+        Of several labels: one column for each label with its probability; of numbers: the predicted number.
 
         x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
         client: the client whose personal model answers; without it, the shared model answers.
         best: whether the model of the best round answers (records.keep_best).
 
         Raises:
-            UserError: the run has no such model, or the examples do not fit it.
+            UserError: the run has no such model, it segments images, or the examples do not fit it.
         """
         from fedmutual.studies.predict import predict_arrays  # which imports this module
 
@@ -195,6 +199,15 @@ class Run:
         clients = about(self.folder).clients
         whose = clients[client] if client else next(iter(clients.values()))
         return whose.input, whose.outputs
+
+    def task(self, client: str | None = None) -> Task:
+        """Return the task that a client learns; without a client, the task of the shared model.
+
+        Raises:
+            UserError: the code of an own task is missing, or may not be imported.
+        """
+        with plugins.under(self._code):
+            return make_task(interface(self.folder, client).task)
 
     def _shared_net(self) -> nn.Module:
         with plugins.under(self._code):

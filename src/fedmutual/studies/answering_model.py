@@ -1,0 +1,215 @@
+"""The model of a run that answers, with what it takes: shapes, columns and scaling."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from fedmutual.config import DataConfig, has_own_data, make_client_config
+from fedmutual.core import Task, get_target_kind
+from fedmutual.data import scaling
+from fedmutual.data.encoding import parse_encoding
+from fedmutual.data.examples import BadRows
+from fedmutual.data.rows import check_finite
+from fedmutual.data.sources import FILES
+from fedmutual.errors import RunError
+from fedmutual.federation.networks import POOLED
+from fedmutual.metric import TargetKind
+from fedmutual.rundir.about import about
+from fedmutual.rundir.best import BEST
+from fedmutual.rundir.checkpoint import committed, file_name
+from fedmutual.rundir.file_names import CONFIG
+from fedmutual.rundir.interface import Interface, interface
+from fedmutual.studies.outputs import ANSWER_FORMS, AnswerForm
+from fedmutual.studies.trained_run import Run
+
+
+class AnsweringModel(NamedTuple):
+    """A model that predicts."""
+
+    net: nn.Module  # in eval mode
+    description: str  # "personal model of client '3' (cnn1), round 20"
+    takes: Interface
+    data: DataConfig  # of the client
+    role: str  # in scores: "personal", "global", "ensemble", or "meme", a client's fork of the shared model
+    network: str  # the name of its architecture
+    client: str | None  # the client; None: all clients
+    round: int  # the weights are those after this round
+    task: Task  # that the model learned
+
+    @property
+    def kind(self) -> TargetKind:
+        """The kind of targets that the model learned."""
+        return get_target_kind(self.task)
+
+    @property
+    def form(self) -> AnswerForm:
+        """The form of the model's answers."""
+        return ANSWER_FORMS[self.kind]
+
+    @property
+    def files(self) -> bool:
+        """Whether its data were image files, which are resized when they are read."""
+        return self.data.name in FILES
+
+
+def choose_model(
+    path: Path, client: str | None = None, best: bool = False, trust_code: bool = False, ensemble: bool = False
+) -> AnsweringModel:
+    """Return the model that answers.
+
+    Raises:
+        RunError: the path is no run and no model of one, or the run has no such model, or keeps none of its best round.
+    """
+    place, client = _place(path, client)
+    return choose_model_of_run(Run(place, trust_code), client, best or path.name == BEST, ensemble)
+
+
+def choose_model_of_run(run: Run, client: str | None = None, best: bool = False, ensemble: bool = False) -> AnsweringModel:
+    """Return the model of a run that answers.
+
+    Raises:
+        RunError: the run has no such model, or keeps none of its best round.
+    """
+    place = run.folder
+    known = about(place)
+    if client is not None and client not in known.clients:
+        raise RunError(
+            f"{place}: there is no client {client!r}; there are {', '.join(known.clients)}, and without --client the "
+            "shared model answers"
+        )
+    if ensemble:
+        return _choose_ensemble(run, client, best)
+    shared, own = run.config.model.shared, known.models.personal.get(client) if client is not None else None
+    if client is not None and own:
+        description = f"personal model of client {client!r} ({own.name})"
+        when = run.best_round(client) if best else None
+        return _answering(run, run.personal_model(client, best), description, "personal", own.name, client, when)
+    if client is not None and not known.pooled and not run.complete:
+        if best:
+            raise RunError(
+                f"{place}: of client {client!r}'s fork no best is kept; without --best the last saved one answers"
+            )
+        description = f"client {client!r}'s fork of the shared model ({shared})"
+        return _answering(run, run.meme(client), description, "meme", shared, client)
+    kind = "model of all data in one place" if known.pooled else "shared model"
+    served = f", for client {client!r}, who has none of its own" if client is not None else ""
+    when = run.best_round() if best else None
+    return _answering(run, run.global_model(best), f"{kind} ({shared})", "global", shared, client, when, served)
+
+
+def find_run_folder(run_or_model: Path) -> Path:
+    """Return the run's folder: the path, or the folder of the run that has this model file.
+
+    Raises:
+        RunError: the path is no run and no model of one.
+    """
+    return _place(run_or_model, None)[0]
+
+
+def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel:
+    """The ensemble of a client. Raises RunError where no client is named, or a best round is asked for."""
+    if client is None or best:
+        why = "no best ensemble is kept; take --best out" if best else "an ensemble is a client's; name one with --client"
+        raise RunError(f"{run.folder}: {why}")
+    net = run.ensemble(client)
+    description = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"
+    networks = f"{about(run.folder).models.personal[client].name} and {run.config.model.shared}"
+    return _answering(run, net, description, "ensemble", networks, client)
+
+
+def _answering(
+    run: Run,
+    net: nn.Module,
+    description: str,
+    role: str,
+    network: str,
+    client: str | None,
+    best: int | None = None,
+    served: str = "",
+) -> AnsweringModel:
+    """Return the model with its inputs. best: the best round, if the model is that of the best round."""
+    takes = interface(run.folder, client)
+    if not takes.agreed:
+        raise RunError(
+            f"{run.folder}: each client scales its inputs differently, and the scaling of these files is unknown; name a "
+            "client with --client"
+        )
+    config = (
+        make_client_config(run.config, client or next(iter(run.config.clients))) if has_own_data(run.config) else run.config
+    )
+    when = f"round {run.round}" if best is None else f"its best round, {best}"
+    return AnsweringModel(
+        net,
+        f"{description}, {when}{served}",
+        takes,
+        data=config.data,
+        role=role,
+        network=network,
+        client=client,
+        round=run.round if best is None else best,
+        task=run.task(client),
+    )
+
+
+def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
+    """Return the run's folder and the client whose model is meant."""
+    if path.suffix != ".safetensors":
+        if not (path / CONFIG).is_file():
+            raise RunError(f"{path}: is neither a run's folder nor a model file in a run's folder")
+        return path, client
+    if client is not None:
+        raise RunError(f"{path}: the file says whose model it is; take --client out, or name the run's folder")
+    home = path.absolute().parent
+    folder, owner = (home.parent, None) if home.name == "server" else (home.parent.parent, home.name)
+    if not path.is_file() or not (folder / CONFIG).is_file() or (owner is not None and home.parent.name != "clients"):
+        raise RunError(f"{path}: is no model file in a run's folder, as RUN/server/round-7.safetensors is")
+    saved = committed(folder)
+    if saved is None or path.name not in (file_name(saved.round), BEST):
+        raise RunError(f"{path}: is not the saved round of {folder}; name the run's folder, and its saved model answers")
+    return folder, None if owner == POOLED else owner
+
+
+def make_scaler(takes: Interface) -> Callable[[Tensor], Tensor]:
+    """Return the function from raw examples to a network's inputs: a scaling, or the encoding of a table's columns."""
+    columns = takes.scaling.get("columns")
+    return scaling.parse_scaling(takes.scaling) if columns is None else parse_encoding(columns)
+
+
+def raw_shape(takes: Interface) -> tuple[int, ...]:
+    """Return the shape of one raw example: of an encoded table one value for each column."""
+    columns = takes.scaling.get("columns")
+    return takes.shape if columns is None else (len(columns),)
+
+
+def list_columns(takes: Interface) -> list[str] | None:
+    """Return the columns of the table that a model learned from, in the order of the raw example; None if the data were no "
+    "table."""
+    columns = takes.scaling.get("columns")
+    return [column["name"] for column in columns] if columns else None if takes.columns is None else list(takes.columns)
+
+
+def scale_examples(raw: Tensor, where: Callable[[int], str], takes: Interface, scaled: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return raw examples [B, *shape] as a network takes them. where: the name of an example in messages.
+
+    Raises:
+        BadRows: the examples do not have the model's shape, or hold NaN or infinite values.
+    """
+    x = scaled(raw)
+    if tuple(x.shape[1:]) != takes.shape:
+        raise BadRows(_describe_misfit(where(0), raw, takes))
+    return check_finite(x, range(len(x)), where)
+
+
+def takes_pixels(takes: Interface) -> bool:
+    """Return whether a model learned from images of whole numbers, as image files hold them."""
+    return len(takes.shape) == 3 and takes.scaling["divisor"] != 1
+
+
+def _describe_misfit(where: str, x: Tensor, takes: Interface) -> str:
+    got, wanted = list(x.shape[1:]), list(takes.shape)
+    if len(got) == len(wanted) == 3 and got[0] == wanted[0]:
+        size = f"{got[1]} x {got[2]} pixels and the model takes {wanted[1]} x {wanted[2]}"
+        return f"{where} is {size}; resize it, or train with data.size = [{wanted[1]}, {wanted[2]}], which resizes all"
+    return f"{where} has the shape {got}, and the model takes {wanted}"

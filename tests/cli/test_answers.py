@@ -1,0 +1,150 @@
+"""Models of every task answer: `predict`, the exported program and `score` agree with each other and with scikit-learn."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_diabetes, load_digits
+from sklearn.metrics import f1_score, mean_absolute_error, roc_auc_score
+
+import fedmutual
+
+CONFIG = """
+name = "answers"
+rounds = 1
+data = {data}
+partition = {{ kind = "iid", clients = 2 }}
+model = {{ shared = "{network}" }}
+training = {{ task = "{task}", local_epochs = 1, batch_size = 8 }}
+optimizer = {{ lr = 0.01 }}
+engine = {{ device = "cpu" }}
+"""
+
+
+def train(cli, task, network, data):
+    Path("a.toml").write_text(CONFIG.format(task=task, network=network, data=data))
+    code, _, err = cli("run", "a.toml", "--out", "r")
+    assert code == 0, err
+
+
+def run_programs(x):
+    """Return the answers of both exported programs for raw inputs x, after checking that they are equal."""
+    about = json.loads(Path("model/model.json").read_text())
+    answers = torch.export.load("model/model.pt2").module()(torch.from_numpy(x))
+    (by_onnx,) = onnxruntime.InferenceSession("model/model.onnx").run([about["output"]["name"]], {"x": x})
+    np.testing.assert_allclose(by_onnx, answers, atol=1e-5)
+    return about, answers.numpy()
+
+
+def print_json(cli, *arguments):
+    code, out, err = cli(*arguments, "--json")
+    assert code == 0, err
+    return [json.loads(line) for line in out.splitlines()]
+
+
+@pytest.fixture
+def workplace(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def test_numbers(workplace, cli):
+    table = load_diabetes(as_frame=True)
+    frame = (table.data * 20).assign(progress=table.target / 100)
+    frame[:300].to_csv("old.csv", index=False)
+    frame[300:340].sample(frac=1, axis=1, random_state=0).to_csv("new.csv", index=False)
+    train(cli, "regression", "mlp", '{ name = "csv", root = "old.csv", label = "progress" }')
+    answers = [p.numbers[0] for p in fedmutual.predict("r", "new.csv", "1")]
+    assert [line["numbers"] for line in print_json(cli, "predict", "r", "new.csv", "--client", "1")] == [
+        [a] for a in answers
+    ]
+    assert cli("export", "r", "--client", "1", "--to", "model")[0] == 0
+    x = frame[300:340][list(table.data)].to_numpy(np.float32)
+    about, by_program = run_programs(x)
+    np.testing.assert_allclose(by_program[:, 0], answers, rtol=1e-5)
+    assert about["output"] == {"name": "numbers", "dtype": "float32", "kind": "numbers", "classes": []}
+    in_memory = fedmutual.Run("r").predict(frame[300:340][list(table.data)[::-1]], "1")
+    np.testing.assert_allclose(in_memory["progress"], answers)
+    (score,) = print_json(cli, "score", "r", "new.csv", "--client", "1")
+    errors = np.abs(frame["progress"][300:340] - answers)
+    assert score["mean_absolute_error"] == pytest.approx(mean_absolute_error(frame["progress"][300:340], answers), rel=1e-5)
+    half = 1.96 * errors.std() / len(errors) ** 0.5  # of the mean of 40 errors: a bootstrap interval is near the normal one
+    assert score["mean_absolute_error_interval"] == pytest.approx([errors.mean() - half, errors.mean() + half], rel=0.05)
+    card = Path("model/README.md").read_text()
+    assert "It predicts a number: progress." in card
+    assert "accura" not in card
+    assert "mean absolute error, 40 examples" in cli("score", "r", "new.csv", "--client", "1")[1]
+
+
+def test_several_labels(workplace, cli):
+    images, digits = load_digits(return_X_y=True)
+    y, names = np.stack([digits % 2 == 0, digits > 4], 1), ["even", "high"]
+    images = images.astype("float32")
+    np.savez("old.npz", x=images[:300], y=y[:300], classes=names)
+    np.savez("new.npz", x=images[300:360], y=y[300:360])
+    train(cli, "multilabel", "mlp", '{ name = "npz", root = "old.npz" }')
+    assert cli("export", "r", "--to", "model")[0] == 0
+    about, answers = run_programs(images[300:360])
+    assert (about["output"]["kind"], about["output"]["classes"]) == ("labels", names)
+    lines = print_json(cli, "predict", "r", "new.npz")
+    np.testing.assert_allclose([[line["probabilities"][n] for n in names] for line in lines], answers, atol=1e-6)
+    for line, p in zip(lines, answers, strict=True):
+        assert set(line["labels"]) == {name for name, probability in zip(names, p, strict=True) if probability >= 0.5}
+    (score,) = print_json(cli, "score", "r", "new.npz")
+    assert score["auroc"] == pytest.approx(roc_auc_score(y[300:360], answers))
+    assert score["f1"] == pytest.approx(f1_score(y[300:360], answers > 0.5, average="macro", zero_division=0))
+    assert list(score["label_auroc"]) == names
+    low, high = score["auroc_interval"]
+    assert low < score["auroc"] < high
+    assert list(fedmutual.Run("r").predict(images[300:360])) == names
+
+
+def test_masks(workplace, cli):
+    images = (load_digits().images[:120] / 16).astype("float32")
+    masks = (images > 0.4).astype("int64")
+    np.savez("old.npz", x=images[:90], y=masks[:90], classes=["paper", "ink"])
+    np.savez("new.npz", x=images[90:], y=masks[90:])
+    train(cli, "segmentation", "unet", '{ name = "npz", root = "old.npz" }')
+    assert cli("export", "r", "--client", "0", "--to", "model")[0] == 0
+    about, answers = run_programs(images[90:, None])
+    assert (about["output"]["kind"], answers.shape) == ("masks", (30, 2, 8, 8))
+    predictions = fedmutual.predict("r", "new.npz", "0")
+    assert [p.mask for p in predictions] == [tuple(map(tuple, m)) for m in answers.argmax(1).tolist()]
+    line = print_json(cli, "predict", "r", "new.npz", "--client", "0")[3]
+    assert line["mask"] == answers[3].argmax(0).tolist()
+    assert line["pixels"]["ink"] == pytest.approx(answers[3].argmax(0).mean())
+    (score,) = print_json(cli, "score", "r", "new.npz", "--client", "0")
+    by_class = f1_score(masks[90:].ravel(), answers.argmax(1).ravel(), average=None, labels=[0, 1])
+    assert list(score["class_dice"].values()) == pytest.approx(by_class)
+    assert "Dice, 30 examples" in cli("score", "r", "new.npz", "--client", "0")[1]
+    with pytest.raises(fedmutual.UserError, match="masks are no table"):
+        fedmutual.Run("r").predict(images[90:, None], "0")
+
+
+@pytest.mark.parametrize(
+    ("y", "sentence"),
+    [
+        (np.full(10, 3.5), "targets have the shape"),
+        (np.full((10, 8, 8), 2), "its mask holds 2, but the classes are 0 to 1"),
+        (np.zeros((10, 4, 4), int), "masks are [4, 4] and images [8, 8]"),
+    ],
+)
+def test_labelled_files_with_other_targets_are_refused(workplace, cli, y, sentence):
+    images = np.zeros((10, 8, 8), "float32")
+    np.savez("old.npz", x=images, y=np.ones((10, 8, 8), int))
+    np.savez("new.npz", x=images, y=y)
+    train(cli, "segmentation", "unet", '{ name = "npz", root = "old.npz", classes = ["paper", "ink"] }')
+    code, _, err = cli("score", "r", "new.npz")
+    assert (code, sentence in err, err.count("\n")) == (2, True, 1), err
+
+
+def test_a_table_without_the_column_of_numbers_is_refused(workplace, cli):
+    frame = pd.DataFrame({"a": [1.0, 2.0] * 10, "b": [3.0, 4.0] * 10, "y": [0.5, 1.5] * 10})
+    frame.to_csv("old.csv", index=False)
+    frame.assign(y="high").to_csv("new.csv", index=False)
+    train(cli, "regression", "mlp", '{ name = "csv", root = "old.csv", label = "y" }')
+    code, _, err = cli("score", "r", "new.csv")
+    assert (code, "'high' is not a finite number" in err) == (2, True), err
