@@ -344,20 +344,50 @@ def test_clients_of_other_tasks_have_no_part_in_the_choice(tmp_path, monkeypatch
     assert (len(scores), len(shares)) == (4, 3)
     assert found.tried[1].last.mean == pytest.approx(sum(shares) / 3)
     (said,) = [warning for warning in found.warnings if "no accuracy" in warning]
-    assert said == "the choice does not count 'light': its task has no accuracy metric"
+    assert said == "the choice does not count 'light': its task has no accuracy"
 
 
 def last_line(folder):
     return json.loads((Path(folder) / "metrics.jsonl").read_text().splitlines()[-1])
 
 
-def test_where_no_task_knows_an_accuracy_there_is_nothing_to_choose_by(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    np.savez("numbers.npz", x=np.random.default_rng(0).normal(size=(80, 4)), y=np.linspace(0, 1, 80))
+def write_numbers(task):
+    x = np.random.default_rng(0).normal(size=(120, 4))
+    np.savez("numbers.npz", x=x, y=x.sum(1))
     Path("numbers.toml").write_text(
         'data = { name = "npz", root = "numbers.npz", mean = [0, 0, 0, 0], std = [1, 1, 1, 1] }\n'
-        'partition = { clients = 2 }\ntraining = { task = "regression" }\nsplit = { holdout = 0.2 }\n'
+        f'partition = {{ clients = 2 }}\ntraining = {{ task = "{task}", local_epochs = 1 }}\n'
+        "split = { holdout = 0.2 }\nrounds = 2\n"
     )
-    with pytest.raises(ConfigError, match="the clients' tasks have no accuracy, and a sweep chooses by accuracy"):
+
+
+def test_a_regression_is_chosen_by_the_lowest_error(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    write_numbers("regression")
+    found = sweep("numbers.toml", {"optimizer.lr": [0.05, 1e-6], "training.batch_size": [8]}, seeds=2, out="s")
+    errors = {}
+    for rate in (0.05, 1e-6):
+        by_round = [[], []]
+        for seed in range(2):
+            for n, line in enumerate((Path(f"s/lr={rate}") / str(seed) / "metrics.jsonl").read_text().splitlines()):
+                scores = [s for s in json.loads(line)["scores"] if (s["model"], s["data"]) == ("personal", "holdout")]
+                by_round[n].append(np.mean([s["mean_absolute_error"] for s in scores]))
+        errors[rate] = by_round
+    assert found.chosen.values["optimizer.lr"] == 0.05
+    assert np.mean(errors[0.05][-1]) < np.mean(errors[1e-6][-1])
+    kept = result("s")["settings"][0]["holdout_mean_absolute_error"]
+    assert kept["last"]["mean"] == pytest.approx(np.mean(errors[0.05][-1]))
+    assert kept["best"]["mean"] == pytest.approx(np.mean(np.min(errors[0.05], axis=0)))
+    assert kept["last"]["half"] == pytest.approx(12.706 / 2**0.5 * np.std(errors[0.05][-1], ddof=1), rel=1e-3)
+    code, out, err = cli("sweep", "numbers.toml", "--set", "optimizer.lr=0.05,1e-6", "--out", "t")
+    assert (code, "accura" in out + err) == (0, False), err
+    assert "Mean absolute error of the" in out
+
+
+def test_a_task_without_a_main_metric_cannot_choose(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_objectives.py").write_text(objectives.CODE)
+    write_numbers("own_objectives:Absolute")
+    with pytest.raises(ConfigError, match="no main metric in common, and a sweep chooses by one; declare `metric`"):
         sweep("numbers.toml", {"optimizer.lr": RATES}, out="s")
     assert not Path("s").exists()

@@ -18,5 +18,10 @@ class Metric:
     is_higher_better: bool = True
     unit: str = ""
 
+    @property
+    def heading(self) -> str:
+        """Return the title with a capital letter: "AUROC", "Mean absolute error"."""
+        return self.title[:1].upper() + self.title[1:]
+
 
 ACCURACY = Metric("accuracy", "accuracy")

@@ -9,23 +9,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmutual.config.grid import format_value
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.cells import spread
 from fedmutual.report.choice import Tried
 from fedmutual.report.comparison import MODELS
 from fedmutual.report.scale import MetricScale
 from fedmutual.report.statistics import Gains
-from fedmutual.report.text import percent, points
 from fedmutual.studies.sweep import RESULT, Sweep
 
 
 def make_sweep_table(result: Sweep) -> Table:
-    """Return a table with one line for each setting: percent on hold-out rows, with 95 % intervals over seeds."""
+    """Return a table with one line for each setting: the main metric on hold-out rows, with 95 % intervals over seeds."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("setting", overflow="fold")
-    for name in ("hold-out, %\nlast round", "hold-out, %\nbest round"):
-        table.add_column(name, justify="right", no_wrap=True)
+    scale = MetricScale(metric=_get_metric(result))
+    for name in ("last", "best"):
+        table.add_column(f"hold-out{scale.head}\n{name} round", justify="right", no_wrap=True)
     if any(tried.alone for tried in result.tried):
-        table.add_column("personal models over\nlocal-only, points", justify="right", no_wrap=True)
+        table.add_column(f"personal models over\nlocal-only{scale.difference_head}", justify="right", no_wrap=True)
     for tried in result.tried:
         chosen = tried is result.chosen
         table.add_row(escape(tried.label) + (" *" if chosen else ""), *_cells(tried), style="bold" if chosen else "")
@@ -49,13 +50,17 @@ def _cells(tried: Tried) -> Iterator[str]:
         seeds = "" if len(tried.folders) == 1 else f" ({len(tried.diverged)} of {len(tried.folders)} seeds)"
         yield f"diverged{seeds}"
         return
-    decimals = 2 if tried.examples >= 5000 else 1  # where an example weighs 0.02 % or less
-    yield f"{percent(tried.last.mean, decimals)} {spread(tried.last, MetricScale(decimals))}".rstrip()
+    scale = MetricScale(2 if tried.examples >= 5000 else 1, tried.metric)  # 2: where an example weighs 0.02 % or less
+    yield f"{scale.format_value(tried.last.mean)} {spread(tried.last, scale)}".rstrip()
     rounds = sorted(set(tried.best_rounds))
     which = str(rounds[0]) if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
-    yield f"{f'{percent(tried.best.mean, decimals)} {spread(tried.best, MetricScale(decimals))}'.rstrip()} ({which})"
+    yield f"{f'{scale.format_value(tried.best.mean)} {spread(tried.best, scale)}'.rstrip()} ({which})"
     if isinstance(tried.gain, Gains):
-        yield f"{points(tried.gain.estimate.mean, decimals)} {spread(tried.gain.estimate, MetricScale(decimals))}".rstrip()
+        yield f"{scale.format_gain(tried.gain.estimate.mean)} {spread(tried.gain.estimate, scale)}".rstrip()
+
+
+def _get_metric(result: Sweep) -> Metric:
+    return next((tried.metric for tried in result.tried if tried.runs), ACCURACY)
 
 
 def _describe_numbers(result: Sweep) -> str:
@@ -63,8 +68,9 @@ def _describe_numbers(result: Sweep) -> str:
     if result.chosen is None:
         return "Nothing can be chosen."
     seeds = len(result.chosen.folders)
+    title = _get_metric(result).heading
     over = f"clients, then over {seeds} seeds with its 95 % interval" if seeds > 1 else "clients"
     return (
-        f"* is best after the last round. Accuracy of the {models} on rows held out of the clients' training data "
+        f"* is best after the last round. {title} of the {models} on rows held out of the clients' training data "
         f"({result.chosen.examples:,} in all), mean over {over}; in brackets the best round."
     )

@@ -57,7 +57,7 @@ def headline(comparison: RunComparison) -> PageTable:
     names = ("global_last", "global_best", "personal_last", "personal_best", "worst_last", "worst_best", "gain")
     header = ["method", "model", "seeds", *(f"{n}{end}" for n in names for end in ("", "_half_width"))]
     header += ["gain_n", "gain_unit", "gained", "harmed", "equal", *(["epsilon"] if private else [])]
-    title = scale.metric.title[0].upper() + scale.metric.title[1:]
+    title = scale.metric.heading
     caption = f"{title} of every method{scale.head}{_over(comparison)}"
     return PageTable("headline", caption, columns, tuple(rows), csv_text(header, lines), cards=True)
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.scale import MetricScale
-from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
+from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, get_limit, pair_clients
 from fedmutual.rundir.recorded_run import RecordedRun, read_run
 from fedmutual.rundir.schema import Evaluation
 
@@ -55,7 +56,7 @@ class Tie(ChoiceFinding):
 
 @dataclass(frozen=True)
 class Uncounted(ChoiceFinding):
-    """Clients that the choice does not count, because their task has no accuracy."""
+    """Clients that the choice does not count, because their task lacks the main metric of the others."""
 
     macro = "uncounted"
     clients: tuple[str, ...]
@@ -73,7 +74,7 @@ class EndOfValues(ChoiceFinding):
 
 @dataclass(frozen=True)
 class Tried:
-    """A setting that was tried, with the hold-out scores of its runs: accuracies, as fractions."""
+    """A setting that was tried, with the hold-out scores of its runs: values of their main metric."""
 
     values: Mapping[str, Any]  # by dotted key, what is fixed too
     label: str
@@ -87,6 +88,11 @@ class Tried:
         """The finished runs of this setting."""
         return tuple(run for run in map(read_run, self.folders.values()) if run.finished)
 
+    @property
+    def metric(self) -> Metric:
+        """The main metric of the runs; accuracy before the first run has finished."""
+        return self.runs[0].metric if self.runs else ACCURACY
+
     @cached_property
     def model(self) -> str | None:
         """The model that is scored: "personal", "global" (shared), or "meme" where no complete shared model exists."""
@@ -95,9 +101,9 @@ class Tried:
 
     @cached_property
     def rounds(self) -> tuple[dict[int, float], ...]:
-        """For each run: round -> the model's mean accuracy over clients on their hold-out rows."""
+        """For each run: round -> the mean of the model's main metric over clients on their hold-out rows."""
         scores = [{e.round: self._scores(e) for e in run.evaluations} for run in self.runs]
-        return tuple({r: fmean(accuracies) for r, accuracies in each.items() if accuracies} for each in scores)
+        return tuple({r: fmean(values) for r, values in each.items() if values} for each in scores)
 
     def _scores(self, evaluation: Evaluation) -> list[float]:
         return [s.value for s in evaluation.per_client(self.model, HOLDOUT).values()] if self.model else []
@@ -107,17 +113,22 @@ class Tried:
         """The mean over seeds after the last round, which decides; None where a seed diverged or has no score."""
         if self.diverged or not self.rounds or not all(self.rounds):
             return None
-        return estimate([means[max(means)] for means in self.rounds], "seeds")
+        return self._estimate([means[max(means)] for means in self.rounds])
 
     @property
     def best(self) -> Estimate | None:
         """The mean over seeds after each seed's best round."""
-        return estimate([max(means.values()) for means in self.rounds], "seeds") if self.last else None
+        pick_best = max if self.metric.is_higher_better else min
+        return self._estimate([pick_best(means.values()) for means in self.rounds]) if self.last else None
+
+    def _estimate(self, values: Sequence[float]) -> Estimate:
+        return estimate(values, "seeds", limit=get_limit(self.metric))
 
     @property
     def best_rounds(self) -> tuple[int, ...]:
         """Each seed's best round, the first of equal ones."""
-        return tuple(max(means, key=lambda r: (means[r], -r)) for means in self.rounds) if self.last else ()
+        sign = 1 if self.metric.is_higher_better else -1
+        return tuple(max(means, key=lambda r: (sign * means[r], -r)) for means in self.rounds) if self.last else ()
 
     @property
     def examples(self) -> int:
@@ -127,8 +138,8 @@ class Tried:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """The clients whose task has no accuracy metric: they have no part in the score."""
-        others = [o for run in self.runs[:1] if run.last for o in run.last.others]
+        """The clients whose task lacks the main metric: they have no part in the score."""
+        others = [o for run in self.runs[:1] if run.last for o in run.last.others if o.by_metric(self.metric.name) is None]
         return tuple(dict.fromkeys(o.client for o in others if o.client is not None and o.data == HOLDOUT))
 
     @cached_property
@@ -142,14 +153,14 @@ class Tried:
         return pair_clients(self.runs, others, "personal", "personal", HOLDOUT)
 
 
-def describe_choice(finding: Finding) -> str:
-    """Return the sentence of a finding, without a full stop."""
-    return describe_finding(finding, MetricScale(2))
+def describe_choice(finding: Finding, metric: Metric = ACCURACY) -> str:
+    """Return the sentence of a finding, without a full stop. metric: the main metric of the tried runs."""
+    return describe_finding(finding, MetricScale(2, metric))
 
 
 def pick(tried: Sequence[Tried]) -> tuple[Tried, ...]:
-    """Return the settings with the highest mean after the last round, in the given order: one, or several that are equal."""
-    means = [(t, t.last.mean) for t in tried if t.last is not None]
+    """Return the settings with the best mean after the last round, in the given order: one, or several that are equal."""
+    means = [(t, t.last.mean if t.metric.is_higher_better else -t.last.mean) for t in tried if t.last is not None]
     top = max((mean for _, mean in means), default=0.0)
     return tuple(t for t, mean in means if top - mean < SAME)
 

@@ -146,7 +146,8 @@ class Gains:
         clients = dict.fromkeys(p.client for p in self.pairs)
         of = {i: [p for p in self.pairs if p.client == i] for i in clients}
         return {
-            i: estimate([p.gain for p in pairs], "seeds", _grain(pairs), _limit(pairs[0].metric)) for i, pairs in of.items()
+            i: estimate([p.gain for p in pairs], "seeds", _grain(pairs), get_limit(pairs[0].metric))
+            for i, pairs in of.items()
         }
 
     @property
@@ -158,7 +159,7 @@ class Gains:
     def estimate(self) -> Estimate:
         """The mean gain: over the seeds' mean gains where there are two seeds or more, else over the run's clients."""
         by_seed = [[p for p in self.pairs if p.seed == seed] for seed in self.seeds]
-        limit = _limit(self.pairs[0].metric)
+        limit = get_limit(self.pairs[0].metric)
         if len(by_seed) > 1:
             grain = max(_grain(pairs) / len(pairs) for pairs in by_seed)
             return estimate([fmean(p.gain for p in pairs) for pairs in by_seed], "seeds", grain, limit)
@@ -171,7 +172,7 @@ def _grain(pairs: Sequence[Pair]) -> float:
     return max((1 / p.examples if p.examples else COARSE for p in fractions), default=0.0)
 
 
-def _limit(metric: Metric) -> float:
+def get_limit(metric: Metric) -> float:
     """Return the greatest difference of two values of a metric."""
     return 1.0 if metric.is_fraction else math.inf
 
@@ -213,7 +214,7 @@ def pair_global(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> E
             pair = Pair(a.seed, "", 0, our_score.value, their_score.value, our_score.examples, a.metric)
             gains.append(pair.gain)
             grain = max(grain, _grain([pair]) if our_score.examples else 0.0)
-    return estimate(gains, "seeds", grain, _limit(ours[0].metric)) if gains else None
+    return estimate(gains, "seeds", grain, get_limit(ours[0].metric)) if gains else None
 
 
 def matches(ours: Sequence[RecordedRun], others: Sequence[RecordedRun]) -> list[tuple[RecordedRun, RecordedRun]]:

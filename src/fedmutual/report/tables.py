@@ -94,7 +94,7 @@ def clients(comparison: RunComparison) -> PageTable:
             lines.append([seed, client, examples, network, majority, u.label, accuracy, *compared])
         rows.append((*about, *([_majority(majority, comparison.scale)] if comparison.metric == ACCURACY else []), *served))
     metric, scale = comparison.metric, comparison.scale
-    title = metric.title[0].upper() + metric.title[1:]
+    title = metric.heading
     group = f"{title} on own validation data{scale.head} (gain over local-only{scale.difference_head})"
     has_classes = metric == ACCURACY
     columns = (

@@ -9,6 +9,7 @@ from typing import Any
 from fedmutual.config import dump_config, parse_config
 from fedmutual.config.grid import format_value
 from fedmutual.errors import ConfigError
+from fedmutual.metric import ACCURACY
 from fedmutual.report.choice import (
     EndOfValues,
     Tried,
@@ -46,7 +47,8 @@ def judge_sweep(plan: SweepPlan, out: Path, tried: Sequence[Tried]) -> Sweep:
     best = pick(tried)
     ends = _find_ends_of_values(plan, tried, best[0]) if best else ()
     findings = [find_uncounted(tried), find_tie(best), *ends, *map(find_harm, tried)]
-    return Sweep(out, tuple(tried), best, tuple(describe_choice(finding) for finding in findings if finding))
+    metric = best[0].metric if best else ACCURACY
+    return Sweep(out, tuple(tried), best, tuple(describe_choice(finding, metric) for finding in findings if finding))
 
 
 def _find_ends_of_values(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried) -> Iterator[Finding]:
@@ -61,7 +63,7 @@ def _find_ends_of_values(plan: SweepPlan, tried: Sequence[Tried], chosen: Tried)
 
 
 def make_sweep_record(plan: SweepPlan, sweep: Sweep) -> dict[str, Any]:
-    """What sweep.json holds."""
+    """Return the content of sweep.json."""
     return {
         "format": 1,
         "name": plan.name,
@@ -82,7 +84,7 @@ def _setting(tried: Tried, out: Path) -> dict[str, Any]:
         "runs": [path.relative_to(out).as_posix() for path in tried.folders.values()],
         "diverged": {str(seed): how for seed, how in tried.diverged.items()},
         "model": tried.model,
-        "holdout_accuracy": {
+        f"holdout_{tried.metric.name}": {
             "last": _number(tried.last),
             "best": _number(tried.best),
             "best_rounds": list(tried.best_rounds),

@@ -8,12 +8,13 @@ import torch
 
 from fedmutual import data
 from fedmutual.config import Config
-from fedmutual.core import Client, Diverged
+from fedmutual.core import Client, Diverged, get_metric
 from fedmutual.errors import ConfigError, UserError
 from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.federation.experiment import Experiment
 from fedmutual.files import write_json
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.choice import Tried
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_told
@@ -63,16 +64,20 @@ def _rehearse(works: Sequence[SweepRun]) -> None:
 
 def _check_scores(experiment: Experiment) -> None:
     """Raise UserError if a client cannot be built, or if no score can choose a setting."""
-    tells = [id for id in experiment.clients if _tells(experiment.client(id))]
-    if not tells:
+    metrics = {id: get_metric(experiment.task(id)) for id in experiment.clients}
+    sharing = [id for id in experiment.clients if _shares_metric(experiment.client(id), metrics[id])]
+    if not sharing:
         raise ConfigError("no client sends its scores, so no score can choose a setting; set share.metrics to 'all'")
-    if not any("accuracy" in experiment.task(id).tells for id in tells):
-        raise ConfigError("the clients' tasks have no accuracy, and a sweep chooses by accuracy")
+    if ACCURACY not in (common := {metrics[id] for id in sharing}) and (len(common) > 1 or None in common):
+        raise ConfigError(
+            "the clients' tasks have no main metric in common, and a sweep chooses by one; declare `metric` in the task"
+        )
 
 
-def _tells(client: Client) -> bool:
-    """Whether a client tells an accuracy on hold-out rows, if its task has one; of pooled data on those of any client."""
-    return any(is_told(client.metrics, len(rows)) for name, rows in client.data.items() if name.startswith("holdout"))
+def _shares_metric(client: Client, metric: Metric | None) -> bool:
+    """Return whether a client shares its main metric on hold-out rows; of pooled data, on the rows of any client."""
+    sizes = [len(rows) for name, rows in client.data.items() if name.startswith("holdout")]
+    return any(is_told(client.metrics, rows) if metric == ACCURACY else client.metrics == "all" for rows in sizes)
 
 
 def _train(works: Sequence[SweepRun], resume: bool, watch: Callable[[str], Observer] | None) -> dict[Path, str]:
