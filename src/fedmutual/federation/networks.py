@@ -1,7 +1,7 @@
 """The networks of each client, and their weights before round 1."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,9 +17,11 @@ from fedmutual.data.federation import Space
 from fedmutual.errors import ConfigError
 from fedmutual.federation.workload import count_flops
 from fedmutual.models import Weights
+from fedmutual.models.ending import find_ending
 from fedmutual.models.splice import build_meme, list_shared_tensors
 
 POOLED = "pooled"  # the one client of `centralised`
+_TAKING_LOGITS = ("classification", "multilabel", "segmentation")  # tasks; an own task may take probabilities
 
 Pretrained = Mapping[tuple[str, str], Weights]
 """Initial weights by (client id, or "" for all clients; network name)."""
@@ -76,10 +78,29 @@ class Networks:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Remarks for the user about the shared network."""
-        if not self.forks or self.config.model.batchnorm == "average" or _list_norm_layers(self.shared):
-            return ()
-        return (f"network {self.config.model.shared!r} has no BatchNorm layer, so 'model.batchnorm' has no effect",)
+        """Remarks for the user about the networks."""
+        remarks = []
+        if self.forks and self.config.model.batchnorm != "average" and not _list_norm_layers(self.shared):
+            name = self.config.model.shared
+            remarks.append(f"network {name!r} has no BatchNorm layer, so 'model.batchnorm' has no effect")
+        return (*remarks, *self._describe_endings())
+
+    def _describe_endings(self) -> Iterator[str]:
+        """Yield a remark for each of the user's networks that gives probabilities to a loss that takes logits."""
+        checked = set[tuple[str, Any]]()
+        for client in self.clients:
+            space = self.space(client)
+            for name, key in self.named(client).values():
+                about = (name, (space.shape, space.outputs, space.task))
+                if ":" not in name or space.task not in _TAKING_LOGITS or about in checked:
+                    continue
+                checked.add(about)
+                ending = find_ending(self._net(name, space, torch.Generator(), key), space.shape)
+                if ending is not None:
+                    yield (
+                        f"network {name!r} gives probabilities, as after a {ending}, but the losses of {space.task} take "
+                        "logits; remove the last function of the network"
+                    )
 
     def state(self) -> Message:
         """The exchanged tensors, with the server's values before round 1."""
