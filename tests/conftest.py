@@ -17,18 +17,25 @@ settings.register_profile("fixed", derandomize=True)
 settings.load_profile("fixed")
 
 
-FARM = ("process", "sites", "docs")  # the tiers that start processes: `uv run pytest` leaves them out, .ci/run runs all
+LATER = ("long", "process", "sites", "docs")  # tiers that `uv run pytest` leaves out; .ci/run runs all
 
 
 def pytest_configure(config):
-    """Without paths and without -m, leave out the tiers that take many processes and minutes."""
+    """Without paths and without -m, leave out the tiers that take many minutes."""
     if config.args_source is pytest.Config.ArgsSource.TESTPATHS and not config.option.markexpr:
-        config.option.markexpr = " and ".join(f"not {tier}" for tier in FARM)
+        config.option.markexpr = " and ".join(f"not {tier}" for tier in LATER)
 
 
 STARTS_PROCESSES = (
     *("cluster", "processes", "kill", "workers", "second_process", "in_the_demo"),
     *("imported_packages", "import_time", "forked", "trackers"),  # files
+)
+
+
+LONG = (
+    *("tests/outside/", "tests/reproduce/", "tests/cli/test_adapt.py", "tests/cli/test_answers.py"),
+    *("tests/engines/test_equal.py", "tests/engines/test_methods.py", "tests/models/test_pretrained.py"),
+    *("tests/privacy/test_audit.py", "tests/report/test_main_metric.py", "tests/report/test_report_browser.py"),
 )
 
 
@@ -41,7 +48,9 @@ def find_tier(nodeid):
         return "docs"
     if any(word in part for word in STARTS_PROCESSES for part in (path.rpartition("/")[2], name)):
         return "process"
-    return "run" if path.split("/")[1] in ("cli", "outside", "reproduce") or "browser" in path else "unit"
+    if path.startswith(LONG):
+        return "long"
+    return "run" if path.startswith("tests/cli/") else "unit"
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
