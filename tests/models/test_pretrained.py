@@ -150,7 +150,7 @@ def test_what_a_network_begins_with_is_said_with_its_digest(tmp_path: Path) -> N
     import hashlib
 
     digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
-    assert models.weights(str(file), "mlp", KEY).said == f"weights of {file} (sha256 {digest}), a new head"
+    assert models.weights(str(file), "mlp", KEY).description == f"weights of {file} (sha256 {digest}), a new head"
 
 
 # What does not fit
@@ -251,11 +251,11 @@ def test_without_a_connection_weights_are_random_and_it_is_asked_once(cache: Pat
     first, other = (models.weights("imagenet", name, KEY) for name in ("torchvision:resnet18", "alexnet"))
     assert socket.getdefaulttimeout() == waited
     assert (first.state, other.state) == (None, None)
-    assert first.said == (
+    assert first.description == (
         "random weights: ImageNet's of torchvision:resnet18 could not be had "
         "(https://download.pytorch.org/models/resnet18-f37072fd.pth cannot be reached: Name or service not known)"
     )
-    assert other.said == (  # its own file, not that of the network which was asked for first
+    assert other.description == (  # its own file, not that of the network which was asked for first
         "random weights: ImageNet's of alexnet could not be had "
         "(https://download.pytorch.org/models/alexnet-owt-7be5be79.pth cannot be reached: Name or service not known)"
     )
@@ -273,7 +273,7 @@ def test_one_file_that_the_server_has_not_says_nothing_of_the_others(cache: Path
         raise HTTPError(url, 404, "Not Found", None, None)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hub, "download_url_to_file", not_found)
-    said = [models.weights("imagenet", name, KEY).said for name in ("resnet34", "alexnet", "alexnet")]
+    said = [models.weights("imagenet", name, KEY).description for name in ("resnet34", "alexnet", "alexnet")]
     assert len(tried) == 2
     assert said[0].endswith("(https://download.pytorch.org/models/resnet34-b627a593.pth: HTTP Error 404: Not Found)")
 
@@ -286,7 +286,7 @@ def test_what_lies_in_torch_hubs_cache_needs_no_connection(cache: Path, asked: l
     torch.save(published.state_dict(), cache / "squeezenet1_1-b8a52dc0.pth")
     models.weights("imagenet", "alexnet", KEY)  # for which a connection is missed
     weights = models.weights("imagenet", "squeezenet1_1", KEY)
-    assert weights.said == "ImageNet's weights of squeezenet1_1 (IMAGENET1K_V1), a new head"
+    assert weights.description == "ImageNet's weights of squeezenet1_1 (IMAGENET1K_V1), a new head"
     net = made("squeezenet1_1", (3, 32, 32), 3, source="imagenet")
     assert differing(net, published) == ["classifier.1.weight", "classifier.1.bias"]
     assert len(asked) == 1
@@ -297,7 +297,7 @@ def test_a_damaged_file_in_the_cache_is_no_crash(cache: Path, asked: list[str]) 
     (cache / "alexnet-owt-7be5be79.pth").write_bytes(b"PK\x03\x04 cut off")
     weights = models.weights("imagenet", "alexnet", KEY)
     assert weights.state is None
-    assert f"({cache / 'alexnet-owt-7be5be79.pth'} cannot be read: " in weights.said
+    assert f"({cache / 'alexnet-owt-7be5be79.pth'} cannot be read: " in weights.description
     assert asked == []
 
 

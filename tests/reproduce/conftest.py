@@ -1,4 +1,4 @@
-"""A made-up paper over scikit-learn's digits: two cells, an experiment that looks at them, one whose arms need another."""
+"""A made-up paper over scikit-learn's digits: two cells, an experiment over them, and one whose arms need another."""
 
 import io
 

@@ -7,7 +7,7 @@ import pytest
 from fedmutual.config import read_tables
 from fedmutual.reproduce import ResultStore, Scale, pages, read_experiment
 from fedmutual.reproduce.benchmark import ID, NAME, TEMPLATE, compare_methods, render_benchmark, summarise, tabulate
-from fedmutual.reproduce.cell_results import looks
+from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED
 from fedmutual.reproduce.plan import jobs
@@ -53,7 +53,7 @@ def benchmark(papers):
 
 
 @pytest.fixture
-def look(benchmark, store):
+def measured(benchmark, store):
     """The cell with three seeds of each arm; two clients, of which the second is 0.1 worse than the first."""
     for job in jobs(benchmark.cells[0], range(3), Scale()):
         own = OWN[job.arm][job.seed]
@@ -63,12 +63,12 @@ def look(benchmark, store):
             "budget": Budget(steps=12, forwards=24 if job.arm == "fml" else 12),
         }
         store.add(job, result(job.arm, job.seed, curve=(0.5, own), fingerprint=job.fingerprint, **added))
-    (of_cell,) = looks(benchmark, store)
+    (of_cell,) = measured_cells(benchmark, store)
     return of_cell
 
 
-def test_a_method_leads_or_loses_by_the_interval_of_paired_seeds(look):
-    (fml,) = compare_methods([look])  # the cell has no FedH2L
+def test_a_method_leads_or_loses_by_the_interval_of_paired_seeds(measured):
+    (fml,) = compare_methods([measured])  # the cell has no FedH2L
     assert fml.title == "FML"
     assert [c.rival for c in fml.select(CONTRADICTED)] == ["Ditto"]
     assert [c.rival for c in fml.select(SUPPORTED)] == ["Local-only"]
@@ -77,25 +77,25 @@ def test_a_method_leads_or_loses_by_the_interval_of_paired_seeds(look):
     assert {c.rival: c.points for c in fml.comparisons} == {"Ditto": f"{less}10.0", "Local-only": "+20.0", "FedProx": "0.0"}
 
 
-def test_p_values_are_adjusted_over_all_pairs_each_counted_once(look):
+def test_p_values_are_adjusted_over_all_pairs_each_counted_once(measured):
     """Three pairs: t of -0.10, -0.11, -0.09 is -0.1 / (0.01 / sqrt 3) = -17.3 with 2 degrees of freedom, p = 0.0033."""
-    (fml,) = compare_methods([look])
+    (fml,) = compare_methods([measured])
     (ditto,) = fml.select(CONTRADICTED)
     assert ditto.judged.p == pytest.approx(0.00332, abs=1e-5)
     assert ditto.adjusted_p == pytest.approx(2 * 0.00332, abs=2e-5)  # local-only's p of 0 is smaller
     assert ditto.is_robust
 
 
-def test_the_table_begins_with_the_highest_mean(look):
-    rows = [[cell.text for cell in row] for row in tabulate(look).rows]
+def test_the_table_begins_with_the_highest_mean(measured):
+    rows = [[cell.text for cell in row] for row in tabulate(measured).rows]
     assert [row[0] for row in rows] == ["Ditto", "FML", "FedProx", "Local-only"]
     # of two clients: (6,000 + 3,000 + 1,000) / 2 bytes; FedProx's seed 0 is better than local-only for both clients
     assert rows[1][1:] == ["80.0", "75.0", "0.0", "80.0", "5.0 kB", "12", "24", "3"]
     assert rows[3][3] == "n/a"
 
 
-def test_a_summary_names_the_best_the_harmless_and_the_missing(look):
-    summary = summarise(look)
+def test_a_summary_names_the_best_the_harmless_and_the_missing(measured):
+    summary = summarise(measured)
     assert (summary.best, summary.best_percent, summary.alone_percent, summary.seeds) == ("Ditto", "90.0", "60.0", 3)
     assert summary.harmless == ("FML", "Ditto", "FedProx")
     assert summary.missing == ()
@@ -104,15 +104,15 @@ def test_a_summary_names_the_best_the_harmless_and_the_missing(look):
 def test_a_page_of_too_few_seeds_gives_no_verdict(benchmark, papers, store):
     for job in jobs(benchmark.cells[0], range(2), Scale()):
         store.add(job, result(job.arm, job.seed, curve=(0.5, OWN[job.arm][job.seed]), fingerprint=job.fingerprint))
-    found = looks(benchmark, store)
+    found = measured_cells(benchmark, store)
     assert not any(s.measured for s in compare_methods(found))
     text = render_benchmark(pages.page(benchmark, found), papers, "reproduction")
     assert "loses** to" not in text
-    empty = looks(benchmark, ResultStore(papers / "none"))
+    empty = measured_cells(benchmark, ResultStore(papers / "none"))
     assert "Not run yet." in render_benchmark(pages.page(benchmark, empty), papers, "reproduction")
 
 
-def test_the_page_is_written_beside_the_folder_of_the_pages(look, papers, store, cli, tmp_path, monkeypatch):
+def test_the_page_is_written_beside_the_folder_of_the_pages(measured, papers, store, cli, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, out, _ = cli("reproduce", "--pages", "docs/pages", "--results", store.folder, "--experiments", papers)
     assert code == 0
@@ -129,7 +129,7 @@ COMMITTED = read_experiment(home(), ID)
 
 
 def test_the_committed_page_is_what_the_committed_results_make():
-    page = pages.page(COMMITTED, looks(COMMITTED, ResultStore(home() / RESULTS)))
+    page = pages.page(COMMITTED, measured_cells(COMMITTED, ResultStore(home() / RESULTS)))
     assert (DOCS / NAME).read_text(encoding="utf-8") == render_benchmark(page, home(), "reproduction"), (
         "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
     )
@@ -147,6 +147,6 @@ def test_a_cell_is_what_its_sweeps_tuned(cell):
 @pytest.mark.parametrize("cell", COMMITTED.cells, ids=lambda c: c.name)
 def test_all_methods_take_as_many_gradient_steps(cell):
     """20 rounds of 20; FedMD's passes before round 1 are 14 more."""
-    (look,) = (x for x in looks(COMMITTED, ResultStore(home() / RESULTS)) if x.cell.name == cell.name)
-    steps = {arm: {r.budget.steps for r in by_seed.values()} for arm, by_seed in look.results.items() if by_seed}
+    (measured,) = (x for x in measured_cells(COMMITTED, ResultStore(home() / RESULTS)) if x.cell.name == cell.name)
+    steps = {arm: {r.budget.steps for r in by_seed.values()} for arm, by_seed in measured.results.items() if by_seed}
     assert all(400 <= count <= 414 for of_arm in steps.values() for count in of_arm), steps

@@ -12,7 +12,7 @@ from fedmutual.config import make_algorithm, parse_config
 from fedmutual.core import Phase
 from fedmutual.reproduce import ResultStore, Scale, experiments, measures, read_experiment, reproduce
 from fedmutual.reproduce.budget import count_budget
-from fedmutual.reproduce.cell_results import Look, looks
+from fedmutual.reproduce.cell_results import MeasuredCell, measured_cells
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.plan import arm_config, jobs
 from fedmutual.reproduce.result import Traffic
@@ -123,8 +123,10 @@ def test_the_steps_of_a_result_are_those_that_were_taken(papers, store, tmp_path
 def test_a_result_of_before_budgets_were_kept_has_that_of_its_cell():
     """Of Table 2, 10 % public: FedH2L takes a local and a mutual step a round, AGG one; FedMD transfers before round 1."""
     (table2,) = (e for e in experiments(home()) if e.id == "rotated-mnist")
-    (look,) = (x for x in looks(table2, ResultStore(home() / RESULTS)) if x.cell.name == "shared/public-10")
-    budgets = {arm: find_budget(look, arm, next(iter(found.values()))) for arm, found in look.results.items() if found}
+    (measured,) = (x for x in measured_cells(table2, ResultStore(home() / RESULTS)) if x.cell.name == "shared/public-10")
+    budgets = {
+        arm: find_budget(measured, arm, next(iter(found.values()))) for arm, found in measured.results.items() if found
+    }
     assert (budgets["fedh2l"].steps, budgets["fedh2l"].examples) == (20_000, 10_000 * 32 + 10_000 * 3 * 32)
     assert (budgets["aggregate"].steps, budgets["aggregate"].examples) == (10_000, 10_000 * 32)
     assert budgets["fedavg-matched"].steps == 57 * 175
@@ -140,10 +142,10 @@ def test_the_table_of_what_was_spent(papers):
     clients = {"0": (30, 0.5), "1": (17, 0.5)}  # batches of 16: 2, and 1 of which one row joins the batch before
     traffic = Traffic(up=2_000, down=4_000, seed=200)
     found = {"fml": {s: result("fml", s, clients=clients, traffic=traffic) for s in range(2)}, "fedavg": {}}
-    table = spent([Look(cell, Scale(2), found)])
+    table = spent([MeasuredCell(cell, Scale(2), found)])
     (row,) = [[c.text for c in row] for row in table.rows]
     assert row[1:] == ["FML", "2 of 4", "3", "47", "1,000", "2,000", "100"]
-    assert spent([Look(cell, Scale(), {"fml": {}, "fedavg": {}})]) is None
+    assert spent([MeasuredCell(cell, Scale(), {"fml": {}, "fedavg": {}})]) is None
 
 
 ALIKE = 0.01  # of the gradient steps: an exchange every 350 steps leaves 50 of 20,000 over

@@ -4,7 +4,7 @@ import pytest
 
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce import ResultStore, Scale, experiments, read_experiment
-from fedmutual.reproduce.cell_results import looks
+from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.cells import home
 from fedmutual.reproduce.claims import judge
 from fedmutual.reproduce.plan import jobs
@@ -186,7 +186,7 @@ def test_every_real_cell_is_valid(experiment, tmp_path):
     planned = [job for cell in experiment.cells for job in jobs(cell, [0], Scale())]
     assert len(planned) == sum(len(c.arms) for c in experiment.cells)
     assert len({job.fingerprint for job in planned}) > 1
-    unrun = looks(experiment, ResultStore(tmp_path))
+    unrun = measured_cells(experiment, ResultStore(tmp_path))
     for claim in experiment.index.claims:  # no claim is idle, no arm or cell misspelt
         assert judge(claim, unrun).lines, claim.text
     assert len(experiment.differences) > 2

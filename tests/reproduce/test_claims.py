@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fedmutual.reproduce import Scale, read_experiment
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.claims import judge
 from fedmutual.reproduce.pooling import pool
 from fedmutual.reproduce.prose import asked, verdict
@@ -22,7 +22,7 @@ def claim(**more):
 
 
 @pytest.fixture
-def look(papers):
+def measured(papers):
     cell = read_experiment(papers, "table9").cells[0]
 
     def make(ours, theirs, **more):
@@ -31,57 +31,60 @@ def look(papers):
             arm: {seed: result(arm, seed, curve=(0.1, v), **more) for seed, v in enumerate(values)}
             for arm, values in arms.items()
         }
-        return Look(cell, Scale(), results)
+        return MeasuredCell(cell, Scale(), results)
 
     return make
 
 
-def test_an_interval_decides(look):
-    better = judge(claim(), [look((0.80, 0.82, 0.81), (0.70, 0.72, 0.71))])
+def test_an_interval_decides(measured):
+    better = judge(claim(), [measured((0.80, 0.82, 0.81), (0.70, 0.72, 0.71))])
     assert better.verdict == "supported"
     assert better.overall.mean == pytest.approx(0.1)
-    assert judge(claim(sign="less"), [look((0.80, 0.82, 0.81), (0.70, 0.72, 0.71))]).verdict == "contradicted"
+    assert judge(claim(sign="less"), [measured((0.80, 0.82, 0.81), (0.70, 0.72, 0.71))]).verdict == "contradicted"
     # differences 0.1, -0.1 and 0.0: mean 0, and the interval holds 0
-    assert judge(claim(), [look((0.8, 0.7, 0.7), (0.7, 0.8, 0.7))]).verdict == "inconclusive"
+    assert judge(claim(), [measured((0.8, 0.7, 0.7), (0.7, 0.8, 0.7))]).verdict == "inconclusive"
 
 
-def test_one_seed_decides_nothing(look):
-    judged = judge(claim(), [look((0.9,), (0.1,))])
+def test_one_seed_decides_nothing(measured):
+    judged = judge(claim(), [measured((0.9,), (0.1,))])
     assert judged.verdict == "inconclusive"
     assert verdict(judged, 1) == "inconclusive: +80.0 points (one seed, so no interval)"
 
 
-def test_only_seeds_that_both_have_are_paired(look):
-    judged = judge(claim(), [look((0.9, 0.8, 0.1), (0.5, 0.5))])
+def test_only_seeds_that_both_have_are_paired(measured):
+    judged = judge(claim(), [measured((0.9, 0.8, 0.1), (0.5, 0.5))])
     assert judged.overall.n == 2
     assert judged.overall.mean == pytest.approx(0.35)
 
 
-def test_the_interval_by_hand(look):
+def test_the_interval_by_hand(measured):
     # differences 0.1 and 0.3: mean 0.2, s = 0.1414, t(0.975, 1) = 12.706, half = 12.706 * 0.1414 / sqrt(2) = 1.2706
-    judged = judge(claim(), [look((0.6, 0.8), (0.5, 0.5))])
+    judged = judge(claim(), [measured((0.6, 0.8), (0.5, 0.5))])
     assert judged.overall.half == pytest.approx(1.2706, abs=1e-4)
     assert verdict(judged, 1) == "inconclusive: +20.0 points (95 % interval −107.1 to +147.1, 2 seeds)"
 
 
-def test_over_cells_the_mean_of_each_seed_counts(look):
-    one, other = look((0.8, 0.9), (0.7, 0.7)), look((0.5, 0.5), (0.5, 0.4))  # 0.1, 0.2 and 0.0, 0.1: seeds 0.05, 0.15
-    judged = judge(claim(), [one, other, look((), ())])
+def test_over_cells_the_mean_of_each_seed_counts(measured):
+    one, other = (
+        measured((0.8, 0.9), (0.7, 0.7)),
+        measured((0.5, 0.5), (0.5, 0.4)),
+    )  # 0.1, 0.2 and 0.0, 0.1: seeds 0.05, 0.15
+    judged = judge(claim(), [one, other, measured((), ())])
     assert judged.overall.mean == pytest.approx(0.1)
     assert [line.verdict for line in judged.lines] == ["inconclusive", "inconclusive", "not run"]
     assert verdict(judged, 1).endswith("mean over 2 of 3 cells: 2 inconclusive")
 
 
-def other(look, name, ours, theirs):
+def other(measured, name, ours, theirs):
     """A cell of another name."""
-    made = look(ours, theirs)
+    made = measured(ours, theirs)
     about = made.cell.about.model_copy(update={"row": name})
     return replace(made, cell=replace(made.cell, about=about))
 
 
-def test_a_cell_of_one_seed_takes_no_interval_away(look):
-    better = look((0.8, 0.82, 0.813), (0.7, 0.72, 0.713))
-    judged = judge(claim(), [better, other(look, "Non-IID", (0.5,), (0.5,)), look((), ())])
+def test_a_cell_of_one_seed_takes_no_interval_away(measured):
+    better = measured((0.8, 0.82, 0.813), (0.7, 0.72, 0.713))
+    judged = judge(claim(), [better, other(measured, "Non-IID", (0.5,), (0.5,)), measured((), ())])
     assert (judged.verdict, judged.overall.n, judged.unpaired) == ("supported", 3, ("digits MLP, Non-IID",))
     assert verdict(judged, 1) == (
         "supported: +10.0 points (95 % interval +10.0 to +10.0, 3 seeds), mean over 1 of 3 cells, without digits MLP, "
@@ -89,8 +92,8 @@ def test_a_cell_of_one_seed_takes_no_interval_away(look):
     )
 
 
-def test_many_cells_of_fewer_seeds_are_not_left_out_for_one_of_more(look):
-    cells = [look((0.803,) * 3, (0.703,) * 3) for _ in range(4)] + [look((0.803,) * 5, (0.703,) * 5)]
+def test_many_cells_of_fewer_seeds_are_not_left_out_for_one_of_more(measured):
+    cells = [measured((0.803,) * 3, (0.703,) * 3) for _ in range(4)] + [measured((0.803,) * 5, (0.703,) * 5)]
     judged = judge(claim(), cells)
     assert (judged.overall.n, judged.unpaired) == (3, ())
     assert "mean over 5 of 5 cells: 5 supported" in verdict(judged, 1)
@@ -111,24 +114,24 @@ def test_which_cells_are_pooled(cells, chosen, seeds):
     assert pool(cells) == (chosen, seeds)
 
 
-def test_the_same_means_within_the_margin(look):
-    near, far = look((0.800, 0.801, 0.802), (0.801, 0.802, 0.801)), look((0.90, 0.91, 0.92), (0.5, 0.51, 0.52))
+def test_the_same_means_within_the_margin(measured):
+    near, far = measured((0.800, 0.801, 0.802), (0.801, 0.802, 0.801)), measured((0.90, 0.91, 0.92), (0.5, 0.51, 0.52))
     same = claim(sign="same", margin=0.01)
     assert judge(same, [near]).verdict == "supported"
     assert judge(same, [far]).verdict == "contradicted"
-    assert judge(same, [look((0.7, 0.9), (0.8, 0.8))]).verdict == "inconclusive"
-    assert judge(same, [look((0.8, 0.8), (0.8, 0.8))]).verdict == "inconclusive"  # two seeds may agree by chance
+    assert judge(same, [measured((0.7, 0.9), (0.8, 0.8))]).verdict == "inconclusive"
+    assert judge(same, [measured((0.8, 0.8), (0.8, 0.8))]).verdict == "inconclusive"  # two seeds may agree by chance
 
 
-def test_each_client_against_its_own(look):
-    made = look((0.5, 0.5), (0.5, 0.5), clients={"0": (10, 0.9), "1": (10, 0.7)})
+def test_each_client_against_its_own(measured):
+    made = measured((0.5, 0.5), (0.5, 0.5), clients={"0": (10, 0.9), "1": (10, 0.7)})
     judged = judge(claim(measure="own_validation", per="client"), [made])
     assert [line.title for line in judged.lines] == ["digits MLP, IID, client 0 (mlp)", "digits MLP, IID, client 1 (mlp)"]
 
 
-def of_clients(look, gains):
+def of_clients(measured, gains):
     """A cell in which client i gains gains[i] by FML over FedAvg, in each of three seeds."""
-    made = look((), ())
+    made = measured((), ())
     for seed in range(3):
         ours = {str(i): (10, 0.5003 + gain) for i, gain in enumerate(gains)}  # of test sets of 10,000
         made.results["fml"][seed] = result("fml", seed, clients=ours)
@@ -141,8 +144,8 @@ def of_clients(look, gains):
     ((0.1, -0.05, 0.1), ("contradicted: +5.0 points", "mean over 3 of 3 clients: 2 supported and 1 contradicted")),
     ((0.1, 0.0), ("inconclusive: +5.0 points", "mean over 2 of 2 clients: 1 supported and 1 inconclusive")),
 ])  # fmt: skip
-def test_a_claim_of_each_client_is_not_one_of_their_mean(look, gains, said):
-    judged = judge(claim(measure="own_validation", per="client"), [of_clients(look, gains)])
+def test_a_claim_of_each_client_is_not_one_of_their_mean(measured, gains, said):
+    judged = judge(claim(measure="own_validation", per="client"), [of_clients(measured, gains)])
     told = verdict(judged, 1)
     assert (told.startswith(said[0]), told.endswith(said[1])) == (True, True), told
     assert asked(judged) == "fml less fedavg; supported if each client's interval lies above 0"
@@ -154,8 +157,8 @@ UP, DOWN, LEVEL, NONE = (0.8, 0.82, 0.81), (0.67, 0.69, 0.68), (0.7, 0.75, 0.7),
 THEIRS = (0.7, 0.72, 0.71)
 
 
-def cells_of(look, *ours):
-    return [look(values, THEIRS if values else ()) for values in ours]
+def cells_of(measured, *ours):
+    return [measured(values, THEIRS if values else ()) for values in ours]
 
 
 @pytest.mark.parametrize(("of", "cells", "said"), [
@@ -176,14 +179,14 @@ def cells_of(look, *ours):
     ("most", (DOWN, DOWN, UP, UP), "inconclusive"),
     ("most", (DOWN, DOWN, LEVEL), "contradicted"),
 ])  # fmt: skip
-def test_a_claim_of_every_cell_or_of_most_is_not_one_of_their_mean(look, of, cells, said):
-    judged = judge(claim(of=of), cells_of(look, *cells))
+def test_a_claim_of_every_cell_or_of_most_is_not_one_of_their_mean(measured, of, cells, said):
+    judged = judge(claim(of=of), cells_of(measured, *cells))
     assert judged.verdict == said
     assert (judged.overall is None) == (said == "not run")  # the mean is told beside it
 
 
-def test_what_every_and_most_ask_for_is_said(look):
-    cells = cells_of(look, UP, DOWN, DOWN)
+def test_what_every_and_most_ask_for_is_said(measured):
+    cells = cells_of(measured, UP, DOWN, DOWN)
     assert asked(judge(claim(of="every"), cells)) == "fml less fedavg; supported if in every cell the interval lies above 0"
     most = judge(claim(of="most"), cells)
     assert asked(most) == "fml less fedavg; supported if in more than half of all cells the interval lies above 0"
@@ -195,13 +198,14 @@ def test_what_every_and_most_ask_for_is_said(look):
     )
 
 
-def test_what_lines_say_against_a_mean_counts(look):
+def test_what_lines_say_against_a_mean_counts(measured):
     """Of a claim that two are the same, of one of so many times, of clients, and of a mean that denies."""
     same = claim(sign="same", margin=0.02)
     assert (
-        judge(same, cells_of(look, UP, tuple(2 * t - u for u, t in zip(UP, THEIRS, strict=True)))).verdict == "contradicted"
+        judge(same, cells_of(measured, UP, tuple(2 * t - u for u, t in zip(UP, THEIRS, strict=True)))).verdict
+        == "contradicted"
     )
-    judged = judge(same, cells_of(look, UP, THEIRS))
+    judged = judge(same, cells_of(measured, UP, THEIRS))
     assert (judged.verdict, [line.verdict for line in judged.lines]) == ("inconclusive", ["contradicted", "supported"])
     assert verdict(judged, 1).endswith("1 contradicted and 1 supported, which contradict each other")
     assert asked(judged).endswith(
@@ -209,43 +213,43 @@ def test_what_lines_say_against_a_mean_counts(look):
     )
     fallen = tuple(v - 0.5 for v in THEIRS)
     assert (
-        judge(claim(), cells_of(look, UP, fallen)).verdict == "inconclusive"
+        judge(claim(), cells_of(measured, UP, fallen)).verdict == "inconclusive"
     )  # the mean is certainly below 0, and one is up
-    each = judge(claim(measure="own_validation", per="client", of="mean"), [of_clients(look, (0.1, -0.05))])
+    each = judge(claim(measure="own_validation", per="client", of="mean"), [of_clients(measured, (0.1, -0.05))])
     assert each.verdict == "inconclusive"
     assert asked(each).endswith("the interval lies above 0, with that of a client at least and none on the other side")
 
 
-def test_of_a_cell_that_was_not_run_no_client_is_known(look):
-    judged = judge(claim(measure="own_validation", per="client"), [of_clients(look, (0.1, 0.05)), look((), ())])
+def test_of_a_cell_that_was_not_run_no_client_is_known(measured):
+    judged = judge(claim(measure="own_validation", per="client"), [of_clients(measured, (0.1, 0.05)), measured((), ())])
     assert judged.verdict == "inconclusive"
 
 
-def test_what_was_not_reached_took_one_round_more_at_least(look):
+def test_what_was_not_reached_took_one_round_more_at_least(measured):
     rounds = claim(measure="rounds_to:1", sign="less")
-    reached = look((0.9, 0.9), (0.2, 0.3), target=0.5)  # round 2 of 2, against none: 3
+    reached = measured((0.9, 0.9), (0.2, 0.3), target=0.5)  # round 2 of 2, against none: 3
     assert judge(rounds, [reached]).overall.mean == -1
-    neither = judge(rounds, [look((0.1, 0.1), (0.2, 0.3), target=0.5)])
+    neither = judge(rounds, [measured((0.1, 0.1), (0.2, 0.3), target=0.5)])
     assert verdict(neither, 1) == "inconclusive: no seed of what was run has the numbers"
 
 
-def test_a_diverged_run_has_no_say(look):
-    made = look((0.9, 0.8), (0.5, 0.5))
+def test_a_diverged_run_has_no_say(measured):
+    made = measured((0.9, 0.8), (0.5, 0.5))
     made.results["fml"][1] = result("fml", 1, failed="client '0' diverged", curves={})
     assert judge(claim(), [made]).overall.n == 1
 
 
-def fell(look, arm, *seeds):
+def fell(measured, arm, *seeds):
     """The same cell, in some seeds of which an arm has diverged."""
     for seed in seeds:
-        look.results[arm][seed] = result(arm, seed, failed="client '0' diverged", curves={}, clients={})
-    return look
+        measured.results[arm][seed] = result(arm, seed, failed="client '0' diverged", curves={}, clients={})
+    return measured
 
 
 @pytest.fixture
-def four(look):
+def four(measured):
     """A cell in which FML gains ten points in each of four seeds."""
-    return look((0.8, 0.82, 0.81, 0.8), (0.7, 0.72, 0.71, 0.7))
+    return measured((0.8, 0.82, 0.81, 0.8), (0.7, 0.72, 0.71, 0.7))
 
 
 def test_an_arm_that_diverged_in_a_seed_wins_nothing(four):
@@ -265,17 +269,17 @@ def test_a_rival_that_diverged_is_told_and_wins_nothing_either(four):
     assert judge(claim(sign="same", margin=0.2), [four]).verdict == "inconclusive"  # one diverged where the other did not
 
 
-def test_all_diverged_is_not_not_run(look, four):
-    judged = judge(claim(), [fell(four, "fml", 0, 1, 2, 3), look((), ())])
+def test_all_diverged_is_not_not_run(measured, four):
+    judged = judge(claim(), [fell(four, "fml", 0, 1, 2, 3), measured((), ())])
     assert [line.verdict for line in judged.lines] == ["diverged", "not run"]
     assert (judged.verdict, verdict(judged, 1)) == ("diverged", "diverged: fml diverged in 4 of 4 runs")
     assert [row[2].text for row in verdicts(judged, 1).rows] == ["diverged", "not run"]
-    short = Look(four.cell, Scale(1), four.results)
+    short = MeasuredCell(four.cell, Scale(1), four.results)
     assert verdict(judge(claim(), [short]), 1) == "diverged, shortened: fml diverged in 4 of 4 runs"
 
 
-def test_a_cell_in_which_all_diverged_takes_part_in_the_verdict(look, four):
-    better = look((0.8, 0.82, 0.81), (0.7, 0.72, 0.71))
+def test_a_cell_in_which_all_diverged_takes_part_in_the_verdict(measured, four):
+    better = measured((0.8, 0.82, 0.81), (0.7, 0.72, 0.71))
     judged = judge(claim(), [better, fell(four, "fml", 0, 1, 2, 3)])
     assert [line.verdict for line in judged.lines] == ["supported", "diverged"]
     assert verdict(judged, 1) == (
@@ -284,28 +288,28 @@ def test_a_cell_in_which_all_diverged_takes_part_in_the_verdict(look, four):
     )
 
 
-def test_clients_of_a_run_that_diverged_are_not_supported(look):
-    made = fell(of_clients(look, (0.1, 0.05)), "fml", 2)
+def test_clients_of_a_run_that_diverged_are_not_supported(measured):
+    made = fell(of_clients(measured, (0.1, 0.05)), "fml", 2)
     judged = judge(claim(measure="own_validation", per="client"), [made])
     assert verdict(judged, 1).endswith("mean over 2 of 2 clients: 2 inconclusive; fml diverged in 1 of 3 runs")
 
 
-def named(look, name):
+def named(measured, name):
     """The same cell under another name."""
-    return replace(look, cell=replace(look.cell, name=name))
+    return replace(measured, cell=replace(measured.cell, name=name))
 
 
-def test_an_arm_may_be_held_against_one_of_another_cell(look):
-    here, there = named(look((0.9, 0.8), (0.1, 0.1)), "here"), named(look((0.1, 0.1), (0.6, 0.7)), "there")
+def test_an_arm_may_be_held_against_one_of_another_cell(measured):
+    here, there = named(measured((0.9, 0.8), (0.1, 0.1)), "here"), named(measured((0.1, 0.1), (0.6, 0.7)), "there")
     judged = judge(claim(than="fedavg@there", cells="here"), [here, there])  # 0.9 - 0.6 and 0.8 - 0.7
     assert judged.overall.mean == pytest.approx(0.2)
     assert asked(judged) == "fml less fedavg in there; supported if the interval lies above 0"
     assert judge(claim(than="fedavg@nowhere", cells="here"), [here, there]).verdict == "not run"
 
 
-def test_a_difference_less_the_same_in_another_cell(look):
+def test_a_difference_less_the_same_in_another_cell(measured):
     # leads 0.3, 0.2 here and 0.1, 0.1 there: 0.2 and 0.1 more
-    here, there = named(look((0.9, 0.8), (0.6, 0.6)), "here"), named(look((0.5, 0.5), (0.4, 0.4)), "there")
+    here, there = named(measured((0.9, 0.8), (0.6, 0.6)), "here"), named(measured((0.5, 0.5), (0.4, 0.4)), "there")
     judged = judge(claim(cells="here", less="there"), [here, there])
     assert judged.overall.mean == pytest.approx(0.15)
     assert asked(judged) == "fml less fedavg, less the same in there; supported if the interval lies above 0"
@@ -314,8 +318,8 @@ def test_a_difference_less_the_same_in_another_cell(look):
     assert asked(alone) == "fml, less the same in there; supported if the interval lies above 0"
 
 
-def test_cells_of_other_scales_are_not_held_against_each_other(look):
-    here, there = named(look((0.9, 0.8), (0.6, 0.6)), "here"), named(look((0.5, 0.5), (0.4, 0.4)), "there")
+def test_cells_of_other_scales_are_not_held_against_each_other(measured):
+    here, there = named(measured((0.9, 0.8), (0.6, 0.6)), "here"), named(measured((0.5, 0.5), (0.4, 0.4)), "there")
     short = replace(there, scale=Scale(1))
     assert judge(claim(cells="here", less="there"), [here, short]).verdict == "not run"
 
@@ -323,8 +327,8 @@ def test_cells_of_other_scales_are_not_held_against_each_other(look):
 @pytest.mark.parametrize(("times", "sign", "said"), [
     (100, "more", "supported"), (1000, "more", "contradicted"), (1000, "less", "supported"),
 ])  # fmt: skip
-def test_so_many_times(look, times, sign, said):
-    made, clients = look((), ()), {"a": (9, 0.5)}
+def test_so_many_times(measured, times, sign, said):
+    made, clients = measured((), ()), {"a": (9, 0.5)}
     for seed in range(3):  # 200 up and 1, in a round: 200 times, whatever the seed
         for arm, up in (("fml", 400), ("fedavg", 2)):
             made.results[arm][seed] = result(arm, seed, clients=clients, traffic=Traffic(up=up, down=0))
@@ -336,8 +340,8 @@ def test_so_many_times(look, times, sign, said):
     assert judge(claim(measure="bytes_up", times=times), [made]).overall.n == 2  # nothing is so many times nothing
 
 
-def test_of_domains_the_best_round_that_validation_chose_counts(look):
-    made, last = look((), ()), dict.fromkeys("ab", 0.1)
+def test_of_domains_the_best_round_that_validation_chose_counts(measured):
+    made, last = measured((), ()), dict.fromkeys("ab", 0.1)
     for seed in range(2):
         for arm, best in (("fml", {"a": 0.9, "b": 0.7}), ("fedavg", {"a": 0.8, "b": 0.4})):
             clients = dict.fromkeys(best, (9, 0.5))
@@ -348,6 +352,6 @@ def test_of_domains_the_best_round_that_validation_chose_counts(look):
     assert judge(claim(measure="acc", at="last", than_at="last"), [made]).overall.mean == 0
 
 
-def test_nothing_was_run(look):
-    judged = judge(claim(), [look((), ())])
+def test_nothing_was_run(measured):
+    judged = judge(claim(), [measured((), ())])
     assert (judged.verdict, verdict(judged, 1)) == ("not run", "not run")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedmutual.reproduce import ResultStore, Scale, experiments, pages, read_experiment
-from fedmutual.reproduce.cell_results import looks
+from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.findings import TEMPLATE, PaperFinding, find_findings, forest, render_findings
 from fedmutual.reproduce.front import marks
@@ -23,12 +23,12 @@ BEGIN, END = marks("printed numbers")
 def committed():
     """The pages of all experiments, from the committed results."""
     store = ResultStore(home() / RESULTS)
-    return pages.adjust([pages.page(e, looks(e, store)) for e in experiments(home())])
+    return pages.adjust([pages.page(e, measured_cells(e, store)) for e in experiments(home())])
 
 
 @pytest.fixture(scope="module")
 def counts(committed):
-    return count_printed(printed_frame([(page.experiment, page.looks) for page in committed]))
+    return count_printed(printed_frame([(page.experiment, page.measured_cells) for page in committed]))
 
 
 MAKE = "make it anew: fedmutual reproduce --pages docs/reproduction --results experiments/results"
@@ -71,7 +71,7 @@ def keep(store, experiment, seeds=3, scale=WHOLE, **arms):
 
 
 def states(papers, store):
-    told = [(e, looks(e, store)) for e in experiments(papers)]
+    told = [(e, measured_cells(e, store)) for e in experiments(papers)]
     return count_printed(printed_frame(told)).loc["all"].to_dict()
 
 
@@ -117,7 +117,7 @@ def named(papers):
     (("diverged", "diverged"), None, "unmeasured"),
 ])  # fmt: skip
 def test_a_finding_is_sorted_by_the_verdicts_that_stand(papers, store, verdicts, holm, outcome):
-    page = pages.page(experiment := named(papers), looks(experiment, store))
+    page = pages.page(experiment := named(papers), measured_cells(experiment, store))
     readings = [replace(j, verdict=v, holm=(holm, holm)) for j, v in zip(page.claims[0], verdicts, strict=True)]
     finding = PaperFinding(page, tuple(readings))
     assert finding.outcome == outcome
@@ -151,10 +151,10 @@ def test_the_findings_are_written_beside_the_folder_of_the_pages(papers, store, 
 def test_only_what_is_long_enough_is_drawn(papers, store):
     experiment = named(papers)
     keep(store, experiment, fml=0.85, fedavg=0.6)
-    (page,) = pages.adjust([pages.page(experiment, looks(experiment, store))])
+    (page,) = pages.adjust([pages.page(experiment, measured_cells(experiment, store))])
     drawn = forest(find_findings([page]))
     assert [(row.label, row.sign) for row in drawn.rows] == [("FML beats FedAvg", 1), ("… the other way", -1)]
     assert [round(row.difference.mean, 4) for row in drawn.rows] == [0.25, -0.25]
-    short = pages.page(experiment, [replace(look, scale=Scale(1)) for look in looks(experiment, store)])
+    short = pages.page(experiment, [replace(measured, scale=Scale(1)) for measured in measured_cells(experiment, store)])
     assert forest(find_findings([short])).rows  # one of two rounds is half
-    assert not forest(find_findings([pages.page(experiment, looks(experiment, ResultStore(papers / "none")))])).rows
+    assert not forest(find_findings([pages.page(experiment, measured_cells(experiment, ResultStore(papers / "none")))])).rows

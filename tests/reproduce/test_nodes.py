@@ -3,7 +3,7 @@
 import pytest
 
 from fedmutual.reproduce import ResultStore, Scale, pages, read_experiment
-from fedmutual.reproduce.cell_results import looks
+from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.numbers import numbers
 from fedmutual.reproduce.plan import jobs
 from fedmutual.reproduce.result import Ends
@@ -47,7 +47,7 @@ def kept(nodes, store):
 
 
 def test_each_node_stands_beside_the_papers(nodes, kept):
-    table = all_tables(nodes, looks(nodes, kept))[0]
+    table = all_tables(nodes, measured_cells(nodes, kept))[0]
     assert [c.name for c in table.columns] == ["Setting", "Method", "0", "90", "average"]
     (_, fedavg), (_, fml) = ((row[0], row[1:]) for row in table.rows)
     assert [(c.text, c.sub) for c in fml[1:]] == [
@@ -60,7 +60,7 @@ def test_each_node_stands_beside_the_papers(nodes, kept):
 
 
 def test_the_last_round_stands_apart_without_the_paper(nodes, kept):
-    last = all_tables(nodes, looks(nodes, kept))[1]
+    last = all_tables(nodes, measured_cells(nodes, kept))[1]
     assert "the last round" in last.caption
     assert [(c.text, c.sub) for c in last.rows[1][2:]] == [("50.00", ""), ("n/a", "")]
 
@@ -69,7 +69,7 @@ def test_what_is_read_off_the_best_round_alone_is_in_no_table_of_the_last(papers
     path = papers / "nodes/index.toml"
     path.write_text(path.read_text().replace('"bytes_up"', '"separation"').replace('view = "nodes"', ""))
     experiment = read_experiment(papers, "nodes")
-    best, last = all_tables(experiment, looks(experiment, kept))
+    best, last = all_tables(experiment, measured_cells(experiment, kept))
     assert [c.name for c in best.columns][2:] == [
         "ACC, all nodes' test data, %",
         "silhouette of the classes in the features",
@@ -79,7 +79,7 @@ def test_what_is_read_off_the_best_round_alone_is_in_no_table_of_the_last(papers
 
 
 def test_nothing_run_shows_the_papers_nodes(nodes, tmp_path):
-    (table,) = all_tables(nodes, looks(nodes, ResultStore(tmp_path)))
+    (table,) = all_tables(nodes, measured_cells(nodes, ResultStore(tmp_path)))
     assert [(c.text, c.sub) for c in table.rows[1][2:]] == [
         ("not run", "paper 81.00"), ("not run", "paper 84.00"), ("not run", "paper 82.50"),
     ]  # fmt: skip
@@ -92,13 +92,13 @@ def test_a_node_is_the_same_however_a_copy_spells_it(papers, nodes, store):
     ends = Ends(last={}, best={"0": 0.8, "Real World": 0.7})
     (job,) = (j for j in jobs(experiment.cells[0], [0], Scale()) if j.arm == "fml")
     store.add(job, result("fml", 0, fingerprint=job.fingerprint, transfer={"acc": ends}))
-    table = all_tables(experiment, looks(experiment, store))[0]
+    table = all_tables(experiment, measured_cells(experiment, store))[0]
     assert [c.name for c in table.columns][2:] == ["0", "Real_world", "average"]
     assert (table.rows[1][3].text, table.rows[1][3].sub) == ("70.00", "paper 84.00")
 
 
 def test_numbers_name_the_node(nodes, kept):
-    found = {(n["arm"], n["at"], n["node"]): n for n in numbers(nodes, looks(nodes, kept)) if n["measure"] == "acc"}
+    found = {(n["arm"], n["at"], n["node"]): n for n in numbers(nodes, measured_cells(nodes, kept)) if n["measure"] == "acc"}
     assert found["fml", "best", "90"]["mean"] == pytest.approx(0.7)
     assert [found["fml", "best", node]["paper"] for node in ("0", "90", None)] == [81, 84, 82.5]
     assert found["fml", "last", "0"]["paper"] is None
@@ -106,7 +106,7 @@ def test_numbers_name_the_node(nodes, kept):
 
 
 def test_a_node_looked_at_closely_has_pictures(nodes, kept):
-    told = pages.page(nodes, looks(nodes, kept))
+    told = pages.page(nodes, measured_cells(nodes, kept))
     assert [p.id for p in told.pictures] == ["both-features-fml", "both-validation", "both-local-loss", "both-mutual-loss"]
     assert [c.label for c in told.pictures[-1].curves] == ["FML, KL", "FML, CE"]
     text, page = pages.markdown(told), pages.html(told)
@@ -117,5 +117,5 @@ def test_a_node_looked_at_closely_has_pictures(nodes, kept):
 
 def test_mutual_losses_are_drawn_of_the_first_rounds(nodes, kept, monkeypatch):
     monkeypatch.setattr("fedmutual.reproduce.node_figures.EARLY", 1)
-    drawn = pages.page(nodes, looks(nodes, kept)).pictures[-1]
+    drawn = pages.page(nodes, measured_cells(nodes, kept)).pictures[-1]
     assert [[p.round for p in c.points] for c in drawn.curves] == [[1], [1]]

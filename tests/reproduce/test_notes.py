@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from fedmutual.reproduce import ResultStore, experiments
-from fedmutual.reproduce.cell_results import looks
+from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.cells import NOTES, RESULTS, home
 from fedmutual.reproduce.claims import NOT_RUN
 from fedmutual.reproduce.tables import all_tables
@@ -41,7 +41,7 @@ def test_table_1_stands_beside_our_last_and_our_best_rounds():
     """For the printed numbers may be bests on the test set."""
     table1 = REAL["table1"]
     assert "best-on-test" in table1.index.notes
-    made = list(all_tables(table1, looks(table1, ResultStore(home() / RESULTS))))
+    made = list(all_tables(table1, measured_cells(table1, ResultStore(home() / RESULTS))))
     captions = [t.caption for t in made]
     assert ["after the last round" in c for c in captions] == [True, False]
     assert ["best on test" in c for c in captions] == [False, True]

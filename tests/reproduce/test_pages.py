@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fedmutual.reproduce import ResultStore, Scale, experiments, overview, pages, read_experiment
-from fedmutual.reproduce.cell_results import looks
+from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.plan import jobs
 from made_results import MADE, result
@@ -22,7 +22,7 @@ REAL = experiments(home())
 @cache
 def committed_pages():
     """The pages of all experiments, from the committed results."""
-    return pages.adjust([pages.page(e, looks(e, STORE)) for e in REAL])
+    return pages.adjust([pages.page(e, measured_cells(e, STORE)) for e in REAL])
 
 
 def committed(id):
@@ -58,7 +58,7 @@ def test_all_verdicts_are_counted(papers, store):
     for seed in range(3):
         for job in jobs(table9.cells[0], [seed], Scale()):
             store.add(job, result(job.arm, seed, curve=(0.1, 0.9 if job.arm == "fml" else 0.5), fingerprint=job.fingerprint))
-    told = pages.adjust([pages.page(e, looks(e, store)) for e in (table9, looker)])
+    told = pages.adjust([pages.page(e, measured_cells(e, store)) for e in (table9, looker)])
     assert counts(told) == {"Supported": ["1", "1", "1"], "Not run": ["1", "", ""]}
     assert "| 1 | FML \\| serves clients better than training alone. | Not run |" in overview.overview(told)
     chance = [replace(told[0], claims=((replace(told[0].judged[0], p=0.04),),)) for _ in range(2)]
@@ -79,7 +79,7 @@ def test_a_committed_result_belongs_to_a_cell():
 
 def test_a_page_without_results_says_so(papers, store):
     experiment = read_experiment(papers, "table9")
-    text = pages.markdown(pages.page(experiment, looks(experiment, store)))
+    text = pages.markdown(pages.page(experiment, measured_cells(experiment, store)))
     assert "Not run yet." in text
     assert text.count("not run<br>paper") == 4
     assert "Nothing was run yet." in text
@@ -91,7 +91,7 @@ def test_a_page_says_what_networks_began_with(papers, store):
         said = ("ImageNet's weights of resnet18, a new head",) if job.arm == "fml" else ()
         made = MADE.model_copy(update={"weights": said})
         store.add(job, result(job.arm, 0, fingerprint=job.fingerprint, made=made))
-    told = pages.page(experiment, looks(experiment, store))
+    told = pages.page(experiment, measured_cells(experiment, store))
     assert told.differences[-1] == "Networks began with: ImageNet's weights of resnet18, a new head."
     assert len(told.differences) == 2
 
@@ -117,7 +117,7 @@ def test_a_best_chosen_on_test_images_is_called_so(papers, made):
     for path in (papers / "table9/digits").iterdir():
         path.write_text(path.read_text().replace("test = 0.5 }", 'test = 0.5, preset = "v1" }'))
     experiment = read_experiment(papers, "looker")
-    assert not any(look.run for look in looks(experiment, store)), "another split is another run"
+    assert not any(measured.run for measured in measured_cells(experiment, store)), "another split is another run"
     assert not any(cell.validates_on_test for cell in experiment.cells)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedmutual.errors import RunError
 from fedmutual.reproduce import ResultStore, Scale, measures, read_experiment
-from fedmutual.reproduce.cell_results import looks
+from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.entries import entry
 from fedmutual.reproduce.pages import page
 from fedmutual.reproduce.plan import jobs
@@ -126,22 +126,24 @@ def test_the_fullest_scale_is_shown(store, planned, papers):
     experiment = read_experiment(papers, "table9")
     for arm in ("fml", "fedavg"):
         keep(store, planned(Scale(1))[arm, 0], curve=(0.4,))
-    look = looks(experiment, store)[0]
-    assert look.words == "shortened: 1 of 2 rounds"
+    measured = measured_cells(experiment, store)[0]
+    assert measured.words == "shortened: 1 of 2 rounds"
     keep(store, planned()["fml", 0])
-    assert looks(experiment, store)[0].words == "shortened: 1 of 2 rounds"  # all arms before more rounds
+    assert measured_cells(experiment, store)[0].words == "shortened: 1 of 2 rounds"  # all arms before more rounds
     keep(store, planned()["fedavg", 0])
-    assert looks(experiment, store)[0].words == ""
-    assert looks(experiment, store, Scale(1))[0].words == "shortened: 1 of 2 rounds"  # what is asked for comes first
-    assert looks(experiment, store)[1].words == ""
-    assert not looks(experiment, store)[1].run
+    assert measured_cells(experiment, store)[0].words == ""
+    assert (
+        measured_cells(experiment, store, Scale(1))[0].words == "shortened: 1 of 2 rounds"
+    )  # what is asked for comes first
+    assert measured_cells(experiment, store)[1].words == ""
+    assert not measured_cells(experiment, store)[1].run
 
 
 def test_results_of_another_configuration_are_not_shown(store, planned, papers):
     keep(store, planned()["fml", 0])
     path = papers / "table9/digits/iid.toml"
     path.write_text(path.read_text().replace("alpha = 0.4", "alpha = 0.5"))
-    assert not looks(read_experiment(papers, "table9"), store)[0].run
+    assert not measured_cells(read_experiment(papers, "table9"), store)[0].run
 
 
 def lend(papers, **changes):
@@ -159,14 +161,17 @@ def lend(papers, **changes):
 def test_what_another_cell_knows_is_shown(store, planned, papers):
     for seed in (0, 1):
         keep(store, planned(seeds=(seed,))["fml", seed])
-    (look,) = looks(lend(papers), store)
-    assert ({arm: sorted(found) for arm, found in look.results.items()}, look.words) == ({"fml": [0, 1], "fedavg": []}, "")
+    (measured,) = measured_cells(lend(papers), store)
+    assert ({arm: sorted(found) for arm, found in measured.results.items()}, measured.words) == (
+        {"fml": [0, 1], "fedavg": []},
+        "",
+    )
 
 
 def test_what_another_cell_knows_whole_is_shown_as_the_beginning_of_a_longer_one(store, planned, papers):
     keep(store, planned()["fml", 0])
-    (look,) = looks(lend(papers, longer=("rounds = 2", "rounds = 4")), store)
-    assert (look.words, look.seeds) == ("shortened: 2 of 4 rounds", [0])
+    (measured,) = measured_cells(lend(papers, longer=("rounds = 2", "rounds = 4")), store)
+    assert (measured.words, measured.seeds) == ("shortened: 2 of 4 rounds", [0])
 
 
 def test_results_that_another_cell_cannot_have_are_no_error(store, planned, papers):
@@ -174,8 +179,8 @@ def test_results_that_another_cell_cannot_have_are_no_error(store, planned, pape
     cell = read_experiment(papers, "table9").cells[1]
     (job,) = (j for j in jobs(cell, [0], changed) if j.arm == "fml")
     keep(store, job)
-    shown = looks(read_experiment(papers, "table9"), store)
-    assert [look.run for look in shown] == [False, True]
+    shown = measured_cells(read_experiment(papers, "table9"), store)
+    assert [measured.run for measured in shown] == [False, True]
 
 
 def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers):
@@ -185,8 +190,8 @@ def test_a_key_set_to_what_the_cell_has_marks_nothing(store, planned, papers):
     assert Scale(None, (same, other)).of(cell) == Scale(None, (other,))
     assert Scale(None, (("algorithm.alpha", 0.4),)).of(cell) == Scale()
     keep(store, planned()["fml", 0], changed={"training.batch_size": 16})  # as an earlier version kept it
-    (look, _) = looks(read_experiment(papers, "table9"), store)
-    assert (look.run, look.words) == (True, "")
+    (measured, _) = measured_cells(read_experiment(papers, "table9"), store)
+    assert (measured.run, measured.words) == (True, "")
 
 
 def test_results_of_several_numerics_versions_say_so(store, planned, papers):
@@ -194,16 +199,16 @@ def test_results_of_several_numerics_versions_say_so(store, planned, papers):
     for seed, version in ((0, 1), (1, 2)):
         for arm in ("fml", "fedavg"):
             keep(store, planned(seeds=(seed,))[arm, seed], numerics=version)
-    told = page(experiment, looks(experiment, store))
+    told = page(experiment, measured_cells(experiment, store))
     assert verdict(told.judged[0], 1).endswith("; made by numerics versions 1 and 2")
     assert "2 seeds; made by numerics versions 1 and 2" in told.tables[0].notes
 
 
 def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):
     keep(store, planned()["fml", 0])
-    (look,) = looks(lend(papers, closer=("noise = [0.1]", 'node = "0"\nnoise = [0.1]')), store)
+    (measured,) = measured_cells(lend(papers, closer=("noise = [0.1]", 'node = "0"\nnoise = [0.1]')), store)
     named = ("global_test", "separation", "noise:0.1", "projected")
-    shown = [entry(look, "fml", look.value(m, "fml"), None, measures.find(m)[0], 1) for m in named]
+    shown = [entry(measured, "fml", measured.value(m, "fml"), None, measures.find(m)[0], 1) for m in named]
     assert [cell.text for cell in shown] == ["70.0", "not run", "not run", "n/a"]
     assert "known, and what is read off its weights here is not" in shown[1].note
 
@@ -211,8 +216,8 @@ def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(
 def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers):
     keep(store, planned()["fml", 0])
     (papers / "table9/digits/twin.toml").write_text((papers / "table9/digits/iid.toml").read_text())
-    shown = looks(read_experiment(papers, "table9"), store)
-    assert sum(look.run for look in shown) == 2
+    shown = measured_cells(read_experiment(papers, "table9"), store)
+    assert sum(measured.run for measured in shown) == 2
     (line,) = made(shown)
     assert ": 1 run;" in line
     assert state(shown).startswith("2 of 3 cells run, in 2 of them not every arm, with 1 seed.")

@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from fedmutual.reproduce import Scale, read_experiment
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.claims import judge, judge_readings
 from fedmutual.reproduce.measures import MEASURES, step
 from fedmutual.reproduce.pages import Page, adjust
@@ -32,7 +32,7 @@ def cell(papers):
 
 
 @pytest.fixture
-def look(cell):
+def measured(cell):
     """A look at the cell with these accuracies a seed, of 10,000 test images, after so many of its rounds."""
 
     def make(ours, theirs, rounds=None, name="IID"):
@@ -42,7 +42,7 @@ def look(cell):
             for arm, values in (("fml", ours), ("fedavg", theirs))
         }
         about = cell.about.model_copy(update={"row": name})
-        return Look(replace(cell, about=about), Scale(rounds), results)
+        return MeasuredCell(replace(cell, about=about), Scale(rounds), results)
 
     return make
 
@@ -58,16 +58,16 @@ THEIRS = (0.9101, 0.9127, 0.9096)
     (99, "too short"),
     (3, "too short"),  # 3 of 200, and 1 of 57
 ])  # fmt: skip
-def test_no_verdict_before_every_arm_ran_half_of_its_rounds(look, rounds, said):
-    judged = judge(claim(), [look(UP, THEIRS, rounds)])
+def test_no_verdict_before_every_arm_ran_half_of_its_rounds(measured, rounds, said):
+    judged = judge(claim(), [measured(UP, THEIRS, rounds)])
     assert (judged.verdict, judged.lines[0].verdict) == (said, said)
     assert judged.overall.mean == pytest.approx(0.0219666, abs=1e-6)  # the number is shown
     assert (judged.p is None) == (said == "too short")
     assert "2.2 points" in verdict(judged, 1)
 
 
-def test_how_short_is_said_of_the_arm_and_not_of_the_cell_alone(look):
-    short = look(UP, THEIRS, 3)
+def test_how_short_is_said_of_the_arm_and_not_of_the_cell_alone(measured):
+    short = measured(UP, THEIRS, 3)
     assert (short.arm_words("fml"), short.arm_words("fedavg")) == (
         "shortened: 3 of 200 rounds",
         "shortened: 1 of 57 rounds",
@@ -83,20 +83,20 @@ def test_one_arm_alone_may_be_too_short(papers, newcomer, given):
     assert (scale.trained(cell, "scratch"), scale.trained(cell, "given")) == ((1, 1), (8, 20))
     results = {arm: {s: result(arm, s, curve=(v,)) for s, v in enumerate(UP)} for arm in ("given", "scratch")}
     about = claim(arm="given", than="scratch", measure="own_validation")
-    assert judge(about, [Look(cell, scale, results)]).verdict == "too short"
-    assert judge(about, [Look(cell, Scale(10), results)]).verdict == "inconclusive"
+    assert judge(about, [MeasuredCell(cell, scale, results)]).verdict == "too short"
+    assert judge(about, [MeasuredCell(cell, Scale(10), results)]).verdict == "inconclusive"
 
 
-def test_a_cell_that_is_too_short_supports_nothing(look):
-    whole, short = look(UP, THEIRS), look(UP, THEIRS, 20, "short")
+def test_a_cell_that_is_too_short_supports_nothing(measured):
+    whole, short = measured(UP, THEIRS), measured(UP, THEIRS, 20, "short")
     assert judge(claim(of="every"), [whole, short]).verdict == "inconclusive"
     assert judge(claim(of="every"), [whole, whole]).verdict == "supported"
     assert judge(claim(of="most"), [whole, short, short]).verdict == "inconclusive"
     assert judge(claim(of="most"), [short, short]).verdict == "too short"
 
 
-def test_cells_of_different_length_are_not_averaged(look):
-    whole, half = look(UP, THEIRS), look(THEIRS, UP, 150, "half")
+def test_cells_of_different_length_are_not_averaged(measured):
+    whole, half = measured(UP, THEIRS), measured(THEIRS, UP, 150, "half")
     judged = judge(claim(), [whole, half, whole])
     assert judged.overall.mean == pytest.approx(0.0219666, abs=1e-6)  # of the two whole ones alone
     assert (judged.pooled, judged.other_lengths) == (2, ("digits MLP, half",))
@@ -106,11 +106,11 @@ def test_cells_of_different_length_are_not_averaged(look):
     assert judge(claim(), [whole, changed]).other_lengths == ("digits MLP, half",)
 
 
-def test_a_mean_decides_nothing_where_no_cell_does(look):
+def test_a_mean_decides_nothing_where_no_cell_does(measured):
     """Two cells whose seeds swing against each other: each undecided, their mean certain."""
     one, other = (0.93, 0.91, 0.95), (0.93, 0.95, 0.91)
     level = (0.92, 0.92, 0.9203)
-    cells = [look(one, level), look(other, level, name="other")]
+    cells = [measured(one, level), measured(other, level, name="other")]
     judged = judge(claim(), cells)
     assert judged.overall.low > 0
     assert [line.verdict for line in judged.lines] == ["inconclusive", "inconclusive"]
@@ -125,10 +125,10 @@ def test_a_mean_decides_nothing_where_no_cell_does(look):
     ((1, 2, 1), "inconclusive"),
     ((9, 10, 9), "supported"),
 ])  # fmt: skip
-def test_three_seeds_ahead_by_one_image_are_a_tie(look, images, said):
+def test_three_seeds_ahead_by_one_image_are_a_tie(measured, images, said):
     ours = [v + n / 10_000 for v, n in zip(THEIRS, images, strict=True)]
-    assert judge(claim(), [look(ours, THEIRS)]).verdict == said
-    assert judge(claim(), [look(ours, THEIRS), look(ours, THEIRS, name="other")]).verdict == said
+    assert judge(claim(), [measured(ours, THEIRS)]).verdict == said
+    assert judge(claim(), [measured(ours, THEIRS), measured(ours, THEIRS, name="other")]).verdict == said
 
 
 def test_one_image_of_one_node_is_a_tie_whatever_was_rounded(cell):
@@ -138,17 +138,17 @@ def test_one_image_of_one_node_is_a_tie_whatever_was_rounded(cell):
         for arm, more in (("fml", 1), ("fedavg", 0)):
             ends = {str(i): round((right + 7 * i + (more if i == 0 else 0)) / 600, 5) for i in range(4)}
             results[arm][seed] = result(arm, seed, transfer={"acc": Ends(last=ends, best=ends)})
-    made = Look(cell, Scale(), results)
+    made = MeasuredCell(cell, Scale(), results)
     judged = judge(claim(measure="acc"), [made])
     assert judged.overall.mean == pytest.approx(1 / 2400, abs=1e-5)
     assert (judged.verdict, judged.p) == ("inconclusive", 1.0)
     assert MEASURES["acc"].grain(list(results["fml"].values()), False) == pytest.approx(1 / 2400)
 
 
-def test_seeds_that_all_agree_are_the_same_within_more_than_one_image(look):
+def test_seeds_that_all_agree_are_the_same_within_more_than_one_image(measured):
     same = claim(sign="same", margin=0.01)
-    assert judge(same, [look(THEIRS, THEIRS)]).verdict == "supported"
-    assert judge(claim(sign="same", margin=1e-4), [look(THEIRS, THEIRS)]).verdict == "inconclusive"  # that is one image
+    assert judge(same, [measured(THEIRS, THEIRS)]).verdict == "supported"
+    assert judge(claim(sign="same", margin=1e-4), [measured(THEIRS, THEIRS)]).verdict == "inconclusive"  # that is one image
 
 
 def test_the_step_of_an_accuracy():
@@ -158,16 +158,16 @@ def test_the_step_of_an_accuracy():
     assert step([]) == 0.0
 
 
-def test_the_p_value_is_students(look):
+def test_the_p_value_is_students(measured):
     differences = [a - b for a, b in zip(UP, THEIRS, strict=True)]
     expected = ttest_1samp(differences, 0).pvalue
-    assert judge(claim(), [look(UP, THEIRS)]).p == pytest.approx(expected)
-    assert judge(claim(sign="less"), [look(UP, THEIRS)]).p == pytest.approx(expected)
-    assert judge(claim(), [look(UP[:2], THEIRS[:2])]).p is None  # fewer than three seeds have no verdict
+    assert judge(claim(), [measured(UP, THEIRS)]).p == pytest.approx(expected)
+    assert judge(claim(sign="less"), [measured(UP, THEIRS)]).p == pytest.approx(expected)
+    assert judge(claim(), [measured(UP[:2], THEIRS[:2])]).p is None  # fewer than three seeds have no verdict
 
 
-def test_the_p_value_of_a_margin_is_the_larger_of_two_tests(look):
-    made = look((0.9105, 0.9120, 0.9102), THEIRS)  # differences 0.0004, -0.0007, 0.0006
+def test_the_p_value_of_a_margin_is_the_larger_of_two_tests(measured):
+    made = measured((0.9105, 0.9120, 0.9102), THEIRS)  # differences 0.0004, -0.0007, 0.0006
     (judged,) = judge_readings(claim(sign="same", margin=0.002), [made])
     inside = max(
         ttest_1samp([0.0004, -0.0007, 0.0006], bound, alternative=way).pvalue
@@ -198,9 +198,9 @@ def page_of(papers, id, *judged):
     return Page(read_experiment(papers, id), [], tuple((j,) for j in judged), (), ())
 
 
-def test_verdicts_are_adjusted_over_their_page_and_over_all(papers, look):
-    judged = judge(claim(), [look(UP, THEIRS)])
-    unrun = judge(claim(), [look((), ())])
+def test_verdicts_are_adjusted_over_their_page_and_over_all(papers, measured):
+    judged = judge(claim(), [measured(UP, THEIRS)])
+    unrun = judge(claim(), [measured((), ())])
     made = [replace(judged, p=p) for p in (0.01, 0.02, 0.03)]
     one, other = adjust([page_of(papers, "table9", made[0], unrun), page_of(papers, "looker", *made[1:])])
     assert [j.holm for j in one.judged] == [(pytest.approx(0.01), pytest.approx(0.03)), (None, None)]
@@ -213,8 +213,8 @@ def test_verdicts_are_adjusted_over_their_page_and_over_all(papers, look):
     assert [j.holm[1] for j in alone.judged] == [None] * 3
 
 
-def test_a_claim_is_judged_under_each_reading(look):
-    made = look(UP, THEIRS)
+def test_a_claim_is_judged_under_each_reading(measured):
+    made = measured(UP, THEIRS)
     made.results["fedavg-equal"] = {s: result("fedavg", s, curve=(v,)) for s, v in enumerate(UP)}
     made = replace(made, cell=replace(made.cell, arms={**made.cell.arms, "fedavg-equal": made.cell.arms["fedavg"]}))
     read = claim(readings=(ReadingTable(name="at equal steps", than="fedavg-equal"),), first_reading="by rounds")
@@ -229,6 +229,6 @@ def test_a_claim_is_judged_under_each_reading(look):
     assert [row[0].text for row in table.rows] == ["1", ""]
 
 
-def test_two_seeds_have_no_tails(look):
-    judged = judge(claim(), [look(UP[:2], THEIRS[:2])])
+def test_two_seeds_have_no_tails(measured):
+    judged = judge(claim(), [measured(UP[:2], THEIRS[:2])])
     assert tails(claim(), judged.overall) is None

@@ -146,7 +146,7 @@ def test_what_diverged_at_another_process_is_told(papers, meanwhile):
 
 
 def test_a_run_that_others_start_from_diverges_once(newcomer, given, tmp_path):
-    """Also while another process trains something else, for which one looks again and again."""
+    """Also while another process trains something else, for which the results are read again and again."""
     cell = newcomer.read_text().replace("set = { rounds = 2 }", 'set = { rounds = 2, "optimizer.lr" = 1e30 }')
     newcomer.write_text(cell + given)
     experiment, out = read_experiment(newcomer.parent.parent, "newcomer"), tmp_path / "out"
@@ -179,7 +179,7 @@ def test_a_run_that_cells_share_is_left_once(two_cells, tmp_path):
 
 
 def test_a_run_that_cells_share_is_kept_once(two_cells, tmp_path):
-    """Another process lets go of it between one's looks at the two cells, done."""
+    """Another process lets go of it between two reads of the cells: the work is done."""
     out, others = tmp_path / "out", []
     holding = claim(out, labels(two_cells)["digits, federation, seed 0"].fingerprint)
     holding.__enter__()

@@ -6,7 +6,7 @@ import pytest
 
 from fedmutual.errors import ConfigError
 from fedmutual.reproduce import Scale, experiments, read_experiment
-from fedmutual.reproduce.cell_results import looks
+from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.cells import home
 from fedmutual.reproduce.pages import markdown, page
 from fedmutual.reproduce.plan import jobs
@@ -92,7 +92,7 @@ def test_a_sweep_that_chose_nothing_is_named(papers, swept, change, said):
 
 def test_how_a_setting_was_chosen_is_said(papers, swept, store, tmp_path):
     experiment = read_experiment(papers, "table9")
-    told = page(experiment, looks(experiment, store))
+    told = page(experiment, measured_cells(experiment, store))
     (row,) = [[cell.text for cell in row] for row in told.tunings.rows]
     assert row[2:] == [
         "optimizer.lr = 0.03, algorithm.mu = 1.0",

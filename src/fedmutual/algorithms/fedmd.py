@@ -66,7 +66,7 @@ class FedMD(Independent):
         public = Public(batch=self.public_batch)
         return Algorithm("fedmd", rounds, start=start, public=public, trains_on=("private",), dp_ready=True)
 
-    def said(self, z: Tensor) -> Tensor:
+    def convert_outputs(self, z: Tensor) -> Tensor:
         """Return the scores that are sent and fitted: logits or posteriors, both [B, C]."""
         return z.softmax(-1) if self.consensus == "posteriors" else z
 
@@ -103,7 +103,7 @@ class Announce(FedMD):
     def end(self, client: Client, at: At) -> Message:
         """Return this network's scores [B, C] on the round's public batch."""
         x, *_ = self.asked(client, at)
-        return {self.consensus: self.said(opinion(client.nets["personal"], x)).float()}
+        return {self.consensus: self.convert_outputs(opinion(client.nets["personal"], x)).float()}
 
     def asked(self, client: Client, at: At) -> Batch:
         """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B]."""
@@ -145,7 +145,7 @@ class Digest(Announce):
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:
         """Return the mean absolute difference of logits, or of posteriors, a scalar."""
         x, consensus = batch
-        return {"digest": (self.said(nets["personal"](x)) - consensus).abs().mean()}
+        return {"digest": (self.convert_outputs(nets["personal"](x)) - consensus).abs().mean()}
 
     def end(self, client: Client, at: At) -> Message:
         """Return {}: nothing leaves the client."""

@@ -28,7 +28,7 @@ from fedmutual.reproduce import (
     repeats,
     reproduce,
 )
-from fedmutual.reproduce.cell_results import looks
+from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.front import write_front
 from fedmutual.reproduce.plan import check, tells
@@ -95,10 +95,10 @@ def write_pages(id: str | None, folder: Path, results: Path | None, root: Path |
         read_experiment(root, id)  # raises an error for an unknown id
     known = experiments(root)
     store = _store(root, results or root / RESULTS)
-    all_pages = pages.adjust([pages.page(e, looks(e, store)) for e in known])
+    all_pages = pages.adjust([pages.page(e, measured_cells(e, store)) for e in known])
     paths = [p for page in all_pages if id in (None, page.experiment.id) for p in pages.write(page, folder, ["md"])]
     write_bytes(folder / overview.NAME, overview.overview(all_pages).encode())
-    counts = printed.count_printed(printed.printed_frame([(page.experiment, page.looks) for page in all_pages]))
+    counts = printed.count_printed(printed.printed_frame([(page.experiment, page.measured_cells) for page in all_pages]))
     made = {
         "printed numbers": printed.printed_table(counts),
         "repeated runs": repeats.repeats_table(repeats.repeats_frame(store)),
@@ -123,7 +123,7 @@ def _conclude(
     experiment: PaperExperiment, store: ResultStore, scale: Scale, seeds: Sequence[int], out: Path, console: Console
 ) -> None:
     """Print the tables and verdicts, write the files of the page, and print their paths."""
-    page, say = pages.page(experiment, looks(experiment, store, scale, seeds)), _make_printer(console)
+    page, say = pages.page(experiment, measured_cells(experiment, store, scale, seeds)), _make_printer(console)
     for table in page.tables:
         say(f"\n{table.caption}")
         console.print(_make_terminal_table(table))

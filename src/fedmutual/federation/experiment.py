@@ -180,7 +180,7 @@ class Experiment:
                 *self.data.notes,
                 *evaluation_sets.describe_evaluation_rows(self.data, config.records.best_by),
                 *self.nets.notes,
-                *(w.said for w in self.nets.pretrained.values()),
+                *(w.description for w in self.nets.pretrained.values()),
                 *rules.notes(self.noised),
                 *notes,
             ),

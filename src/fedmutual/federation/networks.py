@@ -136,7 +136,7 @@ class Networks:
         if client is None and self.begun is not None:
             return f"the shared model of {model.weights}"
         weights = self._weights(model.shared) if client is None else self._weights(self.personal(client), client)
-        return weights.said if weights else "random weights"
+        return weights.description if weights else "random weights"
 
     def whole(self, space: Space) -> nn.Module:
         """Return the complete shared architecture with the weights that all clients share."""

@@ -24,7 +24,7 @@ _COUNTER = "num_batches_tracked"  # a BatchNorm tensor that files of old torch v
 class Weights(NamedTuple):
     """The initial weights of a network."""
 
-    said: str  # description for the report
+    description: str  # for the report
     state: Message | None  # name -> tensor; None: not available, so random weights are used
     place: str = ""  # the key and the file, for messages
 

@@ -11,7 +11,7 @@ from fedmutual.report.rendering import make_environment
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import listed, points, size
 from fedmutual.reproduce import measures, prose
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judged, judge
 from fedmutual.reproduce.entries import entry, name
 from fedmutual.reproduce.pages import MADE, Page, md_table
@@ -29,7 +29,7 @@ ALONE = "independent"
 class MethodComparison:
     """A method less a rival, on clients' own data in one cell, paired by seeds."""
 
-    look: Look
+    measured: MeasuredCell
     rival: str  # the rival's display name
     judged: Judged
     adjusted_p: float | None  # after Holm's adjustment over the comparisons of the page; None without enough seeds
@@ -62,73 +62,75 @@ class MethodStanding:
         """Return the comparisons with enough common seeds for a verdict."""
         return [c for c in self.comparisons if c.adjusted_p is not None]
 
-    def select(self, verdict: str, look: Look | None = None) -> list[MethodComparison]:
-        """Return the comparisons with a verdict, the largest differences first. look: only those of this cell."""
-        chosen = [c for c in self.measured if c.verdict == verdict and look in (None, c.look)]
+    def select(self, verdict: str, measured: MeasuredCell | None = None) -> list[MethodComparison]:
+        """Return the comparisons with a verdict, the largest differences first. measured: only those of this cell."""
+        chosen = [c for c in self.measured if c.verdict == verdict and measured in (None, c.measured)]
         return sorted(chosen, key=lambda c: -abs(c.judged.overall.mean if c.judged.overall else 0.0))
 
     @property
-    def looks(self) -> list[Look]:
+    def measured_cells(self) -> list[MeasuredCell]:
         """Return the cells in which the method has enough seeds for a comparison, each once."""
-        return list({id(c.look): c.look for c in self.measured}.values())
+        return list({id(c.measured): c.measured for c in self.measured}.values())
 
 
-def compare_methods(looks: Sequence[Look]) -> list[MethodStanding]:
+def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[MethodStanding]:
     """Return the standing of each method of the papers that a cell has, with p-values adjusted over all pairs."""
     judged = [
-        (method, rival, look, judge(_claim(method, rival, look), [look]))
+        (method, rival, measured, judge(_claim(method, rival, measured), [measured]))
         for method in PAPERS_METHODS
-        for look in looks
-        for rival in look.cell.shown
-        if method in look.cell.shown and rival != method
+        for measured in measured_cells
+        for rival in measured.cell.shown
+        if method in measured.cell.shown and rival != method
     ]
-    p_values = {_pair(method, rival, look): j.p for method, rival, look, j in judged if j.p is not None}
+    p_values = {_pair(method, rival, measured): j.p for method, rival, measured, j in judged if j.p is not None}
     adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [
         MethodStanding(
             title,
             tuple(
-                MethodComparison(look, name(rival, look.cell.shown[rival]), j, adjusted.get(_pair(method, rival, look)))
-                for method, rival, look, j in judged
+                MethodComparison(
+                    measured, name(rival, measured.cell.shown[rival]), j, adjusted.get(_pair(method, rival, measured))
+                )
+                for method, rival, measured, j in judged
                 if method == chosen
             ),
         )
-        for chosen, title in _name_methods(looks)
+        for chosen, title in _name_methods(measured_cells)
     ]
 
 
-def _name_methods(looks: Sequence[Look]) -> Iterator[tuple[str, str]]:
+def _name_methods(measured_cells: Sequence[MeasuredCell]) -> Iterator[tuple[str, str]]:
     for method in PAPERS_METHODS:
-        titles = [name(method, look.cell.shown[method]) for look in looks if method in look.cell.shown]
+        titles = [name(method, measured.cell.shown[method]) for measured in measured_cells if method in measured.cell.shown]
         if titles:
             yield method, titles[0]
 
 
-def _claim(method: str, rival: str, look: Look) -> Claim:
-    return Claim(text=f"{method} less {rival}", measure=OWN, arm=method, than=rival, cells=look.cell.name)
+def _claim(method: str, rival: str, measured: MeasuredCell) -> Claim:
+    return Claim(text=f"{method} less {rival}", measure=OWN, arm=method, than=rival, cells=measured.cell.name)
 
 
-def _pair(method: str, rival: str, look: Look) -> tuple[str, frozenset[str]]:
+def _pair(method: str, rival: str, measured: MeasuredCell) -> tuple[str, frozenset[str]]:
     """Return one key for a comparison and for the same comparison the other way round."""
-    return look.cell.id, frozenset((method, rival))
+    return measured.cell.id, frozenset((method, rival))
 
 
-def tabulate(look: Look) -> PageTable:
+def tabulate(measured: MeasuredCell) -> PageTable:
     """Return the table of a cell: one row for each arm with results, the highest accuracy on own data first."""
-    work = spent_frame([look]).set_index("method")
-    ranked = sorted(_estimate_own(look).items(), key=lambda item: -item[1].mean)
+    work = spent_frame([measured]).set_index("method")
+    ranked = sorted(_estimate_own(measured).items(), key=lambda item: -item[1].mean)
     rows = []
     for arm, _ in ranked:
-        title = name(arm, look.cell.shown[arm])
+        title = name(arm, measured.cell.shown[arm])
         spent = work.loc[title]
         rows.append(
             (
                 TableCell(title),
-                *(_cell(look, arm, measure) for measure in (OWN, WORST, HARMED, SHARED)),
+                *(_cell(measured, arm, measure) for measure in (OWN, WORST, HARMED, SHARED)),
                 TableCell(size(spent["up"] + spent["down"] + spent["public"])),
                 TableCell(f"{spent['steps']:,.0f}"),
-                TableCell(_format_forwards(look, arm)),
-                TableCell(str(sum(not r.failed for r in look.results[arm].values()))),
+                TableCell(_format_forwards(measured, arm)),
+                TableCell(str(sum(not r.failed for r in measured.results[arm].values()))),
             )
         )
     heads = (
@@ -142,22 +144,22 @@ def tabulate(look: Look) -> PageTable:
         Column("forward passes"),
         Column("seeds"),
     )
-    return PageTable(look.cell.name, look.cell.about.row, heads, tuple(rows), "")
+    return PageTable(measured.cell.name, measured.cell.about.row, heads, tuple(rows), "")
 
 
-def _estimate_own(look: Look) -> dict[str, Estimate]:
+def _estimate_own(measured: MeasuredCell) -> dict[str, Estimate]:
     """Return arm -> accuracy on clients' own data, only for arms with results."""
-    estimates = {arm: look.value(OWN, arm) for arm in look.cell.shown}
+    estimates = {arm: measured.value(OWN, arm) for arm in measured.cell.shown}
     return {arm: e for arm, e in estimates.items() if e is not None}
 
 
-def _cell(look: Look, arm: str, measure: str) -> TableCell:
-    cell = entry(look, arm, look.value(measure, arm), None, measures.find(measure)[0], 1)
+def _cell(measured: MeasuredCell, arm: str, measure: str) -> TableCell:
+    cell = entry(measured, arm, measured.value(measure, arm), None, measures.find(measure)[0], 1)
     return TableCell(cell.text, cell.spread)  # the column of seeds says what the notes would say
 
 
-def _format_forwards(look: Look, arm: str) -> str:
-    counts = [r.budget.forwards for r in look.results[arm].values() if r.budget and r.budget.forwards is not None]
+def _format_forwards(measured: MeasuredCell, arm: str) -> str:
+    counts = [r.budget.forwards for r in measured.results[arm].values() if r.budget and r.budget.forwards is not None]
     return f"{fmean(counts):,.0f}" if counts else "n/a"
 
 
@@ -165,7 +167,7 @@ def _format_forwards(look: Look, arm: str) -> str:
 class CellSummary:
     """What a cell's results say to somebody who chooses a method."""
 
-    look: Look
+    measured: MeasuredCell
     table: str  # Markdown
     best: str  # the method with the highest mean on own data; "" without results
     best_percent: str
@@ -176,22 +178,22 @@ class CellSummary:
     trials: int  # the most settings that a sweep tried for a method
 
 
-def summarise(look: Look) -> CellSummary:
+def summarise(measured: MeasuredCell) -> CellSummary:
     """Return the summary of a cell."""
-    own, arms = _estimate_own(look), look.cell.shown
+    own, arms = _estimate_own(measured), measured.cell.shown
     best = max(own, key=lambda arm: own[arm].mean, default="")
-    harmed = {arm: look.value(HARMED, arm) for arm in own}
-    seeds = len(look.seeds)
+    harmed = {arm: measured.value(HARMED, arm) for arm in own}
+    seeds = len(measured.seeds)
     return CellSummary(
-        look=look,
-        table=md_table(tabulate(look), caption=False) if own else "",
+        measured=measured,
+        table=md_table(tabulate(measured), caption=False) if own else "",
         best=name(best, arms[best]) if best else "",
         best_percent=f"{100 * own[best].mean:.1f}" if best else "",
         alone_percent=f"{100 * own[ALONE].mean:.1f}" if ALONE in own else "",
         harmless=tuple(name(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
-        missing=tuple(name(arm, arms[arm]) for arm in arms if len(look.results[arm]) < seeds or not seeds),
+        missing=tuple(name(arm, arms[arm]) for arm in arms if len(measured.results[arm]) < seeds or not seeds),
         seeds=seeds,
-        trials=max((len(tuning.file.settings) for tuning in look.cell.tunings.values()), default=0),
+        trials=max((len(tuning.file.settings) for tuning in measured.cell.tunings.values()), default=0),
     )
 
 
@@ -215,17 +217,17 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
     """Return the benchmark page as Markdown. pages: the relative path from this page to the experiments' pages."""
     environment = make_environment(root, html=False)
     environment.filters |= {"listed": listed}
-    standings = compare_methods(page.looks)
+    standings = compare_methods(page.measured_cells)
     return environment.get_template(TEMPLATE).render(
         made=MADE,
         pages=pages,
         index=page.experiment.index,
         standings=standings,
-        cells=[summarise(look) for look in page.looks],
-        state=prose.state(page.looks),
-        comparisons=len({(c.look.cell.id, frozenset((s.title, c.rival))) for s in standings for c in s.measured}),
+        cells=[summarise(measured) for measured in page.measured_cells],
+        state=prose.state(page.measured_cells),
+        comparisons=len({(c.measured.cell.id, frozenset((s.title, c.rival))) for s in standings for c in s.measured}),
         robust_losses=sum(c.is_robust for s in standings for c in s.select(CONTRADICTED)),
         verdicts={"leads": SUPPORTED, "loses": CONTRADICTED, "open": INCONCLUSIVE},
-        hardware=list(prose.made(page.looks)),
-        commands=prose.commands(page.looks),
+        hardware=list(prose.made(page.measured_cells)),
+        commands=prose.commands(page.measured_cells),
     )

@@ -15,7 +15,7 @@ from fedmutual.reproduce.schema import End
 
 
 @dataclass(frozen=True)
-class Look:
+class MeasuredCell:
     """The stored results of a cell at one scale."""
 
     cell: Cell
@@ -102,15 +102,15 @@ def lacks(cell: Cell, result: Result) -> bool:
     return not ((has_noise and has_client_curves and has_node_analysis) or result.failed)
 
 
-def looks(
+def measured_cells(
     experiment: PaperExperiment, store: ResultStore, wanted: Scale | None = None, seeds: Iterable[int] | None = None
-) -> list[Look]:
-    """Return one `Look` for each cell: at the wanted scale if the cell has results there, else at the most complete scale.
+) -> list[MeasuredCell]:
+    """Return one `MeasuredCell` for each cell: at the wanted scale if there are results, else at the most complete scale.
 
     seeds: limit the results at the wanted scale to these seeds; None means all seeds.
     """
     return [
-        _read_look(cell, store, _narrow_scale(wanted, cell) if wanted is not None else None, seeds)
+        _read_measured(cell, store, _narrow_scale(wanted, cell) if wanted is not None else None, seeds)
         for cell in experiment.cells
     ]
 
@@ -122,7 +122,7 @@ def _narrow_scale(scale: Scale, cell: Cell) -> Scale | None:
     return None
 
 
-def _read_look(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: Iterable[int] | None) -> Look:
+def _read_measured(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: Iterable[int] | None) -> MeasuredCell:
     scales, candidates = [] if wanted is None else [wanted], []
     for stored_scale in store.ways(cell.id):
         if (scale := _narrow_scale(stored_scale, cell)) is not None and scale not in scales:
@@ -130,11 +130,11 @@ def _read_look(cell: Cell, store: ResultStore, wanted: Scale | None, seeds: Iter
     for scale in scales:
         known_seeds = _find_seeds(cell, store, scale)
         chosen_seeds = known_seeds & set(seeds) if scale == wanted and seeds is not None else known_seeds
-        look = Look(cell, scale, _find_results(cell, store, scale, chosen_seeds))
-        if look.run and scale == wanted:
-            return look
-        candidates.append(look)
-    return max(candidates, key=_rank_completeness, default=Look(cell, Scale(), {arm: {} for arm in cell.shown}))
+        measured = MeasuredCell(cell, scale, _find_results(cell, store, scale, chosen_seeds))
+        if measured.run and scale == wanted:
+            return measured
+        candidates.append(measured)
+    return max(candidates, key=_rank_completeness, default=MeasuredCell(cell, Scale(), {arm: {} for arm in cell.shown}))
 
 
 def _find_seeds(cell: Cell, store: ResultStore, scale: Scale) -> set[int]:
@@ -151,8 +151,8 @@ def _find_results(cell: Cell, store: ResultStore, scale: Scale, seeds: Iterable[
     return by_arm
 
 
-def _rank_completeness(look: Look) -> tuple[int, int, int, int]:
+def _rank_completeness(measured: MeasuredCell) -> tuple[int, int, int, int]:
     """Return a sort key: first more arms, then fewer changed keys, then more rounds, then more seeds."""
-    arms = sum(bool(by_seed) for by_seed in look.results.values())
-    rounds = look.scale.rounds or max(map(look.cell.rounds, look.cell.arms))
-    return arms, -len(look.scale.changed), rounds, sum(map(len, look.results.values()))
+    arms = sum(bool(by_seed) for by_seed in measured.results.values())
+    rounds = measured.scale.rounds or max(map(measured.cell.rounds, measured.cell.arms))
+    return arms, -len(measured.scale.changed), rounds, sum(map(len, measured.results.values()))

@@ -34,7 +34,7 @@ class Cell:
     path: Path
     tables: Table  # the configuration, unchecked
     about: CellTable
-    arms: dict[str, Arm]  # those that the experiment looks at, and those that they need; `set` holds what sweeps chose
+    arms: dict[str, Arm]  # the arms that the experiment shows, and the arms that they need; `set` holds what sweeps chose
     tunings: dict[str, Tuning] = field(default_factory=dict)  # arm -> the sweep that chose its settings
 
     @property
@@ -229,7 +229,7 @@ def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cel
     wanted = [k for k in index.arms or arms if k in arms]
     wanted += dict.fromkeys(need for k in wanted if (need := arms[k].needs) and need not in wanted)
     if not wanted:
-        raise ConfigError(f"{path}: has none of the arms that {index.title!r} looks at")
+        raise ConfigError(f"{path}: has none of the arms that {index.title!r} measured_cells at")
     name = _name_cell(root / owner, path)
     swept = {k: arms[k] for k in wanted if arms[k].sweep}
     tunings = {k: read_tuning(root, arm.sweep, arm.rate_times, f"{path}, arm {k!r}") for k, arm in swept.items()}

@@ -8,7 +8,7 @@ from fractions import Fraction
 from statistics import fmean
 
 from fedmutual.report.statistics import ENOUGH, Estimate, estimate
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.operands import Side, Values, grain, of_cell, of_clients, sides
 from fedmutual.reproduce.pooling import pool
 from fedmutual.reproduce.schema import Claim
@@ -40,7 +40,7 @@ class Line:
     diverged: Lost
 
     @property
-    def told(self) -> bool:
+    def is_judged(self) -> bool:
         """Return whether the line has a difference, or lacks it because a client diverged."""
         return self.difference is not None or self.verdict == DIVERGED
 
@@ -71,9 +71,9 @@ class Judged:
         return len(self.run) - len(self.unpaired) - len(self.other_lengths)
 
     @property
-    def told(self) -> tuple[Line, ...]:
+    def judged_lines(self) -> tuple[Line, ...]:
         """Return the lines that have a difference or a diverged client."""
-        return tuple(line for line in self.lines if line.told)
+        return tuple(line for line in self.lines if line.is_judged)
 
     @property
     def numerics(self) -> frozenset[int]:
@@ -83,21 +83,25 @@ class Judged:
     @property
     def shortened(self) -> bool:
         """Return whether a run behind the verdict is shortened."""
-        return any(line.scale for line in self.told)
+        return any(line.scale for line in self.judged_lines)
 
 
-def judge_readings(claim: Claim, looks: Sequence[Look]) -> tuple[Judged, ...]:
+def judge_readings(claim: Claim, measured_cells: Sequence[MeasuredCell]) -> tuple[Judged, ...]:
     """Return the claim judged as the paper trains, then under each other reading of the index."""
-    judged = [judge(claim, looks, claim.first_reading if claim.readings else "")]
-    judged += [judge(c, looks, r.name) for c, r in zip(claim.read_otherwise, claim.readings, strict=True)]
+    judged = [judge(claim, measured_cells, claim.first_reading if claim.readings else "")]
+    judged += [judge(c, measured_cells, r.name) for c, r in zip(claim.read_otherwise, claim.readings, strict=True)]
     return tuple(judged)
 
 
-def judge(claim: Claim, looks: Sequence[Look], reading: str = "") -> Judged:
+def judge(claim: Claim, measured_cells: Sequence[MeasuredCell], reading: str = "") -> Judged:
     """Return the claim judged over all cells that it concerns."""
-    named = [(look, sides(claim, look, looks)) for look in looks if fnmatch(look.cell.name, claim.cells)]
-    concerned = [(look, operands) for look, operands in named if operands]
-    lines = [line for look, operands in concerned for line in _judge_cell(claim, look, operands)]
+    named = [
+        (measured, sides(claim, measured, measured_cells))
+        for measured in measured_cells
+        if fnmatch(measured.cell.name, claim.cells)
+    ]
+    concerned = [(measured, operands) for measured, operands in named if operands]
+    lines = [line for measured, operands in concerned for line in _judge_cell(claim, measured, operands)]
     group = _select_one_length(lines)
     chosen, common = pool([line.values.keys() for line in group])
     pooled = [group[n] for n in chosen]
@@ -120,16 +124,16 @@ def judge(claim: Claim, looks: Sequence[Look], reading: str = "") -> Judged:
     )
 
 
-def _judge_cell(claim: Claim, look: Look, operands: Sequence[Side]) -> Iterator[Line]:
+def _judge_cell(claim: Claim, measured: MeasuredCell, operands: Sequence[Side]) -> Iterator[Line]:
     """Yield the claim's lines in one cell: one line, or one for each client."""
     is_comparable = all(
-        side.look.scale == look.scale for side in operands
+        side.measured.scale == measured.scale for side in operands
     )  # a number of fewer rounds is not held against another
-    seeds = [s for s in look.seeds if is_comparable and all(side.look.good(side.arm, s) for side in operands)]
+    seeds = [s for s in measured.seeds if is_comparable and all(side.measured.good(side.arm, s) for side in operands)]
     diverged, smallest = _count_divergence(operands), grain(claim, operands)
-    share = min(side.look.share(side.arm) for side in operands)
-    scale = "; ".join(dict.fromkeys(filter(None, (side.look.arm_words(side.arm) for side in operands))))
-    for title, values in (of_clients if claim.per == "client" else of_cell)(claim, look, operands, seeds):
+    share = min(side.measured.share(side.arm) for side in operands)
+    scale = "; ".join(dict.fromkeys(filter(None, (side.measured.arm_words(side.arm) for side in operands))))
+    for title, values in (of_clients if claim.per == "client" else of_cell)(claim, measured, operands, seeds):
         e = _estimate(list(values.values()), smallest) if values else None
         if not seeds:
             verdict = DIVERGED if diverged else NOT_RUN
@@ -143,8 +147,8 @@ def _judge_cell(claim: Claim, look: Look, operands: Sequence[Side]) -> Iterator[
             verdict=verdict,
             scale=scale,
             share=share,
-            length=look.scale.length(look.cell),
-            numerics=frozenset[int]().union(*(side.look.numerics(side.arm, seeds) for side in operands)),
+            length=measured.scale.length(measured.cell),
+            numerics=frozenset[int]().union(*(side.measured.numerics(side.arm, seeds) for side in operands)),
             diverged=diverged,
         )
 
@@ -181,7 +185,7 @@ def _compute_tails(claim: Claim, lines: Sequence[Line], overall: Estimate | None
 
 def _count_divergence(operands: Iterable[Side]) -> Lost:
     """Return arm -> (runs in which a client diverged, all runs), only for arms with such runs."""
-    divergences = {(id(side.look), side.arm): side.look.diverged(side.arm) for side in operands}
+    divergences = {(id(side.measured), side.arm): side.measured.diverged(side.arm) for side in operands}
     sums: dict[str, tuple[int, int]] = {}
     for (_, arm), (n, of) in divergences.items():
         sums_before = sums.get(arm, (0, 0))

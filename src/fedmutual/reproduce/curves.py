@@ -6,18 +6,18 @@ from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config.methods import find_role
 from fedmutual.report.curves import Curve, make_curve
 from fedmutual.report.svg import SLOTS
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.entries import name
 from fedmutual.reproduce.result import Result
 
 
-def curves(look: Look, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
+def curves(measured: MeasuredCell, values: Callable[[Result], Sequence[float]]) -> tuple[Curve, ...]:
     """Return one curve for each arm that has values. values: a result -> one value for each evaluated round, or nothing."""
-    slots = _assign_slots(list(look.cell.shown))
+    slots = _assign_slots(list(measured.cell.shown))
     drawn = []
-    for arm, by_seed in look.results.items():
+    for arm, by_seed in measured.results.items():
         runs = [(s, dict(zip(r.evaluated, v, strict=True))) for s, r in sorted(by_seed.items()) if (v := values(r))]
-        drawn.append(make_curve(name(arm, look.cell.shown[arm]), slots[arm], 0, runs))
+        drawn.append(make_curve(name(arm, measured.cell.shown[arm]), slots[arm], 0, runs))
     return tuple(curve for curve in drawn if curve.points)
 
 

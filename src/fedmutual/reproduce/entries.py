@@ -8,7 +8,7 @@ from fedmutual.report.cells import TableCell
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.cell_results import Look, lacks
+from fedmutual.reproduce.cell_results import MeasuredCell, lacks
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged, Lost
 from fedmutual.reproduce.schema import Arm
 
@@ -29,26 +29,26 @@ def amount(value: Estimate, unit: str, decimals: int) -> tuple[str, str]:
 
 
 def entry(
-    look: Look, arm: str, value: Estimate | None, paper: float | None, measure: measures.Measure, decimals: int
+    measured: MeasuredCell, arm: str, value: Estimate | None, paper: float | None, measure: measures.Measure, decimals: int
 ) -> TableCell:
     """Return the table cell of an arm's number with the paper's number, or with the reason why there is no number."""
     unit = measure.unit
     paper_text = f"paper {paper:.2f}" if paper is not None else ""
-    failed = [f"seed {s}: {r.failed}" for s, r in look.results[arm].items() if r.failed]
+    failed = [f"seed {s}: {r.failed}" for s, r in measured.results[arm].items() if r.failed]
     if value is None:
-        unasked = measure.of_weights and any(lacks(look.cell, r) for r in look.results[arm].values())
-        text = DIVERGED if failed else NOT_RUN if unasked or not look.results[arm] else _name_missing(unit)
+        unasked = measure.of_weights and any(lacks(measured.cell, r) for r in measured.results[arm].values())
+        text = DIVERGED if failed else NOT_RUN if unasked or not measured.results[arm] else _name_missing(unit)
         why = {
             NOT_RUN: "the run is known, and what is read off its weights here is not" if unasked else "",
             "n/a": "n/a: this method has no such number",
-            "not reached": "; ".join(filter(None, ("not reached", look.arm_words(arm)))),
+            "not reached": "; ".join(filter(None, ("not reached", measured.arm_words(arm)))),
         }
         return TableCell(text, sub=paper_text, note="; ".join(failed) or why.get(text, ""))
     mean, spread = amount(value, unit, decimals)
-    missing = len(look.results[arm]) - value.n
-    notes = [look.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
+    missing = len(measured.results[arm]) - value.n
+    notes = [measured.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
     notes += [f"{missing} more had no such number" + (", it was not reached" if unit == "rounds" else "")] if missing else []
-    return TableCell(mean, spread, paper_text, "; ".join(filter(None, (*notes, mixed(look.numerics(arm)), *failed))))
+    return TableCell(mean, spread, paper_text, "; ".join(filter(None, (*notes, mixed(measured.numerics(arm)), *failed))))
 
 
 def _name_missing(unit: str) -> str:

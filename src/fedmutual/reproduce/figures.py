@@ -14,7 +14,7 @@ from fedmutual.report.scale import MetricScale
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import fixed, percent
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.curves import curves
 from fedmutual.reproduce.forest import Forest, draw_forest
@@ -32,25 +32,25 @@ _WORDS = {
 }
 
 
-def pictures(experiment: PaperExperiment, looks: Sequence[Look]) -> list[Drawn]:
+def pictures(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[Drawn]:
     """Yield one picture for each cell and measure with results, for each client if the index asks, and of a node."""
     found: list[Drawn] = []
-    for look in looks:
-        if not look.run or not fnmatch(look.cell.name, experiment.index.draw):
+    for measured in measured_cells:
+        if not measured.run or not fnmatch(measured.cell.name, experiment.index.draw):
             continue
-        if look.cell.about.node is not None:
-            found += closeups(look)
-        tag = f" ({look.words})" if look.words else ""
-        stem = look.cell.name.replace("/", "-")
+        if measured.cell.about.node is not None:
+            found += closeups(measured)
+        tag = f" ({measured.words})" if measured.words else ""
+        stem = measured.cell.name.replace("/", "-")
         if experiment.index.view == "clients":
-            for i, network in look.networks.items():
-                title = f"{look.cell.title}: client {i}, {network}, own data, %{tag}"
-                found.append(Picture(f"{stem}-{i}", title, True, curves(look, partial(_of_client, client=i))))
+            for i, network in measured.networks.items():
+                title = f"{measured.cell.title}: client {i}, {network}, own data, %{tag}"
+                found.append(Picture(f"{stem}-{i}", title, True, curves(measured, partial(_of_client, client=i))))
             continue
         for measure in experiment.index.figures:
             key = measures.find(measure)[0].curve
-            title = f"{look.cell.title}: {_WORDS[key]}{tag}"
-            found.append(Picture(f"{stem}-{key}".replace("_", "-"), title, True, curves(look, partial(curve, key=key))))
+            title = f"{measured.cell.title}: {_WORDS[key]}{tag}"
+            found.append(Picture(f"{stem}-{key}".replace("_", "-"), title, True, curves(measured, partial(curve, key=key))))
     return [p for p in found if isinstance(p, Scatter) or p.curves]
 
 

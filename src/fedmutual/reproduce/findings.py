@@ -65,9 +65,9 @@ def _decide_outcome(judged: Judged) -> str | None:
     return INCONCLUSIVE if judged.verdict == INCONCLUSIVE else None
 
 
-def find_findings(told: Sequence[Page]) -> list[PaperFinding]:
+def find_findings(pages: Sequence[Page]) -> list[PaperFinding]:
     """Return the claims that have a `finding`, in the order of the pages."""
-    return [PaperFinding(page, readings) for page in told for readings in page.claims if readings[0].claim.finding]
+    return [PaperFinding(page, readings) for page in pages for readings in page.claims if readings[0].claim.finding]
 
 
 def forest(findings: Sequence[PaperFinding]) -> Forest:
@@ -84,7 +84,7 @@ def forest(findings: Sequence[PaperFinding]) -> Forest:
     return Forest("What of the papers' claims was measured", tuple(rows))
 
 
-def write_findings(told: Sequence[Page], counts: pd.DataFrame, root: Path, folder: Path) -> list[Path]:
+def write_findings(pages: Sequence[Page], counts: pd.DataFrame, root: Path, folder: Path) -> list[Path]:
     """Write the findings page beside the folder of the pages, from the template of the experiments, and return its paths.
 
     counts: the numbers of printed values by state; the sum is in the row "all". Without a template nothing is written.
@@ -94,7 +94,7 @@ def write_findings(told: Sequence[Page], counts: pd.DataFrame, root: Path, folde
     """
     if not (root / TEMPLATE).exists():
         return []
-    path, drawn = folder.parent / NAME, forest(findings := find_findings(told))
+    path, drawn = folder.parent / NAME, forest(findings := find_findings(pages))
     text = render_findings(findings, counts, root, Path(os.path.relpath(folder, path.parent)).as_posix())
     write_bytes(folder / FIGURES / FIGURE, standalone(drawn).encode())
     write_bytes(path, text.encode())

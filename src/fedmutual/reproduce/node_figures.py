@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from fedmutual.report.curves import Curve, Picture
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.curves import curves
 from fedmutual.reproduce.entries import name
 from fedmutual.reproduce.result import Result
@@ -15,24 +15,33 @@ MUTUAL = ("kl", "ce")
 EARLY = 1000  # rounds over which the mutual losses are drawn, as the paper's figure has it
 
 
-def closeups(look: Look) -> Iterator[Picture | Scatter]:
+def closeups(measured: MeasuredCell) -> Iterator[Picture | Scatter]:
     """Yield the pictures of the node that the cell names, from all runs that have a node analysis."""
-    node, tag, stem = look.cell.about.node, f" ({look.words})" if look.words else "", look.cell.name.replace("/", "-")
-    for arm, by_seed in look.results.items():
-        for seed, closeup in [(s, r.closeup) for s, r in by_seed.items() if r.closeup and r.closeup.cloud.points]:
-            title = (
-                f"{look.cell.title}: features of node {node}'s model, {name(arm, look.cell.shown[arm])}, seed {seed}{tag}"
-            )
-            yield Scatter(f"{stem}-features-{arm}", title, closeup.cloud)
-    title = f"{look.cell.title}: node {node}'s model on all nodes' validation data, %{tag}"
-    yield Picture(f"{stem}-validation", title, True, curves(look, _read_validation))
-    title = f"{look.cell.title}: node {node}, loss of the local step{tag}"
-    yield Picture(
-        f"{stem}-local-loss", title, False, tuple(c for term in LOCAL for c in curves(look, partial(_read_loss, term=term)))
+    node, tag, stem = (
+        measured.cell.about.node,
+        f" ({measured.words})" if measured.words else "",
+        measured.cell.name.replace("/", "-"),
     )
-    title = f"{look.cell.title}: node {node}, losses of the mutual step, the first {EARLY:,} rounds{tag}"
+    for arm, by_seed in measured.results.items():
+        for seed, closeup in [(s, r.closeup) for s, r in by_seed.items() if r.closeup and r.closeup.cloud.points]:
+            method = name(arm, measured.cell.shown[arm])
+            title = f"{measured.cell.title}: features of node {node}'s model, {method}, seed {seed}{tag}"
+            yield Scatter(f"{stem}-features-{arm}", title, closeup.cloud)
+    title = f"{measured.cell.title}: node {node}'s model on all nodes' validation data, %{tag}"
+    yield Picture(f"{stem}-validation", title, True, curves(measured, _read_validation))
+    title = f"{measured.cell.title}: node {node}, loss of the local step{tag}"
     yield Picture(
-        f"{stem}-mutual-loss", title, False, tuple(c for k, term in enumerate(MUTUAL) for c in _draw_early(look, term, k))
+        f"{stem}-local-loss",
+        title,
+        False,
+        tuple(c for term in LOCAL for c in curves(measured, partial(_read_loss, term=term))),
+    )
+    title = f"{measured.cell.title}: node {node}, losses of the mutual step, the first {EARLY:,} rounds{tag}"
+    yield Picture(
+        f"{stem}-mutual-loss",
+        title,
+        False,
+        tuple(c for k, term in enumerate(MUTUAL) for c in _draw_early(measured, term, k)),
     )
 
 
@@ -44,8 +53,8 @@ def _read_loss(result: Result, term: str) -> tuple[float, ...]:
     return result.closeup.losses.get(term, ()) if result.closeup else ()
 
 
-def _draw_early(look: Look, term: str, style: int) -> Iterator[Curve]:
-    for c in curves(look, partial(_read_loss, term=term)):
+def _draw_early(measured: MeasuredCell, term: str, style: int) -> Iterator[Curve]:
+    for c in curves(measured, partial(_read_loss, term=term)):
         points = tuple(p for p in c.points if p.round <= EARLY)
         runs = tuple((seed, {r: v for r, v in values.items() if r <= EARLY}) for seed, values in c.runs)
         if points:

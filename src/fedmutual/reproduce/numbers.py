@@ -6,7 +6,7 @@ from typing import Any
 from fedmutual.report.cells import csv_text
 from fedmutual.report.statistics import Estimate
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import NOT_RUN
 from fedmutual.reproduce.schema import AVERAGE, End
@@ -14,28 +14,30 @@ from fedmutual.reproduce.schema import AVERAGE, End
 ENDS: tuple[End, ...] = ("last", "best")
 
 
-def numbers(experiment: PaperExperiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
+def numbers(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
     """Yield one record for each cell, arm, measure and end (fractions, rounds, losses or bytes); also for nodes if shown."""
-    for look in looks:
-        for arm in look.cell.shown:
+    for measured in measured_cells:
+        for arm in measured.cell.shown:
             for measure in experiment.index.measures:
                 for at in ENDS:
                     if experiment.index.view == "nodes":
-                        for node, value in look.nodes(measure, arm, at).items():
-                            yield _make_record(look, arm, measure, at, node, value)
-                    mean = look.value(measure, arm, at)
-                    if mean is None and (at != measures.find(measure)[0].counts or look.results[arm]):
+                        for node, value in measured.nodes(measure, arm, at).items():
+                            yield _make_record(measured, arm, measure, at, node, value)
+                    mean = measured.value(measure, arm, at)
+                    if mean is None and (at != measures.find(measure)[0].counts or measured.results[arm]):
                         continue
-                    yield _make_record(look, arm, measure, at, None, mean)
+                    yield _make_record(measured, arm, measure, at, None, mean)
 
 
-def _make_record(look: Look, arm: str, measure: str, at: End, node: str | None, value: Estimate | None) -> dict[str, Any]:
+def _make_record(
+    measured: MeasuredCell, arm: str, measure: str, at: End, node: str | None, value: Estimate | None
+) -> dict[str, Any]:
     kind = measures.find(measure)[0]
-    paper = look.cell.shown[arm].printed(measure, node or AVERAGE) if at == kind.counts else None
+    paper = measured.cell.shown[arm].printed(measure, node or AVERAGE) if at == kind.counts else None
     return {
-        "cell": look.cell.name,
-        "row": look.cell.about.row,
-        "column": look.cell.about.column,
+        "cell": measured.cell.name,
+        "row": measured.cell.about.row,
+        "column": measured.cell.about.column,
         "arm": arm,
         "measure": measure,
         "unit": kind.unit,
@@ -45,11 +47,11 @@ def _make_record(look: Look, arm: str, measure: str, at: End, node: str | None, 
         "half": value.half if value else None,
         "seeds": value.n if value else 0,
         "paper": paper,
-        "state": look.arm_words(arm) if look.results[arm] else NOT_RUN,
+        "state": measured.arm_words(arm) if measured.results[arm] else NOT_RUN,
     }
 
 
-def as_csv(experiment: PaperExperiment, looks: Sequence[Look]) -> str:
+def as_csv(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> str:
     """Return the records of `numbers` as CSV."""
     keys = ("cell", "arm", "measure", "at", "node", "mean", "half", "seeds", "paper", "state")
-    return csv_text(keys, [[line[k] for k in keys] for line in numbers(experiment, looks)])
+    return csv_text(keys, [[line[k] for k in keys] for line in numbers(experiment, measured_cells)])

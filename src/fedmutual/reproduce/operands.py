@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.schema import Claim, End
 
 Values = dict[int, float]
@@ -15,18 +15,18 @@ class Side(NamedTuple):
     """One number of a claim."""
 
     sign: int  # +1, or -1 where it is taken off
-    look: Look
+    measured: MeasuredCell
     arm: str
     at: End
 
 
-def sides(claim: Claim, look: Look, looks: Sequence[Look]) -> list[Side]:
+def sides(claim: Claim, measured: MeasuredCell, measured_cells: Sequence[MeasuredCell]) -> list[Side]:
     """Return the numbers that a claim compares in a cell; [] if the cell, or another cell of the claim, lacks an arm."""
-    by_name = {x.cell.name: x for x in looks}
+    by_name = {x.cell.name: x for x in measured_cells}
     counts = measures.find(claim.measure)[0].counts
     than, elsewhere = claim.other
     operands = []
-    for sign, other_look in ((1, look), *([(-1, by_name.get(claim.less))] if claim.less else [])):
+    for sign, other_look in ((1, measured), *([(-1, by_name.get(claim.less))] if claim.less else [])):
         operands.append((sign, other_look, claim.arm, claim.at or counts))
         if than:
             operands.append((-sign, by_name.get(elsewhere) if elsewhere else other_look, than, claim.than_at or counts))
@@ -43,34 +43,38 @@ def grain(claim: Claim, operands: Sequence[Side]) -> float:
     of_measure = measures.find(claim.measure)[0].grain
     if of_measure is None or claim.times is not None:
         return 0.0
-    runs = [[r for r in side.look.results.get(side.arm, {}).values() if not r.failed] for side in operands]
+    runs = [[r for r in side.measured.results.get(side.arm, {}).values() if not r.failed] for side in operands]
     return max((of_measure(results, claim.per == "client") for results in runs if results), default=0.0)
 
 
-def of_cell(claim: Claim, look: Look, operands: Sequence[Side], seeds: Sequence[int]) -> Iterator[tuple[str, Values]]:
+def of_cell(
+    claim: Claim, measured: MeasuredCell, operands: Sequence[Side], seeds: Sequence[int]
+) -> Iterator[tuple[str, Values]]:
     """Yield (the cell's title, seed -> value) once."""
     numbers = {}
     for seed in seeds:
-        numbers[seed] = [side.look.number(claim.measure, side.arm, seed, side.at) for side in operands]
+        numbers[seed] = [side.measured.number(claim.measure, side.arm, seed, side.at) for side in operands]
         if claim.measure.startswith("rounds_to") and any(n is not None for n in numbers[seed]):  # more than there were
-            more = [side.look.results[side.arm][seed].rounds + 1.0 for side in operands]
+            more = [side.measured.results[side.arm][seed].rounds + 1.0 for side in operands]
             numbers[seed] = [m if n is None else n for n, m in zip(numbers[seed], more, strict=True)]
-    yield look.cell.title, _compare(claim, operands, numbers)
+    yield measured.cell.title, _compare(claim, operands, numbers)
 
 
-def of_clients(claim: Claim, look: Look, operands: Sequence[Side], seeds: Sequence[int]) -> Iterator[tuple[str, Values]]:
+def of_clients(
+    claim: Claim, measured: MeasuredCell, operands: Sequence[Side], seeds: Sequence[int]
+) -> Iterator[tuple[str, Values]]:
     """Yield (the client's title, seed -> value) for each client."""
     nodes = measures.find(claim.measure)[0].nodes
     assert nodes is not None  # else the index was refused
-    each = {s: [nodes(side.look.results[side.arm][s], side.at) for side in operands] for s in seeds}
+    each = {s: [nodes(side.measured.results[side.arm][s], side.at) for side in operands] for s in seeds}
     clients = dict.fromkeys(
         i for by_operand in each.values() for i in by_operand[0] if all(i in other for other in by_operand)
     )
     for i in clients:
         numbers = {s: [numbers_of_operand.get(i) for numbers_of_operand in by_operand] for s, by_operand in each.items()}
-        yield f"{look.cell.title}, client {i} ({look.networks[i]})", _compare(claim, operands, numbers)
+        yield f"{measured.cell.title}, client {i} ({measured.networks[i]})", _compare(claim, operands, numbers)
     if not clients:
-        yield look.cell.title, {}
+        yield measured.cell.title, {}
 
 
 def _compare(claim: Claim, operands: Sequence[Side], numbers: Mapping[int, Sequence[float | None]]) -> Values:

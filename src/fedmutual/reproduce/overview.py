@@ -15,20 +15,24 @@ NAME = "verdicts.md"
 ORDER = (SUPPORTED, CONTRADICTED, INCONCLUSIVE, TOO_SHORT, DIVERGED, NOT_RUN)
 
 
-def overview(told: Sequence[Page]) -> str:
+def overview(pages: Sequence[Page]) -> str:
     """Return the page as Markdown: the counts of verdicts, also after Holm's adjustment, then each claim and verdict."""
-    parts = [MADE, "# Every claim and its verdict", _sentence(told), md_table(counted(told), False), prose.P_VALUES]
-    for page in told:
+    parts = [MADE, "# Every claim and its verdict", _sentence(pages), md_table(counted(pages), False), prose.P_VALUES]
+    for page in pages:
         if page.claims:
             index = page.experiment.index
             verdicts = tables.claims(page.claims, index.decimals)
-            parts += [f"## [{index.title}]({page.experiment.id}.md)", prose.state(page.looks), md_table(verdicts, False)]
+            parts += [
+                f"## [{index.title}]({page.experiment.id}.md)",
+                prose.state(page.measured_cells),
+                md_table(verdicts, False),
+            ]
     return "\n\n".join(parts) + "\n"
 
 
-def _sentence(told: Sequence[Page]) -> str:
-    claims = sum(len(page.claims) for page in told)
-    judged = [j for page in told for j in page.judged]
+def _sentence(pages: Sequence[Page]) -> str:
+    claims = sum(len(page.claims) for page in pages)
+    judged = [j for page in pages for j in page.judged]
     decided = [j for j in judged if j.verdict in (SUPPORTED, CONTRADICTED)]
     stand = sum(stands(j.holm[1]) for j in decided)
     return (
@@ -37,9 +41,9 @@ def _sentence(told: Sequence[Page]) -> str:
     )
 
 
-def counted(told: Sequence[Page]) -> PageTable:
+def counted(pages: Sequence[Page]) -> PageTable:
     """Return the table of verdict counts: by each verdict's interval, and after Holm's adjustment."""
-    judged = [j for page in told for j in page.judged]
+    judged = [j for page in pages for j in page.judged]
     counts = Counter(j.verdict for j in judged)
     rows = []
     for verdict in ORDER:

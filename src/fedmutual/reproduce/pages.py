@@ -15,7 +15,7 @@ from fedmutual.report.rendering import make_environment
 from fedmutual.report.svg import Styles
 from fedmutual.report.text import listed
 from fedmutual.reproduce import prose, tables
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import Judged, judge_readings
 from fedmutual.reproduce.entries import capital, unit
@@ -33,7 +33,7 @@ class Page:
     """The content of an experiment's page."""
 
     experiment: PaperExperiment
-    looks: Sequence[Look]
+    measured_cells: Sequence[MeasuredCell]
     claims: tuple[tuple[Judged, ...], ...]  # the readings of each claim
     tables: tuple[PageTable, ...]
     pictures: tuple[Drawn, ...]
@@ -46,17 +46,17 @@ class Page:
     @property
     def tunings(self) -> PageTable | None:
         """Return the table of tuned settings; None if no sweep chose a setting."""
-        return tables.tunings(self.looks)
+        return tables.tunings(self.measured_cells)
 
     @property
     def spent(self) -> PageTable | None:
         """Return the table of training work for each arm; None if nothing was run."""
-        return spent(self.looks)
+        return spent(self.measured_cells)
 
     @property
     def differences(self) -> list[str]:
         """Return the differences from the paper: choices, shortened cells, and initial weights."""
-        return [*self.experiment.differences, *prose.shortened(self.looks), *prose.begun(self.looks)]
+        return [*self.experiment.differences, *prose.shortened(self.measured_cells), *prose.begun(self.measured_cells)]
 
     @property
     def numbers_heading(self) -> str:
@@ -73,11 +73,13 @@ class Page:
         return f"{FIGURES}/{self.experiment.id}-{picture.id}.svg"
 
 
-def page(experiment: PaperExperiment, looks: Sequence[Look]) -> Page:
+def page(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Page:
     """Return the page of an experiment from the given results."""
-    judged = tuple(judge_readings(claim, looks) for claim in experiment.index.claims)
-    page_tables = tuple(tables.all_tables(experiment, looks))
-    return adjust([Page(experiment, looks, judged, page_tables, tuple(pictures(experiment, looks)))], over_all=False)[0]
+    judged = tuple(judge_readings(claim, measured_cells) for claim in experiment.index.claims)
+    page_tables = tuple(tables.all_tables(experiment, measured_cells))
+    return adjust(
+        [Page(experiment, measured_cells, judged, page_tables, tuple(pictures(experiment, measured_cells)))], over_all=False
+    )[0]
 
 
 def adjust(pages: Sequence[Page], over_all: bool = True) -> list[Page]:
@@ -128,7 +130,7 @@ def markdown(page: Page, folder: Path | None = None) -> str:
         f"# {index.title}",
         f"{index.about} ({index.paper})" if index.paper else index.about,
         f"    {prose.command(page.experiment)}",
-        prose.state(page.looks),
+        prose.state(page.measured_cells),
     ]
     if page.claims or index.paper:
         parts.append("## What is claimed, and the verdict")
@@ -141,7 +143,7 @@ def markdown(page: Page, folder: Path | None = None) -> str:
     for number, readings in enumerate(page.claims, 1):
         parts.append(f"**{number}:** {_format_question(readings)}")
         for judged in readings:
-            if len(judged.told) > 1:
+            if len(judged.judged_lines) > 1:
                 parts += [f"*{number}, {judged.reading}*"] * (len(readings) > 1)
                 parts.append(md_table(_table_of_run_cells(judged, decimals), caption=False))
     parts.append(f"## {page.numbers_heading}")
@@ -160,8 +162,8 @@ def markdown(page: Page, folder: Path | None = None) -> str:
     if code := page.experiment.code:
         parts += ["## What the authors' public code does otherwise", _number_sentences(code)]
     parts.append("## Hardware and time")
-    parts.append("\n".join(f"- {line}" for line in prose.made(page.looks)) or "Nothing was run yet.")
-    if commands := prose.commands(page.looks):
+    parts.append("\n".join(f"- {line}" for line in prose.made(page.measured_cells)) or "Nothing was run yet.")
+    if commands := prose.commands(page.measured_cells):
         parts += ["Made by:", "\n".join(f"    {c}" for c in commands)]
     return "\n\n".join(parts) + "\n"
 
@@ -172,7 +174,7 @@ def _number_sentences(sentences: Sequence[str]) -> str:
 
 def _link_sweeps(page: Page, folder: Path) -> list[str]:
     """Return one Markdown link for each sweep file."""
-    paths = dict.fromkeys(t.path for look in page.looks for t in look.cell.tunings.values())
+    paths = dict.fromkeys(t.path for measured in page.measured_cells for t in measured.cell.tunings.values())
     return [f"[{path.name}]({Path(os.path.relpath(path, folder)).as_posix()})" for path in paths]
 
 
@@ -185,7 +187,7 @@ def _format_question(readings: Sequence[Judged]) -> str:
 def _table_of_run_cells(judged: Judged, decimals: int) -> PageTable:
     """Return the claim's table without the cells that were not run."""
     table = tables.verdicts(judged, decimals)
-    rows = tuple(r for r, line in zip(table.rows, judged.lines, strict=True) if line.told)
+    rows = tuple(r for r, line in zip(table.rows, judged.lines, strict=True) if line.is_judged)
     return PageTable(table.id, table.caption, table.columns, rows, table.csv)
 
 
@@ -214,7 +216,7 @@ def html(page: Page) -> str:
     claims = [
         {
             "asked": _format_question(readings),
-            "tables": [(j.reading, tables.verdicts(j, decimals)) for j in readings if len(j.told) > 1],
+            "tables": [(j.reading, tables.verdicts(j, decimals)) for j in readings if len(j.judged_lines) > 1],
         }
         for readings in page.claims
     ]
@@ -222,7 +224,7 @@ def html(page: Page) -> str:
         id=page.experiment.id,
         index=page.experiment.index,
         command=prose.command(page.experiment),
-        state=prose.state(page.looks).replace("**", ""),
+        state=prose.state(page.measured_cells).replace("**", ""),
         claims=claims,
         verdicts=tables.claims(page.claims, decimals) if page.claims or page.experiment.index.paper else None,
         numbers_heading=page.numbers_heading,
@@ -235,8 +237,8 @@ def html(page: Page) -> str:
         figures=figures,
         differences=page.differences,
         code=page.experiment.code,
-        made=list(prose.made(page.looks)),
-        commands=prose.commands(page.looks),
+        made=list(prose.made(page.measured_cells)),
+        commands=prose.commands(page.measured_cells),
         styles=styles,
         version=version("fedmutual"),
     )
@@ -251,11 +253,11 @@ def as_json(page: Page) -> str:
         "paper": page.experiment.index.paper,
         "differences": page.differences,
         "code": list(page.experiment.code),
-        "numbers": list(numbers(page.experiment, page.looks)),
-        "spent": json.loads(spent_frame(page.looks).to_json(orient="records")),
+        "numbers": list(numbers(page.experiment, page.measured_cells)),
+        "spent": json.loads(spent_frame(page.measured_cells).to_json(orient="records")),
         "claims": [_describe_claim(readings) for readings in page.claims],
-        "made": list(prose.made(page.looks)),
-        "commands": prose.commands(page.looks),
+        "made": list(prose.made(page.measured_cells)),
+        "commands": prose.commands(page.measured_cells),
     }
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 

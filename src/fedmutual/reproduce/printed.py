@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import NOT_RUN
 
@@ -16,24 +16,24 @@ ALL = "all"
 NUMBER = ["cell", "arm", "measure", "node"]  # what a printed number is known by
 
 
-def printed_frame(told: Sequence[tuple[PaperExperiment, Sequence[Look]]]) -> pd.DataFrame:
+def printed_frame(experiments: Sequence[tuple[PaperExperiment, Sequence[MeasuredCell]]]) -> pd.DataFrame:
     """Return a table with a row for each printed number: "experiment", NUMBER, "value" and "state", one of STATES.
 
     A cell that repeats the paper's numbers of another cell (`printed_in`) counts for that cell if that cell has the arm; the
     most complete state counts.
     """
-    frame = pd.DataFrame((row for experiment, looks in told for row in _rows(experiment, looks)))
+    frame = pd.DataFrame((row for experiment, measured_cells in experiments for row in _rows(experiment, measured_cells)))
     frame["state"] = pd.Categorical(frame["state"], STATES, ordered=True)
     printed = frame[~frame["again"]].drop(columns="state")
     return printed.merge(frame.groupby(NUMBER)["state"].min().reset_index(), on=NUMBER).drop(columns="again")
 
 
-def _rows(experiment: PaperExperiment, looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
-    for look in looks:
-        again = look.cell.about.printed_in
-        about = {"experiment": experiment.id, "cell": again or look.cell.id, "again": bool(again)}
-        for arm, found in look.cell.shown.items():
-            state = NOT_RUN if not look.results.get(arm) else SHORTENED if look.arm_words(arm) else FULL
+def _rows(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
+    for measured in measured_cells:
+        again = measured.cell.about.printed_in
+        about = {"experiment": experiment.id, "cell": again or measured.cell.id, "again": bool(again)}
+        for arm, found in measured.cell.shown.items():
+            state = NOT_RUN if not measured.results.get(arm) else SHORTENED if measured.arm_words(arm) else FULL
             for measure, node, value in found.all_printed(experiment.index.measures[0]):
                 yield {**about, "arm": arm, "measure": measure, "node": node, "value": value, "state": state}
 

@@ -6,7 +6,7 @@ from statistics import median
 
 from fedmutual.report.statistics import Estimate
 from fedmutual.report.text import count, fixed, listed, percent
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import DECIDED, DIVERGED, NOT_RUN, TOO_SHORT, Judged
 from fedmutual.reproduce.entries import lost, mixed, unit
@@ -109,40 +109,41 @@ def asked(judged: Judged) -> str:
     return f"{operands(judged)}; supported if {side}{other}"
 
 
-def state(looks: Sequence[Look]) -> str:
+def state(measured_cells: Sequence[MeasuredCell]) -> str:
     """Return how many cells were run, with how many seeds."""
-    run = [look for look in looks if look.run]
+    run = [measured for measured in measured_cells if measured.run]
     if not run:
         return "Not run yet."
-    seeds = sorted({len(look.seeds) for look in run})
+    seeds = sorted({len(measured.seeds) for measured in run})
     noun = "seed" if seeds == [1] else "seeds"
-    incomplete = sum(not all(look.results.values()) for look in run)
+    incomplete = sum(not all(measured.results.values()) for measured in run)
     partly = f", in {incomplete} of them not every arm" if incomplete else ""
-    summary = f"{len(run)} of {count(len(looks), 'cell')} run{partly}, with {listed([str(n) for n in seeds], 'or')} {noun}."
-    shortened_looks = [look for look in run if look.words]
-    return summary + (f" **Shortened** in {len(shortened_looks)} of them." if shortened_looks else "")
+    cells, numbers = count(len(measured_cells), "cell"), listed([str(n) for n in seeds], "or")
+    summary = f"{len(run)} of {cells} run{partly}, with {numbers} {noun}."
+    shortened_cells = [measured for measured in run if measured.words]
+    return summary + (f" **Shortened** in {len(shortened_cells)} of them." if shortened_cells else "")
 
 
-def shortened(looks: Sequence[Look]) -> Iterator[str]:
+def shortened(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     """Yield one sentence for each way in which cells are shortened."""
     ways: dict[str, list[str]] = {}
-    for look in looks:
-        if look.words:
-            ways.setdefault(look.words.removeprefix("shortened: "), []).append(look.cell.name)
+    for measured in measured_cells:
+        if measured.words:
+            ways.setdefault(measured.words.removeprefix("shortened: "), []).append(measured.cell.name)
     for way, names in ways.items():
         yield f"Shortened, {way}: {listed(names) if len(names) < 7 else f'{len(names)} cells'}."
 
 
-def begun(looks: Sequence[Look]) -> Iterator[str]:
+def begun(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     """Yield one sentence for each kind of non-random initial weights."""
-    for weights in dict.fromkeys(r.made.weights for r in results(looks) if r.made.weights):
+    for weights in dict.fromkeys(r.made.weights for r in results(measured_cells) if r.made.weights):
         yield f"Networks began with: {'; '.join(weights)}."
 
 
-def made(looks: Sequence[Look]) -> Iterator[str]:
+def made(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
     """Yield one line with hardware, versions and time for each set-up that made results."""
     groups: dict[tuple[str, ...], list[Result]] = {}
-    for result in results(looks):
+    for result in results(measured_cells):
         origin = result.made
         machine = f"{origin.device}, {count(origin.cpus, 'core')}, {origin.platform}"
         versions = (
@@ -161,14 +162,16 @@ def made(looks: Sequence[Look]) -> Iterator[str]:
         yield f"{'; '.join(key)}: {count(len(group), 'run')}{pace}."
 
 
-def commands(looks: Sequence[Look]) -> list[str]:
+def commands(measured_cells: Sequence[MeasuredCell]) -> list[str]:
     """Return the commands that made the results, each once."""
-    return list(dict.fromkeys(r.made.command for r in results(looks)))
+    return list(dict.fromkeys(r.made.command for r in results(measured_cells)))
 
 
-def results(looks: Sequence[Look]) -> list[Result]:
+def results(measured_cells: Sequence[MeasuredCell]) -> list[Result]:
     """Return all shown results; a run that several cells share comes once."""
-    shown = {r.fingerprint: r for look in looks for by_seed in look.results.values() for r in by_seed.values()}
+    shown = {
+        r.fingerprint: r for measured in measured_cells for by_seed in measured.results.values() for r in by_seed.values()
+    }
     return list(shown.values())
 
 

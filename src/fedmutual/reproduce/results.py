@@ -68,7 +68,7 @@ class ResultStore:
         except OSError as problem:
             raise RunError(f"{self.folder}: results cannot be kept there ({problem.strerror}); {FIX}") from None
 
-    def look(self, cell: str) -> None:
+    def read_again(self, cell: str) -> None:
         """Read the results of a cell again, because other processes may have written some."""
         path = self.folder / f"{cell}.json"
         if path.exists():

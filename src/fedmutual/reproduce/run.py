@@ -185,7 +185,7 @@ class CellWork:
         for cell in dict.fromkeys(
             j.cell.id for of_cell in self.planned for j in of_cell if j.fingerprint == job.fingerprint
         ):
-            self.store.look(cell)
+            self.store.read_again(cell)
 
     def _to_begin_with(self, job: Job) -> bool:
         """Return whether to train a run with a stored result, because its models, from which others start, are missing."""

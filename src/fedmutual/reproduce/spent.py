@@ -7,7 +7,7 @@ import pandas as pd
 
 from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.reproduce.budget import count_budget
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.entries import name
 from fedmutual.reproduce.plan import arm_config
 from fedmutual.reproduce.result import Budget, Result
@@ -25,15 +25,15 @@ HEADS = (
 CAPTION = "Of a client, over the whole run, in the mean over clients and seeds"
 
 
-def spent_frame(looks: Sequence[Look]) -> pd.DataFrame:
+def spent_frame(measured_cells: Sequence[MeasuredCell]) -> pd.DataFrame:
     """Return a row for each arm with results: "setting", "method", "rounds", and the means of NUMBERS or NaN."""
-    frame = pd.DataFrame(_rows(looks), columns=[*KEYS, *NUMBERS])
+    frame = pd.DataFrame(_rows(measured_cells), columns=[*KEYS, *NUMBERS])
     return frame.groupby(list(KEYS), sort=False)[list(NUMBERS)].mean().reset_index()
 
 
-def spent(looks: Sequence[Look]) -> PageTable | None:
+def spent(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
     """Return the frame as a report table; None if nothing was run."""
-    means = spent_frame(looks)
+    means = spent_frame(measured_cells)
     if means.empty:
         return None
     rows = [
@@ -55,16 +55,16 @@ def _number(value: float) -> TableCell:
     return TableCell("n/a", note="n/a: not counted in this run") if pd.isna(value) else TableCell(f"{value:,.0f}")
 
 
-def _rows(looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
-    for look in looks:
-        for arm, results in look.results.items():
-            ran, own = look.scale.trained(look.cell, arm)
+def _rows(measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
+    for measured in measured_cells:
+        for arm, results in measured.results.items():
+            ran, own = measured.scale.trained(measured.cell, arm)
             for result in results.values():
                 if not result.failed:
-                    budget, traffic, clients = find_budget(look, arm, result), result.traffic, len(result.clients) or 1
+                    budget, traffic, clients = find_budget(measured, arm, result), result.traffic, len(result.clients) or 1
                     yield {
-                        "setting": look.cell.title,
-                        "method": name(arm, look.cell.shown[arm]),
+                        "setting": measured.cell.title,
+                        "method": name(arm, measured.cell.shown[arm]),
                         "rounds": f"{ran:,} of {own:,}" if ran < own else f"{own:,}",
                         "steps": budget.steps if budget else None,
                         "examples": budget.examples if budget else None,
@@ -74,11 +74,11 @@ def _rows(looks: Sequence[Look]) -> Iterator[dict[str, Any]]:
                     }
 
 
-def find_budget(look: Look, arm: str, result: Result) -> Budget | None:
+def find_budget(measured: MeasuredCell, arm: str, result: Result) -> Budget | None:
     """Return a run's stored budget, else the budget counted from its configuration and its clients' rows."""
     if result.budget is not None:
         return result.budget
-    config = arm_config(look.cell, arm, result.seed, look.scale)
+    config = arm_config(measured.cell, arm, result.seed, measured.scale)
     private = {i: client.examples for i, client in result.clients.items()}
     public_share, private_share = config.split.public, config.split.private or 1 - config.split.public
     public = {i: round(n * public_share / private_share) for i, n in private.items()} if public_share else {}

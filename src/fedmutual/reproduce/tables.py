@@ -6,7 +6,7 @@ from fedmutual.report.cells import Column, PageTable, TableCell, csv_text
 from fedmutual.report.statistics import estimate
 from fedmutual.report.text import listed
 from fedmutual.reproduce import measures
-from fedmutual.reproduce.cell_results import Look
+from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.cells import PaperExperiment
 from fedmutual.reproduce.claims import DIVERGED, NOT_RUN, Judged
 from fedmutual.reproduce.entries import amount, capital, entry, lost, mixed, name, unit
@@ -26,18 +26,22 @@ TUNED = (
 P_VALUES = ("p", "Holm, this page", "Holm, all pages")
 
 
-def all_tables(experiment: PaperExperiment, looks: Sequence[Look]) -> list[PageTable]:
+def all_tables(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[PageTable]:
     """Return the tables of an experiment: first those with the paper's numbers, then those of the cells with results."""
     if experiment.index.view == "clients":
-        return [_tabulate_clients(experiment, looks)]
-    run, named = [look for look in looks if look.run], experiment.index.measures
+        return [_tabulate_clients(experiment, measured_cells)]
+    run, named = [measured for measured in measured_cells if measured.run], experiment.index.measures
     fair = [m for m in named if measures.find(m)[0].counts == BEST]
     if experiment.index.view == "nodes":
-        tables = [_tabulate_nodes(experiment, looks, m) for m in fair]
+        tables = [_tabulate_nodes(experiment, measured_cells, m) for m in fair]
     elif fair:
-        tables = [_tabulate_settings(experiment, looks, BEST, group) for group in _group_measures(fair, looks)]
+        tables = [
+            _tabulate_settings(experiment, measured_cells, BEST, group) for group in _group_measures(fair, measured_cells)
+        ]
     else:
-        tables = [_tabulate_settings(experiment, looks, LAST, group) for group in _group_measures(named, looks)]
+        tables = [
+            _tabulate_settings(experiment, measured_cells, LAST, group) for group in _group_measures(named, measured_cells)
+        ]
     if not run or not experiment.index.paper:  # a best round stands beside printed numbers only
         return tables
     rest = [m for m in named if (not measures.find(m)[0].only_best if fair else measures.find(m)[0].chosen)]
@@ -47,43 +51,49 @@ def all_tables(experiment: PaperExperiment, looks: Sequence[Look]) -> list[PageT
     ]
 
 
-def _group_measures(named: Sequence[str], looks: Sequence[Look]) -> list[Sequence[str]]:
+def _group_measures(named: Sequence[str], measured_cells: Sequence[MeasuredCell]) -> list[Sequence[str]]:
     """Return groups of measures that share a table: all in one, or one for each measure if there are too many columns."""
-    columns = len({look.cell.about.column for look in looks})
+    columns = len({measured.cell.about.column for measured in measured_cells})
     if not named:
         return []
     return [named] if columns * len(named) <= WIDEST else [[m] for m in named]
 
 
-def _tabulate_settings(experiment: PaperExperiment, looks: Sequence[Look], at: End, wanted: Sequence[str]) -> PageTable:
+def _tabulate_settings(
+    experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell], at: End, wanted: Sequence[str]
+) -> PageTable:
     """Return a table with a row for each setting and arm and a column for each data set with its network."""
-    rows, columns = _list_places(looks)
+    rows, columns = _list_places(measured_cells)
     heads = [Column("Setting", numeric=False), Column("Method", numeric=False)]
     for column in columns:
-        heads += [Column(_head(m, at, looks), column) if len(wanted) > 1 else Column(column) for m in wanted]
+        heads += [Column(_head(m, at, measured_cells), column) if len(wanted) > 1 else Column(column) for m in wanted]
     lines = []
     for row in rows:
-        look_by_column = {look.cell.about.column: look for look in looks if look.cell.about.row == row}
-        for arm, label in _arms(list(look_by_column.values())).items():
-            cells = [_cell(look_by_column.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
+        cell_by_column = {
+            measured.cell.about.column: measured for measured in measured_cells if measured.cell.about.row == row
+        }
+        for arm, label in _arms(list(cell_by_column.values())).items():
+            cells = [_cell(cell_by_column.get(c), arm, m, at, experiment.index.decimals) for c in columns for m in wanted]
             lines.append((TableCell(row), TableCell(label), *cells))
     fair = at == BEST and all(measures.find(m)[0].counts == BEST for m in wanted)
     when = "after the last round" if at == LAST else FAIR if fair else "after the best round, which flatters"
-    caption = capital(f"{_head(wanted[0], at, looks)}, {when}" if len(wanted) == 1 else when)
-    return PageTable(f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
+    caption = capital(f"{_head(wanted[0], at, measured_cells)}, {when}" if len(wanted) == 1 else when)
+    return PageTable(
+        f"{at}-{wanted[0].partition(':')[0]}", caption, tuple(heads), tuple(lines), as_csv(experiment, measured_cells)
+    )
 
 
-def _head(measure: str, at: End, looks: Sequence[Look]) -> str:
+def _head(measure: str, at: End, measured_cells: Sequence[MeasuredCell]) -> str:
     if at in (LAST, measures.find(measure)[0].counts):
         return measures.title(measure)
-    tests = all(look.cell.validates_on_test for look in looks)
+    tests = all(measured.cell.validates_on_test for measured in measured_cells)
     return f"{measures.title(measure)}, {measures.CHOSEN_BY_TEST if tests else measures.find(measure)[0].chosen}"
 
 
-def _list_places(looks: Sequence[Look]) -> tuple[list[str], list[str]]:
+def _list_places(measured_cells: Sequence[MeasuredCell]) -> tuple[list[str], list[str]]:
     """Return the rows and the columns, in the order in which the cells first name them."""
-    rows = dict.fromkeys(look.cell.about.row for look in looks)
-    return _sort_settings(list(rows)), list(dict.fromkeys(look.cell.about.column for look in looks))
+    rows = dict.fromkeys(measured.cell.about.row for measured in measured_cells)
+    return _sort_settings(list(rows)), list(dict.fromkeys(measured.cell.about.column for measured in measured_cells))
 
 
 def _sort_settings(rows: list[str]) -> list[str]:
@@ -91,34 +101,34 @@ def _sort_settings(rows: list[str]) -> list[str]:
     return sorted(rows, key=lambda row: not row.startswith("IID"))
 
 
-def _arms(looks: Sequence[Look]) -> dict[str, str]:
-    return {key: name(key, arm) for look in looks for key, arm in look.cell.shown.items()}
+def _arms(measured_cells: Sequence[MeasuredCell]) -> dict[str, str]:
+    return {key: name(key, arm) for measured in measured_cells for key, arm in measured.cell.shown.items()}
 
 
-def _cell(look: Look | None, arm: str, measure: str, at: End, decimals: int) -> TableCell:
-    if look is None or arm not in look.cell.shown:
+def _cell(measured: MeasuredCell | None, arm: str, measure: str, at: End, decimals: int) -> TableCell:
+    if measured is None or arm not in measured.cell.shown:
         return TableCell("")
     kind = measures.find(measure)[0]
-    paper = look.cell.shown[arm].printed(measure) if kind.prints(at) else None
-    return entry(look, arm, look.value(measure, arm, at), paper, kind, decimals)
+    paper = measured.cell.shown[arm].printed(measure) if kind.prints(at) else None
+    return entry(measured, arm, measured.value(measure, arm, at), paper, kind, decimals)
 
 
-def _tabulate_nodes(experiment: PaperExperiment, looks: Sequence[Look], measure: str) -> PageTable:
+def _tabulate_nodes(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell], measure: str) -> PageTable:
     """Return a table of one measure with a row for each setting and arm and a column for each node, the mean last."""
     kind, decimals = measures.find(measure)[0], experiment.index.decimals
-    printed = [a.paper.get(measure, {}) for x in looks for a in x.cell.shown.values() if isinstance(a.paper, dict)]
-    node_values = [look.nodes(measure, arm, kind.counts) for look in looks for arm in look.cell.shown]
+    printed = [a.paper.get(measure, {}) for x in measured_cells for a in x.cell.shown.values() if isinstance(a.paper, dict)]
+    node_values = [measured.nodes(measure, arm, kind.counts) for measured in measured_cells for arm in measured.cell.shown]
     nodes = _name_nodes([*printed, *node_values])
     heads = [Column("Setting", numeric=False), Column("Method", numeric=False), *map(Column, nodes.values())]
     lines = []
-    for look in looks:
-        for arm, about in look.cell.shown.items():
-            values = {plain(i): v for i, v in look.nodes(measure, arm, kind.counts).items()}
-            values |= {AVERAGE: v} if (v := look.value(measure, arm, kind.counts)) else {}
-            cells = [entry(look, arm, values.get(i), about.printed(measure, i), kind, decimals) for i in nodes]
-            lines.append((TableCell(look.cell.about.row), TableCell(name(arm, about)), *cells))
+    for measured in measured_cells:
+        for arm, about in measured.cell.shown.items():
+            values = {plain(i): v for i, v in measured.nodes(measure, arm, kind.counts).items()}
+            values |= {AVERAGE: v} if (v := measured.value(measure, arm, kind.counts)) else {}
+            cells = [entry(measured, arm, values.get(i), about.printed(measure, i), kind, decimals) for i in nodes]
+            lines.append((TableCell(measured.cell.about.row), TableCell(name(arm, about)), *cells))
     caption = capital(f"{measures.title(measure)}, {FAIR}")
-    return PageTable(f"nodes-{measure}", caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
+    return PageTable(f"nodes-{measure}", caption, tuple(heads), tuple(lines), as_csv(experiment, measured_cells))
 
 
 def _name_nodes(tables: Sequence[Mapping[str, object]]) -> dict[str, str]:
@@ -131,32 +141,32 @@ def _name_nodes(tables: Sequence[Mapping[str, object]]) -> dict[str, str]:
     return {**names, AVERAGE: AVERAGE}
 
 
-def _tabulate_clients(experiment: PaperExperiment, looks: Sequence[Look]) -> PageTable:
+def _tabulate_clients(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> PageTable:
     """Return a table with a row for each client: the accuracy of its model on its validation data, last and best round."""
-    decimals, arms = experiment.index.decimals, _arms(looks)
+    decimals, arms = experiment.index.decimals, _arms(measured_cells)
     heads = [Column("Setting", numeric=False), Column("Client", numeric=False)]
     for label in arms.values():
         heads += [Column("last round", label), Column("best round", label)]
     lines = []
-    for look in looks:
-        clients = look.networks
+    for measured in measured_cells:
+        clients = measured.networks
         for i, network in clients.items():
-            cells = [_make_client_cell(look, arm, i, at, decimals) for arm in arms for at in (LAST, BEST)]
-            lines.append((TableCell(look.cell.about.row), TableCell(f"{i}, {network}"), *cells))
+            cells = [_make_client_cell(measured, arm, i, at, decimals) for arm in arms for at in (LAST, BEST)]
+            lines.append((TableCell(measured.cell.about.row), TableCell(f"{i}, {network}"), *cells))
         if not clients:
-            lines.append((TableCell(look.cell.about.row), TableCell("all"), *(TableCell(NOT_RUN) for _ in heads[2:])))
-    images = ", which are test images" if all(look.cell.validates_on_test for look in looks) else ""
+            lines.append((TableCell(measured.cell.about.row), TableCell("all"), *(TableCell(NOT_RUN) for _ in heads[2:])))
+    images = ", which are test images" if all(measured.cell.validates_on_test for measured in measured_cells) else ""
     caption = f"Each client's own model on its own validation data, %; the best round is chosen on them{images}"
-    return PageTable(LAST, caption, tuple(heads), tuple(lines), as_csv(experiment, looks))
+    return PageTable(LAST, caption, tuple(heads), tuple(lines), as_csv(experiment, measured_cells))
 
 
-def _make_client_cell(look: Look, arm: str, client: str, at: End, decimals: int) -> TableCell:
-    runs = [r for r in look.results.get(arm, {}).values() if client in r.clients]
+def _make_client_cell(measured: MeasuredCell, arm: str, client: str, at: End, decimals: int) -> TableCell:
+    runs = [r for r in measured.results.get(arm, {}).values() if client in r.clients]
     if not runs:
         return TableCell(NOT_RUN)
     e = estimate([getattr(r.clients[client], at) for r in runs], "seeds")
     mean, spread = amount(e, "%", decimals)
-    notes = (look.arm_words(arm), f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.numerics for r in runs))
+    notes = (measured.arm_words(arm), f"{e.n} seed" + ("s" if e.n > 1 else ""), mixed(r.numerics for r in runs))
     return TableCell(mean, spread, note="; ".join(filter(None, notes)))
 
 
@@ -180,22 +190,22 @@ def claims(readings: Sequence[Sequence[Judged]], decimals: int) -> PageTable:
     return PageTable("claims", "Claims and verdicts", tuple(heads), tuple(lines), csv)
 
 
-def tunings(looks: Sequence[Look]) -> PageTable | None:
+def tunings(measured_cells: Sequence[MeasuredCell]) -> PageTable | None:
     """Return the table of the settings that sweeps chose, one row for each such arm; None if there is none."""
     rows, csv = [], []
-    for look in looks:
-        for arm, tuning in look.cell.tunings.items():
+    for measured in measured_cells:
+        for arm, tuning in measured.cell.tunings.items():
             file, share = tuning.file, "" if tuning.rate_times == 1 else f", times {tuning.rate_times:g}"
             texts = [
-                look.cell.title,
-                name(arm, look.cell.arms[arm]),
+                measured.cell.title,
+                name(arm, measured.cell.arms[arm]),
                 ", ".join(f"{key} = {value}" for key, value in tuning.chosen.items()) + share,
                 file_name(tuning),
                 "; ".join(f"{key}: {', '.join(map(str, tried))}" for key, tried in tuning.grid.items()),
                 listed(tuning.ends) or "no",
                 {"global": "shared", "personal": "personal"}.get(file.by or "", "a client's"),
                 f"{100 * file.holdout:g} %",
-                f"{tuning.rounds} of {look.cell.rounds(arm)}",
+                f"{tuning.rounds} of {measured.cell.rounds(arm)}",
                 str(len(file.seeds)),
             ]
             rows.append(tuple(map(TableCell, texts)))
@@ -225,7 +235,7 @@ def verdicts(judged: Judged, decimals: int) -> PageTable:
     """Return the table of a claim's verdicts, one row for each cell or client."""
     lines = []
     for line in judged.lines:
-        none = DIVERGED if line.told else NOT_RUN
+        none = DIVERGED if line.is_judged else NOT_RUN
         text, spread = amount(line.difference, unit(judged), decimals) if line.difference else (none, "")
         note = "; ".join(filter(None, (line.scale, mixed(line.numerics), lost(line.diverged))))
         lines.append((TableCell(line.title), TableCell(line.verdict), TableCell(text, spread, note=note)))

@@ -35,5 +35,5 @@ def keep(folder: Path, pretrained: Mapping[tuple[str, str], Weights]) -> None:
         shared = folder / FOLDER / f"{network.replace(':', '.')}.safetensors"
         file = folder / "clients" / client / OWN if client else shared
         if not file.exists():
-            about = {"format": "1", "client": client, "network": network, "weights": weights.said}
+            about = {"format": "1", "client": client, "network": network, "weights": weights.description}
             write_tensors(file, weights.state or {}, about)

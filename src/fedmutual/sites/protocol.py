@@ -44,8 +44,8 @@ class Order:
     attempt: Count = 0  # raised by the server, at most to ATTEMPTS, when it goes back: see `admission`
 
     @property
-    def said(self) -> str:
-        """The round as text."""
+    def round_name(self) -> str:
+        """Return the round as text."""
         return "the start" if self.round < 0 else f"round {self.round + 1}"
 
 

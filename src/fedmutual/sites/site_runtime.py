@@ -286,7 +286,7 @@ class SiteRuntime:
         if known_reply is not None or (begun is not None and begun.inbox == digest):  # answered, or begun and failed
             self._count_repeat(order)
         if known_reply is not None:
-            self._say(f"{order.said}: repeated order, the first answer is sent again")
+            self._say(f"{order.round_name}: repeated order, the first answer is sent again")
             self._sent_log.record(*read_answer(known_reply), known_reply, SERVER)
             return known_reply
         message: Message = {}
@@ -307,7 +307,7 @@ class SiteRuntime:
             return self._decline(order, str(problem))
         except Exception as problem:  # of any type: a site's own network or task may raise any error
             self._client = None  # discards changes since the last saved phase
-            self._say(f"{order.said}: {problem if isinstance(problem, _EXPLAINED_ERRORS) else format_error(problem)}")
+            self._say(f"{order.round_name}: {problem if isinstance(problem, _EXPLAINED_ERRORS) else format_error(problem)}")
             accused = problem.clients if isinstance(problem, Disagreed) else ()
             diverged = isinstance(problem, Diverged)
             answer, message = SiteAnswer(order, problem=_describe_problem(problem), accused=accused, diverged=diverged), {}
@@ -321,7 +321,8 @@ class SiteRuntime:
         self._repeats[place] += 1
         if self._repeats[place] > _MOST_REPEATS:
             raise MalformedMessage(
-                f"{order.said} was answered {_MOST_REPEATS} times, and is not answered again; restart the site to allow more"
+                f"{order.round_name} was answered {_MOST_REPEATS} times, and is not answered again; restart the site to "
+                "allow more"
             )
 
     def letters(self, content: bytes) -> dict[str, bytes]:
@@ -340,7 +341,7 @@ class SiteRuntime:
         if admit(self._journal, order, digest, self._bounds):
             self._client = None
         if order.attempt > (before.attempt if before else 0):
-            self._say(f"{order.said}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}")
+            self._say(f"{order.round_name}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}")
         self._declined.clear()
 
     def _check_scaling(self, order: Order, inbox: Message) -> Moments | None:
@@ -377,7 +378,7 @@ class SiteRuntime:
         answer = SiteAnswer(order, problem=why)
         reply = pack_message(answer, {})
         if why not in self._declined:
-            self._say(f"{order.said}: not done, for {why}")
+            self._say(f"{order.round_name}: not done, for {why}")
             self._sent_log.record(answer, {}, reply, SERVER)
             self._declined.add(why)
         return reply

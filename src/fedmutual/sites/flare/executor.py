@@ -87,7 +87,7 @@ class Site(Executor):  # type: ignore[misc]
     def _print_progress(self, content: bytes) -> None:
         """Print a line on the progress, at most one in 10 seconds."""
         if time.monotonic() - self._printed_at > _LINE_INTERVAL:
-            print_line(f"{read_order(content)[0].said} done")
+            print_line(f"{read_order(content)[0].round_name} done")
             self._printed_at = time.monotonic()
 
     def _start(self, fl_ctx: FLContext, patience: float) -> None:
