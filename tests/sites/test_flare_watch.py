@@ -107,7 +107,7 @@ class Lead(Session):
         return self._statuses.pop(0) if len(self._statuses) > 1 else self._statuses[0]
 
 
-def says(outcome=None, stops=False, job=None, contract="", version="0.1.0"):
+def says(outcome=None, stops=False, job=None, contract="", version="0.2.0"):
     found = outcome and {"outcome": outcome, "submitted": "J1", "contract": contract}
     return {"there": [], "progress": found, "stops": stops, "job": job, "version": version}
 
@@ -122,8 +122,8 @@ def test_a_federation_that_is_under_way_is_looked_on_and_not_submitted_again(tmp
     assert Lead(running | {"stops": True}, says("stopped")).find_job(agreed) is None  # once it has stopped
     with pytest.raises(RunError, match="is running with another contract; give `fedmutual stop` first"):
         Lead(says("running", contract="another")).find_job(agreed)
-    with pytest.raises(ConfigError, match=r"the server is of fedmutual 0\.2\.0, and here is 0\.1\.0"):
-        Lead(says(version="0.2.0")).status("wards")
+    with pytest.raises(ConfigError, match=r"the server is of fedmutual 0\.1\.0, and here is 0\.2\.0"):
+        Lead(says(version="0.1.0")).status("wards")
 
 
 NO_RESULTS = ["../config.toml", "/tmp/config.toml", "clients/north/round-1.safetensors", "server/../log.txt", "..", ""]
