@@ -1,11 +1,11 @@
-"""What of its losses and scores a site tells, in a sentence for its operator."""
+"""A sentence for a site's operator: which losses and scores leave the site."""
 
 from fedmutual.federation.experiment import Experiment
 from fedmutual.scores import LEAST_ROWS, is_told
 
 
 def describe_disclosure(experiment: Experiment, site: str) -> str:
-    """What `share.metrics` means at a site, by its rows and its task."""
+    """Return a sentence on the meaning of `share.metrics` at a site, for the site's rows and task."""
     metrics = experiment.config.disclosure(site)
     if metrics == "all":
         return "All its losses and scores are told: from these, whoever runs the server can compute validation examples."

@@ -1,4 +1,4 @@
-"""Differential privacy at a real site: its own secret in the place of the simulation's, and its own budget."""
+"""Differential privacy at a real site: noise from the site's secret, and the site's budget."""
 
 import hashlib
 import json
@@ -21,9 +21,9 @@ FOLDER, SECRET = ".privacy", "secret"  # in the site's state folder, beside thos
 
 
 def check_site(config: Config, file: SiteFile, source: Path) -> None:
-    """Raise ConfigError where the contract and a site's own file do not make a guarantee together.
+    """Raise ConfigError where the contract and the site.toml together give no guarantee.
 
-    config: the whole configuration of the site.
+    config: the configuration of the site, with the keys of the contract.
     """
     privacy, budget = config.privacy, file.privacy.epsilon
     if privacy.nets == "none":
@@ -46,7 +46,7 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
 
 
 def open_budget(experiment: Experiment, site: str, federation: str, state: Path) -> PrivacyBudget:
-    """The budget of a site for its data, whatever federations spend of it. Raises RunError as `Budget`."""
+    """Return the budget of a site's data, which all federations on these data spend. Raises RunError."""
     privacy, digest = experiment.config.privacy, experiment.data.digests[site]
     assert privacy.epsilon is not None  # it is checked
     path = state / FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
@@ -54,7 +54,7 @@ def open_budget(experiment: Experiment, site: str, federation: str, state: Path)
 
 
 class SitePlan(NamedTuple):
-    """What a contract's rounds will cost one site."""
+    """The privacy cost of a contract's rounds at one site."""
 
     config: Config
     costs: dict[str, privacy_plan.PrivacyCost]
@@ -64,10 +64,10 @@ class SitePlan(NamedTuple):
 
 
 def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
-    """What the rounds of FEDERATION.toml will cost the site of a site.toml, and what it spent before. Trains nothing.
+    """Return the cost of the rounds of FEDERATION.toml for a site, and the epsilon that it has spent. Trains nothing.
 
     Raises:
-        UserError: as `half.built`; overrides are given, and a contract is as it is.
+        UserError: a file is missing or invalid, or overrides are given, which a contract does not take.
     """
     from fedmutual.sites import contract as contracts
     from fedmutual.sites.site_runtime import build_site, read_site_file
@@ -88,7 +88,7 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
 
 
 def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client:
-    """The client, whose noise comes from the site's secret, and whose steps are paid for from its budget."""
+    """Return the client with noise from the site's secret, and with steps that spend from the site's budget."""
     if budget is not None:
         assert isinstance(client.privacy, Mechanism)
         client.privacy.secret, client.privacy.spend = read_site_secret(state / FOLDER / SECRET), budget.spend
@@ -96,7 +96,7 @@ def protect(client: Client, budget: PrivacyBudget | None, state: Path) -> Client
 
 
 def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> Mapping[str, Any]:
-    """What the site's summary.json holds of it; nothing where nothing was noised."""
+    """Return the entry `privacy` of the site's summary.json; no entry without a budget."""
     if budget is None:
         return {}
     own = budget.of_federation()
@@ -104,7 +104,7 @@ def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> M
 
 
 def remark_others(experiment: Experiment, site: str, state: Path, say: Callable[[str], None]) -> None:
-    """Say where other data of this site have been spent on: rows that are in both are counted in each ledger alone."""
+    """Print a remark if the site spent epsilon on other data, because a row in both data costs the sum of both ledgers."""
     own = hashlib.sha256(experiment.data.digests[site].encode()).hexdigest()[:32]
     others = [path.name for path in list_ledgers(state / FOLDER) if path.stem != own]
     if others and experiment.noised:

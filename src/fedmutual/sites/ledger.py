@@ -1,4 +1,4 @@
-"""What left a site, for its operator to read: its own ledger, summed up so that long federations stay readable."""
+"""The ledger of a site for its operator: all messages that left the site, summed up over rounds."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from fedmutual.sites.sent_log import LEFT, read_sent_messages
 from fedmutual.sites.site_runtime import read_site_file
 
 Line = Mapping[str, Any]
-"""One message that left, as `outbox` wrote it down."""
+"""One message that left the site, as `SentLog` recorded it."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Messages that say the same: in their numbers, shapes and words, not in their values."""
+    """Messages with equal names, shapes and kinds of content; their values may differ."""
 
     phase: int
     what: str  # WORK or EXAM
@@ -29,13 +29,13 @@ class Kind:
 
     @property
     def bytes(self) -> int:
-        """Of the tensors."""
+        """Return the bytes of the tensors."""
         return sum(size for *_, size in self.tensors)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Equal messages of rounds that follow each other."""
+    """Messages of one kind in consecutive rounds."""
 
     first: int  # round, counted from 1; 0 is the start
     last: int
@@ -45,11 +45,11 @@ class Row:
 
 
 def find_ledger(path: Path) -> Path:
-    """The folder that holds a ledger: itself named, or by a site's file, or by the state folder above it.
+    """Return the folder of a ledger. path: this folder, a site.toml, or the state folder that contains one ledger.
 
     Raises:
-        RunError: there is none, or more than one.
-        ConfigError: the site's file is wrong.
+        RunError: there is no ledger, or more than one.
+        ConfigError: site.toml is invalid.
     """
     folder = path if path.is_dir() else read_site_file(path).state
     if (folder / LEFT).is_file():
@@ -63,7 +63,7 @@ def find_ledger(path: Path) -> Path:
 
 
 def read_ledger(folder: Path) -> list[Line]:
-    """All that left, in the order in which it did. Raises RunError where a line is damaged."""
+    """Return all messages that left, in order. Raises RunError where a line is damaged."""
     lines = read_sent_messages(folder)
     for number, line in enumerate(lines, 1):
         try:
@@ -76,7 +76,7 @@ def read_ledger(folder: Path) -> list[Line]:
 
 
 def summarise_ledger(lines: Iterable[Line]) -> list[Row]:
-    """Summed up: a row for each kind of message, over rounds in which the same kinds left."""
+    """Return one row for each kind of message, over consecutive rounds with equal kinds of messages."""
     rounds = [(round, _counted(of)) for round, of in groupby(sorted(lines, key=_round), _round)]
     return [
         Row(same[0][0], same[-1][0], kind, sum(of[kind][0] for _, of in same), sum(of[kind][1] for _, of in same))
@@ -86,7 +86,7 @@ def summarise_ledger(lines: Iterable[Line]) -> list[Row]:
 
 
 def count_totals(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
-    """To whom how many messages and bytes went."""
+    """Return for each receiver the number of messages, the bytes of tensors, and the bytes of all content."""
     found: dict[str, dict[str, int]] = {}
     for line in lines:
         to = found.setdefault(line["to"], {"messages": 0, "tensors": 0, "bytes": 0})
@@ -109,7 +109,7 @@ def _counted(lines: Iterable[Line]) -> dict[Kind, tuple[int, int]]:
 
 
 def _runs(rounds: Sequence[_Round]) -> Iterable[list[_Round]]:
-    """Rounds that follow each other, and in which the same kinds left as often."""
+    """Yield groups of consecutive rounds with equal kinds of messages and equal counts."""
     run: list[_Round] = []
     for round, kinds in rounds:
         if run and (round != run[-1][0] + 1 or _often(kinds) != _often(run[-1][1])):
@@ -139,7 +139,7 @@ def _kind(line: Line) -> Kind:
 
 
 def describe_message(kind: Kind) -> str:
-    """What a message is, in words."""
+    """Return a description of a kind of message."""
     again = f", attempt {kind.attempt}" if kind.attempt else ""
     if kind.problem:
         return f"no message: {kind.problem}{again}"

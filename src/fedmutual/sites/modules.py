@@ -1,4 +1,4 @@
-"""Which modules a process of real sites imports for "module:name": those alone that its operator lists.
+"""Modules that a process of real sites imports for "module:name": only the modules that the operator lists.
 
 A listed module is installed, or lies in a folder of the operator's own files. No folder in which FLARE, a job or the shell
 works is searched: what lies there may have come over the wire.
@@ -56,7 +56,7 @@ class ListedModules(MetaPathFinder):
             sys.meta_path.append(self)  # the last one: nothing in these folders comes before what is installed
 
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """What the import system asks for a module that is not installed."""
+        """Return where a listed module is; Python's import system calls this method for modules that are not installed."""
         if path is not None or fullname not in map(top_of, self._modules):
             return None
         return next((spec for folder in self._folders if (spec := module_files.spec_in(folder, fullname))), None)
@@ -68,7 +68,7 @@ def modules_of_server(modules: Sequence[str], contracts: Sequence[Path]) -> List
 
 
 def _installed(top: str) -> ModuleSpec | None:
-    """What Python has imported by this name, or finds without the operator's folders."""
+    """Return the module of this name that Python has imported, or finds outside the operator's folders; None without one."""
     if top in sys.modules:
         return sys.modules[top].__spec__
     others = (finder for finder in sys.meta_path if not isinstance(finder, ListedModules))
@@ -76,7 +76,7 @@ def _installed(top: str) -> ModuleSpec | None:
 
 
 def _place(spec: ModuleSpec) -> str:
-    """Where a module lies, for messages."""
+    """Return the place of a module for messages."""
     if module_files.has_file(spec):
         return str(Path(str(spec.origin)).resolve())
     return ", ".join(spec.submodule_search_locations or ()) or str(spec.origin)

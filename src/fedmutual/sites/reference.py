@@ -51,19 +51,19 @@ _OWN: dict[str, type[Section]] = {
 
 
 def render_sites_page() -> str:
-    """All of them as Markdown."""
+    """Return all keys of both files as Markdown."""
     return "\n".join([_HEAD, *map(render_key, list_federation_keys()), _SITE, *map(render_key, list_site_keys())])
 
 
 def list_federation_keys() -> Iterator[Key]:
-    """The keys that FEDERATION.toml has beside a configuration's."""
+    """Yield the keys of FEDERATION.toml that a configuration lacks."""
     above = {f"server.{name}" for name in ServerConfig.model_fields if name != "sum"}  # which has a value more there
     yield from (key for key in list_reference_keys(ServerTable, "server.") if key.name not in above)
     yield from list_reference_keys(SitesTable, "sites.")
 
 
 def list_site_keys() -> Iterator[Key]:
-    """The keys of site.toml."""
+    """Yield the keys of site.toml."""
     for name, spec in SiteFile.model_fields.items():
         if name in _ALIKE:
             listed = ", ".join(_ALIKE[name].model_fields)

@@ -114,7 +114,7 @@ class SitesTable(Section):
 
     @property
     def least(self) -> int:
-        """How many sites must answer for a round to count."""
+        """Return the number of sites that must reply for a round to count."""
         return min(self.quorum or len(self.names) // 2 + 1, len(self.names))
 
 
@@ -143,7 +143,7 @@ class PublicTable(Section):
 
 
 def check_modules(value: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of modules, as they are. Raises ValueError where one is no module's, or one of Python's own."""
+    """Return the names. Raises ValueError where a name cannot be a module's, or is of a module of Python itself."""
     for module in value:
         if not all(part.isidentifier() for part in module.split(".")):
             raise ValueError(f"a module is named as in Python, 'networks' or 'lab.networks', and {module!r} is not")

@@ -1,4 +1,4 @@
-"""The public seed set of real sites: made at each from the files that all gave, and held against what the contract says."""
+"""The public seed set of real sites: each site makes it from the files of all, and compares it with the contract."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,7 +23,7 @@ _CHUNK = 1024
 
 
 def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], classes: Sequence[str], use: Public) -> Table:
-    """What a contract says of the public seed set. Of labels only where they are given to all.
+    """Return the record of the public seed set in a contract: with counts of labels where all sites give their labels.
 
     Raises:
         UserError: a site's file is missing, damaged, or does not fit the others'; or the examples are too few.
@@ -46,7 +46,7 @@ def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], cla
 
 @dataclass(frozen=True)
 class CollectedSeedset:
-    """Makes the set at one site, as `data.load` takes it: its own rows out of its data, the others' out of their files."""
+    """Makes the public seed set at one site: the site's rows from its data, the rows of other sites from their files."""
 
     folder: Path
     site: str
@@ -55,11 +55,11 @@ class CollectedSeedset:
     agreed: Table | None  # the contract's record; None: it is not made yet
 
     def __call__(self, found: Federation, prepared: Mapping[str, Prepared]) -> PublicSet | None:
-        """The set; None where this site gives nothing to it.
+        """Return the public seed set; None where this site gives no rows to the set.
 
         Raises:
-            UserError: a file is missing, damaged, or not what it should be; the set is not the contract's, or misses a class
-                that this site trains on.
+            UserError: a file is missing or damaged, or has other rows than this site's split; the set differs from the
+                contract, or lacks a class that this site trains on.
         """
         own, classes = list_public_parts(found, prepared)[self.site], found.space.classes
         if own.rows is None:
@@ -78,7 +78,7 @@ class CollectedSeedset:
     def _of(
         self, site: str, own: PublicPart, shape: Sequence[int], classes: Sequence[str], prepared: Prepared
     ) -> PublicPart:
-        """What a site gives."""
+        """Return the part of a site."""
         path, one = make_seedset_path(self.folder, site), _read(self.folder, site, self.labelled)
         _check(path, find_mismatch(one, shape, classes, prepared.scaled))
         if site != self.site:
@@ -91,7 +91,7 @@ class CollectedSeedset:
         return own._replace(trained=[0] * len(classes))  # what the set lacks is said here
 
     def _check_agreed(self, site: str, mine: Message) -> None:
-        """Raise DataError where a site's part is another one than the contract was made with."""
+        """Raise DataError where a site's part differs from the part that the contract records."""
         assert self.agreed is not None
         rows, counts = torch.tensor(self.agreed["rows"][site]), self.agreed["counts"]
         digest = torch.frombuffer(bytearray.fromhex(self.agreed["parts"][site]), dtype=torch.uint8)
@@ -105,7 +105,7 @@ class CollectedSeedset:
 
 
 def _read(folder: Path, site: str, labelled: bool) -> SeedsetFile:
-    """A site's part, with labels or without."""
+    """Return a site's part, with or without labels."""
     found = read_seedset_file(folder, site)
     if labelled and found.labels is None:
         raise DataError(
@@ -121,7 +121,7 @@ def _check(path: Path, odd: str | None) -> None:
 
 
 def _part(given: SeedsetFile, path: Path, like: Rows | None = None) -> PublicPart:
-    """As data sets have it. like: rows that are kept in memory, and augmented, as these are to be; None: none trains."""
+    """Return a part as data sets have parts. like: rows whose storage and augmentation the part takes; None: no training."""
     labels = np.full(len(given.x), -1) if given.labels is None else given.labels
     resident = like is not None and isinstance(like.store, ResidentStore)
     store, _ = make_store(given.examples, labels, given.scaling, lambda row: f"row {row} of {path}", resident, 0)
@@ -130,7 +130,7 @@ def _part(given: SeedsetFile, path: Path, like: Rows | None = None) -> PublicPar
 
 
 def _equal(one: SeedsetFile, own: PublicPart) -> bool:
-    """Whether a file holds a site's own rows."""
+    """Return whether a file has the rows of this site's split."""
     assert own.rows is not None
     index = own.rows.index
     if len(one.x) != len(index) or (one.labels is not None and not np.array_equal(one.labels, own.rows.labels)):

@@ -14,10 +14,10 @@ from fedmutual.sites.site_runtime import SiteSettings, configured, read_site_fil
 
 
 def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
-    """Write the part of a site into a folder, as `given.file_of` says. file: FEDERATION.toml. site: its site.toml.
+    """Write the part of a site into a folder, and return the part. file: FEDERATION.toml. site: the site.toml.
 
     Raises:
-        UserError: there is nothing to give, or it cannot be read or written.
+        UserError: the site has no public rows, or a file cannot be read or written.
     """
     mine = read_site_file(site)
     with plugins.under(mine.code):
@@ -47,7 +47,7 @@ def _give(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: 
 
 
 def describe_export(made: SeedsetFile, folder: Path) -> Iterator[str]:
-    """What was given, in sentences for the site's operator."""
+    """Yield sentences for the site's operator on the part that was written."""
     known = "and their labels" if made.labels is not None else "and not their labels"
     path = make_seedset_path(folder, made.site)
     yield f"{path}: {format_count(len(made.x), 'example')} of site {made.site!r}, {made.size:,} bytes"

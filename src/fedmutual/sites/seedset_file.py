@@ -39,7 +39,7 @@ class _About(Section):
 
 @dataclass(frozen=True)
 class SeedsetFile:
-    """What one site gives."""
+    """The part of one site."""
 
     site: str
     x: npt.NDArray[Any]  # [n, *shape] as its source has them: uint8, or float32
@@ -49,34 +49,34 @@ class SeedsetFile:
 
     @property
     def examples(self) -> ArrayExamples:
-        """By number, as data sets have them."""
+        """Return the examples, which data sets take by number."""
         return ArrayExamples(self.x)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one example, scaled."""
+        """Return the shape of one example after scaling."""
         return (self.x.shape[1], *(self.scaling.size or self.x.shape[2:]))
 
     @property
     def counts(self) -> list[int]:
-        """Examples of each class; none where labels stay with the site."""
+        """Return the number of examples of each class; 0 for all classes where labels stay with the site."""
         known = np.empty(0, dtype=np.int64) if self.labels is None else self.labels
         found: list[int] = count_classes(known, len(self.classes)).tolist()
         return found
 
     @property
     def size(self) -> int:
-        """Bytes of the examples and the labels."""
+        """Return the bytes of the examples and the labels."""
         return self.x.nbytes + (0 if self.labels is None else self.labels.nbytes)
 
 
 def make_seedset_path(folder: Path, site: str) -> Path:
-    """Where a site's part lies in a folder of them."""
+    """Return the path of a site's part in a folder of parts."""
     return folder / f"{site}.npz"
 
 
 def write_seedset_file(folder: Path, given: SeedsetFile) -> Path:
-    """Write a part, whole or not at all -> the file. Raises RunError where it cannot be written."""
+    """Write a part completely or not at all, and return its path. Raises RunError where the file cannot be written."""
     about = {"format": 1, "site": given.site, "scaling": given.scaling.record()}
     found = {"x": given.x, "classes": np.array(given.classes), "about": np.array(json.dumps(about))}
     with replacing(make_seedset_path(folder, given.site)) as file:
@@ -85,10 +85,10 @@ def write_seedset_file(folder: Path, given: SeedsetFile) -> Path:
 
 
 def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
-    """A site's part.
+    """Return a site's part.
 
     Raises:
-        DataError: its file is missing, damaged, a pickle, holds something else, or unpacks to more than its own size.
+        DataError: the file is missing, damaged or a pickle, has other arrays, or unpacks to more bytes than the file has.
     """
     path, mend = make_seedset_path(folder, site), f"have site {site!r} give its part of the public seed set anew"
     excess = _find_excess(path)
@@ -169,7 +169,7 @@ def _names(classes: npt.NDArray[Any]) -> tuple[str, ...]:
 
 
 def _odd(given: SeedsetFile) -> str | None:
-    """What of a part makes no sense, in one clause; None: nothing."""
+    """Return in one clause why a part is invalid; None where the part is valid."""
     x, y, mean = given.x, given.labels, given.scaling.mean
     if x.ndim not in (2, 4) or x.dtype not in (np.uint8, np.float32) or not x.size:
         return f"its examples are {x.dtype} of the shape {list(x.shape)}, and no images or features"
@@ -183,7 +183,7 @@ def _odd(given: SeedsetFile) -> str | None:
 
 
 def find_mismatch(given: SeedsetFile, shape: Sequence[int], classes: Sequence[str], scaling: Scaling) -> str | None:
-    """In what a part is not in a form, in one clause; None: it is. How numbers are stored is for each site to choose."""
+    """Return in one clause how a part differs from the wanted form, or None. Each site chooses the dtype of its examples."""
     if given.shape != tuple(shape):
         return f"its examples have the shape {list(given.shape)}, and {list(shape)} is wanted"
     if given.classes != tuple(classes):

@@ -1,4 +1,4 @@
-"""What left a site, in its own ledger: a line a message, with every tensor's shape, bytes and digest."""
+"""The log of messages that left a site: one line for each message, with the shape, bytes and digest of each tensor."""
 
 import hashlib
 import json
@@ -18,20 +18,19 @@ LEFT = "left.jsonl"
 
 
 class SentLog:
-    """The last door: nothing is handed to the network that did not pass it, and it writes down all that does."""
+    """The last check before the network: it refuses tensors that are not finite, and records each message that leaves."""
 
     def __init__(self, folder: Path, site: str) -> None:
         self._path, self._site = folder / LEFT, site
 
     def check(self, message: Message) -> None:
-        """Raise Refused unless all that is to leave is finite; names, shapes and origin were held against what is declared
-        by `boundary.release`."""
+        """Raise Refused unless all numbers of a message are finite; `boundary.release` has checked names and shapes."""
         for name, tensor in message.items():
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise Refused(self._site, name, "it holds numbers that are not finite")
 
     def record(self, answer: SiteAnswer, message: Message, content: bytes, to: str, unmasked: str | None = None) -> None:
-        """Write down what goes to whom, before it goes. unmasked: SHA-256 of words before they were masked."""
+        """Record a message and its receiver before the message leaves. unmasked: SHA-256 of the words before masking."""
         told = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
         line = {
             "round": answer.order.round + 1,
@@ -53,7 +52,7 @@ class SentLog:
 
 
 def read_sent_messages(folder: Path) -> list[Mapping[str, Any]]:
-    """All that left a site, in the order in which it did. A last line that a kill cut short tells of nothing that left.
+    """Return all messages that left a site, in order. An incomplete last line, after a kill, is of no message that left.
 
     Raises:
         RunError: a line is damaged.
