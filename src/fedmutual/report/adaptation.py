@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import Field
@@ -11,20 +12,20 @@ from rich.table import Table
 
 from fedmutual.errors import RunError
 from fedmutual.files import read_json
+from fedmutual.metric import Metric
 from fedmutual.report.cells import spread
 from fedmutual.report.comparison import TUNED, Method, RunComparison
 from fedmutual.report.findings import Finding, describe_finding
 from fedmutual.report.html import write_page
 from fedmutual.report.measures import SEEDS
-from fedmutual.report.scale import PERCENT
-from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, pair_clients
-from fedmutual.report.text import percent
+from fedmutual.report.scale import PERCENT, MetricScale
+from fedmutual.report.statistics import SAME, Estimate, Gains, Missing, estimate, get_limit, pair_clients
 from fedmutual.report.verdicts import judge
 from fedmutual.report.wording import Verdict
 from fedmutual.role import Role
 from fedmutual.rundir.record_files import check_record
 from fedmutual.rundir.recorded_run import EARLIER_METHODS, RecordedRun, read_run
-from fedmutual.rundir.schema import Record
+from fedmutual.rundir.schema import Record, RecordedMetric
 
 _ARMS = ("fml", TUNED, "scratch")  # as they are shown; the first is held against the others
 
@@ -60,13 +61,28 @@ class Adaptation(Record):
     tuned: Shared = Field(alias="fine-tuned")
     rounds: int
     networks: dict[str, str]  # way -> the network that it trains
-    accuracy: dict[str, dict[str, dict[str, float]]]  # way -> size -> seed -> the personal model's, after the last round
+    metric: RecordedMetric | None = None  # the main metric; None: accuracy
+    values: dict[str, dict[str, dict[str, float]]]  # way -> size -> seed -> the personal model's, after the last round
     examples: dict[str, Counts]
     as_it_is: dict[str, dict[str, float]] | None = Field(alias="as it is")
 
+    @cached_property
+    def scale(self) -> MetricScale:
+        """The main metric, and how its values are written."""
+        return PERCENT if self.metric is None else MetricScale(metric=Metric(**self.metric.model_dump()))
+
+    @property
+    def sign(self) -> int:
+        """Return 1 if a higher value is better, else -1."""
+        return 1 if self.scale.metric.is_higher_better else -1
+
     def estimate(self, arm: str, size: str) -> Estimate:
-        """Return the mean accuracy of a way to adapt over its seeds."""
-        return estimate([*self.accuracy[arm][size].values()], SEEDS)
+        """Return the mean of the main metric of a way to adapt over its seeds."""
+        return self.average([*self.values[arm][size].values()])
+
+    def average(self, values: Sequence[float], grain: float = 0.0) -> Estimate:
+        """Return the mean of values of the main metric over seeds."""
+        return estimate(values, SEEDS, grain, get_limit(self.scale.metric))
 
     def format_examples(self, size: str) -> str:
         """Return "50 examples"; where the newcomer uses all its data, "all 412 examples"."""
@@ -89,7 +105,7 @@ class WayGain:
 
     rival: str  # "scratch", "fine-tune", or "unchanged": the shared model as it came
     title: str  # of the algorithm whose shared model is fine-tuned
-    gain: Estimate | Missing  # of accuracy, as a fraction
+    gain: Estimate | Missing  # of the main metric; positive where adapting is better
 
     @property
     def has_doubt(self) -> bool:
@@ -101,7 +117,7 @@ class WayGain:
 class BetterFork:
     """The newcomer's fork of the shared model, where the fork is better than its personal model."""
 
-    accuracy: float  # the mean over seeds
+    value: float  # of the main metric, the mean over seeds
     contest: WayGain
 
 
@@ -117,12 +133,12 @@ class Answer(AdaptationFinding):
 
 @dataclass(frozen=True)
 class UnchangedModel(AdaptationFinding):
-    """The accuracy of the shared model before any adapting, on the newcomer's validation data."""
+    """The score of the shared model before any adapting, on the newcomer's validation data."""
 
     macro = "unchanged_model"
     run: str
     round: int
-    accuracy: float
+    value: float  # of the main metric, the mean over seeds
 
 
 @dataclass(frozen=True)
@@ -142,9 +158,10 @@ def read_adaptation(out: Path) -> Adaptation:
         RunError: there is none, it is unfinished, or a file is damaged.
     """
     content = read_json(out / "adapt.json")
-    if "accuracy" not in content:
+    key = "values" if "metric" in content else "accuracy"
+    if key not in content:
         raise RunError(f"{out}: what is to be adapted there is not finished; go on with it by --resume")
-    return check_record(out / "adapt.json", Adaptation, content)
+    return check_record(out / "adapt.json", Adaptation, {**content, "values": content[key]})
 
 
 def adapted(out: Path) -> tuple[Table, list[str]]:
@@ -169,10 +186,10 @@ def write_adaptation(out: Path, page: Path) -> None:
 
 def _table(out: Path, adaptation: Adaptation) -> Table:
     validation_counts = [c.validation for c in adaptation.examples.values()]
-    seeds = len(next(iter(adaptation.accuracy["fml"].values())))
+    seeds = len(next(iter(adaptation.values["fml"].values())))
     caption = Caption((min(validation_counts), max(validation_counts)), adaptation.rounds, seeds)
     table = Table(
-        caption=describe_finding(caption, PERCENT),
+        caption=describe_finding(caption, adaptation.scale),
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
@@ -184,18 +201,20 @@ def _table(out: Path, adaptation: Adaptation) -> Table:
         table.add_column("\n".join(adaptation.format_examples(size).rsplit(" ", 1)), justify="right", no_wrap=True)
     if adaptation.as_it_is is not None:
         label = f"{adaptation.source.label}'s shared model as it is ({adaptation.source.model})"
-        table.add_row(escape(label), *(_cell(estimate([*s.values()], SEEDS)) for s in adaptation.as_it_is.values()))
+        unchanged = (adaptation.average([*s.values()]) for s in adaptation.as_it_is.values())
+        table.add_row(escape(label), *(_cell(e, adaptation.scale) for e in unchanged))
     for arm in reversed(_ARMS):
-        cells = (_cell(adaptation.estimate(arm, size)) for size in adaptation.examples)
+        cells = (_cell(adaptation.estimate(arm, size), adaptation.scale) for size in adaptation.examples)
         table.add_row(escape(f"{adaptation.get_title(arm)} ({adaptation.networks[arm]})"), *cells)
-    forks = [_fork(_runs(out, adaptation, "fml", size)) for size in adaptation.examples]
+    forks = [_fork(_runs(out, adaptation, "fml", size), adaptation) for size in adaptation.examples]
     if all(forks):
-        table.add_row(escape(f"FML's fork of the shared model ({adaptation.source.model})"), *(_cell(f) for f in forks if f))
+        label = f"FML's fork of the shared model ({adaptation.source.model})"
+        table.add_row(escape(label), *(_cell(fork, adaptation.scale) for fork in forks if fork))
     return table
 
 
 def _runs(out: Path, adaptation: Adaptation, arm: str, size: str) -> tuple[RecordedRun, ...]:
-    return tuple(read_run(out / arm / size / seed) for seed in adaptation.accuracy[arm][size])
+    return tuple(read_run(out / arm / size / seed) for seed in adaptation.values[arm][size])
 
 
 def _forked(runs: Sequence[RecordedRun]) -> str | None:
@@ -203,15 +222,15 @@ def _forked(runs: Sequence[RecordedRun]) -> str | None:
     return next((m for run in runs for m in run.models if m != run.serves), None)
 
 
-def _fork(runs: Sequence[RecordedRun]) -> Estimate | None:
-    """The accuracy of the newcomer's fork of the shared model; None where it is not scored."""
+def _fork(runs: Sequence[RecordedRun], adaptation: Adaptation) -> Estimate | None:
+    """Return the score of the newcomer's fork of the shared model; None where it is not scored."""
     model = _forked(runs)
     scores = [s.value for run in runs for s in run.own(run.last, model).values()] if model else []
-    return estimate(scores, SEEDS) if scores else None
+    return adaptation.average(scores) if scores else None
 
 
-def _cell(e: Estimate) -> str:
-    return f"{percent(e.mean)} {spread(e)}".rstrip()
+def _cell(e: Estimate, scale: MetricScale) -> str:
+    return f"{scale.format_value(e.mean)} {spread(e, scale)}".rstrip()
 
 
 def _comparisons(out: Path, adaptation: Adaptation) -> list[RunComparison]:
@@ -220,7 +239,7 @@ def _comparisons(out: Path, adaptation: Adaptation) -> list[RunComparison]:
         RunComparison(
             f"{adaptation.name}, {adaptation.format_examples(size)}",
             tuple(_make_method(adaptation, arm, _runs(out, adaptation, arm, size)) for arm in _ARMS),
-            tuple(describe_finding(f, PERCENT) for f in _find_unchanged_model(adaptation, size)),
+            tuple(describe_finding(f, adaptation.scale) for f in _find_unchanged_model(adaptation, size)),
         )
         for size in adaptation.examples
     ]
@@ -235,8 +254,8 @@ def _make_method(adaptation: Adaptation, arm: str, runs: tuple[RecordedRun, ...]
 
 def _find_unchanged_model(adaptation: Adaptation, size: str) -> Iterator[Finding]:
     if adaptation.as_it_is is not None:
-        accuracy = estimate([*adaptation.as_it_is[size].values()], SEEDS).mean
-        yield UnchangedModel(adaptation.source.run, adaptation.source.round, accuracy)
+        value = adaptation.average([*adaptation.as_it_is[size].values()]).mean
+        yield UnchangedModel(adaptation.source.run, adaptation.source.round, value)
 
 
 def _judge(comparison: RunComparison, adaptation: Adaptation) -> Verdict:
@@ -253,9 +272,9 @@ def _find_answer(comparison: RunComparison, adaptation: Adaptation) -> Answer:
         WayGain(TUNED, title, _get_gain(pair_clients(fml.counted, tuned.counted))),
     ]
     if adaptation.as_it_is is not None:
-        accuracies = adaptation.accuracy["fml"][size]
-        ahead = [accuracies[seed] - score for seed, score in adaptation.as_it_is[size].items()]
-        gain = estimate(ahead, SEEDS, 1 / adaptation.examples[size].validation)
+        values, sign = adaptation.values["fml"][size], adaptation.sign
+        ahead = [sign * (values[seed] - score) for seed, score in adaptation.as_it_is[size].items()]
+        gain = adaptation.average(ahead, 1 / adaptation.examples[size].validation if adaptation.metric is None else 0.0)
         contests.append(WayGain("unchanged", title, gain))
     return Answer(adaptation.format_examples(size), tuple(contests), _find_better_fork(comparison, adaptation, size))
 
@@ -267,8 +286,10 @@ def _get_gain(gains: Gains | Missing) -> Estimate | Missing:
 def _find_better_fork(comparison: RunComparison, adaptation: Adaptation, size: str) -> BetterFork | None:
     """Return the newcomer's fork of the shared model where the fork is better than its personal model."""
     fml, tuned, _ = comparison.methods
-    fork, model = _fork(fml.counted), _forked(fml.counted)
+    fork, model = _fork(fml.counted, adaptation), _forked(fml.counted)
     gains = pair_clients(fml.counted, tuned.counted, model) if model else Missing("")
-    if fork is None or isinstance(gains, Missing) or fork.mean <= adaptation.estimate("fml", size).mean:
+    if fork is None or isinstance(gains, Missing):
+        return None
+    if adaptation.sign * (fork.mean - adaptation.estimate("fml", size).mean) <= 0:
         return None
     return BetterFork(fork.mean, WayGain(TUNED, adaptation.tuned.label, gains.estimate))

@@ -6,24 +6,27 @@ asked for anything.
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from fedmutual import data
 from fedmutual.config import ALONE, Config
 from fedmutual.config.keys import Table
+from fedmutual.core import Task, get_metric
 from fedmutual.data.examples import listed
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.evaluation import score
 from fedmutual.events import Observer
 from fedmutual.federation import build
 from fedmutual.files import read_json, write_json
-from fedmutual.losses import Classification
+from fedmutual.metric import ACCURACY, Metric
 from fedmutual.recorded_code import trusting
 from fedmutual.rundir.file_names import CONFIG
 from fedmutual.studies import newcomer
 from fedmutual.studies.compare import Planned, check_folders, train_all
 from fedmutual.studies.newcomer import ARMS, Newcomer, SourceRun
+from fedmutual.tasks import TASKS
 
 ADAPT = "adapt.json"
 
@@ -83,12 +86,17 @@ def _adapt(
     check_folders(planned, resume)
     write_json(folder / ADAPT, about)
     runs = train_all(planned, resume, watch)
+    task = TASKS[shared.run.config.training.task]()
+    metric = get_metric(task)
+    assert metric is not None  # all tasks of fedmutual have one
+    scores = "val_accuracy" if metric == ACCURACY else "val_metric"
     results: Table = {arm: {size: {} for size in there} for arm in ARMS}
     for (arm, size, seed, _), done in zip(arms, runs, strict=True):
-        results[arm][size][str(seed)] = done.summary["personal"]["val_accuracy"]["last"]["mean"]
+        results[arm][size][str(seed)] = done.summary["personal"][scores]["last"]["mean"]
     networks = {arm: _network(config) for arm, *_, config in arms[: len(ARMS)]}
-    table = {"rounds": first.rounds, "seeds": [*numbers], "networks": networks, "accuracy": results}
-    write_json(folder / ADAPT, about | table | _as_it_is(who, there, [*numbers], read))
+    table: Table = {"rounds": first.rounds, "seeds": [*numbers], "networks": networks}
+    table |= {"accuracy": results} if metric == ACCURACY else {"metric": asdict(metric), "values": results}
+    write_json(folder / ADAPT, about | table | _as_it_is(who, there, [*numbers], read, task, metric))
 
 
 def _fedavg(folder: Path, shared: SourceRun) -> SourceRun:
@@ -112,6 +120,7 @@ def _inputs(source: SourceRun) -> dict[str, str]:
     """Return the inputs of a shared model by their description in messages; augmentation is not part of the inputs."""
     takes = source.takes
     about: dict[str, str] = {
+        "training.task =": source.run.config.training.task,
         "examples of the shape": str(list(takes.shape)),
         "data.classes =": listed(takes.classes),
         "the columns": listed(takes.columns) if takes.columns else "none",
@@ -198,8 +207,10 @@ def _network(config: Config) -> str:
     return (config.model.personal or (config.model.shared,))[0]
 
 
-def _as_it_is(who: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[int], read: data.Prepared) -> Table:
-    """The shared model without any adapting, on the newcomer's validation data; and how many examples there are."""
+def _as_it_is(
+    who: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[int], read: data.Prepared, task: Task, metric: Metric
+) -> Table:
+    """Return the scores of the unchanged shared model on the newcomer's validation data, and the numbers of examples."""
     net = who.shared.run.global_model() if who.shared.run.complete else None
     counts: Table = {}
     scores: Table = {size: {} for size in sizes}
@@ -208,5 +219,5 @@ def _as_it_is(who: Newcomer, sizes: Mapping[str, int | None], seeds: Sequence[in
             shares = data.load(who.config("fml", n, seed), {"": read}).clients[ALONE]
             counts[size] = {"training": len(shares.private), "validation": len(shares.validation)}
             if net is not None:
-                scores[size][str(seed)] = score(net, shares.validation, Classification())["accuracy"]
+                scores[size][str(seed)] = score(net, shares.validation, task)[metric.name]
     return {"examples": counts, "as it is": scores if net is not None else None}

@@ -10,6 +10,7 @@ from typing import Any
 from fedmutual import data
 from fedmutual.config import Config, check_scored, merge_overrides, parse_config, read_tables
 from fedmutual.config.keys import Table
+from fedmutual.core import get_target_kind
 from fedmutual.data.examples import listed
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError
@@ -19,6 +20,7 @@ from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.interface import Interface, interface
 from fedmutual.rundir.recorded_run import read_method
 from fedmutual.studies.trained_run import Run
+from fedmutual.tasks import TASKS
 
 ARMS = ("fml", "scratch", "fine-tune")
 NAME = "newcomer"  # where the file names none
@@ -67,10 +69,10 @@ class SourceRun:
 
 
 def read_source(folder: Path) -> SourceRun:
-    """A run's shared model.
+    """Return a run's shared model.
 
     Raises:
-        RunError: there is no run, nothing was saved, nothing is shared, or it learns no classes.
+        RunError: there is no run, nothing was saved or shared, or the run has an own task.
         ConfigError: its shared network is code that may not be imported (see `recorded_code`).
     """
     if not (folder / CONFIG).is_file():
@@ -80,10 +82,8 @@ def read_source(folder: Path) -> SourceRun:
     run = Run(folder)
     shared_state(folder)
     check_tables({"model": SourceRun(run).model}, folder)  # the newcomer's own runs build these networks
-    if run.config.training.task != "classification":
-        raise RunError(
-            f"{folder}: it learns {run.config.training.task!r}, and newcomers are held against it by accuracy only"
-        )
+    if run.config.training.task not in TASKS:
+        raise RunError(f"{folder}: learns {run.config.training.task!r}; newcomers learn one of {', '.join(TASKS)}")
     return SourceRun(run)
 
 
@@ -159,7 +159,7 @@ class Newcomer:
                 f"{self.file}: the columns are {listed(read.space.columns or ())}, and {place} takes "
                 f"{listed(takes.columns)}; give it these, in this order"
             )
-        if read.space.classes != takes.classes:
+        if read.space.classes != takes.classes and not read.space.numbers:
             raise ConfigError(
                 f"{self.file}: the classes are {listed(read.space.classes)}, and {place} has the outputs "
                 f"{listed(takes.classes)}; name these in data.classes, in this order"
@@ -179,12 +179,14 @@ def name_newcomer(file: Path, overrides: Mapping[str, Any]) -> str:
 
 
 def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, tuned: SourceRun) -> Newcomer:
-    """A newcomer's half from its TOML file, with overrides by dotted key.
+    """Return a newcomer's part of a configuration from its TOML file, with overrides by dotted key.
 
     Raises:
         ConfigError: a key is wrong, is not the newcomer's to set, or contradicts what the run settles.
     """
-    tables = merge_overrides(read_tables(file), overrides)
+    tables, task = merge_overrides(read_tables(file), overrides), shared.run.config.training.task
+    if task != "classification" and isinstance(training := tables.get("training", {}), dict):
+        tables = {**tables, "training": {"task": task, **training}}
     for key, why in _NOT_HERS.items():
         if key in tables:
             raise ConfigError(f"{file}: key {key!r} has no place here: {why}; take it out")
@@ -202,8 +204,10 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
         raise ConfigError(
             f"{file}: key 'algorithm.name': a newcomer adapts by 'fml', the other ways are run beside it; take it out"
         )
-    if parsed.training.task != "classification":
-        raise ConfigError(f"{file}: key 'training.task': the ways are held against each other by accuracy; take it out")
+    if (given_task := parsed.training.task) != task:
+        raise ConfigError(
+            f"{file}: key 'training.task' is {given_task!r}, and {shared.run.folder} learns {task!r}; remove the key"
+        )
     for key in (k for k in _SHARES if k in model):
         settled = getattr(shared.run.config.model, key)
         if getattr(parsed.model, key) != settled:
@@ -220,6 +224,8 @@ def _data(file: Path, given: Table, shared: SourceRun) -> Table:
     if not shared.whole:
         return given
     settled: Table = {"classes": list(takes.classes)}
+    if get_target_kind(TASKS[shared.run.config.training.task]()) == "numbers":
+        settled = {}
     if "classes" in given and tuple(given["classes"]) != takes.classes:
         raise ConfigError(
             f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "

@@ -1,0 +1,85 @@
+"""`adapt` compares by the main metric of the run's task: numbers and masks as well as classes."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_diabetes, load_digits
+
+import fedmutual
+
+RUN = """
+name = "shared"
+rounds = 2
+data = {{ name = "{source}", root = "{old}" }}
+partition = {{ kind = "iid", clients = 2 }}
+model = {{ shared = "{network}" }}
+training = {{ task = "{task}", local_epochs = 1, batch_size = 8 }}
+optimizer = {{ lr = 0.02 }}
+engine = {{ device = "cpu", threads = 1 }}
+"""
+NEWCOMER = """
+rounds = 1
+data = {{ name = "{source}", root = "{new}" }}
+training = {{ local_epochs = 1, batch_size = 8 }}
+optimizer = {{ lr = 0.02 }}
+engine = {{ device = "cpu", threads = 1 }}
+"""
+
+
+def write_numbers():
+    table = load_diabetes(as_frame=True)
+    frame = (table.data * 20).assign(label=table.target / 100)
+    frame[:200].to_csv("old.csv", index=False)
+    frame[200:280].to_csv("new.csv", index=False)
+    return {"source": "csv", "old": "old.csv", "new": "new.csv", "network": "mlp", "task": "regression"}
+
+
+def write_masks():
+    images = (load_digits().images[:140] / 16).astype("float32")
+    for name, rows in (("old", slice(80)), ("new", slice(80, 140))):
+        np.savez(f"{name}.npz", x=images[rows], y=(images[rows] > 0.4).astype(int), classes=["paper", "ink"])
+    return {"source": "npz", "old": "old.npz", "new": "new.npz", "network": "unet", "task": "segmentation"}
+
+
+@pytest.mark.parametrize(
+    ("write", "metric", "title", "sign"),
+    [(write_numbers, "mean_absolute_error", "Mean absolute error", -1), (write_masks, "dice", "Dice", 1)],
+)
+def test_the_main_metric_compares_the_ways(tmp_path, monkeypatch, cli, write, metric, title, sign):
+    monkeypatch.chdir(tmp_path)
+    words = write()
+    Path("run.toml").write_text(RUN.format(**words))
+    Path("new.toml").write_text(NEWCOMER.format(**words))
+    assert cli("run", "run.toml", "--out", "r")[0] == 0
+    code, out, err = cli("adapt", "r", "--data", "new.toml", "--examples", "20", "--seeds", "2", "--out", "a")
+    assert code == 0, err
+    assert title in out
+    assert "accura" not in out + Path("a/report.html").read_text().lower().replace("pixel_accuracy", "")
+    about = json.loads(Path("a/adapt.json").read_text())
+    assert about["metric"]["name"] == metric
+    for way, by_size in about["values"].items():
+        for seed, value in by_size["20"].items():
+            history = fedmutual.Run(f"a/{way}/20/{seed}").history()
+            last = history[
+                (history["metric"] == metric) & (history["model"] == "personal") & (history["data"] == "validation")
+            ]
+            assert value == pytest.approx(last["value"].iloc[-1])
+    ways, unchanged = about["values"], about["as it is"]["20"]
+    ahead = np.mean([sign * (ways["fml"]["20"][seed] - unchanged[seed]) for seed in unchanged])
+    sentence = " ".join(out.split()).split("the shared model as it came it")[1]
+    expected = "level" if abs(ahead) < 5e-4 else "ahead" if ahead > 0 else "behind"
+    assert expected in sentence.split("(")[0]
+
+
+def test_another_task_than_that_of_the_run_is_refused(tmp_path, monkeypatch, cli):
+    monkeypatch.chdir(tmp_path)
+    words = write_numbers()
+    Path("run.toml").write_text(RUN.format(**words))
+    Path("new.toml").write_text(NEWCOMER.format(**words).replace("training = {", 'training = { task = "classification",'))
+    assert cli("run", "run.toml", "--out", "r")[0] == 0
+    code, _, err = cli("adapt", "r", "--data", "new.toml", "--out", "a")
+    assert code == 2
+    assert "key 'training.task' is 'classification', and r learns 'regression'; remove the key" in err
+    assert not Path("a").exists()
