@@ -148,3 +148,16 @@ def test_a_table_without_the_column_of_numbers_is_refused(workplace, cli):
     train(cli, "regression", "mlp", '{ name = "csv", root = "old.csv", label = "y" }')
     code, _, err = cli("score", "r", "new.csv")
     assert (code, "'high' is not a finite number" in err) == (2, True), err
+
+
+@pytest.mark.parametrize("name", ["os:abort", "hostile:Task"])
+def test_a_task_that_a_hostile_folder_names_is_not_imported(workplace, cli, name):
+    np.savez("old.npz", x=np.zeros((20, 2), "float32"), y=np.arange(20.0))
+    train(cli, "regression", "mlp", '{ name = "npz", root = "old.npz" }')
+    Path("hostile.py").write_text('open("taken", "w").close()\nclass Task: pass\n')
+    about = Path("r/environment.json")
+    about.write_text(about.read_text().replace('"task": "regression"', f'"task": "{name}"'))
+    for command in (("predict", "r", "old.npz"), ("score", "r", "old.npz"), ("export", "r", "--to", "model")):
+        code, _, err = cli(*command)
+        assert (code, "look at that code" in err) == (2, True), err
+    assert not Path("taken").exists()
