@@ -22,3 +22,8 @@ def test_every_committed_result_is_found_by_its_fingerprint(cell):
     lost = [(r.arm, r.seed, r.rounds) for r in STORE.of(cell) if r.fingerprint not in planned]
     assert not lost
     assert all(STORE.find(planned[r.fingerprint], r.numerics) for r in STORE.of(cell))
+
+
+def test_no_committed_result_names_a_path_of_the_machine_that_measured():
+    paths = ("/tmp/", "/work/", "/home/", "/root/", "C:\\")
+    assert not [r.made.command for r in STORE.all() if any(p in r.made.model_dump_json() for p in paths)]

@@ -7,6 +7,7 @@ import pytest
 from fedmutual.errors import RunError
 from fedmutual.reproduce import ResultStore, Scale, measures, read_experiment
 from fedmutual.reproduce.cell_results import measured_cells
+from fedmutual.reproduce.collect import command
 from fedmutual.reproduce.entries import entry
 from fedmutual.reproduce.pages import page
 from fedmutual.reproduce.plan import jobs
@@ -221,3 +222,9 @@ def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers
     (line,) = made(shown)
     assert ": 1 run;" in line
     assert state(shown).startswith("2 of 3 cells run, in 2 of them not every arm, with 1 seed.")
+
+
+@pytest.mark.parametrize("arguments", [["--out", "/disk/of mine"], ["--out=/disk/mine"]])
+def test_the_recorded_command_names_no_folder_of_this_machine(arguments, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/env/bin/fedmutual", "reproduce", "mine", *arguments, "--only", "a b"])
+    assert command() == "fedmutual reproduce mine --only 'a b'"

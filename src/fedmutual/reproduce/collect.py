@@ -1,5 +1,6 @@
 """Read a `Result` from the folder of a finished run."""
 
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from fedmutual.rundir.schema import Evaluation
 from fedmutual.rundir.transfer import MEASURES
 
 DIGITS = 5  # of an accuracy
+_OUT_FOLDER = re.compile(r"(the shared model of ).*[/\\]runs[/\\]")
 
 
 def collect(job: Job, folder: Path, together: int, noise: Mapping[str, float], closeup: CloseUp | None = None) -> Result:
@@ -115,17 +117,29 @@ def _describe_run(job: Job, run: RecordedRun, together: int) -> dict[str, Any]:
 
 
 def _list_weights(run: RecordedRun) -> tuple[str, ...]:
-    """Return the sources of the networks' initial weights, each once; () if all initial weights are random."""
+    """Return the sources of the networks' initial weights, each once; () if all initial weights are random.
+
+    Of a source that is a run folder only its place below `--out` is kept: "the shared model of runs/FINGERPRINT-NUMERICS".
+    """
     models = run.environment.get("models") or {}
     networks = [models.get("shared") or {}, *(models.get("personal") or {}).values()]
-    sources = dict.fromkeys(str(n["weights"]) for n in networks if "weights" in n)
+    sources = dict.fromkeys(_OUT_FOLDER.sub(r"\1runs/", str(n["weights"])) for n in networks if "weights" in n)
     return tuple(sources) if set(sources) - {"random weights"} else ()
 
 
 def command() -> str:
-    """Return the command line of this process, with the name of the program instead of its path."""
-    program = Path(sys.argv[0]).name
-    return shlex.join(["fedmutual" if program == "__main__.py" else program, *sys.argv[1:]])
+    """Return the command line of this process: the program's name without its path, and no `--out`.
+
+    The folder of `--out` affects no number, and its path says how the disk of the measuring machine is arranged.
+    """
+    program, arguments = Path(sys.argv[0]).name, iter(sys.argv[1:])
+    shown = []
+    for argument in arguments:
+        if argument == "--out":
+            next(arguments, None)
+        elif not argument.startswith("--out="):
+            shown.append(argument)
+    return shlex.join(["fedmutual" if program == "__main__.py" else program, *shown])
 
 
 def _average_accuracy(job: Job, run: RecordedRun, evaluation: Evaluation, model: str | None) -> float | None:
