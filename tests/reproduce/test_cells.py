@@ -132,7 +132,7 @@ def test_a_claim_whose_arms_no_cell_has_together(papers):
 
 
 def test_a_folder_that_is_not_there_has_no_experiment_to_name(tmp_path):
-    with pytest.raises(ConfigError, match=r"nope: holds no experiment, no \*/index.toml; name another folder"):
+    with pytest.raises(ConfigError, match=r"nope: contains no experiment, no \*/index.toml; name another folder"):
         read_experiment(tmp_path / "nope", "table1")
 
 
@@ -173,7 +173,7 @@ def test_a_plain_configuration_is_no_cell(papers):
 
 
 def test_a_folder_without_experiments(tmp_path):
-    with pytest.raises(ConfigError, match="holds no experiment"):
+    with pytest.raises(ConfigError, match="contains no experiment"):
         experiments(tmp_path)
 
 

@@ -211,7 +211,7 @@ def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(
     named = ("global_test", "separation", "noise:0.1", "projected")
     shown = [entry(measured, "fml", measured.value(m, "fml"), None, measures.find(m)[0], 1) for m in named]
     assert [cell.text for cell in shown] == ["70.0", "not run", "not run", "n/a"]
-    assert "known, and what is read off its weights here is not" in shown[1].note
+    assert "has results, but not this number of its weights" in shown[1].note
 
 
 def test_a_run_that_several_cells_look_at_is_counted_once(store, planned, papers):

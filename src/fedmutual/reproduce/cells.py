@@ -150,7 +150,7 @@ def experiments(root: Path) -> list[PaperExperiment]:
 
 
 def _format_no_experiment(root: Path) -> str:
-    return f"{root}: holds no experiment, no */{INDEX}; name another folder with --experiments"
+    return f"{root}: contains no experiment, no */{INDEX}; name another folder with --experiments"
 
 
 def read_experiment(root: Path, id: str) -> PaperExperiment:
@@ -215,7 +215,7 @@ def _name_cell(folder: Path, path: Path) -> str:
 def _read_cell(root: Path, path: Path, owner: str, id: str, index: Index) -> Cell:
     tables = dict(read_tables(path))
     if "cell" not in tables:
-        raise ConfigError(f"{path}: has no table [cell]; it says where the cell stands and which arms it has")
+        raise ConfigError(f"{path}: has no table [cell]; the table gives the cell's row and column, and its arms")
     about = _validate(CellTable, tables.pop("cell"), path, "cell")
     arms = {**about.arms, **index.add}
     if index.cells:

@@ -39,15 +39,19 @@ def entry(
         unasked = measure.of_weights and any(lacks(measured.cell, r) for r in measured.results[arm].values())
         text = DIVERGED if failed else NOT_RUN if unasked or not measured.results[arm] else _name_missing(unit)
         why = {
-            NOT_RUN: "the run is known, and what is read off its weights here is not" if unasked else "",
-            "n/a": "n/a: this method has no such number",
+            NOT_RUN: "the run has results, but not this number of its weights" if unasked else "",
+            "n/a": "n/a: this method does not have this number",
             "not reached": "; ".join(filter(None, ("not reached", measured.arm_words(arm)))),
         }
         return TableCell(text, sub=paper_text, note="; ".join(failed) or why.get(text, ""))
     mean, spread = amount(value, unit, decimals)
     missing = len(measured.results[arm]) - value.n
     notes = [measured.arm_words(arm), f"{value.n} seed" + ("s" if value.n > 1 else "")]
-    notes += [f"{missing} more had no such number" + (", it was not reached" if unit == "rounds" else "")] if missing else []
+    notes += (
+        [f"{missing} more without this number" + (", because the target was not reached" if unit == "rounds" else "")]
+        if missing
+        else []
+    )
     return TableCell(mean, spread, paper_text, "; ".join(filter(None, (*notes, mixed(measured.numerics(arm)), *failed))))
 
 

@@ -81,7 +81,7 @@ def forest(findings: Sequence[PaperFinding]) -> Forest:
             sign = {SUPPORTED: 1, CONTRADICTED: -1}.get(judged.verdict, 0)
             rows.append(ForestRow(label if number == 0 else f"{label} {judged.reading}", judged.overall, sign))
             label = "\N{HORIZONTAL ELLIPSIS}"  # the readings below it are of the same claim
-    return Forest("What of the papers' claims was measured", tuple(rows))
+    return Forest("The papers' claims that were measured", tuple(rows))
 
 
 def write_findings(pages: Sequence[Page], counts: pd.DataFrame, root: Path, folder: Path) -> list[Path]:

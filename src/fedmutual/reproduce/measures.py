@@ -286,9 +286,9 @@ MEASURES: dict[str, Measure] = {
     "acc": _transferred("acc", "ACC, all nodes' test data, %"),
     "bwt": _transferred("bwt", "BWT, own test data, %"),
     "fwt": _transferred("fwt", "FWT, the other nodes' test data, %"),
-    "bytes_up": Measure("bytes that a node gives out, a local step", "bytes", _bytes("up"), of_one_step=True),
-    "bytes_down": Measure("bytes that it gets, a local step", "bytes", _bytes("down"), of_one_step=True),
-    "bytes_seed": Measure("bytes of the public examples that it gave out, once", "bytes", _bytes("seed", once=True)),
+    "bytes_up": Measure("bytes that a node sends, a local step", "bytes", _bytes("up"), of_one_step=True),
+    "bytes_down": Measure("bytes that a node receives, a local step", "bytes", _bytes("down"), of_one_step=True),
+    "bytes_seed": Measure("bytes of the public examples that a node sent, once", "bytes", _bytes("seed", once=True)),
     "projected": Measure("projected mutual steps, %", "%", _projected),
     "separation": Measure(
         "silhouette of the classes in the features", "score", _silhouette, CHOSEN_BY_OTHERS, only_best=True, of_weights=True

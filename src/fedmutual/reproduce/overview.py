@@ -36,7 +36,7 @@ def _sentence(pages: Sequence[Page]) -> str:
     decided = [j for j in judged if j.verdict in (SUPPORTED, CONTRADICTED)]
     stand = sum(stands(j.holm[1]) for j in decided)
     return (
-        f"{count(claims, 'claim')}, {count(len(judged), 'verdict')} with their other readings; {len(decided)} of these are "
+        f"{count(claims, 'claim')}, {count(len(judged), 'verdict')} including other readings; {len(decided)} of these are "
         f"supported or contradicted, and {stand} of them stand after Holm's adjustment over all pages."
     )
 

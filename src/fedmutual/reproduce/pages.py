@@ -133,11 +133,11 @@ def markdown(page: Page, folder: Path | None = None) -> str:
         prose.state(page.measured_cells),
     ]
     if page.claims or index.paper:
-        parts.append("## What is claimed, and the verdict")
+        parts.append("## Claims and verdicts")
     if page.claims:
         parts += [md_table(tables.claims(page.claims, decimals), caption=False), prose.P_VALUES]
     elif index.paper:
-        parts.append("The paper claims nothing here that numbers could settle.")
+        parts.append("The paper makes no claim here that numbers could decide.")
     if index.supports:
         parts.append(index.supports)
     for number, readings in enumerate(page.claims, 1):
@@ -160,7 +160,7 @@ def markdown(page: Page, folder: Path | None = None) -> str:
             parts.append(f"The sweeps: {listed(_link_sweeps(page, folder))}.")
     parts += [f"## {page.differences_heading}", _number_sentences(page.differences)]
     if code := page.experiment.code:
-        parts += ["## What the authors' public code does otherwise", _number_sentences(code)]
+        parts += ["## Differences of the authors' public code", _number_sentences(code)]
     parts.append("## Hardware and time")
     parts.append("\n".join(f"- {line}" for line in prose.made(page.measured_cells)) or "Nothing was run yet.")
     if commands := prose.commands(page.measured_cells):

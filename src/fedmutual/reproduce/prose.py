@@ -14,13 +14,13 @@ from fedmutual.reproduce.result import Result
 from fedmutual.rundir.text import duration
 
 P_VALUES = (
-    "p is two-sided, of Student's t over seeds; of a claim of every cell or of most cells it is that so many cells agree. "
-    "Holm's adjustment makes it larger, for all verdicts of a page, or of all pages, are looked at together. A verdict is "
-    "by its own interval; one whose adjusted p is above 0.05 may be chance."
+    "p is two-sided, from Student's t over seeds. For a claim about every cell or most cells, p combines the p-values of "
+    "the cells (partial conjunction). Holm's adjustment makes p larger, because all verdicts of a page, or of all pages, "
+    "are judged together. The verdict follows the unadjusted interval; it may be chance if the adjusted p is above 0.05."
 )
 BUDGETS = (
-    "Gradient steps are those of a client's own model, or of its copy of the shared one; FML takes each step with both of "
-    "its networks. An example counts as often as a step sees it."
+    "Gradient steps are those of a client's own model, or of the client's copy of the shared model; FML takes each step "
+    "with two networks. An example counts once for each step that uses the example."
 )
 NAMED = 4  # so many cells left out of a mean are counted, fewer are named
 _WHERE = {"mean": "", "every": "in every {} ", "most": "in more than half of all {}s "}
@@ -36,7 +36,7 @@ def verdict(judged: Judged, decimals: int) -> str:
         return f"{judged.verdict}{short}: {divergence}" if divergence else judged.verdict
     divergence = "".join(f"; {remark}" for remark in (mixed(judged.numerics), divergence) if remark)
     if judged.overall is None:
-        return f"{judged.verdict}: no seed of what was run has the numbers{divergence}"
+        return f"{judged.verdict}: no seed of the runs has the numbers{divergence}"
     return f"{judged.verdict}{short}: {difference(judged, judged.overall, decimals)}{_format_pool(judged)}{divergence}"
 
 
@@ -80,14 +80,14 @@ def p_value(p: float | None) -> str:
 
 
 def operands(judged: Judged) -> str:
-    """Return the comparison of a claim: "fml less fedavg", "fedavg over fedh2l"."""
+    """Return the comparison of a claim: "fml minus fedavg", "fedavg divided by fedh2l"."""
     claim, (than, elsewhere) = judged.claim, judged.claim.other
     if claim.times is not None:
-        return f"{claim.arm} over {than}"
-    comparison = f"{claim.arm} less {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
-    comparison += f", less the same in {claim.less}" if claim.less else ""
+        return f"{claim.arm} divided by {than}"
+    comparison = f"{claim.arm} minus {than}" + (f" in {elsewhere}" if elsewhere else "") if than else claim.arm
+    comparison += f", minus this number in {claim.less}" if claim.less else ""
     best = [arm for arm, at in ((claim.arm, claim.at), (than, claim.than_at)) if at == "best"]
-    return comparison + (f", of {listed(best)} the best round" if best else "")
+    return comparison + (f", with the best round of {listed(best)}" if best else "")
 
 
 def asked(judged: Judged) -> str:
@@ -96,7 +96,7 @@ def asked(judged: Judged) -> str:
     where = _WHERE[claim.whose].format(claim.per)
     by_mean = claim.whose == "mean" and len(judged.lines) > 1
     against = "outside that" if claim.sign == "same" else "on the other side"
-    other = f", with that of a {claim.per} at least and none {against}" if by_mean else ""
+    other = f", at least one {claim.per}'s interval too, and no {claim.per}'s {against}" if by_mean else ""
     whose = "each client's" if (claim.per, claim.whose) == ("client", "every") else f"{where}the"
     if claim.times is not None:
         way = "above" if claim.sign == "more" else "below"
@@ -149,16 +149,14 @@ def made(measured_cells: Sequence[MeasuredCell]) -> Iterator[str]:
         versions = (
             f"Python {origin.python}, torch {origin.torch}, torchvision {origin.torchvision}, fedmutual {result.version}"
         )
-        together_text = (
-            "" if origin.together == 1 else f", {origin.together} runs at once (the seconds of each are those of all)"
-        )
+        together_text = "" if origin.together == 1 else f", {origin.together} runs at once (each with the seconds of all)"
         groups.setdefault(
             (machine, versions, f"engine {origin.engine}, {count(origin.threads, 'thread')}{together_text}"), []
         ).append(result)
     for key, group in groups.items():
         timed = [r for r in group if r.seconds]
         pace = f"; {duration(sum(r.seconds for r in timed))} in all" if timed and timed[0].made.together == 1 else ""
-        pace += f", {median(r.seconds / r.rounds for r in timed):.1f} s a round in the median" if timed else ""
+        pace += f", {median(r.seconds / r.rounds for r in timed):.1f} s a round (median)" if timed else ""
         yield f"{'; '.join(key)}: {count(len(group), 'run')}{pace}."
 
 

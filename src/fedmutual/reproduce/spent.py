@@ -20,9 +20,9 @@ HEADS = (
     Column("Examples seen"),
     Column("Bytes given out"),
     Column("Bytes received"),
-    Column("Public examples given out, bytes"),
+    Column("Public examples sent, bytes"),
 )
-CAPTION = "Of a client, over the whole run, in the mean over clients and seeds"
+CAPTION = "For one client over the complete run, mean over clients and seeds"
 
 
 def spent_frame(measured_cells: Sequence[MeasuredCell]) -> pd.DataFrame:
