@@ -229,7 +229,7 @@ def test_what_was_not_reached_took_one_round_more_at_least(measured):
     reached = measured((0.9, 0.9), (0.2, 0.3), target=0.5)  # round 2 of 2, against none: 3
     assert judge(rounds, [reached]).overall.mean == -1
     neither = judge(rounds, [measured((0.1, 0.1), (0.2, 0.3), target=0.5)])
-    assert verdict(neither, 1) == "inconclusive: no seed of what was run has the numbers"
+    assert verdict(neither, 1) == "inconclusive: no seed of the runs has the numbers"
 
 
 def test_a_diverged_run_has_no_say(measured):
@@ -334,7 +334,7 @@ def test_so_many_times(measured, times, sign, said):
     judged = judge(claim(measure="bytes_up", times=times, sign=sign), [made])
     assert verdict(judged, 1) == f"{said}: 200.0 times (95 % interval 200.0 to 200.0, 3 seeds)"
     side = "above" if sign == "more" else "below"
-    assert asked(judged) == f"fml over fedavg; supported if the ratio's interval lies {side} {times:,}"
+    assert asked(judged) == f"fml divided by fedavg; supported if the ratio's interval lies {side} {times:,}"
     made.results["fedavg"][1] = result("fedavg", 1, clients=clients, traffic=Traffic(up=0, down=0))
     assert judge(claim(measure="bytes_up", times=times), [made]).overall.n == 2  # nothing is so many times nothing
 
