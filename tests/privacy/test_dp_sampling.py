@@ -2,6 +2,7 @@
 
 import math
 import stat
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from scipy import stats
 
 from fedmutual.algorithms import FML, FedAvg, Independent
 from fedmutual.boundary import Refused, release
+from fedmutual.data.augment import CropFlip
 from fedmutual.errors import RunError
+from fedmutual.losses import Classification
 from fedmutual.privacy.sampling import Units
 from fedmutual.privacy.secret import SIZE, Stream, derive_key, read_site_secret, simulation_secret
 from fedmutual.stepping import work
@@ -147,6 +150,40 @@ def test_noise_differs_by_what_stays_home():
         reply, _ = work(algorithm.phases[0], one, server(), at())
         taken.append(torch.cat([(reply[k] - v).flatten() for k, v in server().items()]))
     assert abs(torch.cosine_similarity(*taken, 0).item()) < 0.4
+
+
+def test_noise_differs_by_networks_of_equal_weights():
+    """A server that trains two networks with equal shapes of weights could subtract equal noise."""
+    inbox, taken = server(), []
+    for layer in (torch.nn.ReLU(), torch.nn.Tanh(), torch.nn.LeakyReLU(0.1), torch.nn.LeakyReLU(0.2)):
+        algorithm = FedAvg(local_epochs=1, **UNIFORM).algorithm()
+        one = client("0", algorithm, ["meme"], sigma=1e3)
+        place = next(k for k, m in enumerate(one.nets["meme"]) if not list(m.parameters()))
+        one.nets["meme"][place] = layer
+        reply, _ = work(algorithm.phases[0], one, inbox, at())
+        taken.append(torch.cat([(reply[k] - inbox[k]).flatten() for k in inbox]))
+    for k, one in enumerate(taken):
+        assert all(abs(torch.cosine_similarity(one, other, 0).item()) < 0.4 for other in taken[k + 1 :])
+
+
+def test_noise_differs_by_the_task_and_by_augmentation():
+    @dataclass(frozen=True)
+    class Smoothed(Classification):
+        label_smoothing: float = 0.1
+
+    def label(task, augment):
+        phase = FedAvg(local_epochs=1, **UNIFORM, task=task)
+        one = client("0", phase.algorithm(), ["meme"])
+        one.data["private"].source.augment = augment
+        one.privacy.spend = spent.append
+        work(phase, one, server(), at())
+        return spent.pop().label
+
+    spent = []
+    labels = [label(Classification(), None), label(Classification(), CropFlip(torch.zeros(1)))]
+    labels += [label(Smoothed(label_smoothing=amount), None) for amount in (0.1, 0.2)]
+    assert len(set(labels)) == 4
+    assert label(Classification(), None) == labels[0]
 
 
 def test_noise_has_the_size_that_was_asked_for():

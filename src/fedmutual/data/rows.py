@@ -71,6 +71,11 @@ class Rows:
         return None if self._group_codes is None else self._group_codes[self.index]
 
     @property
+    def augment(self) -> Augment | None:
+        """The augmentation of images in training; None without augmentation."""
+        return self._augment
+
+    @property
     def store(self) -> Store:
         """The store that holds the rows."""
         return self._store

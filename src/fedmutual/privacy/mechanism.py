@@ -4,20 +4,18 @@ Abadi et al., Deep Learning with Differential Privacy, 2016, https://arxiv.org/a
 or over two whose gradients are clipped together. docs/privacy-theory.md has the statement and its proof sketch.
 """
 
-import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase, Schedule
+from fedmutual.core import At, Batch, Client, Data, Message, Net, Phase
 from fedmutual.privacy.clipping import ClippingJob, clipped_sum
+from fedmutual.privacy.context import digest_phase, digest_rows
 from fedmutual.privacy.sampling import PrivateRows, Units, closed
 from fedmutual.privacy.secret import Stream, derive_key
-from fedmutual.rundir.checkpoint import client_state
 from fedmutual.stepping import gradients, seed_torch, trainable
 
 
@@ -109,7 +107,10 @@ class Mechanism:
         """Return `count` Poisson batches; the cost is recorded before the first row is read."""
         if not count:
             return ()
-        context = self._digest_context(phase, client, inbox, at)
+        if self._digest is None:
+            self._digest = digest_rows(self.rows.source, self.units)
+        noise = (sorted(self.nets), self.clip, self.sigma, self.units.rate, self.units.expected, self._digest)
+        context = digest_phase(phase, client, inbox, at, noise)
         label = derive_key(self.secret, "label", context, str(self._step)).hex()[:32]
         self.spend(Release(label, self.sigma, self.units.rate, count, at.round, at.phase))
         self._key = derive_key(self.secret, "phase", context, str(self._step))
@@ -125,53 +126,9 @@ class Mechanism:
             self._drawn.append((len(rows), units))
             yield next(batches) if len(rows) else _make_empty_batch(source)
 
-    def _digest_context(self, phase: Phase, client: Client, inbox: Message, at: At) -> str:
-        """Return a hex digest of all inputs of the phase's answer. Answers with equal noise must be equal.
-
-        Otherwise their difference would contain no noise. So a repeated round with another model, other settings, another
-        state or other rows has another digest, and therefore other noise.
-        """
-        if self._digest is None:
-            self._digest = _digest_rows(self.rows.source, self.units)
-        groups = {n: [{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]
-                  for n, o in client.optimizers.items()}  # fmt: skip
-        kind = type(phase)
-        about = (
-            (kind.__module__, kind.__qualname__, _list_settings(phase, at), at.seed, at.round, at.phase, client.id, groups),
-            (sorted(self.nets), self.clip, self.sigma, self.units.rate, self.units.expected, self._digest),
-        )
-        digest = hashlib.sha256(repr(about).encode())
-        state = {k: v for k, v in client_state(client).items() if not k.startswith("privacy.")}
-        for name, tensors in (("inbox", inbox), ("state", state)):
-            _add_tensors(digest, name, tensors)
-        return digest.hexdigest()
-
 
 def _accept(release: Release) -> None:
     """Do nothing: a run in one process has no budget, and epsilon is computed from the number of steps at the end."""
-
-
-def _list_settings(phase: Phase, at: At) -> list[tuple[str, str]]:
-    """Return (name, text) of each setting in this round, independent of the number of rounds; for objects the type name."""
-    settings = {f.name: getattr(phase, f.name) for f in fields(phase)}  # type: ignore[arg-type]
-    values = {k: at.number(v) if isinstance(v, Schedule) else v for k, v in settings.items()}
-    plain = (int, float, str, bool, tuple, type(None))
-    return [(k, repr(v) if isinstance(v, plain) else type(v).__qualname__) for k, v in sorted(values.items())]
-
-
-def _digest_rows(rows: Data, units: Units) -> str:
-    """Return a digest of all rows and their groups in hex."""
-    digest = hashlib.sha256(b"" if units.codes is None else units.codes.tobytes())
-    for batch in rows.rows(torch.split(torch.arange(len(rows)), 1024)):
-        _add_tensors(digest, "rows", {str(k): t for k, t in enumerate(batch)})
-    return digest.hexdigest()
-
-
-def _add_tensors(digest: "hashlib._Hash", title: str, tensors: Mapping[str, Tensor]) -> None:
-    for name, tensor in sorted(tensors.items()):
-        plain = tensor.detach().to("cpu").contiguous().reshape(-1)
-        digest.update(repr((title, name, plain.dtype, tuple(tensor.shape))).encode())
-        digest.update(plain.view(torch.uint8).numpy().data)
 
 
 def _make_empty_batch(rows: Data) -> Batch:

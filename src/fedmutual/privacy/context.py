@@ -1,0 +1,93 @@
+"""The digest of all inputs of a phase's answer. The keys of sampling and noise are derived from this digest.
+
+Two answers with equal noise must be equal, because otherwise their difference would contain no noise. So whatever changes an
+answer changes the digest: the received message, the state, the rows, the settings, the networks and the code.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from fedmutual import module_files, numerics
+from fedmutual.core import At, Client, Data, Message, Phase, Schedule
+from fedmutual.privacy.sampling import Units
+from fedmutual.rundir.checkpoint import client_state
+
+_SHIPPED = ("fedmutual", "torch", "torchvision")  # the code of these packages is named by `numerics.VERSION`
+_PLAIN = (int, float, str, bool, tuple, type(None))
+
+
+def digest_phase(phase: Phase, client: Client, inbox: Message, at: At, noise: tuple[object, ...]) -> str:
+    """Return a hex digest of the phase, the client's state, the message that the client received, and the code.
+
+    noise: all settings of the noise and a digest of the rows, as values with an unambiguous `repr`.
+    """
+    groups = {n: [{k: v for k, v in g.items() if k != "params"} for g in o.param_groups]
+              for n, o in client.optimizers.items()}  # fmt: skip
+    kind = type(phase)
+    about = (
+        (kind.__module__, kind.__qualname__, _list_settings(phase, at), at.seed, at.round, at.phase, client.id, groups),
+        noise,
+        _describe_code(phase, client),
+    )
+    digest = hashlib.sha256(repr(about).encode())
+    state = {k: v for k, v in client_state(client).items() if not k.startswith("privacy.")}
+    for name, tensors in (("inbox", inbox), ("state", state)):
+        _add_tensors(digest, name, tensors)
+    return digest.hexdigest()
+
+
+def digest_rows(rows: Data, units: Units) -> str:
+    """Return a hex digest of all rows, their groups and the kind of augmentation."""
+    augment = type(getattr(rows, "augment", None))
+    digest = hashlib.sha256(b"" if units.codes is None else units.codes.tobytes())
+    digest.update(f"{augment.__module__}.{augment.__qualname__}".encode())
+    for batch in rows.rows(torch.split(torch.arange(len(rows)), 1024)):
+        _add_tensors(digest, "rows", {str(k): t for k, t in enumerate(batch)})
+    return digest.hexdigest()
+
+
+def _list_settings(phase: Phase, at: At) -> list[tuple[str, str]]:
+    """Return (name, text) of each setting in this round, independent of the number of rounds."""
+    settings = {f.name: getattr(phase, f.name) for f in fields(phase)}  # type: ignore[arg-type]
+    values = {k: at.number(v) if isinstance(v, Schedule) else v for k, v in settings.items()}
+    return [(k, repr(v) if isinstance(v, _PLAIN) or is_dataclass(v) else _name(type(v))) for k, v in sorted(values.items())]
+
+
+def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
+    """Return the layers of all networks, and the code of their classes and of the task.
+
+    Networks of different layers can have equal names and shapes of weights.
+    """
+    kinds = {type(module) for net in client.nets.values() for module in net.modules()}
+    kinds |= {type(phase), type(getattr(phase, "task", None))}
+    nets = tuple((name, repr(net), _name(type(net))) for name, net in sorted(client.nets.items()))
+    return numerics.VERSION, nets, sorted({_name(kind) for kind in kinds}), _digest_modules(kinds)
+
+
+def _digest_modules(kinds: Iterable[type]) -> list[tuple[str, str]]:
+    """Return (first part of the module's name, digest of the code) for each class that a user wrote."""
+    tops = {module_files.top_of(kind.__module__) for kind in kinds} - set(_SHIPPED)
+    return [(top, _digest_module(top)) for top in sorted(tops)]
+
+
+@lru_cache
+def _digest_module(top: str) -> str:
+    """Return the digest of a module's code as this process imported it; "" for a module of Python, or without a file."""
+    spec = None if module_files.is_of_python(top) else module_files.spec_on_path(top)
+    return module_files.digest(spec) if module_files.has_file(spec) else ""
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _add_tensors(digest: "hashlib._Hash", title: str, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in sorted(tensors.items()):
+        plain = tensor.detach().to("cpu").contiguous().reshape(-1)
+        digest.update(repr((title, name, plain.dtype, tuple(tensor.shape))).encode())
+        digest.update(plain.view(torch.uint8).numpy().data)
