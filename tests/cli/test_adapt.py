@@ -367,6 +367,10 @@ def test_a_size_that_there_is_not_is_left_out(run, cli):
         ),
         (NEWCOMER.replace('"digits"', '"digits", size = [9, 9]'), "takes [1, 8, 8]; set data.size = [8, 8]"),
         (NEWCOMER.replace('"digits"', '"digits", mean = [0.5], std = [1]'), "n.toml: key 'data.mean' makes [0.5] of what"),
+        (
+            NEWCOMER.replace('"digits"', '"digits", mean = "federated", std = "federated"'),
+            "n.toml: 'data.mean' and 'data.std' cannot be 'federated': a newcomer has no other clients",
+        ),
         (NEWCOMER + 'model = { personal = "lenet5" }', "takes images of at least 12 x 12 pixels"),
         (NEWCOMER + "roundz = 3", "n.toml: unknown key 'roundz'; did you mean 'rounds'?"),
     ],

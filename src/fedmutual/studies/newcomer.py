@@ -10,6 +10,7 @@ from typing import Any
 from fedmutual import data
 from fedmutual.config import Config, check_scored, merge_overrides, parse_config, read_tables
 from fedmutual.config.keys import Table
+from fedmutual.config.values import FEDERATED
 from fedmutual.core import get_target_kind
 from fedmutual.data.examples import listed
 from fedmutual.data.labels import UnknownClass
@@ -230,6 +231,11 @@ def _data(file: Path, given: Table, shared: SourceRun) -> Table:
         raise ConfigError(
             f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
             f"outputs {listed(takes.classes)}; take the key out: who has only some of the classes is matched by name"
+        )
+    if takes.agreed and FEDERATED in (given.get("mean"), given.get("std")):
+        raise ConfigError(
+            f"{file}: 'data.mean' and 'data.std' cannot be {FEDERATED!r}: a newcomer has no other clients to add its rows "
+            f"to; remove both keys, and those of {shared.run.folder} are used"
         )
     if takes.scaling.get("columns"):
         steps = ("values", "fill", "mean", "std") if takes.agreed else ("values",)
