@@ -22,6 +22,7 @@ SECTIONS = {
     "precision": "precision",
     "gpu": "gpu",
     "secure-sum": "secure_sum",
+    "secure-sum-sites": "secure_sum_sites",
 }
 
 

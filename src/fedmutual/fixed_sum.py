@@ -20,6 +20,7 @@ FRACTION_BITS = 40  # of a number in a plain sum
 WEIGHT_BITS = 20  # a weight n_k counts as the fraction n_k / 2^20
 LIMIT = 2.0**10  # a larger change of one number in one round is clipped
 HEAVIEST = 2**WEIGHT_BITS  # the largest n_k
+LARGEST = int(LIMIT) << FRACTION_BITS  # the largest integer of one update, weighted or not
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ import struct
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 from fedmutual.sites.secure_sum import masks
 
@@ -68,8 +70,20 @@ def test_the_mask_of_a_pair_by_hand() -> None:
 
 def test_the_own_mask_by_hand() -> None:
     seed = bytes(range(32))
-    assert masks.expand_seed(seed, CONTEXT, "bob", 9).tolist() == chacha20(hkdf(seed, CONTEXT.hex(), "self mask", "bob"), 9)
+    words = np.zeros(9, np.uint64)
+    masks.add_seed_mask(words, seed, CONTEXT, "bob")
+    assert words.tolist() == chacha20(hkdf(seed, CONTEXT.hex(), "self mask", "bob"), 9)
+    masks.subtract_seed_mask(words, seed, CONTEXT, "bob")
+    assert not words.any()
     assert masks.commit_seed(seed, CONTEXT) == hashlib.sha256(SALT + b"\0seed\0" + CONTEXT + seed).digest()
+
+
+def test_a_long_mask_is_one_keystream() -> None:
+    """It is added in pieces."""
+    words = np.zeros(100_003, np.uint64)
+    masks.add_seed_mask(words, bytes(32), CONTEXT, "bob")
+    cipher = Cipher(ChaCha20(hkdf(bytes(32), CONTEXT.hex(), "self mask", "bob"), bytes(16)), None).encryptor()
+    assert words.tobytes() == cipher.update(bytes(words.nbytes))
 
 
 def test_the_masks_of_pairs_cancel() -> None:

@@ -128,6 +128,26 @@ def test_a_site_that_announces_keys_by_another_kit_is_left_out_by_the_server() -
     assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"cedar"})
 
 
+@pytest.mark.parametrize("kind", ["mask_key", "seal_key"])
+def test_a_site_that_announces_a_key_of_small_order_is_left_out_and_named(kind) -> None:
+    """Such a key gives one secret with every other key: each site would refuse the order with it, and no sum would end."""
+    context, signer = make_context(5), make_signer("cedar")
+
+    def spoil(to, message):
+        if to != "cedar":
+            return message
+        keys = read_sum_message(Announcement, message, to)
+        public = {name: bytes.fromhex(getattr(keys, name)) for name in ("mask_key", "seal_key", "seed")}
+        return pack_sum_message(
+            messages.make_announcement(context, "cedar", **(public | {kind: b"\x01" + bytes(31)}), signer=signer)
+        )
+
+    table = Table(5, answers={Stage.KEYS: spoil}).run()
+    assert "'cedar'" in table.refusals["cedar"]
+    assert "X25519" in table.refusals["cedar"]
+    assert table.server.add_words().tolist() == table.plain(set(FIVE) - {"cedar"})
+
+
 def test_a_site_that_was_sent_another_model_is_found_and_named() -> None:
     """By an honest server, which leaves it out; and by every site, where the server hides it."""
     other = {"cedar": make_context(5, model="22" * 32)}
@@ -217,16 +237,9 @@ def test_other_sites_in_the_same_attempt_are_refused_once_it_was_opened() -> Non
     """The server asks all stages after UPLOAD again without one site."""
     table = Table(5).run()
     del table.server.answers[Stage.UPLOAD]["elm"]
-    for stage in (Stage.CONFIRM, Stage.UNMASK):
-        orders, answers = table.server.make_orders(stage), {}
-        for i, order in orders.items():
-            if stage is Stage.UNMASK:
-                with pytest.raises(Rejected, match="opened before"):
-                    table.ask(stage, i, order)
-            else:
-                answers[i] = table.ask(stage, i, order)
-        if stage is Stage.CONFIRM:
-            table.server.close_stage(stage, answers)
+    for i, order in table.server.make_orders(Stage.CONFIRM).items():
+        with pytest.raises(Rejected, match="signed another list"):
+            table.ask(Stage.CONFIRM, i, order)
 
 
 def test_words_are_masked_once_for_one_set_of_sites() -> None:
@@ -239,6 +252,52 @@ def test_words_are_masked_once_for_one_set_of_sites() -> None:
     fewer = pack_sum_message(messages.SealedShares(shares={i: s for i, s in shares.items() if i != "elm"}))
     with pytest.raises(Rejected, match="other sites"):
         table.ask(Stage.UPLOAD, "ash", fewer)
+
+
+def test_secrets_are_not_shared_again_once_words_are_masked() -> None:
+    """The server asks SHARES again with fewer sites: other masks for the same words would follow."""
+    table = Table(5).run(Stage.UPLOAD)
+    keys = read_sum_message(messages.Announcements, table.server.make_orders(Stage.SHARES)["ash"], "").keys
+    fewer = messages.Announcements(keys=[key for key in keys if key.site != "elm"])
+    with pytest.raises(Rejected, match="masked its words"):
+        table.ask(Stage.SHARES, "ash", pack_sum_message(fewer))
+
+
+def test_a_site_signs_one_list_of_present_sites_in_an_attempt() -> None:
+    """Two lists, each signed by enough sites, would open two sums of the same words."""
+    table = Table(5).run(Stage.CONFIRM)
+    order = table.server.make_orders(Stage.CONFIRM)["ash"]
+    assert table.ask(Stage.CONFIRM, "ash", order)  # an answer that was lost
+    fewer = pack_sum_message(messages.PresentSites(sites=[i for i in FIVE if i != "elm"]))
+    with pytest.raises(Rejected, match="signed another list"):
+        table.ask(Stage.CONFIRM, "ash", fewer)
+
+
+def test_no_shares_are_sealed_twice_alike() -> None:
+    """A site that is asked again after a crash draws other shares; the same keystream would give their difference away."""
+    table = Table(5).run(Stage.KEYS)
+    order = table.server.make_orders(Stage.SHARES)["ash"]
+    first, second = (
+        read_sum_message(messages.SealedShares, table.ask(Stage.SHARES, "ash", order), "").shares["birch"] for _ in range(2)
+    )
+    one, two = bytes.fromhex(first), bytes.fromhex(second)
+    assert one[:12] != two[:12]
+    assert one[12:] != two[12:]
+
+
+def test_a_site_keeps_no_secret_that_the_server_does_not_have_after_a_sum() -> None:
+    """Whoever reads the disk of every site then still learns no single update."""
+    table = Table(5, away={Stage.UPLOAD: {"elm"}})
+    table.run(Stage.UPLOAD)
+    before = {i: table.sites[i].record.secrets for i in FIVE}
+    table = Table(5, away={Stage.UPLOAD: {"elm"}}).run()
+    for i in set(FIVE) - {"elm"}:
+        assert {before[i].mask_key, before[i].seal_key, before[i].seed} & {None} == set()
+        secrets = table.sites[i].record.secrets
+        assert (secrets.mask_key, secrets.seal_key, secrets.seed) == (None, None, None)
+        opened = read_sum_message(messages.OpenedShares, table.server.answers[Stage.UNMASK][i], i)
+        assert {j: s.seed for j, s in secrets.shares.items() if s.seed} == opened.seeds
+        assert {j: s.key for j, s in secrets.shares.items() if s.key} == opened.keys
 
 
 def test_words_of_an_opened_round_are_not_masked_again() -> None:
@@ -261,6 +320,21 @@ def test_a_wrong_share_is_left_out_where_enough_are_right_and_else_named() -> No
     short = Table(5, away={Stage.UNMASK: {"elm"}}, answers={Stage.UNMASK: wrong}).run()
     with pytest.raises(Rejected, match="seed of site 'birch'"):
         short.server.add_words()
+
+
+@pytest.mark.parametrize("liars", [1, 3])
+def test_wrong_shares_of_the_first_of_twenty_sites_are_left_out(liars) -> None:
+    """Most sets of 14 of 20 shares hold a wrong one."""
+    names = tuple(f"site{k:02}" for k in range(20))
+
+    def lie(to, message):
+        content = read_sum_message(messages.OpenedShares, message, to)
+        if to not in names[:liars]:
+            return message
+        return pack_sum_message(content.model_copy(update={"seeds": {**content.seeds, names[7]: "00" * 66}}))
+
+    table = Table(20, context=make_context(20, sites=names), answers={Stage.UNMASK: lie}).run()
+    assert table.server.add_words().tolist() == table.plain(names)
 
 
 @pytest.mark.parametrize("stage", [Stage.KEYS, Stage.SHARES, Stage.CONFIRM, Stage.UNMASK])

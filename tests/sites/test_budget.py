@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import fedmutual
+from authority import write_startup
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.privacy.budget import PrivacyBudget, Spent
@@ -52,18 +53,25 @@ def lines(folder, name="north"):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-@pytest.mark.parametrize("common", [PRIVATE, MEME], ids=["both", "meme"])
-def test_sites_are_one_process_where_their_secrets_are(tmp_path, common):
-    agreed, sites = contracts.read_submitted_contract(contract(tmp_path, common)), {}
+@pytest.mark.parametrize(
+    ("common", "sums"),
+    [(PRIVATE, ("float", "float")), (MEME, ("float", "float")), (PRIVATE, ("masked", "fixed"))],
+    ids=["both", "meme", "both under masks"],
+)
+def test_sites_are_one_process_where_their_secrets_are(tmp_path, common, sums):
+    """Under masks, too, each site adds all of its noise, and spends the same."""
+    real, single = ({**common, "server": {"sum": kind}} for kind in sums)
+    agreed, sites = contracts.read_submitted_contract(contract(tmp_path, real)), {}
     for i, about in SITES.items():
         path = site(tmp_path, i, about, privacy=BUDGET)
         secret = path.parent / "state" / ".privacy" / "secret"
         secret.parent.mkdir(parents=True)
         secret.touch(mode=0o600)
         secret.write_bytes(simulation_secret(0, i))
-        sites[i] = SiteRuntime(agreed, read_site_file(path))
-    Coordinator(agreed, tmp_path / "server").run(Desk(sites))
-    run = fedmutual.run(parse_config(together(common)), tmp_path / "one")
+        sites[i] = SiteRuntime(agreed, read_site_file(path), startup=write_startup(path.parent / "startup", i))
+    startup = write_startup(tmp_path / "server-kit", "server")
+    Coordinator(agreed, tmp_path / "server", startup).run(Desk(sites))
+    run = fedmutual.run(parse_config(together(single)), tmp_path / "one")
     assert same(fedmutual.Run(tmp_path / "server").global_model().state_dict(), run.global_model().state_dict())
     for i in SITES:
         mine = fedmutual.Run(sites[i].folder)

@@ -7,8 +7,9 @@ import pytest
 
 pytest.importorskip("nvflare", reason="the extra `sites` is not installed")
 
+from fedmutual.errors import ConfigError
 from fedmutual.sites.flare import kits, workspace
-from wards import contract
+from wards import COMMON, contract
 
 
 def test_no_key_lies_in_a_folder_that_others_can_open(tmp_path, monkeypatch):
@@ -42,3 +43,10 @@ def test_what_a_killed_provisioning_left_is_removed_and_no_link_is_followed(tmp_
     kits.provision(contract(tmp_path), tmp_path / "kits")
     assert list((tmp_path / "elsewhere").iterdir()) == []
     assert not (tmp_path / "kits" / ".north.0.part").exists()
+
+
+def test_a_site_with_the_name_of_the_server_s_host_is_refused(tmp_path):
+    """Its certificate would be the server's, too."""
+    path = contract(tmp_path, COMMON | {"server": {"hosts": ["north"]}})
+    with pytest.raises(ConfigError, match=r"'north' has the name of the server's host"):
+        kits.provision(path, tmp_path / "kits")

@@ -7,7 +7,9 @@ import torch
 
 import fedmutual
 from authority import write_startup
+from fedmutual import boundary
 from fedmutual.config import parse_config
+from fedmutual.engines import base
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
@@ -16,7 +18,9 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.protocol import Order, pack_message, read_answer, read_order
 from fedmutual.sites.secure_sum.messages import WORDS, Stage
+from fedmutual.sites.secure_sum.site_files import UPDATE
 from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.tensor_files import read_tensors
 from wards import COMMON, TELLING, Desk, contract, same, site, together
 
 FIVE = {
@@ -62,6 +66,7 @@ class Watched(Desk):
         super().__init__(halves)
         self.before = lambda round, place: None
         self.change = lambda order, inbox, name: (order, inbox)
+        self.lost = None  # the site whose answers do not arrive
 
     def there(self):
         return tuple(self.halves)  # who is away does not answer
@@ -74,7 +79,7 @@ class Watched(Desk):
         for i, content in orders.items():
             if i not in self.away:
                 changed[i] = pack_message(*self.change(*read_order(content), i))
-        yield from super().ask(changed, deadline)
+        yield from ((i, answer) for i, answer in super().ask(changed, deadline) if i != self.lost)
 
 
 def in_one_process(folder, common, sites):
@@ -114,27 +119,74 @@ def test_no_update_and_no_n_k_leaves_a_site(tmp_path):
     assert not any(torch.equal(a, b) for k, a in enumerate(words) for b in words[:k])
 
 
-@pytest.mark.parametrize("place", range(6))
-def test_a_site_that_drops_out_at_any_place_costs_one_round_at_most(tmp_path, place):
-    """In the first round, from training (0) to the last stage; it is back in the second."""
-    federation = Federation(tmp_path / "masked")
+DROPOUTS = {  # the point at which sites drop out in the first round: stage (0: training) -> sites that are away from it on
+    "nobody": {},
+    "before training": {0: {"cedar"}},
+    "after training, before KEYS": {Stage.KEYS: {"ash"}},
+    "after KEYS, before SHARES": {Stage.SHARES: {"elm"}},
+    "after SHARES, before UPLOAD": {Stage.UPLOAD: {"fir"}},
+    "after UPLOAD, before CONFIRM": {Stage.CONFIRM: {"birch"}},
+    "after CONFIRM, before UNMASK": {Stage.UNMASK: {"cedar"}},
+}
+LOST = {  # the stage whose answer of one site is lost: the site did its part, and the server does not know
+    "the answer to KEYS is lost": (Stage.KEYS, "ash"),
+    "the answer to UPLOAD is lost": (Stage.UPLOAD, "birch"),
+    "the answer to UNMASK is lost": (Stage.UNMASK, "fir"),
+}
+
+
+@pytest.mark.parametrize("point", [*DROPOUTS, *LOST])
+def test_masked_equals_plain_to_the_bit_whichever_site_drops_out(tmp_path, point):
+    """Ten federations. A dropout costs one round at most: in the second round all sites take part again."""
+    federation = Federation(tmp_path / "masked", FML | {"split": {"preset": "v1", "test": 0.8}})
+    away, lost = DROPOUTS.get(point, {}), LOST.get(point)
+    words = {}  # round -> site -> the words of its update before they are masked
 
     def before(round, phase):
-        federation.desk.away = {"cedar"} if round == 0 and phase >= place else set()
+        gone = set().union(*(sites for stage, sites in away.items() if phase >= stage))
+        federation.desk.away = gone if round == 0 else set()
+        federation.desk.lost = lost[1] if lost is not None and (round, phase) == (0, lost[0]) else None
+        if phase == Stage.CONFIRM:
+            files = {i: half.folder / UPDATE for i, half in federation.desk.halves.items()}
+            words[round] = {i: read_tensors(file)[0][WORDS] for i, file in files.items() if file.exists()}
 
     federation.desk.before = before
-    federation.run()
-    assert any("round 1" in note for note in federation.about("cedar"))
-    assert not any("round 2" in note for note in federation.about("cedar"))
-    counted = set(FIVE) - ({"cedar"} if place <= Stage.UPLOAD else set())
-    assert present(federation) == counted
+    run = federation.run()
+    stage, gone = (lost[0], {lost[1]}) if lost is not None else next(iter(away.items()), (Stage.UNMASK, set()))
+    counted = set(FIVE) - (gone if stage <= Stage.UPLOAD else set())
+    assert present(federation, 0) == counted
+    assert present(federation, 1) == set(FIVE)
+    for i in FIVE:
+        assert any("round 1" in note for note in federation.about(i)) == (i in gone)
+        assert not any("round 2" in note for note in federation.about(i))
+    sent = [order_to_train(federation, round) for round in (0, 1)]
+    for round, received in enumerate([sent[1], run.global_model().state_dict()]):
+        updates = [words[round][i] for i in present(federation, round)]
+        assert same(apply_plain_mean(sent[round], updates), received)
 
 
-def present(federation):
-    """Return the sites whose words were in the sum of the first round, as the orders of CONFIRM list them."""
+def apply_plain_mean(base, updates):
+    """Return the shared model after the mean of updates without masks, of 40 fractional bits, in Python's integers."""
+    names = sorted(name for name, tensor in base.items() if tensor.is_floating_point())
+    columns = torch.split(torch.stack(updates), [base[name].numel() for name in names], 1)
+    moved = dict(base)
+    for name, column in zip(names, columns, strict=True):
+        total = torch.tensor([sum(row) for row in column.T.tolist()], dtype=torch.float64)
+        moved[name] = (base[name].double() + (total / 2**40 / len(updates)).reshape(base[name].shape)).to(base[name].dtype)
+    return moved
+
+
+def order_to_train(federation, round):
+    """Return the shared model that the server sent in a round."""
+    orders = (read_order(o) for _, o, _ in federation.desk.answers)
+    return next(inbox for order, inbox in orders if order.kind == "work" and (order.round, order.phase) == (round, 0))
+
+
+def present(federation, round=0):
+    """Return the sites whose words were in the sum of a round, as the orders of CONFIRM list them."""
     for _, o, _ in federation.desk.answers:
         order, inbox = read_order(o)
-        if order.round == 0 and order.phase == Stage.CONFIRM:
+        if order.round == round and order.phase == Stage.CONFIRM:
             return set(json.loads(inbox["letter"].numpy().tobytes())["sites"])
     return set()
 
@@ -171,6 +223,24 @@ def test_too_few_sites_open_nothing_and_go_on_when_they_are_back(tmp_path):
     gone.clear()
     plain = in_one_process(tmp_path, common, FIVE)
     assert same(federation.run().global_model().state_dict(), plain.global_model().state_dict())
+
+
+def test_the_privacy_boundary_judges_an_update_before_it_is_masked(tmp_path, monkeypatch):
+    """It sees floats, and masks nothing that it refuses."""
+    federation, seen, release = Federation(tmp_path / "masked", FML | {"rounds": 1}), [], boundary.release
+
+    def judge(reply, declared, client, inbox):
+        seen.append({str(tensor.dtype) for tensor in reply.values()})
+        if client.id == "cedar":
+            raise boundary.Refused("cedar", "classifier.bias", "it holds a private row")
+        return release(reply, declared, client, inbox)
+
+    monkeypatch.setattr(base, "release", judge)
+    federation.run()
+    assert seen == [{"torch.float32"}] * 5
+    assert any("its privacy boundary refused a message" in note for note in federation.about("cedar"))
+    assert present(federation) == set(FIVE) - {"cedar"}
+    assert not (federation.desk.halves["cedar"].folder / UPDATE).exists()
 
 
 def json_message(**values):

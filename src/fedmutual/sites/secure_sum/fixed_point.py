@@ -14,8 +14,9 @@ import torch
 from fedmutual.aggregation import Aggregation
 from fedmutual.algorithms.fedavg import N_K
 from fedmutual.algorithms.fork import Fork
-from fedmutual.core import Algorithm, Message, Phase, Unusable
-from fedmutual.fixed_sum import EncodedSum, apply_mean, encode_update
+from fedmutual.core import Algorithm, Message, Phase
+from fedmutual.errors import RunError
+from fedmutual.fixed_sum import HEAVIEST, LARGEST, EncodedSum, apply_mean, encode_update
 from fedmutual.sites.secure_sum.masks import Words
 from fedmutual.sites.secure_sum.messages import WORDS
 from fedmutual.sites.statistics import SUMS, SumStatistics
@@ -82,13 +83,18 @@ class OpenedSum(Aggregation):
         """Return the next shared model. replies: the messages of `divide_total`. base: the model that the sites were sent.
 
         Raises:
-            Unusable: the sum of the weights is below 1.
+            RunError: no updates of so many sites have this sum.
         """
         assert base is not None
         total = reduce(torch.add, [reply[WORDS] for reply in replies.values()])
         weight = int(total[-1]) if self.weighted else len(replies)
-        if weight < 1:  # a hostile site can send any words
-            raise Unusable(dict.fromkeys(replies, "the sum of all n_k is below 1"))
+        updates = total[:-1] if self.weighted else total
+        most = len(replies) * LARGEST  # compared on both sides, because abs() of the smallest integer is negative
+        if bool(((updates > most) | (updates < -most)).any()) or not len(replies) <= weight <= len(replies) * HEAVIEST:
+            raise RunError(
+                "the sum of the updates is impossible, so a site sent wrong words, and nobody can tell which of "
+                f"{', '.join(replies)} it was; begin a federation of another name with other sites, or without masks"
+            )
         names = sorted(name for name, tensor in base.items() if tensor.is_floating_point())
         sizes = [base[name].numel() for name in names]
         parts = torch.split(total[: sum(sizes)], sizes)

@@ -7,6 +7,7 @@ content of one kind of order or answer.
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -19,12 +20,13 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.core import Message
 from fedmutual.sites.secure_sum.identity import LONGEST_CERTIFICATE, Authority, Forged, Signer
-from fedmutual.sites.secure_sum.masks import agree_key
+from fedmutual.sites.secure_sum.masks import agree_key, check_public_key
 from fedmutual.sites.secure_sum.shares import SHARE_BYTES
 
 LEAST_SITES, MOST_SITES = 3, 20
 CONTENT, WORDS = "letter", "words"  # names of tensors in a message: JSON text as uint8 [N], masked words as int64 [N]
-_NONCE = bytes(12)  # constant, because a key encrypts one message only
+NONCE_BYTES = 12  # of ChaCha20-Poly1305
+_SIGNED = "fedmutual secure sum 1"  # at the start of all signed content: the key of a kit signs other content too
 
 
 class Stage(IntEnum):
@@ -79,7 +81,7 @@ def _hex(size: int) -> str:
 Key = Annotated[str, Field(pattern=_hex(32))]
 Digest = Annotated[str, Field(pattern=_hex(32))]
 Share = Annotated[str, Field(pattern=_hex(SHARE_BYTES))]
-Sealed = Annotated[str, Field(pattern=_hex(2 * SHARE_BYTES + 16))]
+Sealed = Annotated[str, Field(pattern=_hex(NONCE_BYTES + 2 * SHARE_BYTES + 16))]
 Signature = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2048)]
 Site = Annotated[str, Field(min_length=1, max_length=200)]
 
@@ -105,7 +107,8 @@ class Announcement(SumMessage):
 
     def make_signed_content(self, contract: str) -> bytes:
         """Return the bytes that are signed: all fields but the signature, and the digest of the contract."""
-        return json.dumps(["announcement", contract, self.model_dump(exclude={"signature"})], sort_keys=True).encode()
+        fields = self.model_dump(exclude={"signature"})
+        return json.dumps([_SIGNED, "announcement", contract, fields], sort_keys=True).encode()
 
 
 class Announcements(SumMessage):
@@ -214,19 +217,27 @@ def check_announcement(announcement: Announcement, context: SumContext, authorit
         raise Rejected(f"the keys of site {site!r} are refused: they belong to another round or attempt")
     if announcement.model != context.model:
         raise Rejected(f"the keys of site {site!r} are refused: the server sent that site another model")
+    try:
+        for key in (announcement.mask_key, announcement.seal_key):
+            check_public_key(bytes.fromhex(key))
+    except ValueError as problem:
+        raise Rejected(f"the keys of site {site!r} are refused: {problem}") from None
 
 
 def make_confirmed_content(context: SumContext, present: Iterable[str]) -> bytes:
     """Return the bytes that a site signs in the stage CONFIRM. present: the sites whose words the server claims to have."""
-    return json.dumps(["confirmation", context.binding.hex(), sorted(present)]).encode()
+    return json.dumps([_SIGNED, "confirmation", context.binding.hex(), sorted(present)]).encode()
 
 
 def seal_shares(context: SumContext, private: bytes, public: bytes, sender: str, receiver: str, shares: bytes) -> bytes:
-    """Return shares encrypted for their receiver by ChaCha20-Poly1305 (RFC 8439).
+    """Return shares encrypted for their receiver by ChaCha20-Poly1305 (RFC 8439), after a random nonce.
+
+    A key encrypts more than one message where a site that crashed shares its secrets again, so the nonce is not constant.
 
     private: the seal key of the sender. public: the seal key of the receiver.
     """
-    return _make_cipher(context, private, public, sender, receiver).encrypt(_NONCE, shares, context.binding)
+    nonce = os.urandom(NONCE_BYTES)
+    return nonce + _make_cipher(context, private, public, sender, receiver).encrypt(nonce, shares, context.binding)
 
 
 def open_shares(context: SumContext, private: bytes, public: bytes, sender: str, receiver: str, sealed: bytes) -> bytes:
@@ -236,7 +247,8 @@ def open_shares(context: SumContext, private: bytes, public: bytes, sender: str,
         Rejected: the shares were not encrypted by the sender for this sum.
     """
     try:
-        return _make_cipher(context, private, public, sender, receiver).decrypt(_NONCE, sealed, context.binding)
+        cipher = _make_cipher(context, private, public, sender, receiver)
+        return cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], context.binding)
     except InvalidTag:
         raise Rejected(f"the shares of site {sender!r} are refused: they were changed on the way") from None
 

@@ -8,7 +8,6 @@ import hashlib
 import secrets
 from typing import Annotated
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from fedmutual.core import Message
@@ -30,23 +29,27 @@ SERVER = "the server"
 
 
 class HeldShares(BaseModel):
-    """The shares of a site's two secrets that this site holds."""
+    """The shares of a site's two secrets that this site holds. After UNMASK it holds only the one that it has revealed."""
 
     model_config = ConfigDict(strict=True)
 
-    key: Share
-    seed: Share
+    key: Share | None = None
+    seed: Share | None = None
 
 
 class SumSecrets(BaseModel):
-    """The secrets and the state of a site in the current sum. They stay on the disk of the site."""
+    """The secrets and the state of a site in the current sum. They stay on the disk of the site until they are erased.
+
+    The site erases its own secrets in CONFIRM, when its words are at the server, and the shares that it does not reveal in
+    UNMASK: later, no disk of a site holds a secret that the server does not have.
+    """
 
     model_config = ConfigDict(strict=True)
 
     binding: Key  # binding of the sum
-    mask_key: Key
-    seal_key: Key
-    seed: Key
+    mask_key: Key | None
+    seal_key: Key | None
+    seed: Key | None
     announcements: list[Announcement] = []
     shares: dict[str, HeldShares] = {}  # site -> shares of the secrets of that site
     members: list[str] = []  # the sites with which this site has pair masks, and this site
@@ -84,65 +87,61 @@ class SumSite:
         if attempt != self._context.attempt:
             raise Rejected("the server asks for the keys of another attempt")
         self._check_opened(None)
+        mask_key, seal_key, seed = masks.make_key(), masks.make_key(), secrets.token_bytes(32)
         new_secrets = SumSecrets(
-            binding=self._context.binding.hex(),
-            mask_key=masks.make_key().hex(),
-            seal_key=masks.make_key().hex(),
-            seed=secrets.token_hex(32),
+            binding=self._context.binding.hex(), mask_key=mask_key.hex(), seal_key=seal_key.hex(), seed=seed.hex()
         )
         self.record = self.record.model_copy(update={"secrets": new_secrets})
-        mask_key, seal_key = (
-            masks.derive_public_key(bytes.fromhex(key)) for key in (new_secrets.mask_key, new_secrets.seal_key)
-        )
-        commitment = masks.commit_seed(bytes.fromhex(new_secrets.seed), self._context.binding)
-        return pack_sum_message(
-            messages.make_announcement(self._context, self._site, mask_key, seal_key, commitment, self._signer)
-        )
+        public = masks.derive_public_key(mask_key), masks.derive_public_key(seal_key)
+        commitment = masks.commit_seed(seed, self._context.binding)
+        return pack_sum_message(messages.make_announcement(self._context, self._site, *public, commitment, self._signer))
 
     def share_secrets(self, order: Message) -> Message:
         """Check all announcements, and return encrypted shares of this site's secrets for all other sites.
 
         Raises:
             Rejected: an announcement is forged, is repeated, or belongs to another sum or model; the announcement of this
-                site is missing; or fewer sites than the threshold announced keys.
+                site is missing; fewer sites than the threshold announced keys; or this site has masked its words.
         """
         state, announcements = self._read_secrets(), read_sum_message(messages.Announcements, order, SERVER).keys
+        if state.members:
+            raise Rejected("this site has masked its words, and does not share its secrets again")
+        mask_key, seal_key, seed = _read_keys(state)
         for announcement in announcements:
             messages.check_announcement(announcement, self._context, self._authority)
         sites = [announcement.site for announcement in announcements]
         self._check_sites(sites, "announced keys")
         announced = next(announcement for announcement in announcements if announcement.site == self._site)
-        if announced.mask_key != masks.derive_public_key(bytes.fromhex(state.mask_key)).hex():
+        if announced.mask_key != masks.derive_public_key(mask_key).hex():
             raise Rejected("the server sends other keys of this site than this site announced")
         points = {site: self._context.find_point(site) for site in sites}
         shares_by_secret = [
-            split_secret(bytes.fromhex(secret), self._context.threshold, list(points.values()))
-            for secret in (state.mask_key, state.seed)
+            split_secret(secret, self._context.threshold, list(points.values())) for secret in (mask_key, seed)
         ]
         sealed = {}
         for other in announcements:
-            key, seed = (shares[points[other.site]] for shares in shares_by_secret)
+            share_of_key, share_of_seed = (shares[points[other.site]] for shares in shares_by_secret)
             if other.site == self._site:
-                own_shares = HeldShares(key=key.hex(), seed=seed.hex())
+                own_shares = HeldShares(key=share_of_key.hex(), seed=share_of_seed.hex())
             else:
-                pair_keys = bytes.fromhex(state.seal_key), bytes.fromhex(other.seal_key)
-                sealed[other.site] = self._encrypt_shares(*pair_keys, other.site, key + seed)
-        self._change_secrets(announcements=announcements, shares={self._site: own_shares}, members=[], present=[])
+                sealed[other.site] = messages.seal_shares(
+                    self._context,
+                    seal_key,
+                    bytes.fromhex(other.seal_key),
+                    self._site,
+                    other.site,
+                    share_of_key + share_of_seed,
+                ).hex()
+        self._change_secrets(announcements=announcements, shares={self._site: own_shares})
         return pack_sum_message(messages.SealedShares(shares=sealed))
-
-    def _encrypt_shares(self, private: bytes, public: bytes, receiver: str, shares: bytes) -> str:
-        try:
-            return messages.seal_shares(self._context, private, public, self._site, receiver, shares).hex()
-        except ValueError as problem:
-            raise Rejected(f"the keys of site {receiver!r} are refused: {problem}") from None
 
     def mask_words(self, order: Message, words: Words) -> Words:
         """Store the shares of the other sites, and return the masked words [N] of this site. words: the words of its update.
 
         Raises:
             Rejected: a share was changed, or belongs to a site that announced no keys; fewer sites than the threshold sent
-                shares; the round was opened before; or this site masked its words for other sites before, so that the
-                difference of both answers would reveal a pair mask.
+                shares; the round was opened before; this site has signed the list of present sites; or it masked its words
+                for other sites before, so that the difference of both answers would reveal a pair mask.
         """
         self._check_opened(None)
         state, sealed = self._read_secrets(), read_sum_message(messages.SealedShares, order, SERVER).shares
@@ -153,23 +152,25 @@ class SumSite:
         self._check_sites(members, "shared their secrets")
         if state.members and state.members != members:
             raise Rejected("this site masked its words before, for other sites; a site masks its words only once")
+        mask_key, seal_key, seed = _read_keys(state)
         shares = {self._site: state.shares[self._site]}
         for sender, encrypted in sealed.items():
-            keys = bytes.fromhex(state.seal_key), bytes.fromhex(announcements[sender].seal_key)
-            decrypted = messages.open_shares(self._context, *keys, sender, self._site, bytes.fromhex(encrypted))
+            public = bytes.fromhex(announcements[sender].seal_key)
+            decrypted = messages.open_shares(self._context, seal_key, public, sender, self._site, bytes.fromhex(encrypted))
             shares[sender] = HeldShares(key=decrypted[:SHARE_BYTES].hex(), seed=decrypted[SHARE_BYTES:].hex())
         others = [(site, bytes.fromhex(announcements[site].mask_key)) for site in members if site != self._site]
-        masked = words + masks.expand_seed(bytes.fromhex(state.seed), self._context.binding, self._site, len(words))
-        masks.add_pair_masks(masked, self._site, bytes.fromhex(state.mask_key), others, self._context.binding)
-        self._change_secrets(shares=shares, members=members, present=[])
-        return np.ascontiguousarray(masked)
+        masked = words.copy()
+        masks.add_seed_mask(masked, seed, self._context.binding, self._site)
+        masks.add_pair_masks(masked, self._site, mask_key, others, self._context.binding)
+        self._change_secrets(shares=shares, members=members)
+        return masked
 
     def confirm_present(self, order: Message) -> Message:
-        """Sign the list of sites whose words the server claims to have.
+        """Sign the list of sites whose words the server claims to have, and erase this site's own secrets.
 
         Raises:
-            Rejected: this site, which sent its words, is not on the list; a site on the list shared no secrets; or the list
-                is shorter than the threshold.
+            Rejected: this site, which sent its words, is not on the list; a site on the list shared no secrets; the list is
+                shorter than the threshold; or this site has signed another list.
         """
         state, present = self._read_secrets(), read_sum_message(messages.PresentSites, order, SERVER).sites
         if self._site not in present:
@@ -177,14 +178,16 @@ class SumSite:
         self._check_sites(present, "sent their words")
         if not set(present) <= set(state.members):
             raise Rejected("the server claims to have words of a site that shared no secrets")
-        self._change_secrets(present=sorted(present))
+        if state.present and state.present != sorted(present):
+            raise Rejected("this site has signed another list of present sites; two lists would open two sums")
+        self._change_secrets(present=sorted(present), mask_key=None, seal_key=None, seed=None)
         signature = self._signer.sign(messages.make_confirmed_content(self._context, present))
         return pack_sum_message(messages.Confirmation(signature=signature.hex()))
 
     def open_secrets(self, order: Message) -> Message:
         """Return shares of the seeds of present sites, and shares of the mask keys of sites that dropped out.
 
-        `record` then notes that this attempt of the round was opened.
+        `record` then notes that this attempt of the round was opened, and holds no other shares.
 
         Raises:
             Rejected: fewer sites than the threshold signed the list that this site signed; a signature is forged; or the
@@ -205,14 +208,12 @@ class SumSite:
         self._check_sites([*signatures], "signed the list of present sites", is_own_required=False)
         digest = hashlib.sha256(content).hexdigest()
         self._check_opened(digest)
-        absent = [site for site in state.members if site not in state.present]
+        seeds = {site: _check_held(state.shares[site].seed) for site in state.present}
+        keys = {site: _check_held(state.shares[site].key) for site in state.members if site not in state.present}
+        revealed = {site: HeldShares(seed=share) for site, share in seeds.items()}
+        self._change_secrets(shares=revealed | {site: HeldShares(key=share) for site, share in keys.items()})
         self.record = self.record.model_copy(update={"opened": {**self.record.opened, str(self._context.round): digest}})
-        return pack_sum_message(
-            messages.OpenedShares(
-                seeds={site: state.shares[site].seed for site in state.present},
-                keys={site: state.shares[site].key for site in absent},
-            )
-        )
+        return pack_sum_message(messages.OpenedShares(seeds=seeds, keys=keys))
 
     def _read_secrets(self) -> SumSecrets:
         """Return the secrets of this sum. Raises Rejected if this site has none."""
@@ -239,3 +240,17 @@ class SumSite:
             raise Rejected(
                 f"{len(sites)} of {len(self._context.sites)} sites {action}, and {self._context.threshold} are needed"
             )
+
+
+def _read_keys(state: SumSecrets) -> tuple[bytes, bytes, bytes]:
+    """Return a site's mask key, seal key and seed. Raises Rejected if they are erased."""
+    if state.mask_key is None or state.seal_key is None or state.seed is None:
+        raise Rejected("this site has signed the list of present sites, and has erased its keys")
+    return bytes.fromhex(state.mask_key), bytes.fromhex(state.seal_key), bytes.fromhex(state.seed)
+
+
+def _check_held(share: str | None) -> str:
+    """Return a share. Raises Rejected if it is erased."""
+    if share is None:
+        raise Rejected("this site has erased a share that the order asks for")
+    return share

@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedmutual.core import Message
 from fedmutual.errors import RunError
 from fedmutual.files import read_json, write_json
 from fedmutual.sites.secure_sum.fixed_point import pack_update
-from fedmutual.sites.secure_sum.identity import read_authority, read_signer
+from fedmutual.sites.secure_sum.identity import Authority, Signer, read_authority, read_signer
 from fedmutual.sites.secure_sum.messages import WORDS, Rejected, Stage, SumContext
 from fedmutual.sites.secure_sum.site import SiteRecord, SumSite
 from fedmutual.tensor_files import read_tensors, write_tensors
@@ -35,6 +36,15 @@ class SumFiles:
     sites: tuple[str, ...]  # all sites of the federation
     contract: str  # digest of the contract, in hex
     startup: Path  # the startup folder of the site's kit
+
+    @cached_property
+    def keys(self) -> tuple[Signer, Authority]:
+        """The site's signing key and the authority of the kits. They are read once: a check of an RSA key takes 0.1 s.
+
+        Raises:
+            RunError: a file of the kit is missing or damaged.
+        """
+        return read_signer(self.startup), read_authority(self.startup)
 
     def write_update(self, reply: Message, inbox: Message, round: int, model: str) -> None:
         """Write the update of a round; the update of the previous round is replaced.
@@ -63,11 +73,11 @@ class SumFiles:
         """
         metadata: Mapping[str, str] = {}
         if (self.folder / UPDATE).exists():
-            tensors, metadata = read_tensors(self.folder / UPDATE, [WORDS])
+            tensors, metadata = read_tensors(self.folder / UPDATE, [WORDS] if stage is Stage.UPLOAD else [])
         if metadata.get("round") != str(round):
             raise Rejected("this site has no update of this round")
         context = SumContext(self.contract, self.sites, round, attempt, metadata["model"])
-        sum_site = SumSite(context, self.site, read_signer(self.startup), read_authority(self.startup), self._read_record())
+        sum_site = SumSite(context, self.site, *self.keys, self._read_record())
         unmasked_digest: str | None = None
         if stage is Stage.UPLOAD:
             words = tensors[WORDS].numpy().view(np.uint64)

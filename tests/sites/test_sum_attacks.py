@@ -1,0 +1,97 @@
+"""Attacks on a secure sum by the server and by a site that do not break the masks."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedmutual.algorithms.fedavg import N_K
+from fedmutual.errors import RunError
+from fedmutual.fixed_sum import HEAVIEST, LARGEST, average_updates
+from fedmutual.sites import contract as contracts
+from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
+from fedmutual.sites.secure_sum.fixed_point import OpenedSum, divide_total
+from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from wards import COMMON, contract, site, with_data
+
+MODEL = {"bias": torch.zeros(2), "count": torch.zeros(1, dtype=torch.int64)}
+SITES = ("ash", "birch", "cedar")
+
+
+def apply_total(*words, weighted=False):
+    total = np.array([word % 2**64 for word in words], np.uint64)
+    return OpenedSum(weighted=weighted)(divide_total(total, SITES), base=MODEL)
+
+
+def test_the_largest_possible_sum_is_applied():
+    assert apply_total(3 * LARGEST, -3 * LARGEST)["bias"].tolist() == [1024, -1024]
+    assert apply_total(3 * LARGEST, 0, 3 * HEAVIEST, weighted=True)["bias"].tolist() == [1024, 0]
+
+
+@pytest.mark.parametrize(
+    ("words", "weighted"),
+    [
+        ((3 * LARGEST + 1, 0), False),
+        ((0, -3 * LARGEST - 1), False),
+        ((0, 2**63), False),  # the smallest integer, whose absolute value is itself
+        ((0, 0, 2), True),  # three sites have at least one example each
+        ((0, 0, -5), True),
+        ((0, 0, 3 * HEAVIEST + 1), True),
+    ],
+)
+def test_a_sum_that_no_updates_have_ends_the_federation(words, weighted):
+    """A site that sends any words can spoil the sum; a sum out of range is noticed, although not whose words they were."""
+    with pytest.raises(RunError, match=r"impossible.*ash, birch, cedar"):
+        apply_total(*words, weighted=weighted)
+
+
+def test_the_imprint_attack_reads_rows_out_of_a_sum_and_not_whose_they_are(tmp_path):
+    """A server whose crafted model has units that fire for one row of all sites reads this row out of the sum, too.
+
+    Masks hide which site a row is from. `docs/secure-sum.md` states this.
+    """
+    sites = with_data(tmp_path)
+    agreed = contracts.read_contract(contract(tmp_path, COMMON | {"algorithm": {"name": "fedavg"}}, sites))
+    runtimes = [SiteRuntime(agreed, read_site_file(site(tmp_path, i, sites[i]))) for i in sites]
+    parts = [runtime.experiment.rows(i) for i, runtime in zip(sites, runtimes, strict=True)]
+    crafted = craft_model(runtimes[0].experiment.server(), torch.cat([flatten_rows(part["validation"]) for part in parts]))
+    replies = {
+        i: read_answer(runtime.do(pack_message(Order(WORK, 0, 0), crafted)))[1]
+        for i, runtime in zip(sites, runtimes, strict=True)
+    }
+    memes = {i: {name: reply[name] for name in crafted} for i, reply in replies.items()}
+    weights = {i: float(reply[N_K]) for i, reply in replies.items()}
+    total = average_updates(memes, weights, crafted)
+    rows = torch.cat([flatten_rows(part["private"]) for part in parts])
+    assert len(read_rows(total, crafted, rows)) > 3
+
+
+def craft_model(shapes, known):
+    """Return a model of three layers whose units fire for few rows each. known: rows that the server knows [N, F]."""
+    names, rng = list(shapes), torch.Generator().manual_seed(5)
+    crafted = {name: torch.zeros_like(tensor) for name, tensor in shapes.items()}
+    directions = torch.randn(200, 64, generator=rng)
+    projected = known @ directions.double().T
+    crafted[names[0]] = directions
+    crafted[names[1]] = -(projected.mean(0) + 3.0 * projected.std(0)).float()
+    crafted[names[2]], crafted[names[4]] = torch.eye(200), torch.randn(10, 200, generator=rng) * 0.2
+    return crafted
+
+
+def read_rows(model, crafted, rows):
+    """Return the numbers of the rows that a model gives away, each value within 0.1."""
+    names = list(crafted)
+    decay = (model[names[0]] / crafted[names[0]]).double().flatten().median()
+    weights, biases = (model[name].double() - decay * crafted[name].double() for name in names[:2])
+    read = set()
+    for unit in range(200):
+        if biases[unit].abs() > 1e-6:
+            errors = (rows - weights[unit] / biases[unit]).abs().amax(1)
+            if errors.min() < 0.1:
+                read.add(int(errors.argmin()))
+    return read
+
+
+def flatten_rows(data):
+    """Return all rows, float64 [N, F]."""
+    (batch,) = data.rows([torch.arange(len(data))])
+    return batch[0].flatten(1).double()
