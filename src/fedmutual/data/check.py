@@ -15,8 +15,9 @@ from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.grid import format_toml_key
 from fedmutual.data.draws import Index
 from fedmutual.data.examples import join_examples, listed
-from fedmutual.data.federation import Federation, Prepared, load, prepare
+from fedmutual.data.federation import Federation, load
 from fedmutual.data.notes import NOBODY, count_training_examples
+from fedmutual.data.prepared import Prepared, prepare
 from fedmutual.data.rows import Rows
 from fedmutual.errors import format_count
 

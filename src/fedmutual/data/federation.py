@@ -1,6 +1,6 @@
 """A federation's data: the shares of every client and the common test set, over one store of examples."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,18 +10,18 @@ from fedmutual import tasks
 from fedmutual.config import ALONE, Config, has_own_data, make_client_config
 from fedmutual.config.values import FEDERATED
 from fedmutual.core import At, TargetKind, Task, get_target_kind
-from fedmutual.data import encoded_store, labels, record, rows, scaling, sources, standardizing
+from fedmutual.data import encoded_store, record, rows, standardizing
 from fedmutual.data.augment import Augment, CropFlip
-from fedmutual.data.division import Division, Table, check_name, divide
-from fedmutual.data.draws import Index, Names, make_numpy_generator
-from fedmutual.data.encoding import Encoding
-from fedmutual.data.examples import BadRows, Part, Source, join_examples, list_problems, listed
+from fedmutual.data.division import Division, Table, divide
+from fedmutual.data.draws import Index, make_numpy_generator
+from fedmutual.data.examples import join_examples, listed
 from fedmutual.data.kinds import HOLDOUT, PRIVATE, PUBLIC, TEST, VALIDATION
 from fedmutual.data.notes import NOBODY, count_training_examples, note_clients_and_classes, note_split
+from fedmutual.data.prepared import Prepared, make_encoded_space, make_row_namer, prepare
 from fedmutual.data.public import PublicPart, PublicSet, make_public_set
 from fedmutual.data.rows import ChainedRows, Rows, merge_rows
+from fedmutual.data.space import Space
 from fedmutual.data.statistics import Moments, Statistics
-from fedmutual.data.targets import Targets, check_masks, read_targets
 from fedmutual.errors import ConfigError, DataError, format_count
 
 
@@ -34,54 +34,6 @@ class Shares:
     holdout: Rows | None  # rows for the choice of a round or a setting
     public: Rows | None = None  # the client's part of the public seed set; disjoint from `private`
     test: Rows | None = None  # the client's own test rows, with domains or data of its own
-
-
-@dataclass(frozen=True)
-class Space:
-    """The inputs and outputs of a network."""
-
-    shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
-    classes: tuple[str, ...]  # of classes, or labels, in the order of the outputs; one name for numeric targets
-    outputs: int
-    task: str
-    scaling: dict[str, Any]  # of the inputs: divisor, mean, std, size, augment
-    columns: tuple[str, ...] | None = None  # the names of a table's features
-
-    @property
-    def targets(self) -> TargetKind:
-        """The kind of the targets."""
-        return get_target_kind(tasks.make_task(self.task))
-
-    @property
-    def numbers(self) -> bool:
-        """Whether targets are numbers."""
-        return self.targets == "numbers"
-
-    @property
-    def of_pixels(self) -> bool:
-        """Whether targets are a class of each pixel."""
-        return self.targets == "masks"
-
-    def is_compatible(self, other: "Space") -> bool:
-        """Return whether one network can serve both spaces. The scaling and the name of numeric targets may differ."""
-        own_key, other_key = ((s.shape, s.outputs, s.targets, () if s.numbers else s.classes) for s in (self, other))
-        return own_key == other_key
-
-    def compare_columns(self, other: "Space") -> str | None:
-        """Return in words how the columns of two tables of one shape differ; None if they agree or have no names."""
-        return None if self.shape != other.shape else describe_column_difference(self.columns, other.columns)
-
-
-def describe_column_difference(columns: Sequence[str] | None, other: Sequence[str] | None) -> str | None:
-    """Return in words how `columns` differ from `other`; None if they agree or one of them is None."""
-    if columns is None or other is None or tuple(columns) == tuple(other):
-        return None
-    different = [c for c in columns if c not in other] or [c for c in other if c not in columns]
-    return (
-        f"other columns ({listed(different, 3)})"
-        if different
-        else f"the same columns in another order ({listed(columns, 3)})"
-    )
 
 
 @dataclass(frozen=True)
@@ -118,65 +70,8 @@ class Federation:
         )
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Data that are read and scaled, but not divided. Several runs on these data may share them."""
-
-    source: Source
-    table: Table
-    store: rows.Store | None  # None: the columns are encoded when the training rows are known, by the division
-    space: Space  # of encoded columns: as learned from all rows, so that shapes can be compared before a division
-    targets: Index | Targets
-    scaled: scaling.Scaling
-    notes: tuple[str, ...]
-    digest: str
-    content: str  # a digest of the examples as stored, whatever is learned of them. Hex
-
-
 Gather = Callable[[Federation, Mapping[str, Prepared]], PublicSet | None]
 """(federation, data by client) -> the public seed set, or None without public rows."""
-
-
-def prepare(config: Config) -> dict[str, Prepared]:
-    """Read and scale the configured data.
-
-    Return client -> data for clients with data of their own; otherwise one entry under "".
-
-    Raises:
-        UserError: data cannot be used; one sentence names the file or key and the fix.
-    """
-    if not has_own_data(config):
-        return {"": _prepare_data_set(config)}
-    for client in config.clients:
-        check_name(client, f"client {client!r}")
-    data_by_client = {}
-    problems: list[DataError] = []
-    for client, client_config in config.clients.items():
-        try:
-            data_by_client[client] = _prepare_data_set(
-                make_client_config(config, client), common=not client_config.data.labels
-            )
-        except labels.UnknownClass as problem:
-            problems.append(problem.for_client(client, {} if client_config.data.labels else config.data.labels))
-        except DataError as problem:
-            problems.append(problem)
-        except ConfigError as problem:
-            raise ConfigError(f"client {client!r}: {problem}") from None
-    if len(problems) == 1:
-        raise problems[0]
-    if problems:  # of all clients at once, so that nobody mends one file, only to hear of the next
-        raise BadRows(*(sentence for problem in problems for sentence in list_problems(problem)))
-    common_users = [
-        i
-        for i, client_config in config.clients.items()
-        if not client_config.data.labels and make_client_config(config, i).data.labels
-    ]
-    if common_users:  # a renamed label that no client has is a mistake
-        label_names = (
-            labels.list_label_names(data_by_client[i].source, make_client_config(config, i).data) for i in common_users
-        )
-        labels.check_renamed(config.data.labels, set[str]().union(*label_names))
-    return data_by_client
 
 
 def load(
@@ -225,51 +120,6 @@ def list_training_rows(config: Config, data_by_client: Mapping[str, Prepared]) -
     return {i: (prepared, shares[PRIVATE]) for i, shares in division.clients.items()}
 
 
-def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
-    """Read and scale one data set. common: data.labels serves all clients, not these data alone."""
-    task = tasks.make_task(config.training.task)
-    kind = get_target_kind(task)
-    source = sources.read_source(config, kind != "classes")
-    table, targets, classes = _make_table(source, config, kind, common)
-    examples = join_examples(source)
-    store: rows.Store | None = None
-    notes: tuple[str, ...] = ()
-    if source.plans is None:
-        scaled, notes = scaling.make_scaling(config.data, source)
-        store, shape = rows.make_store(
-            examples, targets, scaled, _make_row_namer(source), config.data.resident, config.data.workers
-        )
-    else:
-        encoded_store.check_encoding(config, source)
-        scaled, shape = scaling.UNSCALED, (len(source.plans),)
-    if kind == "masks":
-        check_masks(targets, shape, config.data, source.place)
-    content = examples.digest()
-    digest = record.compute_digest(content, table, shape, targets)
-    space = Space(
-        shape=shape,
-        classes=classes,
-        outputs=task.outputs or len(classes),
-        task=config.training.task,
-        scaling={**scaled.record(), "augment": config.data.augment},
-        columns=source.columns,
-    )
-    if source.plans is not None:
-        encoding = encoded_store.learn_from_rows(examples, range(len(examples)), source.plans)
-        space = _make_encoded_space(space, encoding)
-    return Prepared(source, table, store, space, targets, scaled, notes, digest, content.hex())
-
-
-def _make_encoded_space(space: Space, encoding: Encoding) -> Space:
-    """Return the space of encoded columns."""
-    return replace(
-        space,
-        shape=(len(encoding.features),),
-        scaling={**space.scaling, "columns": encoding.record()},
-        columns=encoding.features,
-    )
-
-
 def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
     """Divide one data set into the shares of its clients."""
     division = _make_division(config, prepared.table, prepared.digest)
@@ -278,11 +128,11 @@ def _divide_data_set(config: Config, prepared: Prepared) -> Federation:
         store, space = prepared.store, prepared.space
     else:
         training_rows = np.unique(np.concatenate([shares[PRIVATE] for shares in division.clients.values()]))
-        examples, where = join_examples(prepared.source), _make_row_namer(prepared.source)
+        examples, where = join_examples(prepared.source), make_row_namer(prepared.source)
         encoded = encoded_store.make_encoded_store(
             prepared.source, examples, prepared.targets, training_rows, where, config.data
         )
-        store, space = encoded.store, _make_encoded_space(prepared.space, encoded.encoding)
+        store, space = encoded.store, make_encoded_space(prepared.space, encoded.encoding)
         notes += encoded.notes
     augment = CropFlip(prepared.scaled.black(space.shape[0])) if config.data.augment == "crop-flip" else None
     partition = record.make_record(config, prepared.table, division, prepared.digest)
@@ -421,47 +271,6 @@ def _check_spaces(spaces: Mapping[str, Space]) -> None:
                 "in data.classes"
             )
         raise ConfigError(f"the public set (split.public) is for all, but client {client!r} has {difference}")
-
-
-def _make_table(
-    source: Source, config: Config, kind: TargetKind, common: bool
-) -> tuple[Table, Index | Targets, tuple[str, ...]]:
-    """Return the table of all rows, each row's target, and the names of the classes or labels.
-
-    Targets of another kind than classes count as one class in partitions and splits.
-    """
-    parts = [p for p in (source.train, source.test) if p is not None]
-    if kind == "classes":
-        classes, coded = labels.match_labels(source, config.data, common)
-        targets: Index | Targets = np.concatenate(coded)
-        numbers = np.asarray(targets, dtype=np.int64)
-        columns = classes
-    else:
-        columns = (config.data.label if config.data.name in sources.TABLES else "y",)
-        classes, by_part = read_targets(source, config.data, kind, columns)
-        targets = np.concatenate([np.asarray(part) for part in by_part])
-        numbers = np.zeros(len(targets), dtype=np.int64)
-    groups, domains = _join_column(parts, "groups"), _join_column(parts, "domains")
-    bases = [p.bases for p in parts if p.bases is not None]
-    table = Table(numbers, len(source.train.x), columns, groups, domains, np.concatenate(bases) if bases else None)
-    return table, targets, classes
-
-
-def _join_column(parts: list[Part], name: str) -> Names | None:
-    """A column of the training part; "" for the rows of a test part that lacks it."""
-    if getattr(parts[0], name) is None:
-        return None
-    values = [getattr(p, name) if getattr(p, name) is not None else np.full(len(p.x), "") for p in parts]
-    return np.concatenate(values)
-
-
-def _make_row_namer(source: Source) -> rows.Where:
-    trains, test = len(source.train.x), source.test
-
-    def where(row: int) -> str:
-        return source.train.where(row) if test is None or row < trains else test.where(row - trains)
-
-    return where
 
 
 def _make_division(config: Config, table: Table, digest: str) -> Division:

@@ -16,7 +16,8 @@ from fedmutual.data.statistics import Layout, Moments, Statistics, Words, add_su
 from fedmutual.errors import ConfigError, DataError, format_count
 
 if TYPE_CHECKING:
-    from fedmutual.data.federation import Prepared, Space
+    from fedmutual.data.prepared import Prepared
+    from fedmutual.data.space import Space
 
 _CHUNK = 2**20  # values that are summed at a time
 

@@ -7,7 +7,7 @@ from typing import Any
 from fedmutual import tasks
 from fedmutual.config import describe_method
 from fedmutual.core import get_metric
-from fedmutual.data.federation import Space
+from fedmutual.data.space import Space
 from fedmutual.federation.experiment import Experiment
 from fedmutual.metric import ACCURACY, Metric
 

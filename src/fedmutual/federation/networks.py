@@ -13,7 +13,7 @@ from torch import nn
 from fedmutual import data, models
 from fedmutual.config import Config, is_pooled
 from fedmutual.core import At, Message
-from fedmutual.data.federation import Space
+from fedmutual.data.space import Space
 from fedmutual.errors import ConfigError
 from fedmutual.federation.workload import count_flops
 from fedmutual.models import Weights

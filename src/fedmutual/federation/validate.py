@@ -9,7 +9,8 @@ from torch import nn
 from fedmutual.config import Config
 from fedmutual.core import Public, find_head
 from fedmutual.data.examples import listed
-from fedmutual.data.federation import Federation, Space
+from fedmutual.data.federation import Federation
+from fedmutual.data.space import Space
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.models.splice import find_shape_difference

@@ -19,7 +19,7 @@ from fedmutual.config.schema import ServerConfig, ShareConfig
 from fedmutual.config.sentences import format_validation_error
 from fedmutual.config.values import FEDERATED
 from fedmutual.core import Algorithm, get_target_kind
-from fedmutual.data.federation import Space
+from fedmutual.data.space import Space
 from fedmutual.data.standardizing import make_layout
 from fedmutual.data.statistics import Layout
 from fedmutual.errors import ConfigError

@@ -12,8 +12,8 @@ from fedmutual.algorithms.peers import agreed
 from fedmutual.config.values import FEDERATED
 from fedmutual.core import At, Message
 from fedmutual.data import Federation
-from fedmutual.data.federation import Space
 from fedmutual.data.scaling import BYTE, Scaling
+from fedmutual.data.space import Space
 from fedmutual.data.statistics import Layout, Statistics, add_sums, read_sums
 from fedmutual.engines.base import participate
 from fedmutual.engines.loop import count_bytes, federate

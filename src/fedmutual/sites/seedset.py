@@ -11,7 +11,8 @@ from fedmutual.algorithms.agree import difference
 from fedmutual.config.keys import Table
 from fedmutual.core import Message, Public
 from fedmutual.data import PublicSet
-from fedmutual.data.federation import Federation, Prepared, list_public_parts
+from fedmutual.data.federation import Federation, list_public_parts
+from fedmutual.data.prepared import Prepared
 from fedmutual.data.public import PublicPart, make_public_set
 from fedmutual.data.rows import ResidentStore, Rows, make_store
 from fedmutual.errors import ConfigError, DataError

@@ -13,7 +13,9 @@ from fedmutual.boundary import Refused
 from fedmutual.config import Config, read_tables
 from fedmutual.core import At, Client, Disagreed, Diverged, Message, Phase, Spec, Unusable
 from fedmutual.data.examples import listed
-from fedmutual.data.federation import describe_column_difference, list_training_rows, prepare
+from fedmutual.data.federation import list_training_rows
+from fedmutual.data.prepared import prepare
+from fedmutual.data.space import describe_column_difference
 from fedmutual.data.standardizing import make_layout, sum_client
 from fedmutual.data.statistics import Moments, Words
 from fedmutual.engines.base import participate

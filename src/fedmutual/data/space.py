@@ -1,0 +1,57 @@
+"""The inputs and outputs of a network, as the data determine them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedmutual import tasks
+from fedmutual.core import TargetKind, get_target_kind
+from fedmutual.data.examples import listed
+
+
+@dataclass(frozen=True)
+class Space:
+    """The inputs and outputs of a network."""
+
+    shape: tuple[int, ...]  # of one example: (C, H, W) or (F,)
+    classes: tuple[str, ...]  # of classes, or labels, in the order of the outputs; one name for numeric targets
+    outputs: int
+    task: str
+    scaling: dict[str, Any]  # of the inputs: divisor, mean, std, size, augment
+    columns: tuple[str, ...] | None = None  # the names of a table's features
+
+    @property
+    def targets(self) -> TargetKind:
+        """The kind of the targets."""
+        return get_target_kind(tasks.make_task(self.task))
+
+    @property
+    def numbers(self) -> bool:
+        """Whether targets are numbers."""
+        return self.targets == "numbers"
+
+    @property
+    def of_pixels(self) -> bool:
+        """Whether targets are a class of each pixel."""
+        return self.targets == "masks"
+
+    def is_compatible(self, other: "Space") -> bool:
+        """Return whether one network can serve both spaces. The scaling and the name of numeric targets may differ."""
+        own_key, other_key = ((s.shape, s.outputs, s.targets, () if s.numbers else s.classes) for s in (self, other))
+        return own_key == other_key
+
+    def compare_columns(self, other: "Space") -> str | None:
+        """Return in words how the columns of two tables of one shape differ; None if they agree or have no names."""
+        return None if self.shape != other.shape else describe_column_difference(self.columns, other.columns)
+
+
+def describe_column_difference(columns: Sequence[str] | None, other: Sequence[str] | None) -> str | None:
+    """Return in words how `columns` differ from `other`; None if they agree or one of them is None."""
+    if columns is None or other is None or tuple(columns) == tuple(other):
+        return None
+    different = [c for c in columns if c not in other] or [c for c in other if c not in columns]
+    return (
+        f"other columns ({listed(different, 3)})"
+        if different
+        else f"the same columns in another order ({listed(columns, 3)})"
+    )
