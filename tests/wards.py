@@ -19,7 +19,8 @@ from fedmutual.federation.experiment import Experiment
 from fedmutual.sites import contract as contracts
 from fedmutual.sites import seedset_export
 from fedmutual.sites.protocol import MalformedMessage
-from fedmutual.sites.site_runtime import SiteRuntime, build_site, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import build_site, read_site_file
 
 CLASSES = [str(k) for k in range(10)]
 COMMON = {

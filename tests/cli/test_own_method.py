@@ -20,7 +20,8 @@ from fedmutual.report.verdicts import judge
 from fedmutual.rundir.recorded_run import read_runs
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, TELLING, Desk, contract, same, site, together
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-algorithm.md"

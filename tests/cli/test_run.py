@@ -368,7 +368,7 @@ def test_mutual_learning_pays_in_the_demo_s_first_federation_and_not_in_its_seco
 def test_a_run_says_how_to_learn_what_it_gains(cli, small):
     code, out, _ = cli("run", small, "--set", "rounds=1", "--out", "a")
     assert code == 0
-    assert f"`fedmutual compare {small} --methods fml,independent --set rounds=1` tells the gain over training alone" in out
+    assert f"`fedmutual compare {small} --methods fml,independent --set rounds=1` shows the gain over training alone" in out
     assert "gain/" not in out
     code, out, _ = cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=independent", "--out", "b")
     assert code == 0

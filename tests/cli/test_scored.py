@@ -26,7 +26,7 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
     judged = [fmean(s["accuracy"] for s in line["scores"] if s["model"] == "global") for line in lines]
     kept = Path("x/clients/pooled" if method == "centralised" else "x/server")
     assert best.chosen(kept, 3)[0] == 1 + judged.index(max(judged))
-    assert out == "x: hold-out rows alone were scored; metrics.jsonl has the scores that clients share\n"
+    assert out == "x: only hold-out rows were scored; metrics.jsonl has the scores that clients share\n"
 
 
 @pytest.mark.parametrize(

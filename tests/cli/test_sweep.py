@@ -55,7 +55,7 @@ def test_the_chosen_run_is_reported_and_the_sweeps_own_is_not(held, cli):
     assert cli("run", held, "--set", "optimizer.lr=0.1", "--set", "rounds=1", "--out", "chosen")[0] == 0
     code, out, err = cli("report", "s", "chosen")
     assert code == 0, err
-    said = [line for line in out.splitlines() if line.startswith("left out, for hold-out rows alone were scored there: s/")]
+    said = [line for line in out.splitlines() if line.startswith("left out, only their hold-out rows were scored: s/")]
     assert len(said) == 1
     assert out.replace(f"{said[0]}\n", "") == cli("report", "chosen")[1]
 

@@ -35,7 +35,8 @@ def run_sites(file: Path, sites: Mapping[str, Path], server: Path) -> dict[str, 
     """
     from fedmutual.sites import contract as contracts
     from fedmutual.sites.coordinator import Coordinator
-    from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+    from fedmutual.sites.site_runtime import SiteRuntime
+    from fedmutual.sites.site_settings import read_site_file
     from wards import Desk
 
     contract = contracts.read_submitted_contract(file)

@@ -12,7 +12,8 @@ from fedmutual.privacy.accountant import NoisedSteps, epsilon
 from fedmutual.privacy.secret import simulation_secret
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from fedmutual.stepping import work
 from noised import protected
 from toy import CLASSES, FEATURES, Rows, at, client, rows

@@ -14,7 +14,8 @@ from fedmutual.sites.disclosure import describe_disclosure
 from fedmutual.sites.journal import ROUNDS_BACK
 from fedmutual.sites.protocol import ATTEMPTS, EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer
 from fedmutual.sites.sent_log import read_sent_messages
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, TELLING, contract, halves, same, site
 
 MLP = {"north": SITES["north"]}

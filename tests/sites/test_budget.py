@@ -18,7 +18,8 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.journal import Journal
 from fedmutual.sites.protocol import EXAM, WORK, Order, pack_message, read_answer
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, Desk, contract, same, site, together, with_data
 
 PRIVATE = COMMON | {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics": "none"}, "rounds": 2}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedmutual.sites.contract import read_contract
-from fedmutual.sites.site_runtime import read_site_file
+from fedmutual.sites.site_settings import read_site_file
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "sites"

@@ -4,7 +4,8 @@ import pytest
 
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, accepted, contract, site
 
 

@@ -9,7 +9,7 @@ from fedmutual import plugins, recorded_code
 from fedmutual.errors import ConfigError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.modules import ListedModules, leave_working_folders, modules_of_server
-from fedmutual.sites.site_runtime import build_site, read_site_file
+from fedmutual.sites.site_settings import build_site, read_site_file
 from wards import COMMON, SITES, contract, site
 
 NET = """

@@ -31,7 +31,8 @@ from fedmutual.sites.protocol import (
     read_answer,
     read_order,
 )
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, TELLING, Desk, contract, halves, same, site, together
 
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}

@@ -13,7 +13,7 @@ import pytest
 
 from fedmutual.errors import DataError, UserError
 from fedmutual.sites import contract as contracts
-from fedmutual.sites.site_runtime import build_site, read_site_file
+from fedmutual.sites.site_settings import build_site, read_site_file
 from wards import CLASSES, arrays, refused, rewritten
 
 

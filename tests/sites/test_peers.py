@@ -16,7 +16,8 @@ from fedmutual.sites import contract as contracts
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import EXAM, WORK, MalformedMessage, Order, SiteAnswer, pack_message, read_answer, read_order
 from fedmutual.sites.sent_log import read_sent_messages
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from wards import SEEDED, TELLING, Desk, halves, same, seeded, together
 
 B, C, OTHERS, ROUNDS = 8, 10, 2, SEEDED["rounds"]

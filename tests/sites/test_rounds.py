@@ -10,7 +10,8 @@ from fedmutual.rundir.logs import read_lines
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
 from fedmutual.sites.coordinator import Coordinator
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, SITES, Desk, contract, halves
 
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}

@@ -19,7 +19,8 @@ from fedmutual.sites.engine import TooFew
 from fedmutual.sites.protocol import Order, pack_message, read_answer, read_order
 from fedmutual.sites.secure_sum.messages import WORDS, Stage
 from fedmutual.sites.secure_sum.site_files import UPDATE
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from fedmutual.tensor_files import read_tensors
 from wards import COMMON, TELLING, Desk, contract, same, site, together
 

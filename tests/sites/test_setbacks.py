@@ -13,7 +13,8 @@ from fedmutual.sites.attempts import Attempts
 from fedmutual.sites.conduct import Conduct
 from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import ATTEMPTS, WORK, Order, SiteAnswer, pack_message, read_answer
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from puppets import DIVERGED, Federation, healthy, moved
 from wards import COMMON, SITES, Desk, contract, halves, same, site
 

@@ -16,7 +16,8 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.engine import TooFew
 from fedmutual.sites.protocol import pack_message, read_answer, read_order
 from fedmutual.sites.secure_sum.messages import WORDS, Stage
-from fedmutual.sites.site_runtime import SiteRuntime, build_site, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import build_site, read_site_file
 from fedmutual.sites.statistics import SCALING, SUMS
 from wards import COMMON, TELLING, Desk, contract, same, site, together, with_data
 

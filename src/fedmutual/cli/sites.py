@@ -131,7 +131,8 @@ def site(
     from fedmutual.sites.disclosure import describe_disclosure
     from fedmutual.sites.flare import kits, run, workspace
     from fedmutual.sites.modules import leave_working_folders
-    from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+    from fedmutual.sites.site_runtime import SiteRuntime
+    from fedmutual.sites.site_settings import read_site_file
 
     site_kit, site_config = run.check_kind(kits.open_kit(kit), "site"), read_site_file(config)
     leave_working_folders(site_config.state)

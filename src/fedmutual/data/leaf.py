@@ -28,7 +28,7 @@ class _Writer(BaseModel):
     y: list[Annotated[int, Field(ge=0, lt=len(CLASSES))]]
 
 
-class _File(BaseModel):
+class _LeafFile(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
     user_data: dict[str, _Writer]
 
@@ -70,9 +70,9 @@ def _read_part(folder: Path) -> Part:
     return Part(ArrayExamples(np.stack(images)), numbers, lambda i: f"example {i} of {folder}", domains=np.array(writers))
 
 
-def _read_file(path: Path) -> _File:
+def _read_file(path: Path) -> _LeafFile:
     try:
-        return _File.model_validate_json(path.read_bytes())
+        return _LeafFile.model_validate_json(path.read_bytes())
     except ValidationError as problem:
         first = problem.errors(include_input=False)[0]
         where = ".".join(map(str, first["loc"]))

@@ -21,16 +21,16 @@ _AS_WRITTEN = "use the file as the run wrote it"
 _Row = Annotated[int, Field(ge=0)]
 
 
-class _Record(BaseModel):
+class _PartitionRecord(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class _Rows(_Record):
+class _Rows(_PartitionRecord):
     of: Literal["train", "test"]
     rows: list[_Row]
 
 
-class _Client(_Record):
+class _Client(_PartitionRecord):
     private: _Rows
     public: _Rows | None = None
     validation: _Rows
@@ -38,11 +38,11 @@ class _Client(_Record):
     test: _Rows | None = None
 
 
-class _Test(_Record):
+class _Test(_PartitionRecord):
     rows: list[_Row] | None = None
 
 
-class _File(_Record):
+class _PartitionFile(_PartitionRecord):
     format: Literal[1]
     classes: tuple[str, ...]
     fingerprint: str
@@ -162,9 +162,9 @@ def restore_division(path: Path, table: Table, data: str) -> Division:
     return Division(test, clients)
 
 
-def _read_file(path: Path) -> _File:
+def _read_file(path: Path) -> _PartitionFile:
     try:
-        return _File.model_validate_json(path.read_bytes())
+        return _PartitionFile.model_validate_json(path.read_bytes())
     except FileNotFoundError:
         raise DataError(
             f"{path}: there is no such file; set 'partition.file' to the partition.json of an earlier run"

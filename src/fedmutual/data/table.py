@@ -25,7 +25,7 @@ _MIN_ROWS = 50  # in fewer rows, whole numbers may all differ by chance
 _WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # excludes codes such as 01, and numbers that do not fit int64
 
 
-class _File(NamedTuple):
+class _TableFile(NamedTuple):
     path: Path
     frame: pd.DataFrame
     name_row: Callable[[int], str]
@@ -131,14 +131,14 @@ def read_features(
     return x, make_row_namer(path, len(frame))
 
 
-def _open_file(path: Path, config: DataConfig) -> _File:
+def _open_file(path: Path, config: DataConfig) -> _TableFile:
     names = [c for c in (config.label, config.group_by, DOMAIN) if c is not None]
     text_features = [c for c, settings in config.columns.items() if settings.kind != "number"]
     frame = read_frame(path, names, text_features, config.name == "parquet")
-    return _File(path, frame, RowNamer(path, len(frame)))
+    return _TableFile(path, frame, RowNamer(path, len(frame)))
 
 
-def _find_missing_columns(file: _File, config: DataConfig, is_test: bool) -> list[str]:
+def _find_missing_columns(file: _TableFile, config: DataConfig, is_test: bool) -> list[str]:
     """Return a sentence for each column that the configuration names and the file lacks."""
     named_columns = [("data.label", config.label), ("data.group_by", config.group_by)]
     named_columns += [("data.columns", column) for column in config.columns]
@@ -151,7 +151,7 @@ def _find_missing_columns(file: _File, config: DataConfig, is_test: bool) -> lis
     ]
 
 
-def _compare_columns(file: _File, config: DataConfig, columns: tuple[str, ...]) -> list[str]:
+def _compare_columns(file: _TableFile, config: DataConfig, columns: tuple[str, ...]) -> list[str]:
     """Return a sentence where a test file's features differ from the training file's."""
     different = sorted(set(list_features(file.frame, config)) ^ set(columns))
     if not different:
@@ -163,7 +163,7 @@ def _compare_columns(file: _File, config: DataConfig, columns: tuple[str, ...]) 
 
 
 def _read_part(
-    file: _File, config: DataConfig, columns: tuple[str, ...], plans: Sequence[ColumnPlan], numbers: bool
+    file: _TableFile, config: DataConfig, columns: tuple[str, ...], plans: Sequence[ColumnPlan], numbers: bool
 ) -> tuple[Part, list[str]]:
     """Return the examples and labels of a file, and a sentence for each problem; with problems the part is not usable."""
     path, frame, name_row = file
@@ -205,7 +205,7 @@ def _describe_delimiter(columns: list[str]) -> str:
     return f"; its cells seem to be separated by {delimiter!r}; separate them by commas" if delimiter else ""
 
 
-def _note_unused_columns(file: _File, config: DataConfig) -> list[str]:
+def _note_unused_columns(file: _TableFile, config: DataConfig) -> list[str]:
     """Return a remark on columns that data.columns leaves out."""
     unused = [c for c in list_features(file.frame, config) if c not in config.columns]
     if not config.columns or not unused:

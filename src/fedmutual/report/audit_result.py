@@ -8,11 +8,11 @@ Attack = Literal["loss", "answers", "shadows"]
 Model = Literal["shared", "returned", "personal"]
 
 
-class _Record(BaseModel):
+class _AuditRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Membership(_Record):
+class Membership(_AuditRecord):
     """What one membership attack achieved against one model."""
 
     model: Model  # the shared model; the meme as a client returns it; a client's personal model
@@ -33,7 +33,7 @@ class Membership(_Record):
         return self.low > 0
 
 
-class Imprint(_Record):
+class Imprint(_AuditRecord):
     """What a server reads out of one client's meme by a crafted shared model."""
 
     client: str
@@ -43,7 +43,7 @@ class Imprint(_Record):
     skipped: str | None = None  # why the attack was not tried
 
 
-class Guarantee(_Record):
+class Guarantee(_AuditRecord):
     """The differential privacy that the run states."""
 
     nets: str  # "meme" or "both"
@@ -52,7 +52,7 @@ class Guarantee(_Record):
     delta: float
 
 
-class Audit(_Record):
+class Audit(_AuditRecord):
     """audit.json. It is no upper bound: another attack may achieve more."""
 
     format: Literal[1] = 1

@@ -17,17 +17,17 @@ FOLDER = "sweeps"  # of the experiments: what `fedmutual sweep` wrote as sweep.j
 RATE = "optimizer.lr"
 
 
-class _Record(BaseModel):
+class _SweepRecord(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class TriedSetting(_Record):
+class TriedSetting(_SweepRecord):
     """One combination of values, each as `--set` takes it."""
 
     set: dict[str, str]
 
 
-class SweepFile(_Record):
+class SweepFile(_SweepRecord):
     """The keys of sweep.json that describe what was chosen and how."""
 
     name: str

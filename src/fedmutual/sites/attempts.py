@@ -31,7 +31,7 @@ class _Phase(BaseModel):
     digests: dict[str, str]  # site -> digest of its order
 
 
-class _Record(BaseModel):
+class _AttemptsRecord(BaseModel):
     """The contents of the file."""
 
     model_config = ConfigDict(strict=True)
@@ -48,7 +48,7 @@ class Attempts:
         """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
         self._path = folder / FILE
         try:
-            about = _Record.model_validate(read_json(self._path) if self._path.exists() else {})
+            about = _AttemptsRecord.model_validate(read_json(self._path) if self._path.exists() else {})
         except ValidationError as problem:
             where = problem.errors()[0]
             raise RunError(f"{self._path}: is damaged: {'.'.join(map(str, where['loc']))}: {where['msg']}") from None

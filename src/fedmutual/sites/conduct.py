@@ -14,7 +14,7 @@ FILE = "conduct.json"
 ROUNDS = 3  # rounds with recorded norms: those that can be undone
 
 
-class _Record(BaseModel):
+class _ConductRecord(BaseModel):
     """The contents of the file."""
 
     model_config = ConfigDict(strict=True)
@@ -31,10 +31,10 @@ class Conduct:
     def __init__(self, folder: Path) -> None:
         """folder: the federation's at the server. Raises RunError where the file in it is damaged."""
         self._path = folder / FILE
-        self._record = _Record()
+        self._record = _ConductRecord()
         if self._path.exists():
             try:
-                self._record = _Record.model_validate(read_json(self._path))
+                self._record = _ConductRecord.model_validate(read_json(self._path))
             except ValidationError as problem:
                 where = problem.errors()[0]
                 raise RunError(f"{self._path}: is damaged: {'.'.join(map(str, where['loc']))}: {where['msg']}") from None

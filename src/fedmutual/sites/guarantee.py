@@ -70,7 +70,7 @@ def plan_site(path: Path, site: Path, overrides: Mapping[str, Any]) -> SitePlan:
         UserError: a file is missing or invalid, or overrides are given, which a contract does not take.
     """
     from fedmutual.sites import contract as contracts
-    from fedmutual.sites.site_runtime import build_site, read_site_file
+    from fedmutual.sites.site_settings import build_site, read_site_file
 
     if overrides:
         raise ConfigError(

@@ -57,7 +57,7 @@ class ScoredRound(NamedTuple):
     inbox: str
 
 
-class _Record(BaseModel):
+class _JournalRecord(BaseModel):
     """The contents of the file."""
 
     model_config = ConfigDict(strict=True)
@@ -95,7 +95,7 @@ class Journal:
                 "or another version of fedmutual; give back what it was begun with, or name another state.folder"
             )
         try:
-            record = _Record.model_validate_json(json.dumps(about))
+            record = _JournalRecord.model_validate_json(json.dumps(about))
         except ValidationError as problem:
             error = problem.errors()[0]
             raise RunError(

@@ -9,7 +9,7 @@ from typing import Any
 from fedmutual.errors import RunError
 from fedmutual.sites.protocol import EXAM
 from fedmutual.sites.sent_log import LEFT, read_sent_messages
-from fedmutual.sites.site_runtime import read_site_file
+from fedmutual.sites.site_settings import read_site_file
 
 Line = Mapping[str, Any]
 """One message that left the site, as `SentLog` recorded it."""

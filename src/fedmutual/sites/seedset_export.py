@@ -10,7 +10,7 @@ from fedmutual.data.federation import list_public_parts
 from fedmutual.errors import ConfigError, format_count
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.seedset_file import SeedsetFile, make_seedset_path, write_seedset_file
-from fedmutual.sites.site_runtime import SiteSettings, configured, read_site_file
+from fedmutual.sites.site_settings import SiteSettings, configure_site, read_site_file
 
 
 def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
@@ -25,7 +25,7 @@ def export_seedset(file: Path, site: Path, folder: Path) -> SeedsetFile:
 
 
 def _give(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: Path) -> SeedsetFile:
-    config, use, name = configured(contract, mine), contract.algorithm.public, mine.file.site
+    config, use, name = configure_site(contract, mine), contract.algorithm.public, mine.file.site
     if use is None:
         raise ConfigError(f"{file}: algorithm {config.algorithm['name']!r} has no public seed set, so nothing is given")
     read = data.prepare(config)

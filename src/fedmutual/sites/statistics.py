@@ -127,7 +127,7 @@ class _RecordedScaling(BaseModel):
     std: list[Annotated[_Finite, Field(gt=0)]]
 
 
-class _Record(BaseModel):
+class _StatisticsRecord(BaseModel):
     """The file of the server: what `Statistics.record` returns, and the bytes."""
 
     model_config = ConfigDict(strict=True)
@@ -164,7 +164,7 @@ def write_site_scaling(folder: Path, moments: Moments) -> None:
 
 def read_gathered(folder: Path) -> GatheredStatistics | None:
     """Return the statistics that the server has gathered; None before. Raises RunError where the file is damaged."""
-    about = _read(folder, _Record)
+    about = _read(folder, _StatisticsRecord)
     return None if about is None else GatheredStatistics(parse_statistics(about.model_dump()), about.up, about.down)
 
 

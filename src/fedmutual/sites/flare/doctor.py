@@ -18,7 +18,7 @@ from fedmutual.sites.flare.kits import FEDERATION, KINDS, SOON, Kit, check_valid
 from fedmutual.sites.flare.nvflare_import import check_version
 from fedmutual.sites.modules import modules_of_server
 from fedmutual.sites.secure_sum.identity import read_certificate
-from fedmutual.sites.site_runtime import build_site, read_site_file
+from fedmutual.sites.site_settings import build_site, read_site_file
 
 _STATE_FACTOR = 16  # size of a site's state relative to its networks: four rounds, with optimisers and answers
 

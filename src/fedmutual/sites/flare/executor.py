@@ -21,7 +21,8 @@ from fedmutual.sites.flare.access_control import PEER_TOPIC
 from fedmutual.sites.flare.console import print_line, print_line_seldom
 from fedmutual.sites.modules import leave_working_folders
 from fedmutual.sites.protocol import MalformedMessage, SiteAnswer, pack_message, read_order
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 
 READY, BODY = "ready", "body"
 _LINE_INTERVAL = 10.0  # seconds between lines on the console

@@ -19,7 +19,7 @@ from fedmutual.tensor_files import read_tensors, write_tensors
 FOLDER, RECORD = "secure-sum", "stages.json"
 
 
-class _Record(BaseModel):
+class _SumRecord(BaseModel):
     """The record file: the binding of the sum, and the sites that answered each closed stage."""
 
     model_config = ConfigDict(strict=True)
@@ -62,12 +62,12 @@ class SumStages:
         stages = {str(int(closed)): sorted(answers) for closed, answers in server.answers.items()}
         write_json(self._folder / RECORD, {"format": 1, "binding": server.context.binding.hex(), "stages": stages})
 
-    def _read_record(self) -> _Record | None:
+    def _read_record(self) -> _SumRecord | None:
         path = self._folder / RECORD
         if not path.exists():
             return None
         try:
-            return _Record.model_validate({key: value for key, value in read_json(path).items() if key != "format"})
+            return _SumRecord.model_validate({key: value for key, value in read_json(path).items() if key != "format"})
         except ValidationError as problem:
             place = ".".join(map(str, problem.errors(include_input=False)[0]["loc"]))
             raise RunError(f"{path}: is damaged at {place}; restore a copy of the folder {self._folder}") from None

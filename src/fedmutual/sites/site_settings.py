@@ -1,0 +1,130 @@
+"""The settings of one site, and the experiment that they make together with the contract."""
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedmutual import plugins
+from fedmutual.config import Config, read_tables
+from fedmutual.data.examples import listed
+from fedmutual.data.space import describe_column_difference
+from fedmutual.data.standardizing import make_layout
+from fedmutual.data.statistics import Moments
+from fedmutual.errors import ConfigError
+from fedmutual.federation import build
+from fedmutual.federation.experiment import Experiment
+from fedmutual.models.pretrained import IMAGENET
+from fedmutual.sites.contract import Contract, parse_table
+from fedmutual.sites.modules import ListedModules
+from fedmutual.sites.schema import SiteFile
+from fedmutual.sites.seedset import CollectedSeedset
+from fedmutual.sites.statistics import (
+    find_layout_fault,
+    make_placeholder,
+)
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """The contents of a site's own file, and the path of that file."""
+
+    file: SiteFile
+    source: Path
+
+    @property
+    def state(self) -> Path:
+        """The folder with the state of the site, which must not be lost."""
+        return _resolve_path(self.source, self.file.state.folder)
+
+    @property
+    def code(self) -> ListedModules:
+        """The modules that the site may import where its own file or the contract names code."""
+        listed = self.file.trust.modules
+        return ListedModules(
+            listed,
+            [self.source.parent],
+            lambda name: f"write trust = {{ modules = {json.dumps([*listed, name])} }} into {self.source}",
+        )
+
+
+def read_site_file(path: Path) -> SiteSettings:
+    """Read a site's own file and return its settings. Relative paths in the file start at the folder of the file.
+
+    Raises:
+        ConfigError: a key is wrong or missing.
+    """
+    file: SiteFile = parse_table(SiteFile, read_tables(path), str(path))
+    if file.data.name is None:
+        raise ConfigError(f"{path}: the key 'data.name' is missing, which says where the site's examples come from")
+    data = {key: _resolve_path(path, value) for key in ("root", "test") if (value := getattr(file.data, key)) is not None}
+    pretrained = file.model.pretrained
+    model = {} if pretrained in (None, IMAGENET) else {"pretrained": str(_resolve_path(path, Path(pretrained)))}
+    tables = {"data": file.data.model_copy(update=data), "model": file.model.model_copy(update=model)}
+    return SiteSettings(file.model_copy(update=tables), path.resolve())
+
+
+def _resolve_path(source: Path, path: Path) -> Path:
+    return (source.parent / path).resolve()
+
+
+def build_site(contract: Contract, settings: SiteSettings, moments: Moments | None = None) -> Experiment:
+    """Build the experiment of one site, and check all that can be checked without the other sites.
+
+    moments: what standardises inputs, with data.mean = "federated"; None: nothing, until the server has sent it.
+
+    Raises:
+        UserError: the file, the data or the network of the site does not fit the contract.
+    """
+    config = configure_site(contract, settings)
+    if contract.layout is not None and moments is None:
+        moments = make_placeholder(contract.layout)
+    with plugins.under(settings.code):
+        experiment = build.build(config, gathered=_collect_seedset(contract, settings), moments=moments)
+    shape = list(experiment.data.space.shape)
+    if shape != list(contract.sites.input) and (experiment.nets.shares or experiment.algorithm.public):
+        raise ConfigError(
+            f"{settings.source}: the examples have the shape {shape}, and the federation agreed on "
+            f"{list(contract.sites.input)} (sites.input); resize images with 'data.size', or change the columns to fit"
+        )
+    difference = describe_column_difference(experiment.data.space.columns, contract.sites.columns)
+    if difference is not None:
+        raise ConfigError(
+            f"{settings.source}: the examples have {difference}, and the federation agreed on "
+            f"{listed(contract.sites.columns or ())} (sites.columns); change the columns of the file to these"
+        )
+    if contract.layout is not None:
+        layout = make_layout(experiment.data.space, contract.config.data.columns)
+        fault = find_layout_fault(layout, contract.layout, contract.sites.columns is not None)
+        if fault is not None:
+            raise ConfigError(f"{settings.source}: data.mean = 'federated' sums the rows of all sites, but {fault}")
+        experiment = replace(experiment, algorithm=replace(experiment.algorithm, start=contract.algorithm.start))
+    return experiment
+
+
+def configure_site(contract: Contract, settings: SiteSettings) -> Config:
+    """Return the full configuration of one site: the contract with the keys of the site's own file.
+
+    Raises:
+        ConfigError: the contract does not name the site, or a key of the site's file is wrong.
+    """
+    if settings.file.site not in contract.sites.names:
+        raise ConfigError(
+            f"{settings.source}: site {settings.file.site!r} is not of federation {contract.name!r}; the sites of this "
+            f"federation are {', '.join(contract.sites.names)}; correct the key 'site'"
+        )
+    with plugins.under(settings.code):
+        return contract.at(settings.file, str(settings.source))
+
+
+def _collect_seedset(contract: Contract, settings: SiteSettings) -> CollectedSeedset | None:
+    """Return the public seed set of the sites' files, or None where the algorithm uses no public seed set."""
+    public_data = contract.algorithm.public
+    if public_data is None:
+        return None
+    if settings.file.public is None:
+        raise ConfigError(
+            f"{settings.source}: the key 'public.folder' is missing: algorithm {contract.config.algorithm['name']!r} needs "
+            "the public seed set; set the key to the folder that holds the file SITE.npz of every site"
+        )
+    folder = _resolve_path(settings.source, settings.file.public.folder)
+    return CollectedSeedset(folder, settings.file.site, contract.sites.names, public_data.labelled, contract.public)
