@@ -160,7 +160,7 @@ class Desk:
         self.answers: list[tuple[str, bytes, bytes]] = []  # site, order, answer
         self.letters: list[tuple[str, str, bytes]] = []  # from, to, letter
 
-    def there(self) -> tuple[str, ...]:
+    def list_connected(self) -> tuple[str, ...]:
         return tuple(i for i in self.halves if i not in self.away)
 
     def late(self) -> tuple[str, ...]:

@@ -39,12 +39,12 @@ def coarse_accuracy(values: Scores, rows: int) -> Scores | None:
     in a target's units has no scale for rounding.
     """
     accuracy = values.get("accuracy")
-    if not is_told("accuracy", rows) or not isinstance(accuracy, int | float):
+    if not is_disclosed("accuracy", rows) or not isinstance(accuracy, int | float):
         return None
     return {"accuracy": round(float(accuracy), DECIMALS)}
 
 
-def is_told(metrics: str, rows: int) -> bool:
+def is_disclosed(metrics: str, rows: int) -> bool:
     """Return whether a client with this `share.metrics` sends an accuracy over this number of rows."""
     return metrics == "all" or (metrics == "accuracy" and rows >= LEAST_ROWS)
 

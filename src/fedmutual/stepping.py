@@ -27,7 +27,7 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
 
 def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[None, None, tuple[Message, dict[str, float]]]:
     """Run `work` as a generator that yields after each step and returns the result, so that clients can take turns."""
-    phase = own(phase, client)
+    phase = with_client_settings(phase, client)
     ready(phase, client, at)
     const = phase.begin(client, inbox, at)
     client.work = Work(forwards=0 if client.privacy is None else None)
@@ -77,7 +77,7 @@ def remembered(phase: Phase, memory: Message) -> Message:
     return {k: memory[k] for k in phase.terms if k in memory}
 
 
-def own(phase: Phase, client: Client) -> Phase:
+def with_client_settings(phase: Phase, client: Client) -> Phase:
     """Return the phase with the client's own settings."""
     settings = {f.name for f in fields(phase)}  # type: ignore[arg-type]
     return replace(phase, **{k: v for k, v in client.own.items() if k in settings})  # type: ignore[type-var]

@@ -13,7 +13,7 @@ from fedmutual.algorithms.peers import agreed
 from fedmutual.core import At
 from fedmutual.events import Noted
 from fedmutual.losses import Regression
-from fedmutual.stepping import own
+from fedmutual.stepping import with_client_settings
 from peers import LR, node, nodes, run, seeds
 from toy import Rows, federation
 
@@ -83,7 +83,7 @@ def test_a_client_with_steps_of_its_own_transfers_as_all_do():
     one = node("0", {"0": range(12)}, rows, None, nn.Linear(2, 2), trains_on=rows)
     one.own = {"local_steps": 2, "batch_size": 4}
     for kind, at, batches in ((Transfer, -1, 9), (Revisit, -1, 9), (Revisit, 0, 2)):
-        phase = own(kind(transfer_epochs=3, local_steps=7), one)
+        phase = with_client_settings(kind(transfer_epochs=3, local_steps=7), one)
         assert len(list(phase.batches(one, {}, At(0, at, 5)))) == batches
 
 

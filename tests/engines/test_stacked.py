@@ -226,13 +226,13 @@ def test_paces_are_of_steps_on_copies(small):
     from fedmutual.engines.group import PhaseInput
     from fedmutual.engines.probe import time_steps
     from fedmutual.federation.build import build
-    from fedmutual.stepping import own
+    from fedmutual.stepping import with_client_settings
 
     def parts(**changes):
         experiment = build(loaded(small, **changes))
         (phase,), server = experiment.algorithm.phases, experiment.server()
         clients = [experiment.client(i) for i in experiment.clients]
-        return [PhaseInput(c, own(phase, c), server, phase.leaves(server), At(0, 0, 3)) for c in clients]
+        return [PhaseInput(c, with_client_settings(phase, c), server, phase.leaves(server), At(0, 0, 3)) for c in clients]
 
     asked = parts(**{"training.local_epochs": 5})
     before = [{k: v.clone() for k, v in part.client.nets["personal"].state_dict().items()} for part in asked]

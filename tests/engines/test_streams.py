@@ -9,7 +9,7 @@ import torch
 from fedmutual.algorithms import FML
 from fedmutual.engines.cuda_streams import InterleavedSteps
 from fedmutual.engines.group import PhaseInput
-from fedmutual.stepping import own, work
+from fedmutual.stepping import with_client_settings, work
 from toy import Count, Rows, at, client, difference, mlp, server
 
 SIZES = {"0": 20, "1": 7, "2": 33}
@@ -32,7 +32,7 @@ def parts(kind=FML):
     made = []
     for id, n in SIZES.items():
         one = client(id, algorithm, n=n, personal=lambda seed: mlp(seed, norm=True), own={"alpha": 0.2 + 0.3 * int(id)})
-        made.append(PhaseInput(one, own(phase, one), inbox, phase.leaves(inbox), at()))
+        made.append(PhaseInput(one, with_client_settings(phase, one), inbox, phase.leaves(inbox), at()))
     return made
 
 

@@ -14,7 +14,7 @@ from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
 from fedmutual.federation import build
 from fedmutual.privacy import accountant
-from fedmutual.privacy.accountant import NoisedSteps, epsilon, sigma_for
+from fedmutual.privacy.accountant import NoisedSteps, epsilon, find_sigma
 from fedmutual.studies import privacy_plan
 
 TEN = [
@@ -82,14 +82,14 @@ def test_steps_of_other_kinds_add_up():
 
 @pytest.mark.parametrize(("wished", "rate", "steps"), [(8.0, 0.02, 940), (1.0, 0.02, 940), (0.1, 0.05, 100), (2.0, 1.0, 5)])
 def test_a_planned_sigma_keeps_the_budget_and_wastes_little(wished, rate, steps):
-    sigma = sigma_for(wished, rate, steps, 1e-5)
+    sigma = find_sigma(wished, rate, steps, 1e-5)
     assert epsilon([NoisedSteps(sigma, rate, steps)], 1e-5) <= wished
     assert epsilon([NoisedSteps(0.99 * sigma, rate, steps)], 1e-5) > wished
 
 
 def test_a_budget_that_no_noise_can_keep_is_refused():
     with pytest.raises(ConfigError, match="no noise"):
-        sigma_for(1e-9, 1.0, 10**6, 1e-12)
+        find_sigma(1e-9, 1.0, 10**6, 1e-12)
 
 
 def tables(name="fml", nets="both", **more):

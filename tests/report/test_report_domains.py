@@ -352,12 +352,12 @@ def costly(tmp_path):
 def test_accuracy_against_bytes(costly):
     """A node's mean: 200 of public data, 6 before round 1 and 50 in each; FedAvg 72; AGG public data alone."""
     found = {c.label: c for c in courses(costly)}
-    assert [(k.round, k.sent, k.whole) for k in found["FedH2L"].costs] == [(1, 56, 256), (2, 106, 306)]
+    assert [(k.round, k.sent, k.total) for k in found["FedH2L"].costs] == [(1, 56, 256), (2, 106, 306)]
     assert [(k.mean, k.low, k.high) for k in found["FedH2L"].costs] == [
         (pytest.approx(0.71), pytest.approx(0.7), pytest.approx(0.72))
     ] * 2
-    assert [(k.sent, k.whole) for k in found["AGG"].costs] == [(0, 200), (0, 200)]
-    assert [(k.sent, k.whole) for k in found["FedAvg"].costs] == [(72, 72), (144, 144)]
+    assert [(k.sent, k.total) for k in found["AGG"].costs] == [(0, 200), (0, 200)]
+    assert [(k.sent, k.total) for k in found["FedAvg"].costs] == [(72, 72), (144, 144)]
     assert [(label, c.free, c.once) for label, c in found.items()] == [
         ("FedH2L", False, False),
         ("AGG", False, True),

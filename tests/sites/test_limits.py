@@ -78,7 +78,7 @@ def test_one_site_refuses_more_rounds_and_the_other_takes_part(tmp_path, capsys,
             "rounds": 3,
         }
         (work / "local" / "fedmutual.json").write_text(json.dumps(about))
-        taking_part = executor.Site(json.dumps(submitted.record()))
+        taking_part = executor.SiteExecutor(json.dumps(submitted.record()))
         taking_part.handle_event("_start_run", Context(work))
         task = executor.Shareable()
         task[executor.BODY] = pack_message(Order(WORK, 0, 0), {})

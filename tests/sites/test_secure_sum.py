@@ -69,7 +69,7 @@ class Watched(Desk):
         self.change = lambda order, inbox, name: (order, inbox)
         self.lost = None  # the site whose answers do not arrive
 
-    def there(self):
+    def list_connected(self):
         return tuple(self.halves)  # who is away does not answer
 
     def ask(self, orders, deadline):

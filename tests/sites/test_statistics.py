@@ -61,7 +61,7 @@ class Steps(Desk):
         self.change = lambda site, order, answer, message: (answer, message)
         self.alter = lambda site, order, inbox: inbox
 
-    def there(self):
+    def list_connected(self):
         return tuple(self.halves)  # who is away does not answer
 
     def ask(self, orders, deadline):

@@ -102,10 +102,10 @@ class Announce(FedMD):
 
     def end(self, client: Client, at: At) -> Message:
         """Return this network's scores [B, C] on the round's public batch."""
-        x, *_ = self.asked(client, at)
+        x, *_ = self.draw_public_batch(client, at)
         return {self.consensus: self.convert_outputs(opinion(client.nets["personal"], x)).float()}
 
-    def asked(self, client: Client, at: At) -> Batch:
+    def draw_public_batch(self, client: Client, at: At) -> Batch:
         """Return the public batch of the round, equal at all participants: inputs [B, ...] and targets [B]."""
         public = client.data["public"]
         return one_batch(public, next(draws(len(public), 1, self.public_batch, replace(at, phase=0).rng("public"))))
@@ -139,7 +139,7 @@ class Digest(Announce):
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
         """Return the public batch `digest_steps` times, with the consensus [B, C] in place of the labels."""
         if "consensus" in inbox:
-            x, *_ = self.asked(client, at)
+            x, *_ = self.draw_public_batch(client, at)
             yield from [(x, inbox["consensus"].to(x))] * self.digest_steps
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:

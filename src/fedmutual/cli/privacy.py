@@ -69,7 +69,7 @@ def _print_plan(config: "Config", costs: "dict[str, PrivacyCost]", target: float
     units = "examples" if config.privacy.unit == "example" else "groups"
     for title in ("client", units, "sampling rate", "steps", "sigma", "epsilon"):
         table.add_column(title, justify="left" if title == "client" else "right")
-    needed = {i: cost.sigma if target is None else cost.sigma_for(target, config) for i, cost in costs.items()}
+    needed = {i: cost.sigma if target is None else cost.find_sigma(target, config) for i, cost in costs.items()}
     for client, cost in costs.items():
         spent = cost._replace(sigma=needed[client]).epsilon(config)
         numbers = (f"{cost.units}", f"{cost.rate:.4g}", f"{cost.steps}", f"{needed[client]:g}", f"{spent:.4g}")

@@ -52,7 +52,7 @@ def make_algorithm(config: Config) -> Algorithm:
 
 def read_client_settings(config: Config, client: str | None = None) -> Table:
     """The algorithm's settings as typed values: all that the federation sets, or those alone that a client has its own."""
-    own = config if client is None else config.own(client)
+    own = config if client is None else config.get_client_config(client)
     types = _setting_types(_kind(config))
     where = "training.task" if client is None else f"clients.{client}.training.task"
     found = {k: v for k, v in _settings(own).items() if k in types}

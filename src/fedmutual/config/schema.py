@@ -441,10 +441,10 @@ class Config(Section):
     privacy: PrivacyConfig = PrivacyConfig()
     clients: dict[str, ClientConfig] = {}
 
-    def own(self, client: str) -> ClientConfig:
+    def get_client_config(self, client: str) -> ClientConfig:
         """What a client has of its own: keys that are unset there are the federation's."""
         return self.clients.get(client, ClientConfig())
 
     def disclosure(self, client: str) -> Disclosure:
         """A client's `share.metrics`, else the federation's."""
-        return (self.own(client).share or self.share).metrics
+        return (self.get_client_config(client).share or self.share).metrics

@@ -74,7 +74,7 @@ def count_training_examples(client: Mapping[str, Any]) -> list[int]:
 
 def get_batch_size(config: Config, client: str) -> int:
     """Return the batch size of a client: its own, or else the federation's."""
-    return config.own(client).training.batch_size or config.training.batch_size
+    return config.get_client_config(client).training.batch_size or config.training.batch_size
 
 
 def _name_classes(names: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ from fedmutual.engines.group import Group, PhaseInput, describe_tensors, identif
 from fedmutual.engines.inprocess import InProcess
 from fedmutual.engines.probe import check_stackable, time_steps
 from fedmutual.engines.stack import group_alike
-from fedmutual.stepping import own, rate
+from fedmutual.stepping import rate, with_client_settings
 
 R = TypeVar("R")
 
@@ -129,7 +129,7 @@ def _make_reply(part: PhaseInput, result: PhaseResult | Exception) -> Reply:
 
 def _make_part(client: Client, arguments: tuple[Phase, Message, Spec, At]) -> PhaseInput:
     phase, inbox, declared, at = arguments
-    return PhaseInput(client, own(phase, client), inbox, declared, at)
+    return PhaseInput(client, with_client_settings(phase, client), inbox, declared, at)
 
 
 def _group_by_key(parts: Sequence[PhaseInput]) -> list[list[PhaseInput]]:

@@ -61,7 +61,7 @@ class Experiment:
     @cached_property
     def noised(self) -> frozenset[str]:
         """The networks that are trained with noise (`privacy.nets`)."""
-        return rules.noised_nets(self.config, self.algorithm, self.server(), self.pooled)
+        return rules.list_noised_nets(self.config, self.algorithm, self.server(), self.pooled)
 
     def server(self, members: Sequence[str] | None = None) -> Message:
         """Return the server's first state: the shared tensors, the agreed public seed set or the proxies, or the state that
@@ -102,7 +102,7 @@ class Experiment:
             ConfigError: a network cannot be trained: none of its parameters is trainable, or the client's batches hold one
                 example and the network needs more; or noise cannot be added to the training of these networks and rows.
         """
-        nets, own, private = self.nets.of(id), self.config.own(id), self.rows(id)["private"]
+        nets, own, private = self.nets.of(id), self.config.get_client_config(id), self.rows(id)["private"]
         if min(own.training.batch_size or self.config.training.batch_size, len(private), self._exchanged()) == 1:
             self._check_alone(id, nets)
         for name, net in nets.items():
@@ -116,7 +116,7 @@ class Experiment:
     def client(self, id: str) -> Client:
         """Return a participant as before round 1. Raises ConfigError as `networks` does."""
         self._set_tf32()
-        nets, own, rows = self.networks(id), self.config.own(id), self.rows(id)
+        nets, own, rows = self.networks(id), self.config.get_client_config(id), self.rows(id)
         privacy: Mechanism | None = None
         if self.noised:
             privacy = rules.make_mechanism(self.config, id, self.noised, rows["private"])
@@ -156,7 +156,7 @@ class Experiment:
 
     def _load(self, id: str) -> tuple[float, float]:
         """Return the number of a client's steps in a round, and the number of examples in these steps."""
-        rows, own, common = len(self.rows(id)["private"]), self.config.own(id).training, self.config.training
+        rows, own, common = len(self.rows(id)["private"]), self.config.get_client_config(id).training, self.config.training
         first = self.algorithm.phases[0]
         batch, steps = own.batch_size or common.batch_size, own.local_steps or getattr(first, "local_steps", None)
         if steps is None:
@@ -181,7 +181,7 @@ class Experiment:
                 *evaluation_sets.describe_evaluation_rows(self.data, config.records.best_by),
                 *self.nets.notes,
                 *(w.description for w in self.nets.pretrained.values()),
-                *rules.notes(self.noised),
+                *rules.list_remarks(self.noised),
                 *notes,
             ),
             participation=config.engine.participation,
@@ -264,7 +264,7 @@ class Experiment:
                 ) from None
 
     def _optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
-        common, own = self.config.optimizer, self.config.own(client)
+        common, own = self.config.optimizer, self.config.get_client_config(client)
         params = [p for p in net.parameters() if p.requires_grad]
         fused = self.device.type in ("cpu", "cuda")  # one call for all parameters
         decay = own.optimizer.weight_decay if own.optimizer.weight_decay is not None else common.weight_decay

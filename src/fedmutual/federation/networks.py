@@ -66,7 +66,7 @@ class Networks:
     @cached_property
     def shared(self) -> nn.Module:
         """The shared architecture with the server's first weights, for the first client's inputs and classes."""
-        net = self.whole(self.data.space)
+        net = self.build_shared(self.data.space)
         if self.begun is not None:
             _begin(net, self.begun, self._crossing(net), self.config.model.weights)
         return net
@@ -112,7 +112,7 @@ class Networks:
         listed = self.config.model.personal or (self.config.model.shared,)
         if self.pooled:
             return self.config.model.shared
-        own = self.config.own(client).model.personal
+        own = self.config.get_client_config(client).model.personal
         return own or listed[list(self.data.clients).index(client) if len(listed) > 1 else 0]
 
     def named(self, client: str) -> dict[str, tuple[str, str]]:
@@ -121,7 +121,7 @@ class Networks:
         if self.pooled:
             return {"personal": shared}
         if "personal" in self.scores:
-            own = self.config.own(client).model.personal
+            own = self.config.get_client_config(client).model.personal
             listed = "model.personal" if self.config.model.personal else "model.shared"
             named["personal"] = (self.personal(client), f"clients.{client}.model.personal" if own else listed)
         if self.forks:
@@ -138,7 +138,7 @@ class Networks:
         weights = self._weights(model.shared) if client is None else self._weights(self.personal(client), client)
         return weights.description if weights else "random weights"
 
-    def whole(self, space: Space) -> nn.Module:
+    def build_shared(self, space: Space) -> nn.Module:
         """Return the complete shared architecture with the weights that all clients share."""
         at, name = At(self.config.seed, -1, self.config.rounds), self.config.model.shared
         return self._net(name, space, at.rng("model", "shared"), "model.shared", self._weights(name))
@@ -160,7 +160,7 @@ class Networks:
 
     def frozen(self, net: str, client: str) -> bool:
         """Return whether a client's net is frozen."""
-        return net == "personal" and self.config.own(client).model.frozen
+        return net == "personal" and self.config.get_client_config(client).model.frozen
 
     def placed(self, net: nn.Module) -> nn.Module:
         """Move a network to the device. On a CPU channels are last in memory: convolutions are 1.2 to 1.5 times as fast."""
@@ -192,7 +192,7 @@ class Networks:
         """
         model, pretrained = self.config.model, dict[tuple[str, str], Weights]()
         for id in self.clients:
-            own = self.config.own(id).model.pretrained
+            own = self.config.get_client_config(id).model.pretrained
             shared = {"shared": (model.shared, "model.shared")} if self.shares else {}
             for net, (name, _) in (self.named(id) | shared).items():
                 is_clients_own = net == "personal" and own is not None

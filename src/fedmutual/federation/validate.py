@@ -16,7 +16,7 @@ from fedmutual.federation.experiment import Experiment
 from fedmutual.models.splice import find_shape_difference
 from fedmutual.privacy import rules
 from fedmutual.rundir import trackers
-from fedmutual.scores import is_told
+from fedmutual.scores import is_disclosed
 
 LATER = "of network 'mlp': model.part = 'features.fc2', with model.adaptor = 'rest'"
 
@@ -68,7 +68,7 @@ def _check_holdout(experiment: Experiment) -> None:
             "use the file of a run with split.holdout = 0.1, or another partition.kind"
         )
     shared = experiment.nets.complete and not experiment.pooled
-    tells = any(is_told(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in clients.items())
+    tells = any(is_disclosed(experiment.config.disclosure(i), len(rows.holdout or ())) for i, rows in clients.items())
     if records.keep_best and records.evaluate_on == "holdout" and shared and not tells:
         raise ConfigError(
             "records.keep_best: no client sends its hold-out scores, and no other rows are scored, so the server cannot "
@@ -159,7 +159,9 @@ def _check_shared(experiment: Experiment) -> None:
                 "each "
                 "class; name all classes in data.classes, which matches labels by name, or share a part ('model.part')"
             )
-        different = find_shape_difference(experiment.nets.shared, experiment.nets.whole(space), experiment.nets.crossing)
+        different = find_shape_difference(
+            experiment.nets.shared, experiment.nets.build_shared(space), experiment.nets.crossing
+        )
         if different is not None:
             cause, fix = _explain_difference(experiment, space)
             raise ConfigError(
@@ -235,7 +237,7 @@ def _check_classes(experiment: Experiment) -> None:
 def _explain_difference(experiment: Experiment, space: Space) -> tuple[str, str]:
     """Return why the shared tensors differ in shape from the first client's, and how to fix it."""
     first, nets = experiment.data.space, experiment.nets
-    if find_shape_difference(nets.shared, nets.whole(replace(space, shape=first.shape)), nets.crossing) is not None:
+    if find_shape_difference(nets.shared, nets.build_shared(replace(space, shape=first.shape)), nets.crossing) is not None:
         outputs = f"whose networks have {first.outputs} and {space.outputs} outputs"
         return outputs, "share a part ('model.part') without the layer that gives the outputs"
     shapes = f"whose examples have the shapes {list(first.shape)} and {list(space.shape)}"
@@ -252,5 +254,5 @@ def _depends_on_columns(experiment: Experiment) -> bool:
     wider, nets = replace(space, shape=(space.shape[0] + 1,)), experiment.nets
     return (
         experiment.config.model.part is None
-        or find_shape_difference(nets.shared, nets.whole(wider), nets.crossing) is not None
+        or find_shape_difference(nets.shared, nets.build_shared(wider), nets.crossing) is not None
     )

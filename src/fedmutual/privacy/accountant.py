@@ -49,7 +49,7 @@ def epsilon(taken: Iterable[NoisedSteps], delta: float, accountant: Accountant =
     return max(compute_epsilon(history, delta, accountant), 0.0) if history else 0.0
 
 
-def sigma_for(target: float, rate: float, count: int, delta: float, accountant: Accountant = "rdp") -> float:
+def find_sigma(target: float, rate: float, count: int, delta: float, accountant: Accountant = "rdp") -> float:
     """Return the smallest noise multiplier with which `count` steps cost at most epsilon `target`, rounded up to 4 digits.
 
     Raises:

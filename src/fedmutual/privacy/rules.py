@@ -20,7 +20,7 @@ _SCORES = (
 )
 
 
-def noised_nets(config: Config, algorithm: Algorithm, server: Message, pooled: bool) -> frozenset[str]:
+def list_noised_nets(config: Config, algorithm: Algorithm, server: Message, pooled: bool) -> frozenset[str]:
     """Return the names of the networks with noised training; none where `privacy.nets` has no effect.
 
     server: the first state of the server.
@@ -110,11 +110,11 @@ def make_units(config: Config, client: str, rows: Data) -> Units:
                 f"privacy.unit = 'group': the rows of client {client!r} name no groups; set 'data.group_by', or use "
                 "'example'"
             )
-    batch_size = config.own(client).training.batch_size or config.training.batch_size
+    batch_size = config.get_client_config(client).training.batch_size or config.training.batch_size
     return Units(len(rows), batch_size, groups, privacy.group_rows)
 
 
-def notes(nets: frozenset[str]) -> tuple[str, ...]:
+def list_remarks(nets: frozenset[str]) -> tuple[str, ...]:
     """Return the remarks for the user of an experiment; none without noised networks."""
     return (_SCORES,) if nets else ()
 
@@ -132,7 +132,7 @@ def _check_teacher(config: Config, algorithm: Algorithm, client: str) -> None:
         values = [At(config.seed, r, config.rounds, number).number(beta) for r in range(config.rounds)]
         low = next((r for r, value in enumerate(values) if value != 1), None)
         if low is not None:
-            whose = "" if config.own(client).algorithm.get("beta") is None else f" of client {client!r}"
+            whose = "" if config.get_client_config(client).algorithm.get("beta") is None else f" of client {client!r}"
             raise ConfigError(
                 f"privacy.nets = 'meme' needs algorithm.beta = 1 in every round, and it is {values[low]:g} in round "
                 f"{low + 1}{whose}: the rest is taught by the personal network, which has seen the same rows without noise, "

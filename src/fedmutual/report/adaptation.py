@@ -225,7 +225,7 @@ def _forked(runs: Sequence[RecordedRun]) -> str | None:
 def _fork(runs: Sequence[RecordedRun], adaptation: Adaptation) -> Estimate | None:
     """Return the score of the newcomer's fork of the shared model; None where it is not scored."""
     model = _forked(runs)
-    scores = [s.value for run in runs for s in run.own(run.last, model).values()] if model else []
+    scores = [s.value for run in runs for s in run.get_scores(run.last, model).values()] if model else []
     return adaptation.average(scores) if scores else None
 
 

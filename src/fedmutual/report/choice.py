@@ -133,7 +133,7 @@ class Tried:
     @property
     def examples(self) -> int:
         """How many hold-out examples the score rests on, over all clients and seeds."""
-        lasts = [run.own(run.last, self.model, HOLDOUT).values() for run in self.runs if self.model]
+        lasts = [run.get_scores(run.last, self.model, HOLDOUT).values() for run in self.runs if self.model]
         return sum(score.examples or 0 for scores in lasts for score in scores)
 
     @property

@@ -33,8 +33,8 @@ def _pair_by_class(comparison: RunComparison, method: Method, alone: Method, dat
     pairs: dict[str, list[Pair]] = {}
     for run, local_run in matches(method.counted, alone.counted):
         round, local_round = last_common(run, local_run)
-        scores = run.own(run.at(round), method.uses[0].model, data)
-        local_scores = local_run.own(local_run.at(local_round), alone.uses[0].model, data)
+        scores = run.get_scores(run.at(round), method.uses[0].model, data)
+        local_scores = local_run.get_scores(local_run.at(local_round), alone.uses[0].model, data)
         for client in scores.keys() & local_scores.keys():
             recalls = zip(comparison.classes, scores[client].recall or (), local_scores[client].recall or (), strict=False)
             for number, (name, recall, local_recall) in enumerate(recalls):

@@ -35,7 +35,7 @@ class Cost(NamedTuple):
     high: float
 
     @property
-    def whole(self) -> float:
+    def total(self) -> float:
         """The bytes that a node has sent, with its public data."""
         return self.sent + self.seed
 
@@ -52,12 +52,12 @@ class Course:
     @property
     def free(self) -> bool:
         """Whether nothing is ever sent: no place on an axis of bytes, and a line across it."""
-        return self.costs[-1].whole == 0
+        return self.costs[-1].total == 0
 
     @property
     def once(self) -> bool:
         """Whether all is sent before the first round that was scored: a line straight up."""
-        return not self.free and self.costs[0].whole == self.costs[-1].whole
+        return not self.free and self.costs[0].total == self.costs[-1].total
 
 
 def courses(comparison: RunComparison) -> list[Course]:
@@ -82,7 +82,7 @@ def _costs(method: Method) -> list[Cost]:
 
 
 def _mean(run: RecordedRun, evaluation: Evaluation) -> float | None:
-    return mean_of([*run.own(evaluation, data=ACC.data).values()], "value")
+    return mean_of([*run.get_scores(evaluation, data=ACC.data).values()], "value")
 
 
 def seeded(drawn: Sequence[Course]) -> bool:
@@ -97,7 +97,7 @@ def cost_table(drawn: Sequence[Course], scale: MetricScale) -> PageTable:
         (
             TableCell(c.label),
             TableCell(f"{cost.round:,}"),
-            *(TableCell(size(sent)) for sent in ((cost.whole, cost.sent) if public else (cost.sent,))),
+            *(TableCell(size(sent)) for sent in ((cost.total, cost.sent) if public else (cost.sent,))),
             TableCell(scale.format_value(cost.mean)),
         )
         for c in drawn
@@ -105,7 +105,7 @@ def cost_table(drawn: Sequence[Course], scale: MetricScale) -> PageTable:
     ]
     sent = [Column(name, "A node") for name in (("sent, with the seed set", "without") if public else ("sent",))]
     columns = (Column("Method", numeric=False), Column("Round"), *sent, Column("ACC, %"))
-    lines = [[c.label, k.round, k.whole, k.sent, k.mean, k.low, k.high] for c in drawn for k in c.costs]
+    lines = [[c.label, k.round, k.total, k.sent, k.mean, k.low, k.high] for c in drawn for k in c.costs]
     header = ["method", "round", "sent_with_seed_set", "sent", "acc", "acc_lowest_seed", "acc_highest_seed"]
     some = "" if all(len(c.costs) <= LISTED for c in drawn) else f"; {LISTED} evaluations of each method, the CSV has all"
     return PageTable(
@@ -133,7 +133,7 @@ def draw_costs(drawn: Sequence[Course], scale: MetricScale, prefix: str, styles:
     axes.set_xlabel(f"bytes that a node has sent{among}", color=colour("muted"), fontsize=TEXT)
     if paid:
         axes.set_xticks(_ticks(axes))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda bytes, _: _told(bytes)))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda bytes, _: _format_bytes(bytes)))
         axes.minorticks_off()
     else:
         axes.set_xticks([])
@@ -143,7 +143,7 @@ def draw_costs(drawn: Sequence[Course], scale: MetricScale, prefix: str, styles:
     return inline(figure, prefix, f"{TITLE}; the numbers are in the table below", styles, hits)
 
 
-def _told(bytes: float) -> str:
+def _format_bytes(bytes: float) -> str:
     return size(bytes).replace(".0", "")
 
 
@@ -155,7 +155,7 @@ def _ticks(axes: Any) -> list[float]:
     ticks: list[float] = []
     end = -float("inf")  # of the last label, in pixels
     for bytes in (float(b) for b in places if low <= b <= high):
-        middle, half = float(axes.transData.transform((bytes, 0))[0]), 0.3 * TEXT * len(_told(bytes))
+        middle, half = float(axes.transData.transform((bytes, 0))[0]), 0.3 * TEXT * len(_format_bytes(bytes))
         if middle - half > end:
             ticks.append(bytes)
             end = middle + half + TEXT / 2
@@ -163,8 +163,8 @@ def _ticks(axes: Any) -> list[float]:
 
 
 def _draw(axes: Any, course: Course) -> None:
-    shown = [c for c in thin(course.costs, DRAWN) if c.whole > 0]
-    x, tone = [c.whole for c in shown], colour(f"s{course.slot}")
+    shown = [c for c in thin(course.costs, DRAWN) if c.total > 0]
+    x, tone = [c.total for c in shown], colour(f"s{course.slot}")
     if course.seeds > 1:
         low, high = ([100 * v for v in values] for values in ([c.low for c in shown], [c.high for c in shown]))
         axes.fill_between(x, low, high, color=tone, alpha=0.13, linewidth=0, clip_on=False)
@@ -179,9 +179,9 @@ def _draw(axes: Any, course: Course) -> None:
 def _hits(axes: Any, course: Course, scale: MetricScale) -> list[Hit]:
     """A square to point at around each listed point."""
     height, hits = axes.figure.bbox.height, []
-    for cost in (c for c in thin(course.costs, LISTED) if c.whole > 0):
-        x, y = (float(v) for v in axes.transData.transform((cost.whole, 100 * cost.mean)))
+    for cost in (c for c in thin(course.costs, LISTED) if c.total > 0):
+        x, y = (float(v) for v in axes.transData.transform((cost.total, 100 * cost.mean)))
         of_it = f", {size(cost.sent)} of it in rounds" if cost.seed else ""
-        title = f"{course.label}, round {cost.round:,}\n{size(cost.whole)} sent{of_it}"
+        title = f"{course.label}, round {cost.round:,}\n{size(cost.total)} sent{of_it}"
         hits.append(Hit(x - 8, height - y - 8, 16, 16, f"{title}\nACC {scale.format_value(cost.mean)} %"))
     return hits

@@ -151,7 +151,7 @@ def _own(use: Use, pick: Callable[[list[float]], float], data: str = "validation
     """A model on rows that are the clients' own: their mean, or `pick` of them."""
 
     def number(run: RecordedRun, evaluation: Evaluation) -> float | None:
-        scores = [s.value for s in run.own(evaluation, use.model, data).values()]
+        scores = [s.value for s in run.get_scores(evaluation, use.model, data).values()]
         return pick(scores) if scores else None
 
     return number

@@ -81,7 +81,7 @@ def score_all_classes(use: Use) -> Value:
         return measures.global_last(use)
 
     def number(run: RecordedRun) -> float | None:
-        return measures.mean_of([*run.own(run.last, use.model, "test").values()], "value")
+        return measures.mean_of([*run.get_scores(run.last, use.model, "test").values()], "value")
 
     return measures.over_seeds(use.method.counted, number, "the model is scored on the clients' own rows only")
 

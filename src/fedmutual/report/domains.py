@@ -72,7 +72,7 @@ def best(
 
 def per_node(run: RecordedRun, measure: DomainMeasure) -> dict[str, float]:
     """Return node -> a measure after the last round; nodes that do not share their scores are left out."""
-    return {i: s.value for i, s in run.own(run.last, data=measure.data).items()}
+    return {i: s.value for i, s in run.get_scores(run.last, data=measure.data).items()}
 
 
 def projected(method: Method, node: str | None = None) -> Value:

@@ -56,7 +56,7 @@ def own_last(use: Use, pick: Callable[[list[float]], float] = fmean) -> Value:
     """Return a model's accuracy on own validation data after the last round: the mean over clients, or `pick` of them."""
 
     def number(run: RecordedRun) -> float | None:
-        scores = [s.value for s in run.own(run.last, use.model).values()]
+        scores = [s.value for s in run.get_scores(run.last, use.model).values()]
         return pick(scores) if scores else None
 
     return over_seeds(use.method.counted, number, _no_own(use.method))

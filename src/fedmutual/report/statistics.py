@@ -192,7 +192,10 @@ def pair_clients(
     pairs = []
     for a, b in matches(ours, others):
         round, their_round = last_common(a, b)
-        our_scores, their_scores = a.own(a.at(round), model, data), b.own(b.at(their_round), other, data)
+        our_scores, their_scores = (
+            a.get_scores(a.at(round), model, data),
+            b.get_scores(b.at(their_round), other, data),
+        )
         both = [(i, our_scores[i], their_scores[i]) for i in our_scores if i in their_scores]
         pairs += [Pair(a.seed, i, round, x.value, y.value, x.examples, a.metric) for i, x, y in both]
     if pairs:

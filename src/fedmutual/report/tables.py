@@ -83,7 +83,7 @@ def clients(comparison: RunComparison) -> PageTable:
     ]:
         run = runs[seed]
         examples, network = sum(run.partition.clients[client].counts.training), _network(comparison, seed, client)
-        score = run.own(run.last).get(client)
+        score = run.get_scores(run.last).get(client)
         majority = score.majority if score else None
         about = (TableCell(client), TableCell(str(seed)), TableCell(f"{examples:,}"), TableCell(network))
         served = []
@@ -152,7 +152,7 @@ def _shaded(value: float) -> TableCell:
 
 def _get_accuracies(use: Use) -> dict[tuple[int, str], float]:
     """Return (seed, client) -> the accuracy of a model on the client's own rows, after the last round."""
-    scores = ((run.seed, run.own(run.last, use.model)) for run in use.method.counted)
+    scores = ((run.seed, run.get_scores(run.last, use.model)) for run in use.method.counted)
     return {(seed, client): score.value for seed, by_client in scores for client, score in by_client.items()}
 
 

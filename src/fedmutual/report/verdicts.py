@@ -102,7 +102,9 @@ def _compare_with_rivals(comparison: RunComparison, method: Method) -> Iterator[
 def _find_all_classes(method: Method) -> Iterator[Finding]:
     """Return the accuracies on the test set of a method with personal models and a shared one."""
     personal = measures.over_seeds(
-        method.counted, lambda run: measures.mean_of([*run.own(run.last, "personal", "test").values()], "value"), ""
+        method.counted,
+        lambda run: measures.mean_of([*run.get_scores(run.last, "personal", "test").values()], "value"),
+        "",
     )
     shared = measures.global_last(method.uses[-1])
     if isinstance(personal, Estimate) and isinstance(shared, Estimate):
@@ -111,7 +113,7 @@ def _find_all_classes(method: Method) -> Iterator[Finding]:
 
 def _find_frequent_class(method: Method) -> Iterator[Finding]:
     accuracy = measures.over_seeds(
-        method.counted, lambda run: measures.mean_of([*run.own(run.last).values()], "majority"), ""
+        method.counted, lambda run: measures.mean_of([*run.get_scores(run.last).values()], "majority"), ""
     )
     if isinstance(accuracy, Estimate):
         yield FrequentClass(accuracy.mean)

@@ -144,7 +144,7 @@ def command() -> str:
 
 def _average_accuracy(job: Job, run: RecordedRun, evaluation: Evaluation, model: str | None) -> float | None:
     """Return the mean accuracy of the counted clients on their validation data, a fraction; None without scores."""
-    scores = run.own(evaluation, model) if model else {}
+    scores = run.get_scores(evaluation, model) if model else {}
     counted = job.cell.about.clients or tuple(scores)
     accuracies = [scores[i].value for i in counted if i in scores]
     return sum(accuracies) / len(accuracies) if accuracies else None
@@ -154,8 +154,8 @@ def _read_clients(job: Job, run: RecordedRun) -> dict[str, ClientResult]:
     networks = (run.environment.get("models") or {}).get("personal") or {}
     shared = (run.environment.get("models") or {}).get("shared") or {}
     clients = {}
-    for i in run.own(run.last):
-        curve = [run.own(e)[i].value for e in run.evaluations if i in run.own(e)]
+    for i in run.get_scores(run.last):
+        curve = [run.get_scores(e)[i].value for e in run.evaluations if i in run.get_scores(e)]
         clients[i] = ClientResult(
             network=(networks.get(i) or shared).get("name", ""),
             examples=sum(run.partition.clients[i].counts.private),

@@ -10,7 +10,7 @@ from fedmutual.tensor_files import read_tensors, write_tensors
 FOLDER, OWN = "pretrained", "pretrained.safetensors"
 
 
-def kept(folder: Path) -> dict[tuple[str, str], Weights]:
+def read_initial_weights(folder: Path) -> dict[tuple[str, str], Weights]:
     """Return the pretrained weights in a run's folder by (client, or "" for all clients; network); empty without weights.
 
     Raises:

@@ -162,7 +162,7 @@ class RecordedRun:
         """Return the evaluation after a round; None if the round was not evaluated."""
         return next((e for e in self.evaluations if e.round == round), None)
 
-    def own(
+    def get_scores(
         self, evaluation: Evaluation | None, model: str | None = None, data: str = "validation"
     ) -> dict[str, MetricScore]:
         """Client -> the score of a model on its own rows; without a name, of the one that it would use."""

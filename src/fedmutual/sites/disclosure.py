@@ -1,7 +1,7 @@
 """A sentence for a site's operator: which losses and scores leave the site."""
 
 from fedmutual.federation.experiment import Experiment
-from fedmutual.scores import LEAST_ROWS, is_told
+from fedmutual.scores import LEAST_ROWS, is_disclosed
 
 
 def describe_disclosure(experiment: Experiment, site: str) -> str:
@@ -13,7 +13,7 @@ def describe_disclosure(experiment: Experiment, site: str) -> str:
         return "Its losses and scores are not told."
     rows = experiment.rows(site)
     kinds = dict.fromkeys(exam.rows for exam in experiment.exams(site))
-    told = [kind for kind in kinds if is_told(metrics, len(rows[kind]))]
+    told = [kind for kind in kinds if is_disclosed(metrics, len(rows[kind]))]
     if not told:
         return f"Its losses and scores are not told: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows."
     return f"Accuracies to 1 %, of its {' and '.join(told)} rows, are told once a round; other scores and losses are not."

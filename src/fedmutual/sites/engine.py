@@ -120,7 +120,7 @@ class SitesEngine:
         inputs = {i: a for i, a in arguments.items() if i not in self._conduct.left_out}
         receivers = None
         if self._by_hand:  # sending to an unresponsive site would block the sender
-            receivers = tuple(sorted(inputs.keys() & set(self._post.there()) - set(self._post.late())))
+            receivers = tuple(sorted(inputs.keys() & set(self._post.list_connected()) - set(self._post.late())))
         outcome = self._collect(inputs, self._attempts.stamp({i: self._make_order(a, receivers) for i, a in inputs.items()}))
         if self._sums is not None:
             self._check_count(outcome, len(outcome.replies), inputs)
@@ -262,7 +262,7 @@ class SitesEngine:
         self, orders: Mapping[str, tuple[Order, Message]], outcome: PhaseOutcome
     ) -> Iterator[tuple[str, tuple[SiteAnswer, Message]]]:
         """Send orders to the connected sites, and yield (site, (answer, message)) as they come; refuse unreadable ones."""
-        connected = self._post.there()
+        connected = self._post.list_connected()
         for i in orders:
             if i not in connected:
                 self._leave_out(i, orders[i][0], "it is not there")

@@ -81,7 +81,7 @@ class SiteAnswer:
 class Post(Protocol):
     """The transport of orders and answers between the server and the sites."""
 
-    def there(self) -> tuple[str, ...]:
+    def list_connected(self) -> tuple[str, ...]:
         """Return the connected sites."""
         ...
 

@@ -106,7 +106,7 @@ def _fedavg(folder: Path, shared: SourceRun) -> SourceRun:
         raise RunError(
             f"{folder}: is a run of {name!r}, and --fedavg names one of 'fedavg'; without it that of {run} is tuned"
         )
-    if shared.whole and source.whole:  # else the newcomer's data are compared with the complete model
+    if shared.is_complete and source.is_complete:  # else the newcomer's data are compared with the complete model
         ours, theirs = _inputs(shared), _inputs(source)
         for key in (k for k in ours if ours[k] != theirs[k]):
             raise RunError(

@@ -51,7 +51,7 @@ class SourceRun:
         return {"shared": self.run.config.model.shared} | {k: model[k] for k in (*_SHARES, "adaptor") if k in model}
 
     @property
-    def whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the layer of the classes is shared too, so that all must have the same ones."""
         return "part" not in self.model
 
@@ -104,12 +104,12 @@ class Newcomer:
         start = {"start": "server"}  # needs a whole model
         others = "independent"
         if arm == "fml":
-            model = {**self.shared.model, **own, **({} if personal or not self.shared.whole else start)}
+            model = {**self.shared.model, **own, **({} if personal or not self.shared.is_complete else start)}
         elif arm == "scratch":
             model = {"shared": self.shared.model["shared"], **personal}
         else:
-            model = {**self.tuned.model, **(start if self.tuned.whole else adaptor)}
-            others = "independent" if self.tuned.whole else "fedavg"  # of one: a part with an adaptor, trained alone
+            model = {**self.tuned.model, **(start if self.tuned.is_complete else adaptor)}
+            others = "independent" if self.tuned.is_complete else "fedavg"  # of one: a part with an adaptor, trained alone
         weights = {"fml": self.shared, "fine-tune": self.tuned}.get(arm)
         if weights is not None:
             model["weights"] = str(weights.run.folder.resolve())
@@ -134,7 +134,7 @@ class Newcomer:
         try:
             read = data.prepare(self.config("fml", None))[""]
         except UnknownClass as problem:
-            if not self.shared.whole:
+            if not self.shared.is_complete:
                 raise  # these are the newcomer's own classes
             raise DataError(
                 f"{problem.reason} of the shared model in {self.shared.run.folder}; rename it with data.labels, or start "
@@ -142,7 +142,7 @@ class Newcomer:
                 "a run that shares only a part (model.part), where a newcomer has outputs of its own"
             ) from None
         for source in (self.shared, self.tuned):
-            if source.whole:
+            if source.is_complete:
                 self._check_inputs(read, source)
         return read
 
@@ -168,7 +168,7 @@ class Newcomer:
         for key, values in {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}.items():
             if takes.agreed and values != takes.scaling[key]:
                 settled = "take data.mean and data.std out, and the run's are used"
-                mend = settled if self.shared.whole else "set both to that run's"
+                mend = settled if self.shared.is_complete else "set both to that run's"
                 raise ConfigError(
                     f"{self.file}: key 'data.{key}' makes {values} of what {place} takes with {takes.scaling[key]}; {mend}"
                 )
@@ -222,7 +222,7 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
 def _data(file: Path, given: Table, shared: SourceRun) -> Table:
     """Return [data], completed by the classes, size and scaling of a complete shared model; a part fits any data."""
     takes = shared.takes
-    if not shared.whole:
+    if not shared.is_complete:
         return given
     settled: Table = {"classes": list(takes.classes)}
     if get_target_kind(TASKS[shared.run.config.training.task]()) == "numbers":

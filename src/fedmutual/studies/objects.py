@@ -135,11 +135,11 @@ def federate(
         UserError: an argument cannot be used; one sentence says which, and the fix.
         Diverged: a client's loss or weights stopped being finite.
     """
-    given = {k: v for k, v in locals().items() if k in _GIVEN}
+    config_arguments = {k: v for k, v in locals().items() if k in _CONFIG_ARGUMENTS}
     with speaking_of_arguments(), _collect(sites, shared, method) as (objects, tables), _folder(out) as (folder, keep):
         if in_place:
             _check_distinct(sites, shared)
-        config = make_config(tables, method, given, _add_shared(settings, shared))
+        config = make_config(tables, method, config_arguments, _add_shared(settings, shared))
         _check_shared(config, shared)
         with ProgressBars(shown=progress) as bars:
             run(config, folder, resume, [bars.watch(config.name)] if progress else [])
@@ -179,13 +179,13 @@ def compare(
     Raises:
         UserError, Diverged: as `federate`.
     """
-    given = {k: v for k, v in locals().items() if k in _GIVEN}
+    config_arguments = {k: v for k, v in locals().items() if k in _CONFIG_ARGUMENTS}
     with speaking_of_arguments(), _folder(out) as (folder, keep):
         titled = _name_methods(methods)
         planned = []
         with _collect(sites, shared, *titled.values()) as (objects, tables):
             for title, method in titled.items():
-                config = make_config(tables, method, given, _add_shared(settings, shared))
+                config = make_config(tables, method, config_arguments, _add_shared(settings, shared))
                 _check_shared(config, shared)
                 for number in range(config.seed, config.seed + seeds):
                     planned += [(title, config.model_copy(update={"seed": number}), folder / title / str(number))]
@@ -196,7 +196,7 @@ def compare(
         return Comparison({(t, config.seed): ObjectRun(place, objects, keep) for t, config, place in planned})
 
 
-_GIVEN = (
+_CONFIG_ARGUMENTS = (
     "rounds",
     "seed",
     "batch_size",

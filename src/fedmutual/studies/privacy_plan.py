@@ -16,9 +16,9 @@ from fedmutual.engines.loop import draw_participants
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
 from fedmutual.privacy import rules
-from fedmutual.privacy.accountant import NoisedSteps, epsilon, sigma_for
+from fedmutual.privacy.accountant import NoisedSteps, epsilon, find_sigma
 from fedmutual.privacy.mechanism import Mechanism
-from fedmutual.stepping import own
+from fedmutual.stepping import with_client_settings
 
 
 class PrivacyCost(NamedTuple):
@@ -34,9 +34,9 @@ class PrivacyCost(NamedTuple):
         """Return epsilon at the configured delta, by the configured accountant."""
         return epsilon([NoisedSteps(self.sigma, self.rate, self.steps)], config.privacy.delta, config.privacy.accountant)
 
-    def sigma_for(self, wished: float, config: Config) -> float:
+    def find_sigma(self, wished: float, config: Config) -> float:
         """Return the smallest noise multiplier with which the steps cost at most this epsilon."""
-        return sigma_for(wished, self.rate, self.steps, config.privacy.delta, config.privacy.accountant)
+        return find_sigma(wished, self.rate, self.steps, config.privacy.delta, config.privacy.accountant)
 
 
 def read_config(path: Path, overrides: Mapping[str, Any], sigma_wanted: bool) -> Config:
@@ -85,8 +85,8 @@ def check_budget(experiment: Experiment) -> None:
         if spent > budget:
             raise ConfigError(
                 f"privacy.epsilon = {budget:g}: {cost.steps} steps with sigma {cost.sigma:g} cost client {client!r} epsilon "
-                f"{spent:.3g} at delta {config.privacy.delta:g}; set privacy.sigma = {cost.sigma_for(budget, config):g}, or "
-                "fewer rounds"
+                f"{spent:.3g} at delta {config.privacy.delta:g}; set "
+                f"privacy.sigma = {cost.find_sigma(budget, config):g}, or fewer rounds"
             )
 
 
@@ -160,6 +160,6 @@ def _round_steps(experiment: Experiment, id: str, rows: int, round: int, phases:
     settings = read_client_settings(config, id) | {"task": experiment.task(id)}
     client = Client(id, {}, {}, {"private": private, "public": public}, own=settings, seeds=seeds)
     for number, phase in enumerate(phases):
-        for _ in own(phase, client).batches(client, {}, At(config.seed, round, config.rounds, number)):
+        for _ in with_client_settings(phase, client).batches(client, {}, At(config.seed, round, config.rounds, number)):
             pass
     return private.count

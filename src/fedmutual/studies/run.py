@@ -67,7 +67,7 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
         return open_trained_run(folder, config)
     try:
         with _use_threads(config.engine.threads):
-            begun, weights = folders.begun(folder), pretrained.kept(folder)
+            begun, weights = folders.begun(folder), pretrained.read_initial_weights(folder)
             experiment = build.build(config, recorded.get("device"), begun=begun, pretrained=weights)
             privacy_plan.check_budget(experiment)
             hosted = EngineHandle(experiment, recorded.get("engine", {}).get("name"))
@@ -111,7 +111,7 @@ def attempt_together(
             key = _same_data(configs[n])
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
             device, begun = (looked[n] or {}).get("device"), folders.begun(outs[n])
-            built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.kept(outs[n]))
+            built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.read_initial_weights(outs[n]))
         federations = [[built[n].client(i) for i in built[n].clients] for n in left]
         engines = [configs[n].engine for n in left]
         scheduler = RunScheduler(federations, any(e.compile for e in engines), any(e.turns for e in engines))

@@ -73,7 +73,7 @@ class Rounds(Controller):  # type: ignore[misc]
         progress = Progress(folder, contract, fl_ctx.get_job_id())
         torch.set_num_threads(1)
         post = TaskPost(self, fl_ctx, abort_signal, folder, contract.quorum)
-        progress.begin(post.there())  # from now on the server restarts the job if it fails
+        progress.begin(post.list_connected())  # from now on the server restarts the job if it fails
         pause = partial(_pause_for_changes, folder, post, contract.sites.names)
         try:
             progress.begin(post.ready(contract.sites.wait))
@@ -104,7 +104,7 @@ def _pause_for_changes(folder: Path, post: "TaskPost", names: Collection[str]) -
     post.check()
     if presence.is_stop_requested(folder):
         raise Paused("stopped by hand")
-    inside, alive = post.there(), presence.read_alive(folder.parent)
+    inside, alive = post.list_connected(), presence.read_alive(folder.parent)
     outside = {i: alive[i] for i in names if i in alive and i not in inside}
     due = rejoin_backoff.list_due_sites(folder, outside, inside)
     if due:
@@ -127,7 +127,7 @@ class TaskPost:
             i: connection for i, connection in presence.read_connected(folder.parent).items() if i in names
         }  # site -> connection at the start of the job
 
-    def there(self) -> tuple[str, ...]:
+    def list_connected(self) -> tuple[str, ...]:
         """Return the sites that are connected since the start of the job. A restarted site is not in the job."""
         connections = presence.read_connected(self._folder.parent)
         is_disconnected = self._controller.communicator.get_client_disconnect_time
@@ -145,7 +145,7 @@ class TaskPost:
 
     def ready(self, wait: float) -> tuple[str, ...]:
         """Wait at most `wait` seconds until all sites take orders, and return the sites that do."""
-        return tuple(sorted(i for i, _ in self._send_tasks(READY, dict.fromkeys(self.there(), b""), wait)))
+        return tuple(sorted(i for i, _ in self._send_tasks(READY, dict.fromkeys(self.list_connected(), b""), wait)))
 
     def ask(self, orders: Mapping[str, bytes], deadline: float) -> Iterator[tuple[str, bytes]]:
         """Send each site its order as a task, and yield (site, answer) in the order of arrival. deadline: in seconds."""
@@ -164,7 +164,7 @@ class TaskPost:
                 try:
                     site, body = arrived.get(timeout=_TICK)
                 except queue.Empty:
-                    waiting &= set(self.there())
+                    waiting &= set(self.list_connected())
                     continue
                 waiting.discard(site)
                 if body is not None:

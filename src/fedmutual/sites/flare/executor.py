@@ -30,7 +30,7 @@ _FIRST_PAUSE = 30.0  # seconds until a site that could not start tries again; do
 _PATIENCE = 20.0  # seconds until the previous job must release the state, and until a message must be taken
 
 
-class Site(Executor):  # type: ignore[misc]
+class SiteExecutor(Executor):  # type: ignore[misc]
     """A site's part in a job: check that the operator agreed to the job's contract, then carry out orders."""
 
     def __init__(self, contract: str) -> None:

@@ -55,7 +55,7 @@ def make_server_config(contract: str) -> dict[str, Any]:
 
 def make_site_config(contract: str) -> dict[str, Any]:
     """Return the configuration of the job's process at a site. contract: the record as JSON text."""
-    executor = {"path": f"{_OURS}.executor.Site", "args": {"contract": contract}}
+    executor = {"path": f"{_OURS}.executor.SiteExecutor", "args": {"contract": contract}}
     return {
         "format_version": 2,
         "executors": [{"tasks": ["*"], "executor": executor}],

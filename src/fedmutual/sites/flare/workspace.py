@@ -17,7 +17,7 @@ LONGEST = "longest"
 _OURS = "fedmutual.sites.flare"
 ALLOWED = {
     "server": f"{_OURS}.controller.Rounds",
-    "site": f"{_OURS}.executor.Site",
+    "site": f"{_OURS}.executor.SiteExecutor",
 }  # the only class that a job may name there
 HEARTBEAT, GONE = 5, 60  # seconds between heartbeats; seconds without a heartbeat until a participant is disconnected
 LOST = 20  # seconds without a byte until a site repeats a request; FLARE's default is 5 minutes

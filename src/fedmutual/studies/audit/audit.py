@@ -99,7 +99,7 @@ def _open(folder: Path) -> _Opened:
         raise RunError(f"{folder}: its clients learn {', '.join(map(repr, sorted(tasks)))}; only classification is audited")
     check_tables(run.config.model_dump(), folder)
     prepared = data.prepare(run.config)
-    weights = pretrained.kept(folder)
+    weights = pretrained.read_initial_weights(folder)
     experiment = build.build(run.config, prepared=prepared, begun=folders.begun(folder), pretrained=weights)
     if experiment.data.partition["fingerprint"] != run.summary.get("fingerprint"):
         raise RunError(

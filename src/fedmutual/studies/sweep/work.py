@@ -17,7 +17,7 @@ from fedmutual.files import write_json
 from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.choice import Tried
 from fedmutual.rundir.file_names import SUMMARY
-from fedmutual.scores import is_told
+from fedmutual.scores import is_disclosed
 from fedmutual.studies.compare import check_folders
 from fedmutual.studies.run import attempt_together, can_stack, run
 from fedmutual.studies.sweep.plan import SweepPlan
@@ -77,7 +77,7 @@ def _check_scores(experiment: Experiment) -> None:
 def _shares_metric(client: Client, metric: Metric | None) -> bool:
     """Return whether a client shares its main metric on hold-out rows; of pooled data, on the rows of any client."""
     sizes = [len(rows) for name, rows in client.data.items() if name.startswith("holdout")]
-    return any(is_told(client.metrics, rows) if metric == ACCURACY else client.metrics == "all" for rows in sizes)
+    return any(is_disclosed(client.metrics, rows) if metric == ACCURACY else client.metrics == "all" for rows in sizes)
 
 
 def _train(works: Sequence[SweepRun], resume: bool, watch: Callable[[str], Observer] | None) -> dict[Path, str]:
