@@ -122,7 +122,7 @@ def test_networks_that_began_with_random_weights_say_so(small: Path, cli) -> Non
         (
             {"model.start": "server"},
             {"1": {"model": {"pretrained": "weights"}}},
-            "key 'clients.1.model.pretrained' has no effect with model.start = 'server'; take it out",
+            "key 'clients.1.model.pretrained' has no effect with model.start = 'server'; remove it",
         ),
         ({"model.pretrained": ""}, {}, "key 'model.pretrained' "),
     ],

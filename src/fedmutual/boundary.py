@@ -40,7 +40,7 @@ class Refused(RuntimeError):
         self.client, self.tensor, self.why = client, tensor, why
 
     def __str__(self) -> str:
-        return f"client {self.client!r} was kept from sending {self.tensor!r}: {self.why}"
+        return f"client {self.client!r} must not send {self.tensor!r}: {self.why}"
 
 
 def release(reply: Message, declared: Spec, client: Client, inbox: Message) -> Message:
@@ -85,7 +85,7 @@ def release_metrics(values: Mapping[str, Any], declared: Collection[str], client
     """
     for name, value in values.items():
         if name not in declared:
-            raise Refused(client, name, f"its phase or task declares to tell only {', '.join(declared) or 'nothing'}")
+            raise Refused(client, name, f"its phase or task declares only the names {', '.join(declared) or 'nothing'}")
         listed = value if isinstance(value, list) and len(value) == width else [value]
         if not all(v is None or type(v) in (int, float) for v in listed):
             raise Refused(client, name, f"a score is a number, None, or a list of one a class, not {type(value).__name__}")

@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with suppress(OSError):
             part.unlink()
         full = problem.errno in (errno.ENOSPC, errno.EDQUOT)
-        fix = "free some space, then go on" if full else "choose another folder with --out"
+        fix = "free some space, then resume" if full else "choose another folder with --out"
         raise RunError(f"{path}: cannot be written ({problem.strerror or problem}); {fix}") from None
 
 

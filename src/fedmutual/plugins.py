@@ -86,9 +86,11 @@ def load(name: str, key: str) -> Any:
             raise ConfigError(
                 f"key {key!r}: there is no module {module!r}; put {file} into {rule.place} or install it"
             ) from None
-        raise ConfigError(f"key {key!r}: module {module!r} does not import: {problem}") from None
+        raise ConfigError(f"key {key!r}: module {module!r} cannot be imported: {problem}") from None
     except Exception as problem:  # a user's module may fail in any way
-        raise ConfigError(f"key {key!r}: module {module!r} does not import: {type(problem).__name__}: {problem}") from None
+        raise ConfigError(
+            f"key {key!r}: module {module!r} cannot be imported: {type(problem).__name__}: {problem}"
+        ) from None
     if not hasattr(imported, attribute):
         raise ConfigError(f"key {key!r}: module {module!r} has no {attribute!r}")
     return getattr(imported, attribute)

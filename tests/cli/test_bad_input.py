@@ -115,7 +115,7 @@ def test_a_compare_with_a_key_of_a_method_that_is_not_compared(small, cli, key):
     """Also where it is the file's own method, alpha's fml: what has no effect is refused."""
     code, _, err = cli("compare", small, "--methods", "fedavg,independent", "--set", f"algorithm.{key}=0.1")
     owner = {"alpha": "fml and proxyfl", "mu": "fedprox"}[key]
-    sentence = f"key 'algorithm.{key}' is a setting of {owner}, and the methods are fedavg, independent; take it out"
+    sentence = f"key 'algorithm.{key}' is a setting of {owner}, and the methods are fedavg, independent; remove it"
     assert (code, sentence in err) == (2, True), err
 
 

@@ -165,7 +165,7 @@ def test_what_ours_raises_and_what_is_a_sentence_already_stay_as_they_are(small,
     hook = "def end(self, client, at):\n    return super().end(client, at) | {'extra': torch.zeros(3)}"
     code, _, err = cli("run", small, *settings(small.parent, hook))
     assert code == 4
-    assert "client '0' was kept from sending 'extra'" in failed(err)
+    assert "client '0' must not send 'extra'" in failed(err)
 
 
 def test_in_python_it_is_a_user_error_with_its_cause(small):

@@ -105,7 +105,7 @@ def test_a_model_file_is_read_with_its_run(digits, cli):
     for model, more, sentence in (
         ("alone.safetensors", [], "alone.safetensors: is no model file in a run's folder"),
         (digits / "server/round-9.safetensors", [], "is not the saved round of"),
-        (digits / "server/round-1.safetensors", ["--client", "1"], "the file says whose model it is; take --client out"),
+        (digits / "server/round-1.safetensors", ["--client", "1"], "the file says whose model it is; remove --client"),
         ("nowhere", [], "nowhere: is neither a run's folder nor a model file in a run's folder"),
     ):
         code, out, err = cli("predict", model, "three.png", *more)

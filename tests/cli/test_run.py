@@ -68,7 +68,7 @@ def test_set_changes_one_key_and_drops_what_another_algorithm_lacks(small, cli):
     assert fedmutual.load_config("x/config.toml").algorithm == {"name": "fedavg"}
     code, _, err = cli("run", small, "--set", "algorithm.name=fedavg", "--set", "algorithm.alpha=0.1", "--out", "y")
     assert code == 2
-    assert "key 'algorithm.alpha' is a setting of fml and proxyfl, and the algorithm is 'fedavg'; take it out" in err
+    assert "key 'algorithm.alpha' is a setting of fml and proxyfl, and the algorithm is 'fedavg'; remove it" in err
 
 
 def test_a_finished_run_is_not_trained_again_and_more_rounds_are(small, cli):

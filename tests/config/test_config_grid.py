@@ -109,5 +109,5 @@ def test_a_grid_from_python_may_name_what_is_fixed_without_a_list() -> None:
         "optimizer.lr": [0.1, 0.2],
         "model.personal": [["mlp", "cnn1"]],
     }
-    with pytest.raises(ConfigError, match=r"^the key 'rounds' has no value to try; list some, or take it out$"):
+    with pytest.raises(ConfigError, match=r"^the key 'rounds' has no value to try; list some, or remove it$"):
         expand_grid({"rounds": []})

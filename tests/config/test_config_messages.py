@@ -42,14 +42,14 @@ WRONG = [
         "[clients.0.algorithm]\nname = 'fedavg'",
         "unknown key 'clients.0.algorithm.name'; did you mean 'algorithm.name'? (of algorithm 'fml')",
     ),
-    ("[algorithm]\nmu = 0.1", "key 'algorithm.mu' is a setting of fedprox, and the algorithm is 'fml'; take it out"),
+    ("[algorithm]\nmu = 0.1", "key 'algorithm.mu' is a setting of fedprox, and the algorithm is 'fml'; remove it"),
     (
         "[algorithm]\nname = 'independent'\n[clients.0.algorithm]\nalpha = 0.1",
-        "key 'clients.0.algorithm.alpha' is a setting of fml and proxyfl, and the algorithm is 'independent'; take it out",
+        "key 'clients.0.algorithm.alpha' is a setting of fml and proxyfl, and the algorithm is 'independent'; remove it",
     ),
     (
         "[algorithm]\nmix = 0.5",
-        "key 'algorithm.mix' is a setting of apfl, and the algorithm is 'fml'; take it out",
+        "key 'algorithm.mix' is a setting of apfl, and the algorithm is 'fml'; remove it",
     ),
     # Types: a boolean is no number, a number no boolean, 3.0 no whole number, text neither.
     ("rounds = 3.0", "key 'rounds' must be a whole number, not 3.0"),
@@ -116,13 +116,13 @@ WRONG = [
     ("[server]\naggregate = 'trimmed-mean'\ntrim = 0.5", "key 'server.trim' must be less than 0.5, not 0.5"),
     (
         "[server]\nsum = 'fixed'\naggregate = 'median'",
-        "key 'server.sum' has no effect with server.aggregate = 'median', which sums nothing; take it out",
+        "key 'server.sum' has no effect with server.aggregate = 'median', which sums nothing; remove it",
     ),
     (
         "[server]\nsum = 'fixed'\n[partition]\nclients = 8192",
-        "server.sum = 'fixed' adds at most 8191 clients, and partition.clients is 8192; take 'server.sum' out",
+        "server.sum = 'fixed' adds at most 8191 clients, and partition.clients is 8192; remove 'server.sum'",
     ),
-    ("[server]\ntrim = 0.1", "key 'server.trim' has no effect with server.aggregate = 'mean'; take it out"),
+    ("[server]\ntrim = 0.1", "key 'server.trim' has no effect with server.aggregate = 'mean'; remove it"),
     (
         "[algorithm]\naggregate = 'median'",
         "unknown key 'algorithm.aggregate'; did you mean 'server.aggregate'? (of algorithm 'fml')",
@@ -132,7 +132,7 @@ WRONG = [
     (
         "[algorithm]\nname = 'zzz'",
         f"key 'algorithm.name': there is no algorithm 'zzz'; there are {', '.join(ALGORITHMS)}, "
-        "and one's own as 'module:Class'",
+        "and your own as 'module:Class'",
     ),
     (
         "[algorithm]\nname = 3",
@@ -140,7 +140,8 @@ WRONG = [
     ),
     (
         "[algorithm]\nname = 'math:pi'",
-        "key 'algorithm.name': 'math:pi' is no algorithm: it must be a frozen dataclass derived from fedmutual.core.Phase",
+        "key 'algorithm.name': 'math:pi' is not an algorithm: it must be a frozen dataclass derived "
+        "from fedmutual.core.Phase",
     ),
     # Schedules.
     ("[optimizer]\nlr = { start = 0.1 }", f"key 'optimizer.lr': {SCHEDULE}, not {{'start': 0.1}}"),
@@ -172,41 +173,41 @@ WRONG = [
     ("[partition]\nkind = 'shards'", "partition.kind = 'shards' needs the key 'partition.classes_per_client'"),
     ("[partition]\nkind = 'dirichlet'", "partition.kind = 'dirichlet' needs the key 'partition.alpha'"),
     ("[partition]\nkind = 'file'", "partition.kind = 'file' needs the key 'partition.file'"),
-    ("[partition]\nalpha = 0.5", "key 'partition.alpha' has no effect with partition.kind = 'iid'; take it out"),
+    ("[partition]\nalpha = 0.5", "key 'partition.alpha' has no effect with partition.kind = 'iid'; remove it"),
     (
         "[model]\npersonal = ['mlp', 'lenet5']",
         "key 'model.personal' names 2 networks for 5 clients; name one for all, or one for each",
     ),
-    ("[optimizer]\nname = 'adam'\nmomentum = 0.5", f"key 'optimizer.momentum' {IDLE} optimizer.name = 'adam'; take it out"),
+    ("[optimizer]\nname = 'adam'\nmomentum = 0.5", f"key 'optimizer.momentum' {IDLE} optimizer.name = 'adam'; remove it"),
     (
         "[optimizer]\nname = 'adamw'\n[clients.1.optimizer]\nmomentum = 0.9",
-        f"key 'clients.1.optimizer.momentum' {IDLE} optimizer.name = 'adamw'; take it out",
+        f"key 'clients.1.optimizer.momentum' {IDLE} optimizer.name = 'adamw'; remove it",
     ),
-    ("[optimizer]\namsgrad = true", f"key 'optimizer.amsgrad' {IDLE} optimizer.name = 'sgd'; take it out"),
-    ("[partition]\nmin_size = 3", f"key 'partition.min_size' {IDLE} partition.kind = 'iid'; take it out"),
+    ("[optimizer]\namsgrad = true", f"key 'optimizer.amsgrad' {IDLE} optimizer.name = 'sgd'; remove it"),
+    ("[partition]\nmin_size = 3", f"key 'partition.min_size' {IDLE} partition.kind = 'iid'; remove it"),
     (
         "[records]\nbest_by = 'holdout'",
-        "records.best_by = 'holdout' needs rows to choose by; set the key 'split.holdout', say to 0.1, or take "
-        "'records.best_by' out",
+        "records.best_by = 'holdout' needs rows to choose by; set 'split.holdout', for example to 0.1, or remove "
+        "'records.best_by'",
     ),
     (
         "[records]\nevaluate_on = 'holdout'",
-        "records.evaluate_on = 'holdout' needs rows to score on; set the key 'split.holdout', say to 0.1, or take "
-        "'records.evaluate_on' out",
+        "records.evaluate_on = 'holdout' needs rows to score on; set 'split.holdout', for example to 0.1, or remove "
+        "'records.evaluate_on'",
     ),
     (
         "[split]\nholdout = 0.1\n[records]\nevaluate_on = 'holdout'\nbest_by = 'test'",
         "records.best_by = 'test' chooses by rows that records.evaluate_on = 'holdout' leaves unscored; "
-        "take one of the two out",
+        "remove one of the two",
     ),
     # What only the federation sets.
     (
         "[algorithm]\nname = 'fedavg'\n[clients.0]\nalgorithm.weighting = 'uniform'",
-        "key 'clients.0.algorithm.weighting' is the federation's to set; take it out",
+        "key 'clients.0.algorithm.weighting' is for the whole federation only; remove it",
     ),
     (
         "[clients.0.algorithm]\ntemperature = 2.0",
-        "key 'clients.0.algorithm.temperature' is the federation's to set; take it out",
+        "key 'clients.0.algorithm.temperature' is for the whole federation only; remove it",
     ),
     # Client names that look like steps of the library that checks types.
     (
@@ -297,7 +298,7 @@ def test_algorithms_of_ones_own_that_are_not_whole(tmp_path: Path, monkeypatch: 
     with pytest.raises(ConfigError) as problem:
         make_algorithm(load_config(path))
     assert str(problem.value) == (
-        "key 'algorithm.name': algorithm() of 'own_halves:Other' returned str, and a fedmutual.core.Algorithm is wanted"
+        "key 'algorithm.name': algorithm() of 'own_halves:Other' returned str, but must return a fedmutual.core.Algorithm"
     )
 
 
@@ -311,4 +312,6 @@ def test_an_algorithm_that_lost_its_decorator(tmp_path: Path, monkeypatch: pytes
     path.write_text("algorithm = { name = 'undecorated:Plain' }")
     load_config(path)
     path.write_text("algorithm = { name = 'undecorated:Lost' }")
-    assert "'undecorated:Lost' has a field 'step' that no key can set, for the class lacks its decorator" in refusal(path)
+    assert "'undecorated:Lost' has a field 'step' that no key can set, because the class lacks its decorator" in refusal(
+        path
+    )

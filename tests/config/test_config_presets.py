@@ -34,9 +34,9 @@ def test_what_the_configuration_says_counts():
     ("name", "model", "sentence"),
     [
         ("fedbn", {"batchnorm": "average"}, "key 'model.batchnorm' = 'average' undoes what makes algorithm 'fedbn'"),
-        ("fedper", {"adaptor": "linear"}, "which sets it to 'rest'; take it out"),
+        ("fedper", {"adaptor": "linear"}, "which sets it to 'rest'; remove it"),
         ("ditto", {"start": "own"}, "key 'model.start' = 'own' undoes what makes algorithm 'ditto'"),
-        ("apfl", {"part": ["features"]}, "model.start = 'server' needs a whole model"),
+        ("apfl", {"part": ["features"]}, "model.start = 'server' needs a complete shared model"),
     ],
 )
 def test_what_would_undo_it_is_refused(name, model, sentence):

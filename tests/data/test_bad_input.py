@@ -34,7 +34,7 @@ def test_names(name: str, words: str) -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("test", "x.npz"), ("group_by", "patient")])
 def test_keys_without_effect(key: str, value: str) -> None:
-    refused(f"key 'data.{key}' has no effect with data.name = 'digits'; take it out", data={"name": "digits", key: value})
+    refused(f"key 'data.{key}' has no effect with data.name = 'digits'; remove it", data={"name": "digits", key: value})
 
 
 @pytest.mark.parametrize("name", ["folder", "npz", "csv"])

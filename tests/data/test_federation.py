@@ -60,7 +60,7 @@ def test_notes_on_clients() -> None:
     many = data.load(config(training={"batch_size": 400}, partition={"clients": 9})).notes
     assert many[-1] == "6 more clients have fewer examples than their batch_size, too"
     assert data.load(config(partition={"clients": 1})).notes == (
-        "there is one client only, so there is nobody to learn from or with",
+        "there is one client only, so no other client can teach it",
     )
     assert data.load(config()).notes == ()
 

@@ -177,9 +177,9 @@ WRONG = [
         "returns tuple as output, but must return a tensor of logits [batch, 10]",
     ),
     ("class make(nn.Module):\n    pass", "does not take examples of shape (1, 28, 28): NotImplementedError: "),
-    ("import no_such_package", "module 'NAME' does not import: No module named 'no_such_package'"),
-    ("1 / 0", "module 'NAME' does not import: ZeroDivisionError: division by zero"),
-    ("def make(:", "module 'NAME' does not import: SyntaxError: "),
+    ("import no_such_package", "module 'NAME' cannot be imported: No module named 'no_such_package'"),
+    ("1 / 0", "module 'NAME' cannot be imported: ZeroDivisionError: division by zero"),
+    ("def make(:", "module 'NAME' cannot be imported: SyntaxError: "),
 ]
 
 
@@ -233,4 +233,4 @@ def test_a_module_that_is_not_there(module: Module) -> None:
 
 def test_a_module_that_needs_one_whose_name_begins_its_own(module: Module) -> None:
     name = module("import own_")  # not there, and its own name begins with the same letters
-    assert refusal(f"{name}:make") == f"module {name!r} does not import: No module named 'own_'"
+    assert refusal(f"{name}:make") == f"module {name!r} cannot be imported: No module named 'own_'"

@@ -252,11 +252,11 @@ def test_without_a_connection_weights_are_random_and_it_is_asked_once(cache: Pat
     assert socket.getdefaulttimeout() == waited
     assert (first.state, other.state) == (None, None)
     assert first.description == (
-        "random weights: ImageNet's of torchvision:resnet18 could not be had "
+        "random weights: ImageNet's of torchvision:resnet18 could not be loaded "
         "(https://download.pytorch.org/models/resnet18-f37072fd.pth cannot be reached: Name or service not known)"
     )
     assert other.description == (  # its own file, not that of the network which was asked for first
-        "random weights: ImageNet's of alexnet could not be had "
+        "random weights: ImageNet's of alexnet could not be loaded "
         "(https://download.pytorch.org/models/alexnet-owt-7be5be79.pth cannot be reached: Name or service not known)"
     )
     assert len(asked) == 1
@@ -311,7 +311,7 @@ def test_a_damaged_file_in_the_cache_is_no_crash(cache: Path, asked: list[str]) 
 )
 def test_networks_that_imagenet_has_no_weights_of(name: str, why: str) -> None:
     weights = models.weights("imagenet", name, KEY)
-    assert weights == (f"random weights: ImageNet's of {name} could not be had ({why})", None, "")
+    assert weights == (f"random weights: ImageNet's of {name} could not be loaded ({why})", None, "")
 
 
 def test_weights_of_the_time_of_the_papers() -> None:

@@ -77,7 +77,7 @@ def test_a_leaking_algorithm_is_refused(what, sentence):
     algorithm = Leak(what=what, **E).algorithm()
     clients = [client(i, algorithm) for i in ("0", "1")]
     events = []
-    with pytest.raises(Refused, match="client '0' was kept from sending") as refused:
+    with pytest.raises(Refused, match="client '0' must not send") as refused:
         federation(algorithm, clients, events=events)
     assert sentence in str(refused.value)
     assert not [e for e in events if isinstance(e, Replied | PhaseDone)], "something was sent before the refusal"
@@ -387,9 +387,7 @@ class LossLeak(FML):
 def test_what_training_tells_is_declared_too():
     algorithm = LossLeak(**E).algorithm()
     events = []
-    with pytest.raises(
-        Refused, match="client '0' was kept from sending 'w0': its phase or task declares to tell only personal"
-    ):
+    with pytest.raises(Refused, match="client '0' must not send 'w0': its phase or task declares only the names personal"):
         federation(algorithm, [client("0", algorithm)], events=events)
     assert not [e for e in events if isinstance(e, PhaseDone)]
 
@@ -407,7 +405,7 @@ class Talker(Classification):
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ({"labels": 1.0}, "'labels': its phase or task declares to tell only examples"),
+        ({"labels": 1.0}, "'labels': its phase or task declares only the names examples"),
         ({"recall": [0.0] * 12}, "a list of one a class, not list"),
         ({"accuracy": torch.zeros(3)}, "not Tensor"),
         ({"accuracy": "0, 1, 1"}, "not str"),

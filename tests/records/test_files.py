@@ -69,7 +69,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(RunError, match=r"cannot be written .*; free some space, then go on"):
+    with pytest.raises(RunError, match=r"cannot be written .*; free some space, then resume"):
         write_bytes(tmp_path / "x", b"new")
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
     assert (tmp_path / "x").read_bytes() == b"old"

@@ -73,7 +73,7 @@ def test_the_nearest_name_is_named(papers, id, only, said):
         ),
         ("index.toml", '["global_test"]\nfigures', '["noise:x"]\nfigures', "measure 'noise:x' needs a number: 'noise:0.9'"),
         ("index.toml", '["global_test"]\nfigures', '["noise:nan"]\nfigures', "needs a number"),
-        ("index.toml", '["global_test"]\nfigures', '["bwt:2"]\nfigures', "measure 'bwt' takes no number; take ':2' out"),
+        ("index.toml", '["global_test"]\nfigures', '["bwt:2"]\nfigures', "measure 'bwt' takes no number; remove ':2'"),
         ("index.toml", 'arm = "fml"', 'arm = "fmll"', "'FML is better than FedAvg.' has no arm 'fmll'; did you mean 'fml'?"),
         ("index.toml", 'than = "fedavg"', 'than = "fedagv"', "has no arm 'fedagv'; did you mean 'fedavg'?"),
         (
@@ -88,7 +88,7 @@ def test_the_nearest_name_is_named(papers, id, only, said):
             "index.toml",
             'measure = "global_test"\n',
             'measure = "own_validation"\nper = "client"\nof = "most"\n',
-            "is of every client; take 'of' out",
+            "is of every client; remove 'of'",
         ),
         (
             "index.toml",

@@ -95,7 +95,7 @@ def test_what_has_an_option_of_its_own_is_not_set(key):
 
 @pytest.mark.parametrize(("key", "value", "said"), [
     ("algorithm.alhpa", 0.3, "unknown key 'algorithm.alhpa'; did you mean 'algorithm.alpha'? (of algorithms fedavg, fml)"),
-    ("algorithm.mu", 0.3, "key 'algorithm.mu' is a setting of fedprox, and the methods are fedavg, fml; take it out"),
+    ("algorithm.mu", 0.3, "key 'algorithm.mu' is a setting of fedprox, and the methods are fedavg, fml; remove it"),
     ("algorithm.name", "fedavg", "--set algorithm.name: each arm has an algorithm of its own"),
     ("algorithm", {"alpha": 0.3}, "--set algorithm: it is a table; set its keys one by one, as --set algorithm.alpha=..."),
     ("algorithm", 3, "--set algorithm: it is a table"),

@@ -231,14 +231,14 @@ def test_an_arm_starts_from_the_run_that_it_needs(reproduce, newcomer, given, tm
     (("table9", "--results", "out"), "--results out: is OUT or contains OUT"),
     (("table9", "--results", "."), "--results .: is OUT or contains OUT"),
     (("table9", "--results", "papers/table9/index.toml/x"), "results cannot be kept there"),
-    (("table9", "--pages", "out", "--only", "digits/iid"), "--pages writes from results alone; take --only out"),
-    (("--pages", "out", "--rounds", "1"), "take --rounds out"),
-    (("--pages", "out", "--seeds", "3"), "take --seeds out"),
-    (("--pages", "out", "--set", "optimizer.lr=1"), "take --set out"),
-    (("--pages", "out", "--engine", "stacked"), "take --engine out"),
-    (("--list", "--only", "digits/iid"), "--list lists all experiments; take --only out"),
-    (("--list", "--pages", "out"), "take --pages out"),
-    (("table9", "--list"), "take ID out"),
+    (("table9", "--pages", "out", "--only", "digits/iid"), "--pages writes from results alone; remove --only"),
+    (("--pages", "out", "--rounds", "1"), "remove --rounds"),
+    (("--pages", "out", "--seeds", "3"), "remove --seeds"),
+    (("--pages", "out", "--set", "optimizer.lr=1"), "remove --set"),
+    (("--pages", "out", "--engine", "stacked"), "remove --engine"),
+    (("--list", "--only", "digits/iid"), "--list lists all experiments; remove --only"),
+    (("--list", "--pages", "out"), "remove --pages"),
+    (("table9", "--list"), "remove ID"),
 ])  # fmt: skip
 def test_bad_input_is_one_sentence_and_nothing_is_written(reproduce, tmp_path, arguments, said):
     code, _, err = reproduce(*arguments, *(() if {"--pages", "--list"} & {*arguments} else ("--out", "out")))

@@ -165,7 +165,7 @@ def check_unused_options(reason: str, others: Mapping[str, object]) -> None:
     """Raise ConfigError if options are given that have no effect. reason: why. others: name -> value."""
     for name, value in others.items():
         if value:
-            raise ConfigError(f"{reason}; take {name} out")
+            raise ConfigError(f"{reason}; remove {name}")
 
 
 def check_id(id: str | None) -> str:

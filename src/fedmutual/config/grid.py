@@ -1,4 +1,4 @@
-"""Values to choose among: ``--set key=v1,v2`` read, every combination of them, and what each is called."""
+"""Grids of values: read ``--set key=v1,v2``, list every combination, and name each combination."""
 
 import hashlib
 import itertools
@@ -19,9 +19,9 @@ _LONGEST = 100  # characters of a folder's name
 
 
 def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """``--set key=v1,v2 --set key2=v`` -> dotted key -> its values, each read as TOML, as plain text where it is none.
+    """Read ``--set key=v1,v2 --set key2=v`` and return dotted key -> values. A value that is not TOML is plain text.
 
-    A comma inside brackets, braces or quotes is part of a value: ``algorithm.alpha={start=0.9,end=0.3},0.5`` are two.
+    A comma inside brackets, braces or quotes is part of a value: ``algorithm.alpha={start=0.9,end=0.3},0.5`` has two values.
 
     Raises:
         ConfigError: a key has no value, an empty one, or comes twice.
@@ -41,7 +41,7 @@ def read_grid(texts: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def expand_grid(grid: Grid) -> dict[str, list[Any]]:
-    """The grid with a list for every key.
+    """Return the grid with a list for every key.
 
     Raises:
         ConfigError: a list is empty.
@@ -49,25 +49,25 @@ def expand_grid(grid: Grid) -> dict[str, list[Any]]:
     found = {k: list(v) if isinstance(v, list | tuple) else [v] for k, v in grid.items()}
     for key, values in found.items():
         if not values:
-            raise ConfigError(f"the key {key!r} has no value to try; list some, or take it out")
+            raise ConfigError(f"the key {key!r} has no value to try; list some, or remove it")
     return found
 
 
 def list_combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Dotted key -> value, for every combination; the last key's values move fastest."""
+    """Return every combination, dotted key -> value; the value of the last key changes fastest."""
     for values in itertools.product(*grid.values()):
         yield dict(zip(grid, values, strict=True))
 
 
 def make_label(values: Mapping[str, Any]) -> str:
-    """What a combination is called: "lr=0.01, alpha=0.3", with as much of a key as tells it from the others."""
+    """Return the name of a combination: "lr=0.01, alpha=0.3". Keys are shortened if they stay different."""
     lasts = [key.rpartition(".")[2] for key in values]
     whole = {k for k in values if k.startswith("clients.") or lasts.count(k.rpartition(".")[2]) > 1}
     return ", ".join(f"{k if k in whole else k.rpartition('.')[2]}={format_value(v)}" for k, v in values.items())
 
 
 def make_folder_name(label: str) -> str:
-    """A label as a folder's name: the same for the same label, another for another."""
+    """Return a label as the name of a folder: equal labels have equal names, different labels different names."""
     said = label.replace(", ", ",")
     name = re.sub(r"[^\w.=,+-]+", "-", re.sub(r"[][{}\"']", "", said), flags=re.ASCII).strip("-.")
     if name == said and len(name) <= _LONGEST:
@@ -76,7 +76,7 @@ def make_folder_name(label: str) -> str:
 
 
 def format_value(value: Any) -> str:
-    """A value as ``--set key=value`` takes it: TOML on one line, text without quotes where it stays text."""
+    """Return a value as ``--set key=value`` takes it: TOML on one line, text without quotes if it is still read as text."""
     if isinstance(value, str) and "," not in value and value.strip() and parse_override(f"key={value}")[1] == value:
         return value
     return _toml(value)
@@ -93,12 +93,12 @@ def _toml(value: Any) -> str:
 
 
 def format_toml_key(name: str) -> str:
-    """A key as TOML has it: in quotes where it must be."""
+    """Return a key as TOML writes it, in quotes if they are needed."""
     return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name, ensure_ascii=False)
 
 
 def _parts(text: str) -> Iterator[str]:
-    """The text between commas that are in no brackets, braces or quotes."""
+    """Yield the parts of a text between commas outside brackets, braces and quotes."""
     part, depth, quote, escaped = "", 0, "", False
     for c in text:
         if quote:

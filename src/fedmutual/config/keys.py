@@ -1,4 +1,4 @@
-"""What a table and a key of a configuration are, and what depends on a key."""
+"""The base class of tables, and the declaration of a key with its effect."""
 
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -11,7 +11,7 @@ _EFFECT = "effect"
 
 
 class Section(BaseModel):
-    """A table of the configuration: no unknown keys, no coercion ("true" is no boolean, 1.5 no integer), no change."""
+    """A table of the configuration. It is frozen, refuses unknown keys, and converts no value ("true" is not a boolean)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, arbitrary_types_allowed=True, allow_inf_nan=False)
 
@@ -23,7 +23,7 @@ work is done, which may change the last digits; only what is written. Fingerprin
 
 @dataclass(frozen=True)
 class KeyEffect:
-    """What depends on a key."""
+    """The effect of a key: on results, on scores, on the machine's work or on the record."""
 
     affects: Affects = "result"
     resumable: bool = False  # whether a run may be resumed with another value
@@ -42,20 +42,20 @@ def key(
     unused_on_sites: str = "",
     lead_may_change: bool = False,
 ) -> Any:
-    """Return the field of a key: its default, None where it is unset, its meaning in one line, and its `KeyEffect`."""
+    """Return the field of a key with its default (None: unset), its meaning in one line, and its `KeyEffect`."""
     effect = KeyEffect(affects, resumable, engines, unused_on_sites, lead_may_change)
     return Field(default, description=about, json_schema_extra=cast(Any, {_EFFECT: effect}))
 
 
 def read_effect(spec: FieldInfo) -> KeyEffect:
-    """Return what depends on the key of a field; the usual effect where the field does not say it."""
+    """Return the effect of the key of a field; without a declared effect, the effect on results."""
     extra = spec.json_schema_extra
     effect = extra.get(_EFFECT) if isinstance(extra, dict) else None
     return effect if isinstance(effect, KeyEffect) else KeyEffect()
 
 
 def list_effects(table: type[Section], prefix: str = "") -> dict[str, KeyEffect]:
-    """Return what depends on each key, by dotted name, of a table and the tables in it; those of clients are left out."""
+    """Return dotted key -> effect for a table and its inner tables, without the tables of clients."""
     effects: dict[str, KeyEffect] = {}
     for name, spec in table.model_fields.items():
         if isinstance(spec.annotation, type) and issubclass(spec.annotation, Section):

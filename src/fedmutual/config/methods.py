@@ -23,10 +23,10 @@ _STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
 
 def make_algorithm(config: Config) -> Algorithm:
-    """The configured algorithm's phases, with the federation's settings.
+    """Return the configured algorithm, with the settings of the federation.
 
     Raises:
-        ConfigError: what it says of itself is no Algorithm, or it fails to say it.
+        ConfigError: `algorithm` of the class fails, or returns no Algorithm.
     """
     try:
         made = _kind(config)(**read_client_settings(config), **_aggregation(config)).algorithm()
@@ -38,8 +38,8 @@ def make_algorithm(config: Config) -> Algorithm:
         ) from problem
     if not isinstance(made, Algorithm):
         raise ConfigError(
-            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} returned {type(made).__name__}, and a "
-            "fedmutual.core.Algorithm is wanted"
+            f"key 'algorithm.name': algorithm() of {config.algorithm['name']!r} returned {type(made).__name__}, but "
+            "must return a fedmutual.core.Algorithm"
         )
     unknown = [model for model in made.scores if model not in SCORED]
     if unknown:
@@ -51,7 +51,7 @@ def make_algorithm(config: Config) -> Algorithm:
 
 
 def read_client_settings(config: Config, client: str | None = None) -> Table:
-    """The algorithm's settings as typed values: all that the federation sets, or those alone that a client has its own."""
+    """Return the algorithm's settings as typed values: of the federation, or only those that a client sets for itself."""
     own = config if client is None else config.get_client_config(client)
     types = _setting_types(_kind(config))
     where = "training.task" if client is None else f"clients.{client}.training.task"
@@ -60,15 +60,15 @@ def read_client_settings(config: Config, client: str | None = None) -> Table:
 
 
 def list_setting_types(name: str) -> dict[str, Any]:
-    """The keys that [algorithm] may hold beside `name`, with their types."""
+    """Return the keys that [algorithm] may have besides `name`, with their types."""
     types = _setting_types(find_algorithm(name))
     return {k: t for k, t in types.items() if k not in TrainingConfig.model_fields and t is not Aggregation}
 
 
 def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The settings of the configured algorithm that `compare --tune` tries -> (value of the federation, values to try).
+    """Return the settings that `compare --tune` tries: name -> (value of the federation, values to try).
 
-    A setting that moves over the rounds is not tuned.
+    A setting that changes over the rounds is not tuned.
     """
     spec = {f.name: f for f in fields(_kind(config)) if f.metadata.get("tune")}
     found = {k: (config.algorithm.get(k, f.default), f.metadata["tune"]) for k, f in spec.items()}
@@ -76,12 +76,12 @@ def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...
 
 
 def has_aggregation(config: Config) -> bool:
-    """Whether the configured algorithm makes one message of many, by the rule of [server]."""
+    """Return whether the configured algorithm combines replies by the rule of [server]."""
     return bool(_aggregation(config))
 
 
 def list_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of a configuration."""
+    """Return every dotted key of a configuration."""
     for name, spec in kind.model_fields.items():
         if isinstance(spec.annotation, type) and issubclass(spec.annotation, BaseModel):
             yield from list_keys(spec.annotation, f"{prefix}{name}.")
@@ -93,7 +93,7 @@ def list_keys(kind: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]
 
 
 def check_methods(config: Config, source: str) -> None:
-    """Raise ConfigError where a key of [algorithm], or of a client's own, is none of the algorithm's or out of its range."""
+    """Raise ConfigError if the algorithm lacks a key of [algorithm] or of a client, or if a value is out of range."""
     name = config.algorithm.get("name")
     if not isinstance(name, str):
         raise ConfigError(f"{source}: key 'algorithm.name' must name an algorithm: {', '.join(ALGORITHMS)}")
@@ -109,7 +109,7 @@ def check_methods(config: Config, source: str) -> None:
             if key not in known:
                 raise ConfigError(f"{source}: {describe_foreign_key(where, key, [name])}")
             if client is not None and known[key] != Setting:  # numbers in a client's own loss; the rest all must agree on
-                raise ConfigError(f"{source}: key '{where}.{key}' is the federation's to set; take it out")
+                raise ConfigError(f"{source}: key '{where}.{key}' is for the whole federation only; remove it")
             try:
                 _typed(known[key], value)
             except ValidationError as problem:
@@ -129,7 +129,7 @@ def check_methods(config: Config, source: str) -> None:
 
 
 def with_steps(config: Config) -> Config:
-    """The same; where the algorithm counts steps and no epochs, how many a round are said, whoever reads it later."""
+    """Return the configuration with `training.local_steps` set if the algorithm counts steps instead of epochs."""
     steps = {f.name: f.default for f in fields(_kind(config))}.get("local_steps")
     if not isinstance(steps, int) or config.training.local_steps is not None:
         return config
@@ -137,11 +137,11 @@ def with_steps(config: Config) -> Config:
 
 
 def describe_foreign_key(where: str, key: str, names: Sequence[str]) -> str:
-    """What is wrong with a key that is a setting of none of these algorithms: that of a run, or those that are compared."""
+    """Return the message about a key that none of these algorithms has: the algorithm of a run, or all compared ones."""
     owners, alone = [a for a in ALGORITHMS if key in list_setting_types(a)], len(names) == 1
     if owners:
         these = f"algorithm is {names[0]!r}" if alone else f"methods are {', '.join(names)}"
-        return f"key '{where}.{key}' is a setting of {join_names(owners)}, and the {these}; take it out"
+        return f"key '{where}.{key}' is a setting of {join_names(owners)}, and the {these}; remove it"
     known = dict.fromkeys(k for name in names for k in list_setting_types(name))
     these = f"algorithm {names[0]!r}" if alone else f"algorithms {', '.join(names)}"
     return f"{format_unknown_key(f'{where}.{key}', known, list_keys())} (of {these})"
@@ -158,7 +158,7 @@ def make_default(setting: Field[Any]) -> Any:
 
 
 def _aggregation(config: Config) -> dict[str, Aggregation]:
-    """The rule of [server], for each field of the configured algorithm that takes it."""
+    """Return the rule of [server] for each field of the configured algorithm of the type `Aggregation`."""
     rule = Aggregation(config.server.aggregate, config.server.trim, config.server.sum)
     return {k: rule for k, kind in _setting_types(_kind(config)).items() if kind is Aggregation}
 
@@ -168,7 +168,7 @@ def _settings(own: Config | ClientConfig) -> Table:
 
 
 def describe_method(config: Config) -> dict[str, Any]:
-    """Return how the configured algorithm introduces itself to a report, as environment.json has it.
+    """Return the description of the configured algorithm for reports, as environment.json stores it.
 
     `title`: the name in tables; `preset`: the keys of [model] that the algorithm's name has set; `role`: as `find_role`.
     """
@@ -210,7 +210,7 @@ def _kind(config: Config) -> Any:
 
 
 def find_algorithm(name: str) -> Any:
-    """Return the class of an algorithm: one of this package by its name, or one's own by "module:Class".
+    """Return the class of an algorithm, by its name in this package or by "module:Class".
 
     Raises:
         LookupError: there is no such algorithm.
@@ -220,18 +220,16 @@ def find_algorithm(name: str) -> Any:
         return ALGORITHMS[name]
     if ":" not in name:
         near = get_close_matches(name, ALGORITHMS, 1)
-        mend = (
-            f"did you mean {near[0]!r}?" if near else f"there are {', '.join(ALGORITHMS)}, and one's own as 'module:Class'"
-        )
+        mend = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(ALGORITHMS)}, and your own as 'module:Class'"
         raise LookupError(f"there is no algorithm {name!r}; {mend}")
     kind = plugins.load(name, "algorithm.name")
     if not (is_dataclass(kind) and isinstance(kind, type) and hasattr(kind, "algorithm")):
-        raise LookupError(f"{name!r} is no algorithm: it must be a frozen dataclass derived from fedmutual.core.Phase")
+        raise LookupError(f"{name!r} is not an algorithm: it must be a frozen dataclass derived from fedmutual.core.Phase")
     annotated = {k: str(v) for k, v in vars(kind).get("__annotations__", {}).items()}
     undecorated = [k for k in annotated.keys() - {f.name for f in fields(kind)} if "ClassVar" not in annotated[k]]
     if "__dataclass_fields__" not in vars(kind) and undecorated:
         raise LookupError(
-            f"{name!r} has a field {undecorated[0]!r} that no key can set, for the class lacks its decorator; write "
+            f"{name!r} has a field {undecorated[0]!r} that no key can set, because the class lacks its decorator; write "
             "@dataclass(frozen=True, kw_only=True) above it"
         )
     if not isinstance(vars(kind).get("role", Role()), Role) and "role" not in {f.name for f in fields(kind)}:
@@ -257,5 +255,5 @@ def _typed(kind: Any, value: Any) -> Any:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    """The validator of a type: building it takes a millisecond, and pages of results check thousands of configurations."""
+    """Return the validator of a type. It is cached, because it takes a millisecond, and pages check many configurations."""
     return TypeAdapter(kind, config=_STRICT)

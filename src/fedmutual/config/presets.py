@@ -1,4 +1,4 @@
-"""Keys of [model] that the name of an algorithm sets: put in where they are unset, and taken out with the name."""
+"""Presets: keys of [model] that the name of an algorithm sets if they are unset, and that leave with the name."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,17 +10,17 @@ from fedmutual.errors import ConfigError
 
 
 def apply_preset(config: Config) -> Config:
-    """The configuration with the keys of its algorithm's preset where they are at their defaults."""
+    """Return the configuration with the keys of its algorithm's preset, if these keys have their defaults."""
     return _with_model(config, {k: v for k, v in _keys(config).items() if getattr(config.model, k) == _default(k)})
 
 
 def remove_preset(config: Config) -> Config:
-    """The configuration without what `apply_preset` set: before another algorithm's name takes the place of this one."""
+    """Return the configuration without the keys that `apply_preset` set, before the algorithm is replaced."""
     return _with_model(config, {k: _default(k) for k, v in _keys(config).items() if getattr(config.model, k) == v})
 
 
 def drop_preset(tables: Table) -> Table:
-    """Tables of a file without the keys that their algorithm's preset has set there."""
+    """Return the tables of a file without the keys that the preset of their algorithm set."""
     algorithm, model = tables.get("algorithm"), tables.get("model")
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else None
     if name not in PRESETS or not isinstance(model, Mapping):
@@ -30,14 +30,14 @@ def drop_preset(tables: Table) -> Table:
 
 
 def check_preset(config: Config, tables: Table, source: str) -> None:
-    """Raise ConfigError where a key is set to its default that would undo the preset."""
+    """Raise ConfigError if a key is set to its default, which would undo the preset."""
     model = tables.get("model")
     for key, value in _keys(config).items():
         if isinstance(model, Mapping) and key in model and getattr(config.model, key) == _default(key):
             name, given = config.algorithm["name"], _default(key)
             raise ConfigError(
                 f"{source}: key 'model.{key}' = {given!r} undoes what makes algorithm {name!r}, which sets it to "
-                f"{_shown(value)}; take it out"
+                f"{_shown(value)}; remove it"
             )
 
 

@@ -1,4 +1,4 @@
-"""What [privacy] does not go together with, as far as the configuration alone tells."""
+"""Checks of [privacy] against other keys of the configuration."""
 
 from fedmutual.config.schema import Config, PrivacyConfig
 from fedmutual.config.values import FEDERATED
@@ -6,10 +6,10 @@ from fedmutual.errors import ConfigError
 
 
 def check_privacy(config: Config, source: str) -> None:
-    """Raise ConfigError, with the reason and the mend, where a key voids the guarantee, is missing, or has no effect."""
+    """Raise ConfigError, with the reason and the fix, if a key voids the guarantee, is missing, or has no effect."""
     privacy = config.privacy
     if privacy.group_rows is not None and privacy.unit != "group":
-        raise ConfigError(f"{source}: key 'privacy.group_rows' has no effect with privacy.unit = 'example'; take it out")
+        raise ConfigError(f"{source}: key 'privacy.group_rows' has no effect with privacy.unit = 'example'; remove it")
     if privacy.nets == "none":
         return
     if privacy.sigma is None:
@@ -30,7 +30,7 @@ def check_privacy(config: Config, source: str) -> None:
     if config.records.keep_best:
         raise ConfigError(
             f"{source}: records.keep_best = true chooses a model by scores that epsilon does not count; with privacy.nets "
-            "take it out, and use the last round's model"
+            "remove it, and use the last round's model"
         )
     if config.data.mean == FEDERATED:
         raise ConfigError(
@@ -46,6 +46,6 @@ def check_privacy(config: Config, source: str) -> None:
 
 
 def ineffective_keys(privacy: PrivacyConfig) -> list[str]:
-    """The keys that are set beside nets = "none", and do nothing."""
+    """Return the keys of [privacy] that are set but have no effect, because nets = "none"."""
     plain = PrivacyConfig()
     return [] if privacy.nets != "none" else [f"privacy.{k}" for k, v in privacy if v != getattr(plain, k)]

@@ -1,4 +1,4 @@
-"""TOML <-> typed settings. An unknown key or a wrong type is an error that names the nearest right one."""
+"""Read TOML into typed settings, and write it. Errors name the key and suggest the nearest valid key."""
 
 import tomllib
 import warnings
@@ -35,8 +35,8 @@ from fedmutual.settings import MOST_SUMMED
 def load_config(path: str | Path, **overrides: Any) -> Config:
     """Read an experiment from a TOML file.
 
-    overrides: values by dotted key, ``**{"algorithm.alpha": 0.3}``, or whole tables, ``optimizer={"lr": 0.1}``, which
-    are merged into the file's.
+    overrides: values by dotted key, ``**{"algorithm.alpha": 0.3}``, or tables, ``optimizer={"lr": 0.1}``, which are
+    merged into the tables of the file.
 
     Raises:
         ConfigError: in one sentence, what is wrong with which key, and the nearest right one.
@@ -45,7 +45,7 @@ def load_config(path: str | Path, **overrides: Any) -> Config:
 
 
 def read_tables(path: Path) -> Table:
-    """The tables of a TOML file, unchecked.
+    """Return the tables of a TOML file, unchecked.
 
     Raises:
         ConfigError: the file cannot be read; or it is a run folder's config.toml and names code that may not be imported
@@ -58,7 +58,7 @@ def read_tables(path: Path) -> Table:
 
 
 def read_dumped(path: Path) -> Config:
-    """The configuration that `dump_config` wrote into a run folder. No code that it names is imported.
+    """Read the configuration that `dump_config` wrote into a run folder. No code that it names is imported.
 
     Raises:
         ConfigError: in one sentence, what is wrong with which key.
@@ -81,9 +81,9 @@ def _tables(path: Path) -> Table:
 
 
 def parse_config(tables: Table, source: str = "configuration", overrides: Mapping[str, Any] | None = None) -> Config:
-    """Check tables, with overrides by dotted key merged in. `source` is what error messages call them.
+    """Check tables with overrides by dotted key, and return the configuration. source: the name in error messages.
 
-    An override of `algorithm.name` drops the tables' keys that the named algorithm lacks, and warns which.
+    An override of `algorithm.name` drops the keys of the tables that the new algorithm lacks, with a warning.
     """
     overrides = overrides or {}
     inner = overrides.get("algorithm")
@@ -113,14 +113,14 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
 
 
 def merge_overrides(tables: Table, overrides: Mapping[str, Any]) -> Table:
-    """Tables with values by dotted key merged in, unchecked."""
+    """Return the tables with values by dotted key merged in, unchecked."""
     for key, value in overrides.items():
         tables = _set(tables, key.split("."), value)
     return tables
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """One ``--set key=value`` -> (dotted key, value read as TOML, as plain text where it is none)."""
+    """Read ``--set key=value`` and return (dotted key, value). A value that is not TOML is plain text."""
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: write key=value, for example --set algorithm.alpha=0.3")
@@ -133,12 +133,12 @@ def parse_override(text: str) -> tuple[str, Any]:
 
 
 def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, Any]) -> tuple[Config, Table]:
-    """Read an experiment whose methods are to be compared -> (config, the settings that are other methods' alone).
+    """Read an experiment for a comparison, and return (config, settings that only other methods have).
 
-    overrides: as `load_config` takes them. One under `algorithm` is for those of the methods that have it.
+    overrides: as for `load_config`. A key of `algorithm` applies to the methods that have the key.
 
     Raises:
-        ConfigError: as `load_config`; a setting that none of the methods has.
+        ConfigError: as `load_config`; or no method has a given setting.
     """
     try:
         known = {method: list_setting_types(method) for method in methods}
@@ -157,7 +157,7 @@ def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, An
 
 
 def read_algorithm_name(path: Path, overrides: Mapping[str, Any]) -> str | None:
-    """The algorithm that a file, or an override, names; None where neither names an algorithm.
+    """Return the algorithm that an override or the file names; None if neither names one.
 
     Raises:
         ConfigError: as `read_tables`.
@@ -167,13 +167,13 @@ def read_algorithm_name(path: Path, overrides: Mapping[str, Any]) -> str | None:
 
 
 def _algorithm_name(tables: Table, overrides: Mapping[str, Any]) -> Any:
-    """The value of `algorithm.name` in an override, else in the tables; None where it is unset."""
+    """Return the value of `algorithm.name` in the overrides, else in the tables; None if it is unset."""
     table = tables.get("algorithm")
     return overrides.get("algorithm.name", table.get("name") if isinstance(table, dict) else None)
 
 
 def _known(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
-    """The settings of the algorithm that the tables or an override name; none of what is no algorithm."""
+    """Return the settings of the algorithm that the tables or an override name; none for an unknown algorithm."""
     name = _algorithm_name(tables, overrides)
     try:
         return list_setting_types("fml" if name is None else name) if isinstance(name, str | None) else ()
@@ -182,9 +182,9 @@ def _known(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
 
 
 def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = None) -> tuple[Config, tuple[str, ...]]:
-    """The same experiment under another algorithm -> (config, the keys of [algorithm] it lacks, dropped).
+    """Return the experiment with another algorithm, and the dropped keys of [algorithm], which that algorithm lacks.
 
-    own: settings to add, those that the algorithm has.
+    own: settings to add, if the algorithm has them.
     """
     try:
         tables, dropped = _without_foreign(config.model_dump(), name)
@@ -200,7 +200,7 @@ def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = No
 
 
 def override_config(config: Config, values: Mapping[str, Any]) -> Config:
-    """The configuration with values by dotted key, checked.
+    """Return the configuration with values by dotted key, checked.
 
     Raises:
         ConfigError: as `load_config`.
@@ -209,7 +209,7 @@ def override_config(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def _without_foreign(tables: Table, name: str) -> tuple[Table, tuple[str, ...]]:
-    """Tables without those keys of [algorithm] and [clients.ID.algorithm] that the algorithm `name` lacks; and the keys.
+    """Return the tables without the keys of [algorithm] and [clients.ID.algorithm] that `name` lacks, and these keys.
 
     Raises:
         LookupError: there is no such algorithm.
@@ -235,7 +235,7 @@ def _replace(tables: Table, path: Sequence[str], value: Table) -> Table:
 
 
 def dump_config(config: Config) -> str:
-    """The configuration as TOML, whole: every key with the value it has. `load_config` reads it back equal."""
+    """Return the configuration as TOML, with the value of every key. `load_config` returns an equal configuration."""
     return tomli_w.dumps(_plain(config.model_dump()))
 
 
@@ -268,7 +268,7 @@ _NEEDS = {"shards": "classes_per_client", "dirichlet": "alpha", "file": "file"}
 
 
 def _check_partition(config: Config, source: str) -> None:
-    """Keys that need one another."""
+    """Raise ConfigError if a key of [partition] lacks a key that it needs."""
     partition = config.partition
     for kind, key in _NEEDS.items():
         given = getattr(partition, key) is not None
@@ -276,7 +276,7 @@ def _check_partition(config: Config, source: str) -> None:
             raise ConfigError(f"{source}: partition.kind = {kind!r} needs the key 'partition.{key}'")
         if kind != partition.kind and given and (kind, partition.kind) != ("dirichlet", "pfllib"):  # both have an alpha
             raise ConfigError(
-                f"{source}: key 'partition.{key}' has no effect with partition.kind = {partition.kind!r}; take it out"
+                f"{source}: key 'partition.{key}' has no effect with partition.kind = {partition.kind!r}; remove it"
             )
     nets, clients = len(config.model.personal or ()), len(config.clients) if has_own_data(config) else partition.clients
     if partition.kind not in ("domains", "file") and nets not in (0, 1, clients):
@@ -286,7 +286,7 @@ def _check_partition(config: Config, source: str) -> None:
 
 
 def _check_own_data(config: Config, source: str) -> None:
-    """Data are divided among clients, or brought by each of them."""
+    """Raise ConfigError unless either data are divided among clients, or all clients have data of their own."""
     if not has_own_data(config):
         return
     for client, own in config.clients.items():
@@ -298,37 +298,38 @@ def _check_own_data(config: Config, source: str) -> None:
     given, default = config.partition.model_dump(exclude={"examples"}), PartitionConfig().model_dump()
     for key in (k for k, v in given.items() if v != default[k]):
         raise ConfigError(
-            f"{source}: key 'partition.{key}' has no effect, because clients bring data of their own; take it out"
+            f"{source}: key 'partition.{key}' has no effect, because clients have data of their own; remove it"
         )
     if is_pooled(config):
         raise ConfigError(
-            f"{source}: algorithm {config.algorithm['name']!r} pools one data set, and clients bring data of their own here"
+            f"{source}: algorithm {config.algorithm['name']!r} pools one data set, and clients have data of their own here"
         )
 
 
 def _check_model(config: Config, source: str) -> None:
-    """What may go with a shared part, and with given weights."""
+    """Raise ConfigError if keys contradict `model.part` or `model.weights`."""
     model = config.model
     if model.part is None and model.adaptor != ModelConfig().adaptor:
         raise ConfigError(
-            f"{source}: key 'model.adaptor' has no effect without 'model.part', for all is shared; take it out"
+            f"{source}: key 'model.adaptor' has no effect without 'model.part', because the complete network is "
+            "shared; remove it"
         )
     if any(not one.strip(".") for one in model.part or ()):
         raise ConfigError(f"{source}: key 'model.part' has an entry that names no module")
     if model.part is not None and model.start == "server":
         raise ConfigError(
-            f"{source}: model.start = 'server' needs a whole model to start from, and 'model.part' shares a part; take "
-            "one of them out"
+            f"{source}: model.start = 'server' needs a complete shared model, and 'model.part' shares a part; remove "
+            "one of them"
         )
     if model.pretrained is not None and model.weights is not None:
         raise ConfigError(
-            f"{source}: 'model.pretrained' and 'model.weights' both say what the shared network begins with; take one out "
+            f"{source}: 'model.pretrained' and 'model.weights' both set the first weights of the shared network; remove one "
             "(a client's own network may have 'clients.ID.model.pretrained')"
         )
 
 
 def _check_effect(config: Config, source: str) -> None:
-    """Keys that do nothing beside others. Only what is not their default: a dumped configuration holds all keys."""
+    """Raise ConfigError if a key has no effect with other keys. Defaults are allowed, because a dump has all keys."""
     name, kind = config.optimizer.name, config.partition.kind
     momenta = {"optimizer.momentum": config.optimizer.momentum != OptimizerConfig().momentum}
     momenta |= {f"clients.{i}.optimizer.momentum": c.optimizer.momentum is not None for i, c in config.clients.items()}
@@ -362,36 +363,36 @@ def _check_effect(config: Config, source: str) -> None:
             if c.training.local_epochs is not None
         }
     for key, beside in idle.items():
-        raise ConfigError(f"{source}: key {key!r} has no effect with {beside}; take it out")
+        raise ConfigError(f"{source}: key {key!r} has no effect with {beside}; remove it")
     if config.server.sum == "fixed" and config.partition.clients > MOST_SUMMED:
         raise ConfigError(
             f"{source}: server.sum = 'fixed' adds at most {MOST_SUMMED} clients, and partition.clients is "
-            f"{config.partition.clients}; take 'server.sum' out"
+            f"{config.partition.clients}; remove 'server.sum'"
         )
     _check_holdout(config, source)
 
 
 def _check_holdout(config: Config, source: str) -> None:
-    """What speaks of hold-out rows needs some; those of a partition file are looked for when it is read."""
+    """Raise ConfigError if a key needs hold-out rows and there are none. A partition file is checked when it is read."""
     records = config.records
     only = records.evaluate_on == "holdout"
     for key, asked, what in (("best_by", records.best_by == "holdout", "choose by"), ("evaluate_on", only, "score on")):
         if asked and not config.split.holdout and config.partition.kind != "file":
             raise ConfigError(
-                f"{source}: records.{key} = 'holdout' needs rows to {what}; set the key 'split.holdout', say to 0.1, or "
-                f"take 'records.{key}' out"
+                f"{source}: records.{key} = 'holdout' needs rows to {what}; set 'split.holdout', for example to 0.1, "
+                f"or remove 'records.{key}'"
             )
     if only and records.best_by in ("validation", "test"):
         raise ConfigError(
             f"{source}: records.best_by = {records.best_by!r} chooses by rows that records.evaluate_on = 'holdout' leaves "
-            "unscored; take one of the two out"
+            "unscored; remove one of the two"
         )
 
 
 def check_scored(config: Config, source: str) -> None:
-    """Raise ConfigError where the scores are not taken that runs are held against each other by."""
+    """Raise ConfigError if the scores that a comparison needs are not computed."""
     if config.records.evaluate_on != "all":
         raise ConfigError(
             f"{source}: records.evaluate_on = {config.records.evaluate_on!r} leaves out the validation and test scores that "
-            "are compared; take it out"
+            "are compared; remove it"
         )

@@ -1,4 +1,4 @@
-"""Every key of a configuration in words: what `fedmutual list keys` prints, and the page docs/configuration.md."""
+"""Describe every key of a configuration, for `fedmutual list keys` and docs/configuration.md."""
 
 import json
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ from fedmutual.errors import ConfigError
 
 _HEAD = """# Every key of a configuration
 
-`fedmutual list keys` prints this page. In brackets stand a key's type, its default, and what the key affects where that is
-not what is learned: only which scores there are (`affects scores`), only where and how the work is done, which may change
-the last digits (`affects machine`), or only what is written (`affects record`). A run may be resumed with another value of a
-`resumable` key, and with more `rounds`; of all other keys with the value that it was started with.
+`fedmutual list keys` prints this page. The brackets hold the type of a key, its default, and its effect if the key does not
+affect the trained models: it affects only the scores (`affects scores`), only where and how the work is done, which may
+change the last digits (`affects machine`), or only the written files (`affects record`). A run can be resumed with another
+value of a `resumable` key and with more `rounds`; all other keys keep their values.
 
-A schedule moves a number over the rounds: `{ start = 0.9, end = 0.3, shape = "linear" }`, or with the shape `"cosine"`, or
-`"step"` after the fraction `at` of them. `--set data.name=mnist` sets a key for one command; an unknown key is an error, and
-one that has no effect an error or a note, where that is noticed."""
+A schedule changes a number over the rounds: `{ start = 0.9, end = 0.3, shape = "linear" }`. The shape may also be
+`"cosine"`, or `"step"` after the fraction `at` of the rounds. `--set data.name=mnist` sets a key for one command. An unknown
+key is an error. A key without effect gives an error or a remark, as far as fedmutual detects it."""
 
-_ALGORITHM = "What is minimised, and how replies are combined. The keys beside `name` are each algorithm's own."
+_ALGORITHM = "What is minimised, and how replies are combined. Each algorithm has its own keys besides `name`."
 
 
 _COLUMN = "a kind, a list of values, or a table with the keys below"
@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 
 def render_page() -> str:
-    """All keys as Markdown, a heading for each table."""
+    """Return all keys as Markdown, with a heading for each table."""
     lines, table = [_HEAD, ""], ""
     for key in list_reference_keys():
         above = key.name.partition(".")[0] if "." in key.name else ""
@@ -64,16 +64,16 @@ def render_key(key: Key) -> str:
 
 
 def describe_algorithms() -> dict[str, str]:
-    """What each algorithm is, in one line, with its settings."""
+    """Return algorithm -> one line about it, with its settings."""
     about = {name: (kind.__doc__ or "").splitlines()[0] for name, kind in ALGORITHMS.items()}
     about |= {name: preset.about for name, preset in PRESETS.items() if preset.about is not None}
     return {name: f"{line} Settings: {', '.join(list_setting_types(name)) or 'none'}." for name, line in about.items()}
 
 
 def describe_algorithm(name: str) -> list[str]:
-    """Return what an algorithm is, with its title, and a line for each of its settings.
+    """Return lines about an algorithm: its title and meaning, and one line for each of its settings.
 
-    name: as `algorithm.name` takes it, one's own as "module:Class".
+    name: as for the key `algorithm.name`; your own algorithm as "module:Class".
 
     Raises:
         ConfigError: there is no such algorithm.
@@ -97,7 +97,7 @@ def describe_algorithm(name: str) -> list[str]:
 
 
 def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Iterator[Key]:
-    """Every key, in the order of the schema."""
+    """Return every key, in the order of the schema."""
     types = get_type_hints(kind, include_extras=True)
     for name, spec in kind.model_fields.items():
         key, inner = f"{prefix}{name}", _section(spec.annotation)
@@ -118,7 +118,7 @@ def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Itera
 
 
 def _settings(table: str) -> Iterator[Key]:
-    """[algorithm], with the settings of each algorithm; or [clients.ID.algorithm], with those that a client may set."""
+    """Return the keys of [algorithm] for all algorithms, or those of [clients.ID.algorithm] that a client may set."""
     own = table != "algorithm"
     if not own:
         yield Key(f"{table}.name", "text", '"fml"', f'{", ".join(ALGORITHMS)}, or one\'s own as "module:Class"')
@@ -136,7 +136,7 @@ def _settings(table: str) -> Iterator[Key]:
 
 
 def _section(kind: Any) -> type[Section] | None:
-    """The table that a field is, if it is one."""
+    """Return the table class of a field; None if the field is not a table."""
     return next((k for k in (kind, *get_args(kind)) if isinstance(k, type) and issubclass(k, Section)), None)
 
 
@@ -144,7 +144,7 @@ _NAMES = {str: "text", int: "whole number", float: "number", bool: "true or fals
 
 
 def _words(kind: Any) -> str:
-    """A type as one says it: ``Annotated[int, Field(ge=1)]`` is "whole number >= 1"."""
+    """Return a type in words: ``Annotated[int, Field(ge=1)]`` is "whole number >= 1"."""
     inner = get_args(kind)
     if kind in _NAMES:
         return _NAMES[kind]
@@ -161,7 +161,7 @@ def _words(kind: Any) -> str:
 
 
 def _bounds(extras: tuple[Any, ...]) -> Iterator[str]:
-    """The limits among what is annotated to a type."""
+    """Return the limits in the annotations of a type, in words."""
     for limit in (limit for extra in extras for limit in getattr(extra, "metadata", ())):
         for name, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
             if hasattr(limit, name):
@@ -169,7 +169,7 @@ def _bounds(extras: tuple[Any, ...]) -> Iterator[str]:
 
 
 def _value(default: Any) -> str:
-    """A default as TOML has it."""
+    """Return a default as TOML."""
     if default is PydanticUndefined:
         return "needed"
     return "unset" if default is None else json.dumps(default, default=str)

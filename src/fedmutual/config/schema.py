@@ -36,7 +36,7 @@ from fedmutual.settings import TRIM, Disclosure, Rule, Sum
 
 
 class ColumnConfig(Section):
-    """How one column of a table becomes features of a network. What is unset is learned from each client's training rows."""
+    """How one column of a table becomes features. Unset numbers and values are learned from each client's training rows."""
 
     kind: Literal["number", "category", "date"] = key("number", "what the cells are; dates as 2026-05-31, or with a time")
     values: ColumnValues | None = key(
@@ -136,7 +136,7 @@ class PartitionConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _fill_protocol(cls, table: Any) -> Any:
-        """PFLlib's protocol has numbers of its own where the table leaves them open."""
+        """Set the numbers of PFLlib's protocol if the table leaves them unset."""
         protocol = isinstance(table, Mapping) and table.get("kind") == "pfllib"
         return {**_PFLLIB, **{k: v for k, v in table.items() if v is not None}} if protocol else table
 
@@ -369,7 +369,7 @@ class PrivacyConfig(Section):
 
 
 def optional(kind: type[Section]) -> Any:
-    """The same table with no key set: for what a client sets its own way."""
+    """Return a subclass of a table in which all keys are unset, for the settings of one client."""
     types = get_type_hints(kind, include_extras=True)
     unset: Table = {
         name: (types[name] | None, key(None, spec.description or "", **vars(read_effect(spec))))
@@ -422,7 +422,7 @@ class ClientConfig(Section):
 
 
 class Config(Section):
-    """A whole experiment, as `load_config` returns it and `run` takes it."""
+    """The configuration of an experiment, as `load_config` returns it and `run` takes it."""
 
     name: RunName = key("run", "the name of the run; its folder is runs/NAME", affects="record")
     seed: Annotated[int, Field(ge=0)] = key(0, "the seed of all random numbers")
@@ -442,9 +442,9 @@ class Config(Section):
     clients: dict[str, ClientConfig] = {}
 
     def get_client_config(self, client: str) -> ClientConfig:
-        """What a client has of its own: keys that are unset there are the federation's."""
+        """Return the settings of one client; unset keys have the values of the federation."""
         return self.clients.get(client, ClientConfig())
 
     def disclosure(self, client: str) -> Disclosure:
-        """A client's `share.metrics`, else the federation's."""
+        """Return `share.metrics` of a client: the client's own value, or else that of the federation."""
         return (self.get_client_config(client).share or self.share).metrics

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, said in one sentence that names the key and the mend."""
+"""Format an error of a configuration as one sentence that names the key and the fix."""
 
 import difflib
 import json
@@ -37,7 +37,7 @@ _INNER = (
 def format_validation_error(
     problem: ErrorDetails, everywhere: Iterable[str], prefix: str = "", kind: type[Section] = Config
 ) -> str:
-    """A validation error of pydantic's, about tables of a kind, as one sentence. `everywhere`: all keys there are."""
+    """Return a validation error of pydantic as one sentence. everywhere: all keys of the configuration, for suggestions."""
     place = _place(problem)
     key = ".".join([prefix, *place] if prefix else place)
     if problem["type"] == "extra_forbidden":
@@ -54,7 +54,7 @@ def format_validation_error(
 
 
 def _place(problem: ErrorDetails) -> list[str]:
-    """The keys down to the wrong one, without pydantic's own steps. What users name themselves stays, whatever it is."""
+    """Return the keys from the top to the wrong key, without pydantic's own steps. Names that users choose are kept."""
     loc = [str(p) for p in problem["loc"]]
     own = {len(loc) - 1} if problem["type"] == "extra_forbidden" else set()
     own |= {n for n in range(1, len(loc)) if loc[:n] in (["clients"], ["data", "labels"], ["data", "columns"])}
@@ -62,12 +62,12 @@ def _place(problem: ErrorDetails) -> list[str]:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """ "a", "a and b", "a, b and c"."""
+    """Return "a", "a and b", or "a, b and c"."""
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
 def format_unknown_key(key: str, known: Iterable[str], everywhere: Iterable[str]) -> str:
-    """'unknown key ...' with the nearest right one: in its own table first, then anywhere."""
+    """Return "unknown key ..." with the most similar key: of the table first, then of all tables."""
     table, _, last = key.rpartition(".")
     known, everywhere = list(known), [k for k in everywhere if k != key]
     near = [f"{table}.{k}" if table else k for k in difflib.get_close_matches(last, known, 1)]
@@ -80,7 +80,7 @@ def format_unknown_key(key: str, known: Iterable[str], everywhere: Iterable[str]
 
 
 def _keys_of(table: list[str], kind: type[BaseModel]) -> Iterable[str]:
-    """The keys of the table at this path, in tables of a kind."""
+    """Return the keys of the table at a path."""
     if table[:1] == ["clients"] and len(table) > 1:
         kind, table = ClientConfig, table[2:]
     path = iter(table)

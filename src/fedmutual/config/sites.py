@@ -1,21 +1,21 @@
-"""Clients that bring data of their own: each one's configuration, as that of a federation of itself alone."""
+"""Clients with data of their own: the configuration of each, as that of a federation with one client."""
 
 from fedmutual import tasks
 from fedmutual.config.schema import ClientData, Config, DataConfig, PartitionConfig
 from fedmutual.core import get_target_kind
 
-ALONE = "0"  # what a client is called there: the one share of a partition into one
+ALONE = "0"  # the id of the client in such a federation
 
 
 def has_own_data(config: Config) -> bool:
-    """Whether clients have data of their own, rather than shares of common ones."""
+    """Return whether clients have data of their own, instead of shares of common data."""
     return any(own.data.model_dump(exclude_none=True) for own in config.clients.values())
 
 
 def make_client_config(config: Config, client: str) -> Config:
-    """The configuration of a client that brings its own data: these, with no one to share them with.
+    """Return the configuration of a client with data of its own: one client has all rows of these data.
 
-    The common classes are not for a client whose own task learns something else.
+    A client whose task has other targets than classes does not inherit the common classes.
 
     Raises:
         ConfigError: there is no such task.

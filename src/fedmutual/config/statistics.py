@@ -1,4 +1,4 @@
-"""`data.mean = "federated"`: which settings it goes together with, and the configuration that has it."""
+"""`data.mean = "federated"`: the checks of this setting, and the configuration with it."""
 
 from fedmutual.config.schema import ClientData, Config
 from fedmutual.config.values import FEDERATED
@@ -18,12 +18,12 @@ def check_statistics(config: Config, source: str) -> None:
             if value is not None and FEDERATED in (value, config.data.mean):
                 raise ConfigError(
                     f"{source}: key 'clients.{client}.data.{key}' has no place here: 'federated' is for all clients at "
-                    "once, in [data]; take the client's key out"
+                    "once, in [data]; remove the client's key"
                 )
 
 
 def ask_statistics(config: Config) -> Config:
-    """Return the configuration with data.mean = data.std = "federated" for all clients, whatever it had.
+    """Return the configuration with data.mean = data.std = "federated" for all clients, whatever the file sets.
 
     Raises:
         ConfigError: the configuration has differential privacy, which does not cover the statistics.

@@ -1,4 +1,4 @@
-"""Keys that a run's algorithm or engine does not look at: said, not refused, for several methods may have one file."""
+"""Keys that the algorithm or engine of a run does not use. They give a remark and no error: methods may share a file."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,9 +12,9 @@ _OWN = ("model", "training", "optimizer")
 
 
 def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[str]:
-    """A sentence for each reason why keys that are set do nothing.
+    """Return one sentence for each reason why set keys have no effect.
 
-    scores: what of the algorithm is scored, as `Algorithm.scores`. pooled: whether one network learns from all data.
+    scores: the scored models of the algorithm, as `Algorithm.scores`. pooled: whether one network learns from all data.
     """
     name = config.algorithm["name"]
     for why, keys in _idle(config, scores, pooled):
@@ -26,7 +26,7 @@ def describe_unused_keys(config: Config, scores: Sequence[str], pooled: bool) ->
 
 
 def describe_unused_engine_keys(config: Config, engine: str) -> Iterator[str]:
-    """The same of keys that the engine does not look at which does the work."""
+    """Return one sentence for each reason why the engine does not use set keys."""
     plain, given = EngineConfig(), config.engine
     keys = [
         f"engine.{k}"
@@ -42,7 +42,7 @@ def describe_unused_engine_keys(config: Config, engine: str) -> Iterator[str]:
 
 
 def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple[str, list[str]]]:
-    """(why, the keys)."""
+    """Yield (reason, keys without effect)."""
     model = config.model
     yield "privacy.nets is 'none'", ineffective_keys(config.privacy)
     if pooled:
@@ -77,13 +77,13 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
 
 
 def _of_server(config: Config) -> list[str]:
-    """The keys of [server] that are set, of those that say how replies become one message."""
+    """Return the set keys of [server] that say how replies are combined."""
     plain = ServerConfig()
     return [f"server.{k}" for k in ("aggregate", "sum") if getattr(config.server, k) != getattr(plain, k)]
 
 
 def _of_clients(config: Config, tables: Sequence[str]) -> list[str]:
-    """The keys of these tables that clients have set. Shuffled labels are shuffled, whoever learns them."""
+    """Return the keys of these tables that clients set, without `shuffled`, which always has an effect."""
     plain = ClientConfig()
     return [
         f"clients.{i}.{table}.{key}"

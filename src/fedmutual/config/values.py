@@ -1,4 +1,4 @@
-"""The types of the values of keys: what TOML holds becomes the value, or a sentence that says what is wrong."""
+"""The types of the values of keys: they convert TOML to the value, or give a sentence about the error."""
 
 import math
 import os
@@ -57,7 +57,7 @@ def unset_if_empty(value: object) -> object:
 
 
 def _schedule(value: object) -> object:
-    """A table { start, end, shape } becomes a Schedule; its own message says what is wrong with it."""
+    """Convert a table { start, end, shape } to a Schedule."""
     if not isinstance(value, dict):
         return value
     unknown = [k for k in value if k not in ("start", "end", "shape", "at")]
@@ -82,7 +82,7 @@ def _not_negative(value: Setting) -> Setting:
 
 
 def make_column_table(value: object) -> object:
-    """A column's kind as text, or the values of a category as a list, become a table."""
+    """Return the table of a column that is given as text (the kind) or as a list (the values of a category)."""
     if isinstance(value, str):
         return {"kind": value}
     return {"kind": "category", "values": value} if isinstance(value, list | tuple) else value
@@ -96,14 +96,14 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _settings(value: object) -> object:
-    """The table of an algorithm's settings as TOML has it: schedules as tables."""
+    """Return the settings of an algorithm as TOML, with schedules as tables."""
     if not isinstance(value, dict):
         return value
     return {k: asdict(v) if isinstance(v, Schedule) else v for k, v in value.items()}
 
 
 def name_default_algorithm(value: object) -> object:
-    """Return the table [algorithm] with a name: fml where it has none."""
+    """Return the table [algorithm] with a name; the default is fml."""
     return {"name": "fml", **value} if isinstance(value, dict) else value
 
 

@@ -100,7 +100,7 @@ def load(
         _join_clients(config, data_by_client) if has_own_data(config) else _divide_data_set(config, data_by_client[""])
     )
     is_alone = len(federation.clients) == 1 and config.model.weights is None  # given weights are learned from, too
-    notes = ("there is one client only, so there is nobody to learn from or with",) if is_alone else ()
+    notes = ("there is one client only, so no other client can teach it",) if is_alone else ()
     return replace(
         federation,
         notes=(*federation.notes, *notes),
@@ -278,7 +278,7 @@ def _make_division(config: Config, table: Table, digest: str) -> Division:
         return divide(config, table)
     assert config.partition.file is not None  # the configuration is checked
     if config.partition.examples is not None:
-        raise ConfigError("key 'partition.examples' has no effect with partition.kind = 'file'; take it out")
+        raise ConfigError("key 'partition.examples' has no effect with partition.kind = 'file'; remove it")
     return record.restore_division(config.partition.file, table, digest)
 
 

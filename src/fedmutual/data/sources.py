@@ -16,16 +16,16 @@ NAMES: dict[str, str] = {
     "cifar10": "60,000 colour photographs of 32 x 32 pixels in 10 classes, 10,000 of them for testing (torchvision)",
     "cifar100": "60,000 colour photographs of 32 x 32 pixels in 100 classes, 10,000 of them for testing (torchvision)",
     "rotated-mnist": "1,000 training images of mnist, 100 a class, turned by 0, 20, 40 and 60 degrees: 4 domains",
-    "pacs": "9,991 images of 7 classes in 4 domains (art painting, cartoon, photo, sketch), fetched by oneself",
-    "office-home": "15,588 images of 65 classes in 4 domains (art, clipart, product, real world), fetched by oneself",
-    "tiny-imagenet": "110,000 images of 64 x 64 pixels in 200 classes, in the published folder, fetched by oneself",
-    "medmnist": "a data set of MedMNIST: its npz file in data.root, fetched by oneself",
-    "femnist": "handwritten characters of 62 classes, a domain for each writer: LEAF's json files, made by oneself",
-    "folder": "images of one's own in data.root: class/image, train and test above, or domain/class/image",
-    "npz": "arrays of one's own in the file data.root: x, y; if wished x_test, y_test, classes, domain, and groups",
-    "csv": "a table of one's own in the file data.root: a column of labels (data.label), features in the others",
+    "pacs": "9,991 images of 7 classes in 4 domains (art painting, cartoon, photo, sketch); download it yourself",
+    "office-home": "15,588 images of 65 classes in 4 domains (art, clipart, product, real world); download it yourself",
+    "tiny-imagenet": "110,000 images of 64 x 64 pixels in 200 classes, in the published folder; download it yourself",
+    "medmnist": "a data set of MedMNIST: its npz file in data.root; download it yourself",
+    "femnist": "handwritten characters of 62 classes, a domain for each writer: LEAF's json files, made by you",
+    "folder": "your own images in data.root: class/image, train and test above, or domain/class/image",
+    "npz": "your own arrays in the file data.root: x, y; optional: x_test, y_test, classes, domain, and groups",
+    "csv": "your own table in the file data.root: a column of labels (data.label), and columns of features",
     "parquet": "a table as csv, in a Parquet file (the extra `parquet`)",
-    "module:factory": "one's own code: returns a torch Dataset, a (train, test) pair of them, or arrays",
+    "module:factory": "your own code: it returns a torch Dataset, a (train, test) pair of them, or arrays",
 }
 """The values of data.name, each with a description."""
 
@@ -81,24 +81,24 @@ def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
     name = config.name
     for key in ("drop", "columns"):
         if getattr(config, key) not in (None, {}) and name not in TABLES:
-            raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; take it out")
+            raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; remove it")
     if config.columns and not {config.mean, config.std} <= {None, FEDERATED}:
         raise ConfigError(
             "keys 'data.mean' and 'data.std' have no effect with data.columns, which standardises each column; "
-            "take them out, or set both to 'federated'"
+            "remove them, or set both to 'federated'"
         )
     columns_elsewhere = {config.label: "data.label", config.group_by: "data.group_by"}
     columns_elsewhere |= dict.fromkeys(config.drop or (), "data.drop")
     for column in config.columns:
         if column in columns_elsewhere:
-            raise ConfigError(f"key 'data.columns' has {column!r}, which {columns_elsewhere[column]} names; take one out")
+            raise ConfigError(f"key 'data.columns' has {column!r}, which {columns_elsewhere[column]} names; remove one")
     if name in _FETCHED and (config.test is not None or config.group_by is not None):
         key = "test" if config.test is not None else "group_by"
-        raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; take it out")
+        raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; remove it")
     if name in _PUBLISHED or ":" in name:
         for key in ("test", "group_by"):
             if getattr(config, key) is not None and (name in _PUBLISHED or key == "test"):
-                raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; take it out")
+                raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; remove it")
     if ":" in name:
         return factory.read_from_factory(config)
     match name:

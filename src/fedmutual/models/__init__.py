@@ -42,7 +42,7 @@ NAMES: dict[str, str] = {
     "conv1d": "two convolutions of length 5 along time (32, 64 channels); series [channels, time]",
     "resnet18": "residual network in the form for CIFAR (3x3 stem, no max pooling); images of any size; "
     "torchvision's own is torchvision:resnet18",
-    "resnet18-gn": "the same with GroupNorm in the place of BatchNorm, as privacy.nets needs it",
+    "resnet18-gn": "resnet18 with GroupNorm instead of BatchNorm, for privacy.nets",
     "unet": "U-Net of two levels (16, 32 channels) for training.task = 'segmentation'; images with even sides",
 }
 """fedmutual's networks, with descriptions. torchvision's networks keep their names; users add "module:factory"."""

@@ -45,7 +45,7 @@ def find_weights(source: str, network: str, torchvision_name: str | None, key: s
         try:
             name, state = fetch_weights(torchvision_name or _raise_not_torchvision(network))
         except WeightsUnavailable as problem:
-            return Weights(f"random weights: ImageNet's of {network} could not be had ({problem})", None)
+            return Weights(f"random weights: ImageNet's of {network} could not be loaded ({problem})", None)
         return Weights(f"ImageNet's weights of {network} ({name}), a new head", state, f"key {key!r}: {name}")
     file = _find_file(Path(source), network, key)
     state = _read_state(file, key)

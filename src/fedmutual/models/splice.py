@@ -160,7 +160,7 @@ def _locate_part(
         ) from None
     with torch.no_grad(), handle:
         output = net.eval()(x)
-    fix = "use model.adaptor = 'rest', which keeps the network's other layers at home"
+    fix = "use model.adaptor = 'rest', which keeps the network's other layers at the client"
     if reason := _describe_misuse(calls):
         raise ConfigError(
             f"key {_ADAPTOR!r}: an adaptor beside {path!r} of network {name!r} cannot be inferred: {reason}; {fix}"

@@ -74,7 +74,7 @@ def find(name: str) -> tuple[Measure, str]:
     if kind not in MEASURES:
         raise LookupError(f"there is no measure {name!r}")
     if colon and not MEASURES[kind].counted:
-        raise ValueError(f"the measure {kind!r} takes no number; take {colon + argument!r} out")
+        raise ValueError(f"the measure {kind!r} takes no number; remove {colon + argument!r}")
     if MEASURES[kind].counted and not _is_number(argument):
         raise ValueError(f"the measure {name!r} needs a number: '{kind}:0.9'")
     return MEASURES[kind], argument

@@ -30,7 +30,7 @@ def check(config: Config, node: str, source: str) -> None:
         "split.validation": config.split.validation is not None or config.split.preset == "v1",  # else they are test data
     }
     if unmet := [key for key, is_met in needs.items() if not is_met]:
-        raise ConfigError(f"{source}: [cell] has a node, which needs {unmet[0]}; set it, or take 'node' out")
+        raise ConfigError(f"{source}: [cell] has a node, which needs {unmet[0]}; set it, or remove 'node'")
     client_ids = divide(config, data.prepare(config)[""].table).clients
     if node not in client_ids:
         raise ConfigError(f"{source}: there is no client {node!r} to look at closely; there are {', '.join(client_ids)}")

@@ -204,6 +204,6 @@ def check(changed: Mapping[str, Any], cells: Iterable[Cell]) -> None:
             like = "algorithm.alpha" if key == "algorithm" else (inner or ["clients.ID.algorithm.alpha"])[0]
             raise ConfigError(f"--set {key}: it is a table; set its keys one by one, as --set {like}=...")
         if key == "algorithm.name":
-            raise ConfigError(f"--set {key}: each arm has an algorithm of its own; take it out, or write a cell of your own")
+            raise ConfigError(f"--set {key}: each arm has an algorithm of its own; remove it, or write a cell of your own")
         if not any(_accepts(a, key) for a in algorithms):
             raise ConfigError(f"--set: {describe_foreign_key('algorithm', key.split('.')[1], algorithms)}")

@@ -190,9 +190,7 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
         table, _, name = key.partition(".")
         default = attrgetter(key)(Config())
         if effect.unused_on_sites and given.get(table, {}).get(name, default) != default:
-            raise ConfigError(
-                f"{source}: key {key!r} has no effect between real sites: {effect.unused_on_sites}; take it out"
-            )
+            raise ConfigError(f"{source}: key {key!r} has no effect between real sites: {effect.unused_on_sites}; remove it")
     site_keys = [k for k in ("name", "root", "test", "group_by", "label", "labels") if k in given["data"]]
     if site_keys:
         raise ConfigError(
@@ -240,7 +238,7 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
         name = "server.aggregate" if contract.config.server.aggregate != ServerConfig().aggregate else "server.sum"
         raise ConfigError(
             f"{source}: key {name!r} has no effect between real sites with algorithm "
-            f"{contract.config.algorithm['name']!r}, which makes no mean of what they send; take it out"
+            f"{contract.config.algorithm['name']!r}, which makes no mean of what they send; remove it"
         )
     if contract.is_masked:
         _check_masked(contract, source)
@@ -267,8 +265,8 @@ def _check_masked(contract: Contract, source: str) -> None:
     if len(algorithm.phases) != 1 or make_algorithm(contract.config).start or not is_summable(algorithm.phases[0]):
         raise ConfigError(
             f"{source}: server.sum = 'masked' adds updates of a shared model, and algorithm "
-            f"{contract.config.algorithm['name']!r} sends more, or something else; choose fml, fedavg or fedprox, or take "
-            "'server.sum' out"
+            f"{contract.config.algorithm['name']!r} sends more, or something else; choose fml, fedavg or fedprox, or remove "
+            "'server.sum'"
         )
     if not LEAST_SITES <= count <= MOST_SITES:
         raise ConfigError(
@@ -277,13 +275,13 @@ def _check_masked(contract: Contract, source: str) -> None:
     if sites.quorum is not None and sites.quorum < threshold:
         raise ConfigError(
             f"{source}: server.sum = 'masked' needs more than two thirds of the sites in every round; set 'sites.quorum' to "
-            f"{threshold} or more, or take it out"
+            f"{threshold} or more, or remove it"
         )
     for key in ("update_limit", "examples_limit"):
         if getattr(sites, key) != SitesTable.model_fields[key].default:
             raise ConfigError(
                 f"{source}: key 'sites.{key}' has no effect with server.sum = 'masked', where the server sees no site's "
-                "update; take one of the two out"
+                "update; remove one of the two"
             )
 
 

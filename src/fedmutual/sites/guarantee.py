@@ -30,7 +30,7 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
         if budget is not None:
             raise ConfigError(
                 f"{source}: privacy.epsilon = {budget:g} is a budget, and the federation agreed on privacy.nets = 'none', "
-                "so nothing that leaves is counted; ask for another agreement, or take the key out"
+                "so nothing that leaves is counted; ask for another agreement, or remove the key"
             )
         return
     if budget is None:

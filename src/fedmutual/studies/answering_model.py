@@ -111,7 +111,7 @@ def find_run_folder(run_or_model: Path) -> Path:
 def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel:
     """The ensemble of a client. Raises RunError where no client is named, or a best round is asked for."""
     if client is None or best:
-        why = "no best ensemble is kept; take --best out" if best else "an ensemble is a client's; name one with --client"
+        why = "no best ensemble is kept; remove --best" if best else "an ensemble is a client's; name one with --client"
         raise RunError(f"{run.folder}: {why}")
     net = run.ensemble(client)
     description = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"
@@ -160,7 +160,7 @@ def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
             raise RunError(f"{path}: is neither a run's folder nor a model file in a run's folder")
         return path, client
     if client is not None:
-        raise RunError(f"{path}: the file says whose model it is; take --client out, or name the run's folder")
+        raise RunError(f"{path}: the file says whose model it is; remove --client, or name the run's folder")
     home = path.absolute().parent
     folder, owner = (home.parent, None) if home.name == "server" else (home.parent.parent, home.name)
     if not path.is_file() or not (folder / CONFIG).is_file() or (owner is not None and home.parent.name != "clients"):

@@ -167,7 +167,7 @@ class Newcomer:
             )
         for key, values in {"mean": list(read.scaled.mean), "std": list(read.scaled.std)}.items():
             if takes.agreed and values != takes.scaling[key]:
-                settled = "take data.mean and data.std out, and the run's are used"
+                settled = "remove data.mean and data.std, and the run's are used"
                 mend = settled if self.shared.is_complete else "set both to that run's"
                 raise ConfigError(
                     f"{self.file}: key 'data.{key}' makes {values} of what {place} takes with {takes.scaling[key]}; {mend}"
@@ -190,11 +190,11 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
         tables = {**tables, "training": {"task": task, **training}}
     for key, why in _NOT_HERS.items():
         if key in tables:
-            raise ConfigError(f"{file}: key {key!r} has no place here: {why}; take it out")
+            raise ConfigError(f"{file}: key {key!r} has no place here: {why}; remove it")
     model = table if isinstance(table := tables.get("model"), dict) else {}
     for key in ("start", "weights", "pretrained"):
         if key in model:
-            raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; take it out")
+            raise ConfigError(f"{file}: key 'model.{key}' is set for each way of starting by itself; remove it")
     joined = merge_overrides({"model": shared.model}, {"model": tables.get("model", {})})
     parsed = parse_config({**tables, **joined}, str(file))  # says what is wrong with a key or its type
     check_scored(parsed, str(file))
@@ -203,7 +203,7 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
         raise ConfigError(f"{file}: the key 'data.name' is missing, which says where the newcomer's examples come from")
     if tables.get("algorithm", {}).get("name", "fml") != "fml":
         raise ConfigError(
-            f"{file}: key 'algorithm.name': a newcomer adapts by 'fml', the other ways are run beside it; take it out"
+            f"{file}: key 'algorithm.name': a newcomer adapts by 'fml', the other ways are run beside it; remove it"
         )
     if (given_task := parsed.training.task) != task:
         raise ConfigError(
@@ -230,7 +230,7 @@ def _data(file: Path, given: Table, shared: SourceRun) -> Table:
     if "classes" in given and tuple(given["classes"]) != takes.classes:
         raise ConfigError(
             f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
-            f"outputs {listed(takes.classes)}; take the key out: who has only some of the classes is matched by name"
+            f"outputs {listed(takes.classes)}; remove the key: who has only some of the classes is matched by name"
         )
     if takes.agreed and FEDERATED in (given.get("mean"), given.get("std")):
         raise ConfigError(
