@@ -184,7 +184,7 @@ def test_it_is_gone_on_with_and_never_mixed_with_another_shared_model(run, small
     cli("run", small, "--set", "rounds=3", "--out", "r", "--resume")
     code, _, err = adapt(cli, *first, "--resume")
     assert code == 2
-    assert "a: was begun with another shared model than that of r after round 3" in err
+    assert "a: began with another shared model than that of r after round 3" in err
 
 
 def test_three_of_the_ten_classes_are_matched_by_name(run, cli):
@@ -344,7 +344,7 @@ def test_a_size_that_there_is_not_is_left_out(run, cli):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("rounds = 1", "n.toml: the key 'data.name' is missing, which says where the newcomer's examples come from"),
+        ("rounds = 1", "n.toml: the key 'data.name' is missing, the source of the newcomer's examples"),
         (
             NEWCOMER + "partition = { clients = 3 }",
             "n.toml: key 'partition' has no place here: a newcomer is one participant",

@@ -301,7 +301,7 @@ def test_a_stop_keeps_what_is_saved_and_says_how_to_go_on(small, cli, monkeypatc
         signals.signal(signals.SIGINT, ours)
     assert signals.getsignal(signals.SIGTERM) == before
     assert code == expected
-    assert err.splitlines()[-1].startswith(f"error: {how}; what was saved is kept, go on with: ")
+    assert err.splitlines()[-1].startswith(f"error: {how}; saved rounds are kept; resume with: ")
     said = shlex.split(err.split("go on with: ")[1])
     assert said == ["fedmutual", "run", str(small), "--out", "runs/small", "--resume"]
     assert json.loads((small.parent / "runs/small/checkpoint.json").read_text())["round"] == 1

@@ -105,7 +105,7 @@ def test_a_model_file_is_read_with_its_run(digits, cli):
     for model, more, sentence in (
         ("alone.safetensors", [], "alone.safetensors: is no model file in a run's folder"),
         (digits / "server/round-9.safetensors", [], "is not the saved round of"),
-        (digits / "server/round-1.safetensors", ["--client", "1"], "the file says whose model it is; remove --client"),
+        (digits / "server/round-1.safetensors", ["--client", "1"], "the file already names the client; remove --client"),
         ("nowhere", [], "nowhere: is neither a run's folder nor a model file in a run's folder"),
     ):
         code, out, err = cli("predict", model, "three.png", *more)
@@ -116,7 +116,7 @@ def test_a_model_file_is_read_with_its_run(digits, cli):
 def test_who_has_no_model_of_its_own_is_served_by_the_shared_one(small, cli, digits):
     cli("run", small, "--set", "rounds=1", "--set", "algorithm.name=fedavg", "--out", "a")
     (found,) = fedmutual.predict("a", ["three.png"], "2")
-    assert found.model == "shared model (mlp), round 1, for client '2', who has none of its own"
+    assert found.model == "shared model (mlp), round 1, for client '2', which has no personal model"
     assert found.ranked == fedmutual.predict("a", ["three.png"])[0].ranked
     code, _, err = cli("predict", "a", "three.png", "--client", "north")
     assert code == 2

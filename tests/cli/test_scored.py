@@ -35,7 +35,7 @@ def test_only_hold_out_rows_are_scored_where_that_is_asked_for(small, cli, metho
         (("compare", "small.toml", "--methods", "fml,independent"), "leaves out the validation and test scores that are"),
         (
             ("sweep", "small.toml", "--set", "optimizer.lr=0.1,0.2"),
-            "a sweep scores hold-out rows alone by itself; remove the key",
+            "a sweep always scores hold-out rows only; remove the key",
         ),
         (("adapt", "first", "--data", "small.toml"), "leaves out the validation and test scores that are compared"),
         (("reproduce", "stability"), "leaves out the validation and test scores that are compared"),

@@ -74,7 +74,8 @@ def test_what_cannot_be_handed_over_is_said():
 def test_what_there_is_no_room_for_is_said(nodes, monkeypatch):
     monkeypatch.setattr(ray_placement, "PATIENCE", 0.5)
     sentence = (
-        rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had no room for them: it has "
+        rf"asks for 3 workers with {CPUS} CPU and 0 GPU each, and after 0.5 s the Ray cluster had too few free "
+        r"resources: it has "
         rf"{2 * CPUS} CPU and 0 GPU, of which \d+ CPU and 0 GPU free; set engine.workers, engine.threads or engine.gpus"
     )
     with pytest.raises(ConfigError, match=sentence):

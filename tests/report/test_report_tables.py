@@ -241,7 +241,10 @@ def test_an_undefined_auroc(tmp_path):
     assert (row[4].text, row[4].note) == ("0.800", "over the 2 of 3 for which it is defined")
     never = replace(made, auroc=lambda client: None)
     [row, _] = tables.beyond_accuracy(comparison([write(tmp_path / "b", never)])).rows
-    assert (row[4].text, row[4].note) == ("n/a", "n/a: not told, or undefined: the data scored hold one class only")
+    assert (row[4].text, row[4].note) == (
+        "n/a",
+        "n/a: not shared, or undefined, because the scored data have one class only",
+    )
 
 
 def test_recall_by_class(two_seeds):
@@ -330,7 +333,7 @@ def test_tensors_that_leave(two_seeds):
 
 def test_pooled_data_are_not_called_a_federation(tmp_path):
     table = traffic.bytes_by_method(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
-    assert table.rows[0][1].text == "everything: all data lie in one place"
+    assert table.rows[0][1].text == "everything: all data are in one place"
     assert table.notes == (traffic.POOLED_NOTE,)
 
 

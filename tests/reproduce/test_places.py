@@ -96,7 +96,7 @@ def test_a_stopped_command_given_again_otherwise_goes_on(turned, tmp_path, key, 
     assert told.trained == 1
     (run,) = runs(tmp_path)
     assert "resumed" in (run / "log.txt").read_text()
-    assert any(f"goes on as it was begun, with {key.replace('_', '.', 1)} = " in line for line in said), said
+    assert any(f"resumes as it began, with {key.replace('_', '.', 1)} = " in line for line in said), said
 
 
 def test_a_release_trains_nothing_anew_and_other_numerics_do(turned, monkeypatch):

@@ -218,7 +218,7 @@ def test_a_run_that_was_begun_on_another_device_is_left_and_the_others_are_train
     about.write_text(json.dumps(json.loads(about.read_text()) | {"device": "xpu:9"}))
     told = call(cells, 1, Scale(), out, ResultStore(out / "results"))
     assert told.trained == 3
-    assert [*told.elsewhere.values()] == ["digits/iid, fedavg, seed 0 (was begun on 'xpu:9', which this machine has not)"]
+    assert [*told.elsewhere.values()] == ["digits/iid, fedavg, seed 0 (was begun on 'xpu:9', which this machine lacks)"]
 
 
 def test_a_longer_run_does_not_begin_with_one_of_another_device(table9, tmp_path):

@@ -1,4 +1,4 @@
-"""Server and sites end when they are told to, with all that they started, and what was saved is kept."""
+"""Server and sites end when they are told to, with all that they started, and saved rounds are kept."""
 
 import signal
 import subprocess
@@ -21,9 +21,9 @@ def test_ctrl_c_and_sigterm_end_them_in_the_middle_of_a_round(tmp_path):
         fed.submit()
         fed.round(2)
         for name, how, code, said in (
-            ("south", signal.SIGINT, 130, "ended by hand; what was saved is kept"),
-            ("server", signal.SIGTERM, 143, "told to end; what was saved is kept"),
-            ("north", signal.SIGINT, 130, "ended by hand; what was saved is kept"),  # whose server is gone
+            ("south", signal.SIGINT, 130, "ended by hand; saved rounds are kept"),
+            ("server", signal.SIGTERM, 143, "told to end; saved rounds are kept"),
+            ("north", signal.SIGINT, 130, "ended by hand; saved rounds are kept"),  # whose server is gone
         ):
             jobs = fed.job(name)
             assert jobs or name == "north", f"{name} was to be in a job"

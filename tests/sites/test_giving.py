@@ -45,8 +45,8 @@ def test_the_command(given, tmp_path, cli):
     assert said.splitlines() == [
         f"{tmp_path / 'north.npz'}: 84 examples of site 'north', {84 * (64 + 8):,} bytes",
         "of each class: 0 8, 1 8, 2 7, 3 9, 4 9, 5 9, 6 9, 7 9, 8 8, 9 8",
-        "Send this file to all other sites, and to who submits the federation. They then know these examples and their "
-        "labels, and nobody can take that back; no other row of yours is in it.",
+        "Send this file to all other sites and to the person who submits the federation. They then know these examples "
+        "and their labels, and this cannot be undone; the file has no other rows.",
     ]
     first = (tmp_path / "north.npz").read_bytes()
     assert cli(*arguments)[0] == 0

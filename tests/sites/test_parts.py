@@ -132,7 +132,7 @@ BOMBS = {
     "a tebibyte": (stating((2**40, 1, 1, 1)), "its 'x.npy' states 1,099,511,627,776 bytes and has 0"),
     "beyond all": (stating((2**80,)), "its 'x.npy' states "),
     "text": (wordy, "its 'classes.npy' holds 20,000,000 bytes of text, and 16,777,216 are enough"),
-    "directory": (oversized, "is said to hold 4,294,967,294 bytes, more than the whole file"),
+    "directory": (oversized, "claims to have 4,294,967,294 bytes, more than the whole file"),
     "twice": (twice, "it holds an array twice"),
 }
 

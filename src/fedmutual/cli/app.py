@@ -34,7 +34,7 @@ app = typer.Typer(
     "Start with `fedmutual demo`; then `fedmutual compare FILE.toml` shows whether federating pays on your data, and "
     "`fedmutual sweep FILE.toml --set KEY=V1,V2` shows which settings are best.\n\n"
     "Exit codes: 0 done, 2 bad input, 3 a client diverged or a federation did not finish, 4 a reply was refused at the "
-    "privacy boundary or participants hold different public data, 130 stopped by hand, 143 told to stop (SIGTERM).",
+    "privacy boundary or participants hold different public data, 130 stopped by hand, 143 stopped by SIGTERM.",
 )
 app.add_typer(data_app, name="data")
 app.command()(training.run)

@@ -188,7 +188,7 @@ def submit(
         fetched = session.fetch(contract.name, folder)
     if last["outcome"] != "done":
         exit_with_error(
-            f"{last['outcome']}: {last['said']}; what was saved is kept; `fedmutual submit` resumes", Code.DIVERGED
+            f"{last['outcome']}: {last['said']}; saved rounds are kept; `fedmutual submit` resumes", Code.DIVERGED
         )
     print_text(
         f"{folder}: {len(fetched)} files; `fedmutual report {folder} -o report.html` makes a page of it", soft_wrap=True
@@ -312,7 +312,7 @@ def _run_until_stopped(kit: Any, state: Path, pointer: Mapping[str, Any]) -> Non
             ("told to end", Code.TERMINATED) if isinstance(interrupt, Terminated) else ("ended by hand", Code.STOPPED)
         )
         with suppress(OSError, SystemExit):  # as after `| tee`, which the same Ctrl-C ends
-            err.print(f"{how}; what was saved is kept", highlight=False, markup=False)
+            err.print(f"{how}; saved rounds are kept", highlight=False, markup=False)
         return code
 
     try:

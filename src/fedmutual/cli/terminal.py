@@ -71,12 +71,12 @@ def show_progress(
             yield watch
     except KeyboardInterrupt as stop:
         how, code = ("told to stop", Code.TERMINATED) if isinstance(stop, Terminated) else ("stopped by hand", Code.STOPPED)
-        exit_with_error(f"{how}; what was saved is kept, go on with: {command}", code)
+        exit_with_error(f"{how}; saved rounds are kept; resume with: {command}", code)
     except Diverged as problem:
         label = watch.failed.get(problem)
         text = f"{label}: {problem}" if label else str(problem)
         exit_with_error(
-            f"{text}; what was saved is kept. The usual fix is a smaller optimizer.lr, with another --out", Code.DIVERGED
+            f"{text}; saved rounds are kept. The usual fix is a smaller optimizer.lr, with another --out", Code.DIVERGED
         )
     except Disagreed as problem:
         exit_with_error(f"{problem}; nothing was trained", Code.REFUSED)

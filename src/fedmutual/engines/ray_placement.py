@@ -69,7 +69,7 @@ class Reservation:
         if not self.group.wait(PATIENCE):
             raise ConfigError(
                 f"engine.name = 'cluster' asks for {count} workers with {_format_resources(share)} each, and after "
-                f"{PATIENCE:g} s the Ray cluster had no room for them: it has "
+                f"{PATIENCE:g} s the Ray cluster had too few free resources: it has "
                 f"{_format_resources(self.ray.cluster_resources())}, of which "
                 f"{_format_resources(self.ray.available_resources())} free; set engine.workers, engine.threads or "
                 "engine.gpus lower"

@@ -41,7 +41,7 @@ def choose_engine(
     if name != "auto":
         return EngineChoice(name, count if name in ("processes", "cluster") else 1, "as configured")
     if device.type == "cuda" and not stackable:
-        return EngineChoice("inprocess", 1, "clients whose gradients are clipped and noised are not stepped as one")
+        return EngineChoice("inprocess", 1, "clients with clipped and noised gradients cannot share a stack")
     if device.type == "cuda":
         return EngineChoice("stacked", 1, "there is a GPU, and small networks fill it only together")
     if device.type != "cpu":

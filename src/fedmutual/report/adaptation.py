@@ -160,7 +160,7 @@ def read_adaptation(out: Path) -> Adaptation:
     content = read_json(out / "adapt.json")
     key = "values" if "metric" in content else "accuracy"
     if key not in content:
-        raise RunError(f"{out}: what is to be adapted there is not finished; go on with it by --resume")
+        raise RunError(f"{out}: the adaptation there is not finished; resume it with --resume")
     return check_record(out / "adapt.json", Adaptation, {**content, "values": content[key]})
 
 

@@ -118,10 +118,10 @@ def _majority(share: float | None, scale: MetricScale) -> TableCell:
     return missing(_UNTOLD) if share is None else TableCell(scale.format_value(share))
 
 
-_UNTOLD = "not told: the run is missing or unfinished, or the client does not share this score (share.metrics)"
+_UNTOLD = "not shared: the run is missing or unfinished, or the client does not share this score (share.metrics)"
 _UNDEFINED = {
-    "auroc": "not told, or undefined: the data scored hold one class only",
-    **dict.fromkeys(("value", "majority", "balanced_accuracy", "loss"), "not told: by this task, or by these clients"),
+    "auroc": "not shared, or undefined, because the scored data have one class only",
+    **dict.fromkeys(("value", "majority", "balanced_accuracy", "loss"), "not shared by this task or by these clients"),
 }
 
 

@@ -41,7 +41,7 @@ def bytes_by_method(comparison: RunComparison) -> PageTable:
         step = [up / steps if steps else None] if stepped else []
         values = (up, down, *step, *whole, *([seed] if seeded else []))
         rows.append(
-            (name, leaves, *(missing("a round is told in epochs") if v is None else TableCell(size(v)) for v in values))
+            (name, leaves, *(missing("rounds are counted in epochs") if v is None else TableCell(size(v)) for v in values))
         )
         lines.append([m.label, up, down, up / steps if steps else None, *whole, seed])
     header = ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"]
@@ -51,7 +51,7 @@ def bytes_by_method(comparison: RunComparison) -> PageTable:
 
 _STEPS = "bytes of a round, divided by its local steps: so methods that exchange less often can be compared"
 _SEED = "all clients' public data, given out once before the first round, then referred to by index; in no other column"
-POOLED_NOTE = "all participants' data lie in one place here; moving them there is not counted"
+POOLED_NOTE = "the data of all participants are in one place; moving the data is not counted"
 
 
 def bytes_by_client(comparison: RunComparison) -> PageTable:
@@ -97,7 +97,7 @@ def _average_bytes(method: Method, key: str) -> pd.DataFrame:
 def _leaving(method: Method) -> str:
     """What a reply may hold under a method."""
     if method.is_pooled:
-        return "everything: all data lie in one place"
+        return "everything: all data are in one place"
     leaves = _leaves(method)
     has_seed_set = any(r.ledger.seed for r in method.counted)
     if leaves is None:

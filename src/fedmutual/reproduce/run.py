@@ -174,7 +174,7 @@ class CellWork:
                 elif not is_free:
                     self._leave(job, "is in training there")
                 elif (device := foreign(folder(self.out, job), job.config.rounds)) is not None:
-                    self._leave(job, f"was begun on {device!r}, which this machine has not")
+                    self._leave(job, f"was begun on {device!r}, which this machine lacks")
                 else:
                     own_jobs.append(job)
             if own_jobs:
@@ -204,7 +204,7 @@ class CellWork:
             lengthen(job, wanted_config, place, self.out)
             configs.append(as_begun(wanted_config, place))
             if (changed := otherwise(wanted_config, configs[-1])) and not (place / SUMMARY).exists():
-                self.say(f"{job.label} goes on as it was begun, with {', '.join(changed)}")
+                self.say(f"{job.label} resumes as it began, with {', '.join(changed)}")
         observers: list[list[Observer]] = [[self.watch(job.label)] if self.watch else [] for job in batch]
         begun = time.monotonic()
         if len(batch) > 1:

@@ -75,7 +75,7 @@ def check_free(folder: Path) -> None:
     except (OSError, ValueError) as problem:
         raise RunError(f"{folder}: cannot be read ({problem}); choose another folder with --out") from None
     if is_used:
-        content = "a run already; add --resume to go on with it, or" if started else "other files already;"
+        content = "a run already; add --resume to resume it, or" if started else "other files already;"
         raise RunError(f"{folder}: holds {content} choose another folder with --out")
 
 

@@ -88,7 +88,7 @@ class Tracker:
         except Exception as problem:  # a tracker's failure must not cost the training
             self._run = None
             warnings.warn(
-                f"{self._name} failed ({format_error(problem)}); the run goes on without this tracker", stacklevel=2
+                f"{self._name} failed ({format_error(problem)}); the run continues without this tracker", stacklevel=2
             )
 
 

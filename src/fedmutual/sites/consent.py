@@ -65,7 +65,7 @@ def read_record(text: Any) -> Table:
     Raises:
         ConfigError: the text is too long, is not JSON, or has other keys or types.
     """
-    problem = ConfigError("the contract is none that fedmutual writes; install the same version everywhere")
+    problem = ConfigError("the contract was not written by fedmutual; install the same version everywhere")
     if not isinstance(text, str) or len(text) > LONGEST:
         raise problem
     try:

@@ -8,12 +8,12 @@ def describe_disclosure(experiment: Experiment, site: str) -> str:
     """Return a sentence on the meaning of `share.metrics` at a site, for the site's rows and task."""
     metrics = experiment.config.disclosure(site)
     if metrics == "all":
-        return "All its losses and scores are told: from these, whoever runs the server can compute validation examples."
+        return "All its losses and scores are sent: from these, the operator of the server can compute validation examples."
     if metrics == "none" or "accuracy" not in experiment.task(site).tells:
-        return "Its losses and scores are not told."
+        return "Its losses and scores are not sent."
     rows = experiment.rows(site)
     kinds = dict.fromkeys(exam.rows for exam in experiment.exams(site))
     told = [kind for kind in kinds if is_disclosed(metrics, len(rows[kind]))]
     if not told:
-        return f"Its losses and scores are not told: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows."
-    return f"Accuracies to 1 %, of its {' and '.join(told)} rows, are told once a round; other scores and losses are not."
+        return f"Its losses and scores are not sent: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows."
+    return f"Accuracies to 1 %, of its {' and '.join(told)} rows, are sent once a round; other scores and losses are not."

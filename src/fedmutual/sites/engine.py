@@ -318,5 +318,5 @@ def _find_fault(answer: SiteAnswer, message: Message, phase: Phase, declared: Sp
     try:
         release_metrics(answer.train, phase.terms, site)
     except Refused:  # the names come from the site, so no log should hold them
-        return f"it tells losses that its phase does not declare; those are {', '.join(phase.terms) or 'none'}"
+        return f"it sends losses that its phase does not declare; those are {', '.join(phase.terms) or 'none'}"
     return find_message_fault(message, declared, site)

@@ -92,7 +92,7 @@ class Journal:
         if about.get("run") != self._run:
             raise RunError(
                 f"{self._folder}: holds the state of this federation with another site.toml, other data, another contract "
-                "or another version of fedmutual; give back what it was begun with, or name another state.folder"
+                "or another version of fedmutual; restore the files with which it began, or name another state.folder"
             )
         try:
             record = _JournalRecord.model_validate_json(json.dumps(about))

@@ -73,7 +73,7 @@ class SitesTable(Section):
 
     names: Annotated[Names, Field(min_length=1), AfterValidator(_sites)] = Field(description="the sites")
     leads: Annotated[Names, Field(min_length=1), AfterValidator(_leads)] = key(
-        ("lead@example.org",), "the email addresses of those who may submit and stop; each of them gets a kit"
+        ("lead@example.org",), "the email addresses of the leads, who may submit and stop; each lead gets a kit"
     )
     input: Annotated[Sides, Field(min_length=1)] = Field(description="the shape of one example: [C, H, W], or [F]")
     columns: Names | None = key(None, "tables: the names of the F columns in their order; every site's file must have them")

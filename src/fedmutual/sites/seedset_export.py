@@ -54,6 +54,6 @@ def describe_export(made: SeedsetFile, folder: Path) -> Iterator[str]:
     if made.labels is not None:
         yield f"of each class: {', '.join(f'{name} {n}' for name, n in zip(made.classes, made.counts, strict=True))}"
     yield (
-        "Send this file to all other sites, and to who submits the federation. They then know these examples "
-        f"{known}, and nobody can take that back; no other row of yours is in it."
+        "Send this file to all other sites and to the person who submits the federation. They then know these examples "
+        f"{known}, and this cannot be undone; the file has no other rows."
     )

@@ -133,7 +133,7 @@ def _find_excess(path: Path) -> str | None:
                 if member.compress_type != zipfile.ZIP_STORED:
                     return f"its {member.filename!r} is compressed, and `fedmutual data give` does not compress"
                 if max(member.file_size, member.compress_size) > room:
-                    return f"its {member.filename!r} is said to hold {member.file_size:,} bytes, more than the whole file"
+                    return f"its {member.filename!r} claims to have {member.file_size:,} bytes, more than the whole file"
                 excess = _find_array_excess(archive, member)
                 if excess is not None:
                     return excess

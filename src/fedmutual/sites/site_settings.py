@@ -55,7 +55,7 @@ def read_site_file(path: Path) -> SiteSettings:
     """
     file: SiteFile = parse_table(SiteFile, read_tables(path), str(path))
     if file.data.name is None:
-        raise ConfigError(f"{path}: the key 'data.name' is missing, which says where the site's examples come from")
+        raise ConfigError(f"{path}: the key 'data.name' is missing, the source of the site's examples")
     data = {key: _resolve_path(path, value) for key in ("root", "test") if (value := getattr(file.data, key)) is not None}
     pretrained = file.model.pretrained
     model = {} if pretrained in (None, IMAGENET) else {"pretrained": str(_resolve_path(path, Path(pretrained)))}

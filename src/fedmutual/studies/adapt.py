@@ -182,7 +182,7 @@ def _check_apart(folder: Path, *sources: SourceRun) -> None:
         if read.resolve() in (folder.resolve(), *folder.resolve().parents):
             raise RunError(f"{folder}: lies in {read}, which is only read; choose another folder with --out")
     if (folder / CONFIG).exists():
-        raise RunError(f"{folder}: holds a run already, and no adaptation; choose another folder with --out")
+        raise RunError(f"{folder}: contains a run, not an adaptation; choose another folder with --out")
 
 
 def _check_same(folder: Path, about: Table, resume: bool) -> None:
@@ -191,14 +191,14 @@ def _check_same(folder: Path, about: Table, resume: bool) -> None:
         return
     if not resume:
         raise RunError(
-            f"{folder}: holds an adaptation already; add --resume to go on with it, or choose another folder with --out"
+            f"{folder}: already contains an adaptation; add --resume to resume it, or choose another folder with --out"
         )
     before = read_json(folder / ADAPT)
     for key in ("from", "fine-tuned"):
         recorded = before.get(key) or {}
         if any(recorded.get(k) != value for k, value in about[key].items() if k != "title"):  # earlier versions have none
             raise RunError(
-                f"{folder}: was begun with another shared model than that of {about[key]['run']} after round "
+                f"{folder}: began with another shared model than that of {about[key]['run']} after round "
                 f"{about[key]['round']}; choose another folder with --out"
             )
 

@@ -88,13 +88,11 @@ def choose_model_of_run(run: Run, client: str | None = None, best: bool = False,
         return _answering(run, run.personal_model(client, best), description, "personal", own.name, client, when)
     if client is not None and not known.pooled and not run.complete:
         if best:
-            raise RunError(
-                f"{place}: of client {client!r}'s fork no best is kept; without --best the last saved one answers"
-            )
+            raise RunError(f"{place}: client {client!r} has no best fork; without --best the last saved fork answers")
         description = f"client {client!r}'s fork of the shared model ({shared})"
         return _answering(run, run.meme(client), description, "meme", shared, client)
     kind = "model of all data in one place" if known.pooled else "shared model"
-    served = f", for client {client!r}, who has none of its own" if client is not None else ""
+    served = f", for client {client!r}, which has no personal model" if client is not None else ""
     when = run.best_round() if best else None
     return _answering(run, run.global_model(best), f"{kind} ({shared})", "global", shared, client, when, served)
 
@@ -111,7 +109,7 @@ def find_run_folder(run_or_model: Path) -> Path:
 def _choose_ensemble(run: Run, client: str | None, best: bool) -> AnsweringModel:
     """The ensemble of a client. Raises RunError where no client is named, or a best round is asked for."""
     if client is None or best:
-        why = "no best ensemble is kept; remove --best" if best else "an ensemble is a client's; name one with --client"
+        why = "no best ensemble is stored; remove --best" if best else "an ensemble is a client's; name one with --client"
         raise RunError(f"{run.folder}: {why}")
     net = run.ensemble(client)
     description = f"ensemble of client {client!r}'s personal model, with the weight {net.weight:g}, and the shared model"
@@ -160,7 +158,7 @@ def _place(path: Path, client: str | None) -> tuple[Path, str | None]:
             raise RunError(f"{path}: is neither a run's folder nor a model file in a run's folder")
         return path, client
     if client is not None:
-        raise RunError(f"{path}: the file says whose model it is; remove --client, or name the run's folder")
+        raise RunError(f"{path}: the file already names the client; remove --client, or name the run's folder")
     home = path.absolute().parent
     folder, owner = (home.parent, None) if home.name == "server" else (home.parent.parent, home.name)
     if not path.is_file() or not (folder / CONFIG).is_file() or (owner is not None and home.parent.name != "clients"):

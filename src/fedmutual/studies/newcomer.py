@@ -28,8 +28,8 @@ NAME = "newcomer"  # where the file names none
 _SHARES = ("shared", "part", "batchnorm")  # the keys of [model] that all participants of a run have in common
 _NOT_HERS = {
     "partition": "a newcomer is one participant, and --examples says of how many examples",
-    "clients": "a newcomer is one participant, whose settings stand in the other tables",
-    "share": "a newcomer adapts at home, and tells nobody",
+    "clients": "a newcomer is one participant; its settings are in the other tables",
+    "share": "a newcomer discloses nothing to others",
 }
 
 
@@ -200,7 +200,7 @@ def read_newcomer(file: Path, overrides: Mapping[str, Any], shared: SourceRun, t
     check_scored(parsed, str(file))
     given = tables.get("data", {})
     if "name" not in given:
-        raise ConfigError(f"{file}: the key 'data.name' is missing, which says where the newcomer's examples come from")
+        raise ConfigError(f"{file}: the key 'data.name' is missing, the source of the newcomer's examples")
     if tables.get("algorithm", {}).get("name", "fml") != "fml":
         raise ConfigError(
             f"{file}: key 'algorithm.name': a newcomer adapts by 'fml', the other ways are run beside it; remove it"
@@ -230,7 +230,7 @@ def _data(file: Path, given: Table, shared: SourceRun) -> Table:
     if "classes" in given and tuple(given["classes"]) != takes.classes:
         raise ConfigError(
             f"{file}: key 'data.classes' is {given['classes']}, and the shared model of {shared.run.folder} has the "
-            f"outputs {listed(takes.classes)}; remove the key: who has only some of the classes is matched by name"
+            f"outputs {listed(takes.classes)}; remove the key: a newcomer with some of the classes is matched by name"
         )
     if takes.agreed and FEDERATED in (given.get("mean"), given.get("std")):
         raise ConfigError(

@@ -80,7 +80,7 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
                         _describe(folder, experiment, hosted.engine, hosted.choice)
                     _train_through(hosted, folder, observers)
     except WorkerLost as problem:
-        raise RunError(f"{folder}: {problem}; is there memory for all? {MEND}") from None
+        raise RunError(f"{folder}: {problem}; is there enough memory? {MEND}") from None
     return open_trained_run(folder, config)
 
 
@@ -232,7 +232,7 @@ def _train_through(hosted: EngineHandle, folder: Path, observers: Sequence[Obser
             saved = committed(folder)
             deaths.append(saved.round if saved else 0)
             if deaths.count(deaths[-1]) == PATIENCE:
-                raise RunError(f"{folder}: {lost}, again and again; is there memory for all? {MEND}") from None
+                raise RunError(f"{folder}: {lost}, several times; is there enough memory? {MEND}") from None
             notes = (f"{lost}; all clients continue from {f'round {deaths[-1]}, the last saved' if saved else 'the start'}",)
             hosted.again()
 

@@ -127,7 +127,7 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
     if file.is_dir() and takes_pixels(takes) and answering.kind == "classes":
         source = folder.read_folder(data, domains=False)
         if source.test is not None:
-            raise DataError(f"{file}: holds the folders train and test; name one of the two")
+            raise DataError(f"{file}: contains the folders train and test; name one of the two")
         return source
     if file.suffix.lower() in SUFFIXES and takes.columns is not None:
         encoded = takes.scaling.get("columns")
@@ -139,7 +139,7 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
         source = arrays.make_source(arrays.read_arrays(file, missing="name another"), data, str(file))
         named = _name_classes(source, takes.classes) if answering.kind == "classes" else source.train
         return replace(source, train=named, test=None)
-    raise DataError(f"{file}: holds no labelled examples that this model takes; give it {_describe_labelled(answering)}")
+    raise DataError(f"{file}: contains no labelled examples for this model; give it {_describe_labelled(answering)}")
 
 
 def _name_classes(source: Source, classes: Sequence[str]) -> Part:

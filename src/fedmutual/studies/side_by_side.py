@@ -134,7 +134,7 @@ class _RunWorker(ChildProcess):
             event: Event | None = self.connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
             raise RunError(
-                f"{folder}: the process that trained this run {self.describe_end()}; is there memory for all? Give the "
+                f"{folder}: the process that trained this run {self.describe_end()}; is there enough memory? Give the "
                 "command again with --resume, and with --jobs 1 if it happens again"
             ) from None
         return event

@@ -114,7 +114,7 @@ def _check_settings(
 def _unseen(config: Config) -> Config:
     """With no score of test or validation data: none chooses, and a test set may take longer than the training."""
     if config.records.evaluate_on != "all":  # the command for the chosen setting would not score them either
-        raise ConfigError("records.evaluate_on: a sweep scores hold-out rows alone by itself; remove the key")
+        raise ConfigError("records.evaluate_on: a sweep always scores hold-out rows only; remove the key")
     return config.model_copy(
         update={"records": config.records.model_copy(update={"evaluate_on": "holdout", "best_by": None})}
     )
