@@ -68,7 +68,10 @@ def select_metrics(client: Client, measured: Mapping[EvalSpec, Score]) -> tuple[
 
 
 def forward_in_parts(net: nn.Module, x: Tensor) -> Tensor:
-    """Return a net's output for x, in parts for large examples: VGG11's first layer needs 6.6 GB for 512 of 224 x 224."""
+    """Return a net's output [N, C, ...] for x [N, ...], in parts for large examples.
+
+    VGG11's first layer needs 6.6 GB for 512 images of 224 x 224 pixels.
+    """
     return torch.cat([net(part) for part in torch.split(x, max(_NUMBERS // x[0].numel(), 1))])
 
 

@@ -11,7 +11,7 @@ from fedmutual.core import Message
 
 
 def project(g_pub: Message, g_loc: Message) -> Message:
-    """The nearest gradient to g_pub that does not point against g_loc: the names of both, types and shapes as they were.
+    """Return the nearest gradient to g_pub that does not point against g_loc, with the names, types and shapes of both.
 
     FedH2L, eq. 15: min ||g - g_pub||^2 over <g, g_loc> >= 0. Its dual has one unknown, v >= 0, so that in closed form
     g = g_pub + v g_loc with v = max(0, -<g_pub, g_loc>) / <g_loc, g_loc>; g_loc = 0 asks for nothing.
@@ -27,7 +27,7 @@ def project(g_pub: Message, g_loc: Message) -> Message:
 
 
 def pcgrad(g_pub: Message, g_loc: Message) -> Message:
-    """The sum of both gradients, each without its part against the other; names, types, shapes and errors as `project`.
+    """Return the sum of both gradients, each without its component against the other; otherwise as `project`.
 
     Yu et al., Gradient Surgery for Multi-Task Learning, 2020, https://arxiv.org/abs/2001.06782, Algorithm 1 for two tasks.
 

@@ -17,7 +17,7 @@ from fedmutual.metric import ACCURACY, Metric, TargetKind
 
 
 def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p || q) of each example: sum over classes of p (log p - log q). log_p, log_q [B, C] -> [B].
+    """Return KL(p || q) of each example [B]: the sum over classes of p (log p - log q). log_p, log_q [B, C].
 
     A p of zero counts as zero, whatever its logarithm; log_p may be -inf there.
 
@@ -31,7 +31,7 @@ def kl(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def bernoulli_kl(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """KL(p || q) of each label, between Bernoulli distributions with these logits: any shape -> the same shape.
+    """Return KL(p || q) of each label, between Bernoulli distributions with these logits of any shape, in that shape.
 
     >>> bernoulli_kl(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 0.0]))
     tensor([0.0000, 0.1109])
@@ -49,12 +49,12 @@ def mutual(
     beta: Tensor | float,
     temperature: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Both losses of deep mutual learning, means over the batch -> (personal_loss, meme_loss), scalars.
+    """Return (personal_loss, meme_loss), both losses of deep mutual learning: scalars, means over the batch.
 
     personal_loss = alpha CE(personal) + (1 - alpha) T^2 KL(meme || personal)
     meme_loss     = beta  CE(meme)     + (1 - beta)  T^2 KL(personal || meme)
 
-    The teacher in each KL is detached: a loss moves its own network only. At temperature T both softmaxes of the KL
+    The teacher in each KL is detached: each loss trains its own network only. At temperature T both softmaxes of the KL
     use z / T, and T^2 keeps its gradient's scale. personal_logits, meme_logits [B, C], targets [B] int64.
     """
     log_p, log_m = personal_logits.log_softmax(-1), meme_logits.log_softmax(-1)
@@ -112,7 +112,7 @@ class Regression:
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return both losses of `mutual` of this module, with the squared distance to the other's output in place of KL.
+        """Return both losses of `mutual` of this module, scalars; the squared distance to the other's output replaces KL.
 
         The other's output is detached. The temperature has no meaning here and is not used.
         """
@@ -142,7 +142,7 @@ class MultiLabel:
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return both losses of `mutual` of this module, with `bernoulli_kl` of each label in place of KL.
+        """Return both losses of `mutual` of this module, scalars, with `bernoulli_kl` instead of KL.
 
         The divergence is a mean over the batch and the labels, as the loss on targets is. The teacher is detached.
         """

@@ -13,18 +13,18 @@ from fedmutual.files import write_bytes
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> None:
-    """Replace a safetensors file in one step. `about` goes into its header, as one entry: of several, the order varies."""
+    """Replace a safetensors file in one step. about: one entry of the header (several would vary in order)."""
     whole = {k: v.detach().to("cpu", copy=True).contiguous() for k, v in tensors.items()}
     write_bytes(path, save(whole, metadata={"fedmutual": json.dumps(about)}))
 
 
 def read_tensors(path: Path, names: Collection[str] | None = None) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """A safetensors file -> (tensors, header). Nothing else is ever loaded: no pickle is opened.
+    """Return (tensors, header) of a safetensors file. Only tensors are loaded: no pickle is opened.
 
-    names: of the tensors that are wanted; None: all.
+    names: the tensors to read; None: all.
 
     Raises:
-        RunError: it is missing, unreadable, truncated, or no safetensors file.
+        RunError: the file is missing, unreadable, truncated, or not a safetensors file.
     """
     try:
         with path.open("rb") as raw:

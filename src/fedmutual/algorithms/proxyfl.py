@@ -101,7 +101,7 @@ class Mix(Peering, ProxyFL):
 
 
 def mass_of(client: Client) -> Tensor:
-    """Return the mass w of the client's proxy, a number that starts at 1."""
+    """Return the mass w of the client's proxy: a tensor [], 1 at the start."""
     first = next(client.nets["meme"].parameters())
     return client.memory.get(MASS, torch.ones((), dtype=torch.float32, device=first.device))
 

@@ -84,6 +84,9 @@ def parse_config(tables: Table, source: str = "configuration", overrides: Mappin
     """Check tables with overrides by dotted key, and return the configuration. source: the name in error messages.
 
     An override of `algorithm.name` drops the keys of the tables that the new algorithm lacks, with a warning.
+
+    Raises:
+        ConfigError: a key or a value is wrong; one sentence names the key and the fix.
     """
     overrides = overrides or {}
     inner = overrides.get("algorithm")
@@ -120,7 +123,11 @@ def merge_overrides(tables: Table, overrides: Mapping[str, Any]) -> Table:
 
 
 def parse_override(text: str) -> tuple[str, Any]:
-    """Read ``--set key=value`` and return (dotted key, value). A value that is not TOML is plain text."""
+    """Read ``--set key=value`` and return (dotted key, value). A value that is not TOML is plain text.
+
+    Raises:
+        ConfigError: the text has no key or no "=".
+    """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {text}: write key=value, for example --set algorithm.alpha=0.3")
@@ -185,6 +192,9 @@ def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = No
     """Return the experiment with another algorithm, and the dropped keys of [algorithm], which that algorithm lacks.
 
     own: settings to add, if the algorithm has them.
+
+    Raises:
+        ConfigError: there is no such algorithm, or a setting is wrong.
     """
     try:
         tables, dropped = _without_foreign(config.model_dump(), name)

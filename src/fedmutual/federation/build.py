@@ -49,7 +49,11 @@ def build(
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device by its name; "auto" is a CUDA GPU if there is one, else Apple's GPU, else the CPU."""
+    """Return the device by its name; "auto" is a CUDA GPU if there is one, else Apple's GPU, else the CPU.
+
+    Raises:
+        ConfigError: this machine lacks the device.
+    """
     if name == "auto":
         accelerators = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         return torch.device(next((kind for kind, is_available in accelerators.items() if is_available), "cpu"))

@@ -144,7 +144,11 @@ class Networks:
         return self._net(name, space, at.rng("model", "shared"), "model.shared", self._weights(name))
 
     def of(self, client: str) -> dict[str, nn.Module]:
-        """Return a client's nets as they are before round 1, on its device."""
+        """Return a client's nets as they are before round 1, on its device.
+
+        Raises:
+            ConfigError: a network cannot be made, or does not fit the client's data.
+        """
         nets = self._build_nets(client)
         if self.config.model.start == "server" and "personal" in nets:
             try:

@@ -54,7 +54,7 @@ class Counts(Record):
 
 
 class Adaptation(Record):
-    """adapt.json, once all is trained. Sizes are called "50", "all"; seeds are text, as JSON has them."""
+    """The content of adapt.json. Sizes are "50" or "all"; seeds are text, because they are keys in JSON."""
 
     name: str
     source: Shared = Field(alias="from")
@@ -101,7 +101,7 @@ class AdaptationFinding(Finding):
 
 @dataclass(frozen=True)
 class WayGain:
-    """How far adapting is ahead of another way to a model."""
+    """The gain of adapting over another way."""
 
     rival: str  # "scratch", "fine-tune", or "unchanged": the shared model as it came
     title: str  # of the algorithm whose shared model is fine-tuned

@@ -47,7 +47,7 @@ class Memberships(AuditResult):
 
 @dataclass(frozen=True)
 class ImprintSkipped(AuditResult):
-    """Why the imprint attack was not tried."""
+    """The reason why the imprint attack was not tried."""
 
     macro = "imprint_skipped"
     reason: str

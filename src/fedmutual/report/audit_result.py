@@ -53,7 +53,7 @@ class Guarantee(_AuditRecord):
 
 
 class Audit(_AuditRecord):
-    """audit.json. It is no upper bound: another attack may achieve more."""
+    """The content of audit.json. It is not an upper bound: another attack may achieve more."""
 
     format: Literal[1] = 1
     run: str

@@ -97,7 +97,7 @@ class PageTable:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Rows as CSV. Floats with six decimals at most; None is empty; text that a spreadsheet would compute is escaped."""
+    """Return rows as CSV. Floats have at most six decimals, None is empty, and text that is a formula is escaped."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow([_csv_cell(name) for name in header])

@@ -144,7 +144,7 @@ class Tried:
 
     @cached_property
     def gain(self) -> Gains | Missing | None:
-        """Personal models over local-only, in pairs on hold-out rows; None where there is nothing to hold them against."""
+        """Return the gain of personal models over local-only training, in pairs on hold-out rows; None without pairs."""
         if self.alone is None or self.last is None:
             return None
         others = [run for run in map(read_run, self.alone.values()) if run.finished]

@@ -153,7 +153,7 @@ class RunComparison:
 
 
 def comparisons(runs: Sequence[RecordedRun]) -> list[RunComparison]:
-    """Sort runs into comparisons, in the order in which they were given. A sweep's have no scores to compare by.
+    """Sort runs into comparisons, in the given order. Runs of a sweep have no scores to compare.
 
     Raises:
         RunError: there are none but a sweep's.

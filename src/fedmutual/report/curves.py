@@ -48,7 +48,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Picture:
-    """Curves that share their axes."""
+    """Curves with common axes."""
 
     id: str
     title: str

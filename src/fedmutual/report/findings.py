@@ -46,7 +46,7 @@ class Harm:
 
 @dataclass(frozen=True)
 class Effects:
-    """How many clients or nodes gain and which are harmed, the most harmed first."""
+    """The number of clients or nodes that gain, and the harmed ones, the most harmed first."""
 
     participant: str  # "client", "node"
     total: int
@@ -189,7 +189,7 @@ Source = Literal["sites", "adapt", "compare"]  # of further seeds
 
 @dataclass(frozen=True)
 class FewSeeds(Finding):
-    """Few seeds leave a difference open."""
+    """A difference that is open because there are few seeds."""
 
     macro = "few_seeds"
     seeds: int

@@ -187,7 +187,7 @@ def _draw_gains(comparison: RunComparison, measure: domains.DomainMeasure | None
 
 
 def _costs(comparison: RunComparison, id: str, styles: Styles) -> Drawn | None:
-    """Accuracy against bytes, where clients are domains."""
+    """Return the table and picture of accuracy against bytes, for clients that are domains."""
     drawn = courses(comparison) if comparison.domains else []
     if not drawn:
         return None

@@ -80,7 +80,7 @@ def make_axes(width: float, height: float, left: float, right: float, bottom: fl
 
 
 def _second_axis(axes: Any, steps: int) -> None:
-    """Local steps above, where rounds stand below."""
+    """Add an axis of local steps above the axis of rounds."""
     above = axes.secondary_xaxis("top", functions=(lambda r: r * steps, lambda s: s / steps))
     above.set_xlabel("local step", color=colour("muted"), fontsize=TEXT)
     above.xaxis.set_major_locator(MaxNLocator(6, integer=True))

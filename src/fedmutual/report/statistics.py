@@ -74,7 +74,7 @@ Value = Estimate | Missing
 
 
 def estimate(values: Sequence[float], unit: str, grain: float = 0.0, limit: float = 1.0) -> Estimate:
-    """Mean and 95 % interval (Student's t with n - 1 degrees of freedom: mean +- t s / sqrt(n)) of at least one value."""
+    """Return the mean and 95 % interval (Student's t with n - 1 degrees of freedom: mean +- t s / sqrt(n)) of values."""
     n = len(values)
     half = float(stdtrit(n - 1, (1 + LEVEL) / 2)) * stdev(values) / n**0.5 if n > 1 else None
     return Estimate(fmean(values), half, n, unit, grain, limit)
@@ -105,7 +105,7 @@ class Pair:
 
     @property
     def gain(self) -> float:
-        """Ours minus the other, or the reverse where lower is better; differences of rounding only are 0."""
+        """Our value minus the other, or the reverse if lower is better; a difference by rounding alone is 0."""
         gain = self.ours - self.other if self.metric.is_higher_better else self.other - self.ours
         return 0.0 if abs(gain) < SAME else gain
 

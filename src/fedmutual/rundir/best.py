@@ -19,7 +19,7 @@ BEST = "best.safetensors"
 
 
 class Keep(NamedTuple):
-    """How the best weights are chosen."""
+    """The rule that chooses the best weights."""
 
     by: str | None  # records.best_by
     every: int  # records.evaluate_every

@@ -42,7 +42,7 @@ _NOTE = re.compile(r"\S+  note(?: (?P<start>at the start)| in round (?P<round>\d
 
 
 class RecordedMethod(NamedTuple):
-    """How the method of a run introduces itself."""
+    """The description of a run's method: title, role and keys."""
 
     title: str  # the name in tables
     shares: bool  # whether the method has a shared model
@@ -165,7 +165,7 @@ class RecordedRun:
     def get_scores(
         self, evaluation: Evaluation | None, model: str | None = None, data: str = "validation"
     ) -> dict[str, MetricScore]:
-        """Client -> the score of a model on its own rows; without a name, of the one that it would use."""
+        """Return client -> score of a model on the client's own rows. model: None is the model that clients would use."""
         model = model or self.serves
         return evaluation.per_client(model, data) if evaluation and model else {}
 

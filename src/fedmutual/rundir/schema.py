@@ -160,7 +160,7 @@ class RecordedScaling(Record):
 
 
 class MethodAbout(Record):
-    """How a method introduces itself. Folders of earlier versions lack this table, or its role."""
+    """The description of a method. Folders of earlier versions lack this table, or its role."""
 
     title: str  # the name in tables
     shares: bool  # whether it has a shared model

@@ -38,7 +38,7 @@ def list_variants(
     own: Mapping[str, Any] | None = None,
     tuned: Mapping[str, Tuned] | None = None,
 ) -> Iterator[tuple[str, int, Config]]:
-    """(method, seed, configuration): the same experiment under each method, from the configured seed upwards.
+    """Return (method, seed, configuration) for each method and seed, from the configured seed upwards.
 
     own: settings for those methods that have them, beside those of the configuration. tuned: method -> what `tune` chose.
 
@@ -132,10 +132,14 @@ def check_folders(planned: Sequence[Planned], resume: bool) -> None:
 def train_all(
     planned: Sequence[Planned], resume: bool, watch: Callable[[str], Observer] | None = None, jobs: int | None = None
 ) -> list[Run]:
-    """Train each run into its folder: all at once in common stacks where the first of them is for that; else several side by
-    side where that is faster.
+    """Train each run into its folder, and return the runs.
 
-    jobs: how many side by side; None: chosen by what the first run took.
+    All runs train at once in common stacks if the first run can; otherwise several run side by side if this is faster.
+
+    jobs: the number of runs side by side; None: chosen by the time of the first run.
+
+    Raises:
+        ConfigError: `jobs` is above 1, and the runs cannot run side by side.
     """
     configs, folders = [config for _, config, _ in planned], [folder for *_, folder in planned]
     observers = [[watch(label)] if watch else [] for label, *_ in planned]

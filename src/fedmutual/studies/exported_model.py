@@ -33,7 +33,7 @@ class RawInputModel(nn.Module):
         self._scale = scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return probabilities or numbers as float32, computed as `predict` computes them."""
+        """Return probabilities [B, C] or numbers [B] as float32, computed as `predict` computes them."""
         outputs: Tensor = self.network(self._scale(x.clone()))  # the scaling may write into its argument
         return self.form.compute(outputs).float()
 

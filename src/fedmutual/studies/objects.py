@@ -1,4 +1,4 @@
-"""Federations of objects in memory: datasets, arrays, DataFrames and networks of the caller's, without a file."""
+"""Federations of objects in memory: the caller's datasets, arrays, DataFrames and networks, without a file."""
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,7 +62,7 @@ class ObjectRun(Run):
             return super()._net(name, state, client)
 
     def meme(self, client: str) -> nn.Module:
-        """As `Run.meme`."""
+        """Return a client's fork; see `Run.meme`."""
         with holding(self._objects):
             return super().meme(client)
 
@@ -74,13 +74,13 @@ class Comparison:
     runs: Mapping[tuple[str, int], Run]  # (method, seed) -> run
 
     def history(self) -> pd.DataFrame:
-        """All scores of all runs: method, seed, and the columns of `Run.history`."""
+        """Return all scores of all runs: method, seed, and the columns of `Run.history`."""
         frames = [run.history().assign(method=method, seed=seed) for (method, seed), run in self.runs.items()]
         table = pd.concat(frames, ignore_index=True)
         return table[["method", "seed", *(c for c in table if c not in ("method", "seed"))]]
 
     def report(self, path: str | Path) -> Path:
-        """Write the page that answers whether federating pays -> its path."""
+        """Write the page that shows whether federating pays, and return its path."""
         from fedmutual.report import read_runs, write_report
 
         write_report(read_runs([run.folder for run in self.runs.values()]), Path(path))
@@ -123,17 +123,17 @@ def federate(
     in_place: bool = False,
     progress: bool = True,
 ) -> Run:
-    """Train a federation of objects in memory -> the run.
+    """Train a federation of objects in memory, and return the run.
 
     sites: name -> participant. method: an algorithm's name, or an instance such as fedmutual.algorithms.FML(alpha=0.5).
-    shared: the network that crosses, as `Site.model`. settings: further keys of docs/configuration.md, as "split.test".
-    engine: "auto", "inprocess" or "stacked". out: the run's folder; None: a temporary one that exists as long as the run.
-    in_place: load the trained personal weights into the callers' own nn.Modules, and the shared model's into `shared`;
-    else copies are trained and the caller's objects stay as they are.
+    shared: the shared network, in a form of `Site.model`. settings: further keys of docs/configuration.md, for example
+    "split.test". engine: "auto", "inprocess" or "stacked". out: the run's folder; None: a temporary folder that exists as
+    long as the run. in_place: load the trained personal weights into the caller's nn.Modules, and the shared model's into
+    `shared`; without it the caller's objects do not change.
 
     Raises:
-        UserError: an argument cannot be used; one sentence says which, and the fix.
-        Diverged: a client's loss or weights stopped being finite.
+        UserError: an argument cannot be used; one sentence names the argument and the fix.
+        Diverged: a client's loss or weights are not finite.
     """
     config_arguments = {k: v for k, v in locals().items() if k in _CONFIG_ARGUMENTS}
     with speaking_of_arguments(), _collect(sites, shared, method) as (objects, tables), _folder(out) as (folder, keep):
@@ -171,10 +171,10 @@ def compare(
     resume: bool = False,
     progress: bool = True,
 ) -> Comparison:
-    """Train several methods with several seeds on the same objects -> their runs.
+    """Train several methods with several seeds on equal objects, and return the runs.
 
     methods: names or instances of algorithms; or a mapping from titles of your choice. Networks that are given as nn.Module
-    begin with the same weights under every seed. The other arguments are those of `federate`.
+    begin with equal weights under every seed. The other arguments are those of `federate`.
 
     Raises:
         UserError, Diverged: as `federate`.
@@ -215,7 +215,7 @@ _CONFIG_ARGUMENTS = (
 def _collect(
     sites: Mapping[str, Site], shared: Model | None, *methods: Any
 ) -> Iterator[tuple[dict[str, Any], dict[str, dict[str, Any]]]]:
-    """Hold the caller's objects for the block -> the objects by name, and the table of each client."""
+    """Keep the caller's objects during the block; yield the objects by name, and the table of each client."""
     if not isinstance(sites, Mapping) or not sites or not all(isinstance(site, Site) for site in sites.values()):
         raise ConfigError("argument 'sites' must be a dictionary of fedmutual.Site by name, as {'north': Site(train=...)}")
     objects: dict[str, Any] = {f"method.{type(m).__name__}": type(m) for m in methods if not isinstance(m, str)}
@@ -263,7 +263,7 @@ def _add_shared(settings: Mapping[str, Any] | None, shared: Model | None) -> dic
 
 
 def _check_shared(config: Config, shared: Model | None) -> None:
-    """Raise ConfigError where the method sends a network around and none is given."""
+    """Raise ConfigError if the method needs a shared network and none is given."""
     needed = {"global", "proxy"} & set(make_algorithm(config).scores)
     if needed and shared is None:
         raise ConfigError(
@@ -272,7 +272,7 @@ def _check_shared(config: Config, shared: Model | None) -> None:
 
 
 def _check_distinct(sites: Mapping[str, Site], shared: Model | None) -> None:
-    """Raise ConfigError where one nn.Module would receive the weights of two participants."""
+    """Raise ConfigError if one nn.Module would receive the weights of two participants."""
     owners: dict[int, str] = {}
     for owner, model in (*((f"site {n!r}", s.model) for n, s in sites.items()), ("shared", shared)):
         if isinstance(model, nn.Module) and owners.setdefault(id(model), owner) != owner:
@@ -307,7 +307,7 @@ def _name_methods(methods: Sequence[Any] | Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _folder(out: str | Path | None) -> Iterator[tuple[Path, TemporaryDirectory[str] | None]]:
-    """The folder of a run or a comparison; a temporary one is gone if training fails."""
+    """Yield the folder of a run or a comparison; a temporary folder is removed if training fails."""
     if out is not None:
         yield Path(out), None
         return

@@ -164,7 +164,7 @@ def _read(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]
 
 
 def _image(file: Path, answering: AnsweringModel) -> Tensor:
-    """One image [1, C, H, W] of uint8, read as the run's own are."""
+    """Return one image [1, C, H, W] of uint8, read as the images of the run."""
     takes, shape = answering.takes, answering.takes.shape
     most = takes.scaling["divisor"]
     if not takes_pixels(takes) or shape[0] not in (1, 3):
@@ -178,7 +178,7 @@ def _image(file: Path, answering: AnsweringModel) -> Tensor:
 
 
 def _describe_wanted(answering: AnsweringModel) -> str:
-    """What a model can be asked about."""
+    """Return in words which inputs a model takes."""
     takes = answering.takes
     if takes.columns is not None:
         return f"a CSV file with the columns {listed(list_columns(takes) or ())}"

@@ -117,7 +117,7 @@ def _taken(client: Client) -> NoisedSteps:
 
 @dataclass
 class _Counted:
-    """Rows that are not read: the batches that are asked for are counted."""
+    """Rows that are never read; only the requested batches are counted."""
 
     length: int
     count: int = 0
@@ -126,13 +126,13 @@ class _Counted:
         return self.length
 
     def rows(self, plan: Iterable[Tensor], rng: torch.Generator | None = None) -> Iterable[Batch]:
-        """No batches."""
+        """Yield no batches."""
         self.count += len(list(plan))
         return ()
 
 
 def _count_steps(experiment: Experiment, id: str, rows: int) -> int:
-    """Steps on private rows in all of a client's rounds, and in the start."""
+    """Return the number of steps on private rows in all rounds of a client, with the start."""
     config, algorithm = experiment.config, experiment.algorithm
     fraction = config.engine.participation
     asked = [
@@ -154,7 +154,7 @@ def _count_steps(experiment: Experiment, id: str, rows: int) -> int:
 
 
 def _round_steps(experiment: Experiment, id: str, rows: int, round: int, phases: Iterable[Phase]) -> int:
-    """Steps on private rows in one round; round -1: in the start."""
+    """Return the number of steps on private rows in one round; round -1 is the start."""
     config, seeds = experiment.config, experiment.seeds
     private, public = _Counted(rows), _Counted(sum(map(len, seeds.owners.values())) if seeds else 0)
     settings = read_client_settings(config, id) | {"task": experiment.task(id)}

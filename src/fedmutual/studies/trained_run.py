@@ -1,4 +1,4 @@
-"""A run as its folder has it: its configuration, its summary, and its models to use."""
+"""A run in its folder: its configuration, its summary, and its models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,23 +67,23 @@ class Run:
         return f"{text}, round {last['round'].max()} of {self.config.rounds}{shown}, in {self.folder}>"
 
     def history(self) -> "pd.DataFrame":
-        """All scores over the rounds, a row a number: round, model, client, data, metric, value."""
+        """Return all scores over the rounds, one row for each number: round, model, client, data, metric, value."""
         return read_scores(self.folder)
 
     def plot(self, metric: str | None = None, data: str = "validation") -> Any:
-        """Draw a metric over the rounds, one line for each model and client -> the matplotlib Axes.
+        """Draw a metric over the rounds, one line for each model and client, and return the matplotlib Axes.
 
         metric: a metric of `history`; None: the main metric of the run, which is the accuracy for classification.
 
         Raises:
-            ValueError: the run has no such metric on such data; the message lists those that there are.
+            ValueError: the run has no such metric on these data; the message lists the existing metrics.
         """
         return plot_history(self.history(), metric or read_metric(self.folder).name, data, self.config.name)
 
     def predict(self, x: Any, client: str | None = None, best: bool = False) -> "pd.DataFrame":
-        """Return answers for examples in memory: one row for each example [n], and of each class a column of probabilities.
+        """Return answers for examples in memory: one row for each example [n], one column for each class.
 
-        Of several labels: one column for each label with its probability; of numbers: the predicted number.
+        For several labels: one column for each label with its probability; for numbers: the predicted number.
 
         x: an array, tensor or DataFrame `[n, *shape]` of unscaled values; columns of a DataFrame are matched by name.
         client: the client whose personal model answers; without it, the shared model answers.
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """Whether all rounds are done and summary.json is written."""
+        """Whether all rounds are complete and summary.json is written."""
         return (self.folder / SUMMARY).is_file()
 
     @property
@@ -181,7 +181,7 @@ class Run:
         return net.eval()
 
     def ensemble(self, client: str) -> nn.Module:
-        """The ensemble of a client's own model and the shared one, in eval mode: inputs -> log-probabilities [B, C].
+        """Return the ensemble of a client's personal and shared model in eval mode: inputs -> log-probabilities [B, C].
 
         Its weight is that of the last scoring up to the last saved round (`records.ensemble`).
 

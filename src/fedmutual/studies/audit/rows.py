@@ -51,13 +51,13 @@ def make_pools(federation: Federation) -> list[Pool]:
 
 
 def is_member(pools: Sequence[Pool]) -> npt.NDArray[np.bool_]:
-    """Return whether the run was trained on each row of these pools, one after the other."""
+    """Return whether the run was trained on each row of these pools [N], one pool after the other."""
     return np.concatenate([np.arange(len(pool.rows)) < pool.members for pool in pools])
 
 
 @dataclass(frozen=True)
 class Confidence:
-    """How sure a model is of rows."""
+    """The confidence of a model on rows."""
 
     loss: Scores  # [n]: minus the cross-entropy of the true class
     answers: Scores  # [n]: the logarithm of the largest probability

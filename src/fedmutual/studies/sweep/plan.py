@@ -40,7 +40,7 @@ class SweepPlan:
 
     @cached_property
     def alone(self) -> tuple[SweepSetting | None, ...]:
-        """Local-only training with each setting's values: equal ones are one; None where there are no personal models."""
+        """Return local-only training with the values of each setting, each once; None without personal models."""
         if not self.with_local:
             return (None,) * len(self.settings)
         known = [s for s in self.settings if s.config.algorithm["name"] == LOCAL_ONLY]
@@ -54,7 +54,7 @@ class SweepPlan:
 
     @property
     def runs(self) -> Iterator[tuple[SweepSetting, int, Config]]:
-        """(setting, seed, configuration): the settings', then local-only training's, each once."""
+        """Yield (setting, seed, configuration) of all settings, then of local-only training, each once."""
         each = {s.folder: s for s in (*self.settings, *self.alone) if s is not None}
         for setting in each.values():
             yield from ((setting, seed, setting.config.model_copy(update={"seed": seed})) for seed in self.seeds)
@@ -112,7 +112,7 @@ def _check_settings(
 
 
 def _unseen(config: Config) -> Config:
-    """With no score of test or validation data: none chooses, and a test set may take longer than the training."""
+    """Return the configuration without scores of test and validation data, which may take longer than the training."""
     if config.records.evaluate_on != "all":  # the command for the chosen setting would not score them either
         raise ConfigError("records.evaluate_on: a sweep always scores hold-out rows only; remove the key")
     return config.model_copy(
