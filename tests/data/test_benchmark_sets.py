@@ -9,6 +9,7 @@ from PIL import Image
 import fedmutual
 from fedmutual.config import parse_config
 from fedmutual.data import load
+from fedmutual.data.check import find_problems
 from fedmutual.data.partition import pfllib
 from fedmutual.errors import ConfigError, DataError
 
@@ -48,6 +49,7 @@ def test_medmnist_trains_on_training_and_validation_rows(medmnist):
     [
         (lambda a: a.pop("val_labels"), "there is no array 'val_labels'"),
         (lambda a: a.update(train_labels=np.zeros((60, 14))), "give each row as many labels as the others"),
+        (lambda a: a.update(train_images=np.zeros((60, 28, 28, 28), np.uint8)), "holds volumes of 28 x 28 x 28"),
     ],
 )
 def test_a_file_that_is_not_medmnists_is_named(medmnist, change, sentence):
@@ -57,6 +59,16 @@ def test_a_file_that_is_not_medmnists_is_named(medmnist, change, sentence):
     with pytest.raises(DataError, match=sentence) as problem:
         federation("medmnist", path)
     assert "pathmnist.npz" in str(problem.value)
+
+
+def test_several_labels_of_medmnist_need_the_task(medmnist):
+    path, arrays = medmnist
+    for kind, n in (("train", 60), ("val", 20), ("test", 20)):
+        arrays[f"{kind}_labels"] = np.random.default_rng(0).integers(0, 2, (n, 14), dtype=np.uint8)
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match=r"training\.task = 'multilabel'"):
+        federation("medmnist", path)
+    assert len(federation("medmnist", path, training={"task": "multilabel"}).space.classes) == 14
 
 
 # FEMNIST
@@ -81,6 +93,14 @@ def test_each_writer_of_femnist_is_a_client(tmp_path):
     assert (found.space.shape, len(found.space.classes), len(found.test)) == ((1, 28, 28), 62, 6)
     assert found.space.classes[10:12] == ("A", "B")
     assert [len(shares.test) for shares in found.clients.values()] == [3, 3]
+
+
+def test_letters_of_both_cases_are_no_mistake_in_femnist(tmp_path):
+    both = ("f0001_41", "f0002_07")
+    root = str(write_leaf(tmp_path, train=both, test=both))
+    problems = find_problems(parse_config({"data": {"name": "femnist", "root": root}, **DOMAINS}))
+    assert problems
+    assert not any("look alike" in problem for problem in problems)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import torch
 
 import fedmutual
 from fedmutual.algorithms import ALGORITHMS
+from fedmutual.algorithms.presets import PRESETS
 from fedmutual.config import parse_config
 from fedmutual.events import Replied
 from fedmutual.tensor_files import read_tensors
@@ -79,31 +80,45 @@ def tensors(folder):
     return {f"{p.relative_to(folder)}/{k}": t for p in folder.rglob("*.safetensors") for k, t in read_tensors(p)[0].items()}
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-def test_a_stop_in_a_phase_loses_nothing(name, place, whole):
-    """In the last phase of a round: what the phases before it left at clients comes back from what was saved."""
-    last = json.loads((whole(name) / "ledger.jsonl").read_text().splitlines()[-1])["phase"]
+def stop_and_resume(whole_folder, folder, settings):
+    """Return the folder of a run that was stopped in the last phase of its last round, and resumed.
+
+    What the phases before it left at clients comes back from what was saved.
+    """
+    last = json.loads((whole_folder / "ledger.jsonl").read_text().splitlines()[-1])["phase"]
 
     def stop(event):
-        if isinstance(event, Replied) and event.round == 3 and event.phase == last:
+        if isinstance(event, Replied) and event.round == settings.rounds and event.phase == last:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fedmutual.run(config(name), "part", observers=[stop])
-    part = fedmutual.run(config(name), "part", resume=True).folder
-    assert files(part) == files(whole(name))
+        fedmutual.run(settings, folder, observers=[stop])
+    return fedmutual.run(settings, folder, resume=True).folder
+
+
+def test_every_name_and_every_preset_is_run_here():
+    assert ALGORITHMS.keys() >= PRESETS.keys()
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_worker_processes_come_to_the_same_bytes(name, place, whole):
-    there = fedmutual.run(config(name, **{"engine.name": "processes", "engine.workers": 2}), "processes").folder
-    assert files(there) == files(whole(name))
+def test_a_stop_in_a_phase_loses_nothing(name, place, whole):
+    assert files(stop_and_resume(whole(name), "part", config(name))) == files(whole(name))
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_stacked_clients_come_to_the_same_but_for_rounding(name, place):
+def test_worker_processes_come_to_the_same_bytes_also_after_a_stop(name, place, whole):
+    workers = config(name, **{"engine.name": "processes", "engine.workers": 2})
+    assert files(stop_and_resume(whole(name), "processes", workers)) == files(whole(name))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_stacked_clients_come_to_the_same_but_for_rounding_also_after_a_stop(name, place, whole):
     changes = {"rounds": 2, "engine.participation": 1.0}
-    runs = {e: fedmutual.run(config(name, **changes, **{"engine.name": e}), e).folder for e in ("inprocess", "stacked")}
+    stacked = config(name, **changes, **{"engine.name": "stacked"})
+    runs = {
+        "inprocess": fedmutual.run(config(name, **changes), "inprocess").folder,
+        "stacked": stop_and_resume(whole(name), "stacked", stacked),
+    }
     assert "vmap refuses" not in (runs["stacked"] / "log.txt").read_text()
     one, other = (tensors(folder) for folder in runs.values())
     if name == "feddf":  # Adam's steps are as long as the rate, even where the gradient is a rounding error of either sign

@@ -20,6 +20,7 @@ from fedmutual.report.findings import (
     OtherTask,
     Rivalry,
     TwoModels,
+    UnequalSteps,
     WorstClass,
     count_clients,
     count_nodes,
@@ -227,6 +228,11 @@ PROSE = [
         OneSeed("sites"),
         "There is one seed only: intervals over clients tell how clients differ, not what another seed would give; "
         "submitting the federation with another seed and another name makes more.",
+    ),
+    (
+        UnequalSteps("FedRep", 924.0, "Local-only", 84.0),
+        "The methods take unequal numbers of gradient steps: FedRep 924 and Local-only 84. More steps alone can raise "
+        "accuracy; compare at equal steps.",
     ),
 ]  # fmt: skip
 

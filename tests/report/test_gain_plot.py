@@ -76,3 +76,14 @@ def test_curves_that_lie_on_each_other_differ_in_dash_and_markers_and_have_their
     assert all(f">{label}</text>" in svg for label in "ABCD")
     places = [set(marked(20, k, 4)) - {19} for k in range(4)]
     assert all(not a & b for k, a in enumerate(places) for b in places[:k])
+
+
+def test_the_labels_of_many_curves_stay_within_the_picture():
+    """Thirty curves that end at one height need more lines of text than the usual height of a picture."""
+    points = tuple(Point(r, 0.5, 0.5, 0.5) for r in range(1, 4))
+    curves = tuple(Curve(f"method {k}", k % 8 + 1, 0, points, 1, ()) for k in range(30))
+    svg = draw_curves(Picture("p", "Title", True, curves), "p", {})
+    height = float(re.search(r'viewBox="0 0 [\d.]+ ([\d.]+)"', svg)[1])
+    labels = [float(y) for y in re.findall(r'<text[^>]* y="(-?[\d.]+)">method \d+</text>', svg)]
+    assert len(labels) == 30
+    assert 0 < min(labels) < max(labels) < height

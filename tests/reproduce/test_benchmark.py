@@ -4,12 +4,25 @@ from pathlib import Path
 
 import pytest
 
+from fedmutual.algorithms import ALGORITHMS
 from fedmutual.config import read_tables
 from fedmutual.reproduce import ResultStore, Scale, pages, read_experiment
-from fedmutual.reproduce.benchmark import ID, NAME, TEMPLATE, compare_methods, render_benchmark, summarise, tabulate
+from fedmutual.reproduce.benchmark import (
+    ID,
+    NAME,
+    TEMPLATE,
+    compare_methods,
+    count_bytes,
+    recommend,
+    render_benchmark,
+    summarise,
+    tabulate,
+)
+from fedmutual.reproduce.benchmark import OWN as OWN_DATA
 from fedmutual.reproduce.cell_results import measured_cells
 from fedmutual.reproduce.cells import RESULTS, home
 from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED
+from fedmutual.reproduce.code_lines import count_code_lines, tabulate_code_lines
 from fedmutual.reproduce.plan import jobs
 from fedmutual.reproduce.result import Budget, Traffic
 from made_results import result
@@ -68,8 +81,8 @@ def measured(benchmark, store):
 
 
 def test_a_method_leads_or_loses_by_the_interval_of_paired_seeds(measured):
-    (fml,) = compare_methods([measured])  # the cell has no FedH2L
-    assert fml.title == "FML"
+    fml, local_only = compare_methods([measured])  # the cell has no FedH2L
+    assert (fml.title, local_only.title) == ("FML", "Local-only")
     assert [c.rival for c in fml.select(CONTRADICTED)] == ["Ditto"]
     assert [c.rival for c in fml.select(SUPPORTED)] == ["Local-only"]
     assert [c.rival for c in fml.select(INCONCLUSIVE)] == ["FedProx"]
@@ -78,11 +91,15 @@ def test_a_method_leads_or_loses_by_the_interval_of_paired_seeds(measured):
 
 
 def test_p_values_are_adjusted_over_all_pairs_each_counted_once(measured):
-    """Three pairs: t of -0.10, -0.11, -0.09 is -0.1 / (0.01 / sqrt 3) = -17.3 with 2 degrees of freedom, p = 0.0033."""
-    (fml,) = compare_methods([measured])
+    """FML and Ditto: t of -0.10, -0.11, -0.09 is -0.1 / (0.01 / sqrt 3) = -17.3 with 2 degrees of freedom, p = 0.0033.
+
+    Five pairs: of FML and local-only with each other and with two more. Two have smaller p-values: 0 of FML and local-only,
+    0.0004 of Ditto and local-only.
+    """
+    fml, _ = compare_methods([measured])
     (ditto,) = fml.select(CONTRADICTED)
     assert ditto.judged.p == pytest.approx(0.00332, abs=1e-5)
-    assert ditto.adjusted_p == pytest.approx(2 * 0.00332, abs=2e-5)  # local-only's p of 0 is smaller
+    assert ditto.adjusted_p == pytest.approx(3 * 0.00332, abs=3e-5)
     assert ditto.is_robust
 
 
@@ -92,6 +109,33 @@ def test_the_table_begins_with_the_highest_mean(measured):
     # of two clients: (6,000 + 3,000 + 1,000) / 2 bytes; FedProx's seed 0 is better than local-only for both clients
     assert rows[1][1:] == ["80.0", "75.0", "0.0", "80.0", "5.0 kB", "12", "24", "3"]
     assert rows[3][3] == "n/a"
+
+
+def test_the_method_to_take_harms_the_fewest_and_then_leads_most(measured):
+    """All three lead local-only training but FedProx, whose difference is 0.1, 0.34, 0.16; no client is harmed."""
+    table = recommend(compare_methods([measured]))
+    (setting, first, cheapest), *others = [[cell.text for cell in row] for row in table.rows]
+    assert (setting, others) == ("Label skew", [])
+    assert first == "Ditto: +30.0 points over local-only training, 0.0 clients harmed, 5.0 kB"
+    assert cheapest.startswith("Ditto")  # all send as many bytes
+
+
+def test_where_no_method_leads_local_only_training_the_page_says_so(benchmark, store):
+    for job in jobs(benchmark.cells[0], range(3), Scale()):
+        own = 0.7 + (0.1 if (job.arm == "fml") == (job.seed == 0) else 0.0)
+        store.add(job, result(job.arm, job.seed, curve=(0.5, own), fingerprint=job.fingerprint))
+    table = recommend(compare_methods(measured_cells(benchmark, store)))
+    assert {cell.text for cell in table.rows[0][1:]} == {"local-only training: no method is shown to be better"}
+
+
+def test_code_lines_leave_out_blanks_comments_and_docstrings():
+    source = '"""Title."""\n\nimport os  # why\n\n\n# a comment\ndef f(x):\n    """Text\n    of two lines."""\n'
+    source += "    return (\n        x\n    )\n"
+    assert count_code_lines(source) == 5
+    rows = {row[0].text: row[2].text for row in tabulate_code_lines().rows}
+    assert rows.keys() == {f"`{name}`" for name in ALGORITHMS}
+    assert rows["`fedper`"] == "none of its own"
+    assert 10 < int(rows["`fedprox`"]) < int(rows["`fedh2l`"])
 
 
 def test_a_summary_names_the_best_the_harmless_and_the_missing(measured):
@@ -150,3 +194,18 @@ def test_all_methods_take_as_many_gradient_steps(cell):
     (measured,) = (x for x in measured_cells(COMMITTED, ResultStore(home() / RESULTS)) if x.cell.name == cell.name)
     steps = {arm: {r.budget.steps for r in by_seed.values()} for arm, by_seed in measured.results.items() if by_seed}
     assert all(400 <= count <= 414 for of_arm in steps.values() for count in of_arm), steps
+
+
+def test_what_the_page_calls_surprising_holds_in_the_committed_results():
+    cells = {m.cell.name: m for m in measured_cells(COMMITTED, ResultStore(home() / RESULTS))}
+
+    def own(cell, arm):
+        return cells[cell].value(OWN_DATA, arm).mean
+
+    assert min(own("labels", arm) for arm in ("fedavg-ft", "fedper")) > own("labels", "fml")
+    for cell in ("labels-networks", "rotations"):
+        assert own(cell, "fedproto") > own(cell, "fml")
+        moved = count_bytes(cells[cell])
+        assert 35 < moved["FML"] / moved["FedProto"] < 45
+    assert own("labels", "fedavg") > own("labels", "independent")
+    assert own("rotations", "fedavg") < own("rotations", "independent")

@@ -8,6 +8,7 @@ from fedmutual.cli.arguments import parse_names
 from fedmutual.cli.terminal import print_text, show_progress
 from fedmutual.config import Config, load_compared, parse_override, read_algorithm_name
 from fedmutual.config.grid import format_value
+from fedmutual.report.text import listed
 from fedmutual.rundir.text import holdout_line
 from fedmutual.studies.compare import METHODS, Tuned
 from fedmutual.studies.eligibility import ALL, expand_methods, find_eligible_methods
@@ -63,4 +64,11 @@ def tune_methods(
         values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
         reason = "every trial diverged" if choice.tried else "no setting is left to tune"
         print_text(f"tuned: {method}: {values or f'as configured, for {reason}'} ({choice.tried} tried)", soft_wrap=True)
+    at_end = [method for method, choice in tuned.items() if choice.is_rate_at_end]
+    if at_end:
+        print_text(
+            f"warning: the learning rate of {listed(at_end)} is the smallest or the largest that was tried, so another rate "
+            f"may be better; raise --tune {trials}, or set optimizer.lr nearer to the best rate",
+            soft_wrap=True,
+        )
     return tuned

@@ -38,7 +38,8 @@ def read_medmnist(config: DataConfig) -> Source:
     The file's validation rows are training rows here, where each client holds out rows of its own.
 
     Raises:
-        DataError: the file is missing, is no npz file of plain arrays, or its arrays do not fit each other.
+        DataError: the file is missing, is no npz file of plain arrays, its arrays do not fit each other, or it holds
+            volumes.
     """
     path = require_root(config)
     arrays = read_arrays(path, missing="key 'data.root' names the npz file that medmnist.com offers")
@@ -48,6 +49,11 @@ def read_medmnist(config: DataConfig) -> Source:
         )
         for kind in _require_kinds(arrays, path)
     )
+    shape = arrays["train_images"].shape[1:]
+    if len(shape) == 3 and shape[-1] not in (1, 3):  # [N, D, H, W]: D would be taken for channels
+        raise DataError(
+            f"{path}: holds volumes of {' x '.join(map(str, shape))}; fedmutual reads the 2D sets of MedMNIST only"
+        )
     if not train.labels.shape[1:] == extra.labels.shape[1:] == test.labels.shape[1:]:
         raise DataError(
             f"{path}: its three arrays of labels have {list(train.labels.shape)}, {list(extra.labels.shape)} and "

@@ -62,7 +62,8 @@ _SUGGESTED = "the training examples suggest"
 
 def _find_in_data_set(config: Config, federation: Federation, scan: "_Scan") -> list[str]:
     """Return the findings of one data set."""
-    similar_classes = () if config.data.classes else _find_similar_classes(federation)  # data.classes is deliberate
+    is_deliberate = config.data.classes or config.data.name == "femnist"  # whose classes are letters of both cases
+    similar_classes = () if is_deliberate else _find_similar_classes(federation)
     findings = [
         *federation.notes,
         *_compare_sizes(federation),

@@ -137,7 +137,8 @@ def _get_label_kind(part: Part, source: Source) -> str:
     if labels.ndim != 1 or len(labels) != len(part.x):
         raise DataError(
             f"{source.place}: labels have the shape {list(labels.shape)}; give one label for each of the {len(part.x)} "
-            "examples" + ("; for one-hot labels use the argmax" if labels.ndim == 2 else "")
+            "examples"
+            + ("; for one-hot labels use the argmax, for several labels training.task = 'multilabel'" * (labels.ndim == 2))
         )
     if labels.dtype.kind in "biu":
         return "numbers"

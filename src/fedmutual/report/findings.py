@@ -5,6 +5,7 @@ A finding holds names and numbers only. Its class names the template and the mac
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import ClassVar, Literal
 
 from fedmutual.report.comparison import TUNED, RunComparison
@@ -15,6 +16,7 @@ from fedmutual.report.statistics import Estimate, Gains
 _NAMED_PAIRS = 3  # harmed clients of single seeds that are named; of more, the one that is harmed most
 _NAMED_NODES = 5  # harmed nodes that are named
 _WANTED_SEEDS = 5  # an interval over fewer seeds is wide
+_UNEQUAL = 1.5  # times as many gradient steps as another method: more steps alone can raise accuracy
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,17 @@ class OneSeed(Finding):
     source: Source
 
 
+@dataclass(frozen=True)
+class UnequalSteps(Finding):
+    """The methods take different numbers of gradient steps, means over seeds of all clients together."""
+
+    macro = "unequal_steps"
+    most: str
+    most_steps: float
+    fewest: str
+    fewest_steps: float
+
+
 def describe_finding(finding: Finding, scale: MetricScale) -> str:
     """Return the sentences of a finding. scale: of the main metric."""
     return render_macro(finding.template, finding.macro, finding, scale)
@@ -235,6 +248,18 @@ def find_doubts(comparison: RunComparison, estimates: Sequence[Estimate]) -> Ite
         yield FewSeeds(fewest.n, fewest.is_few, source)
     if comparison.federated and all(len(m.counted) == 1 for m in comparison.methods if m.counted):
         yield OneSeed(source)
+    if source == "compare":
+        yield from find_unequal_steps(comparison)
+
+
+def find_unequal_steps(comparison: RunComparison) -> Iterator[UnequalSteps]:
+    """Yield a finding if a method takes over 1.5 times as many gradient steps as another. Uncounted steps are left out."""
+    counts = {m.label: [run.ledger.steps for run in m.counted] for m in comparison.methods if m.counted}
+    means = {label: fmean(n for n in steps if n) for label, steps in counts.items() if all(steps)}
+    if means:
+        most, fewest = max(means, key=lambda m: means[m]), min(means, key=lambda m: means[m])
+        if means[most] > _UNEQUAL * means[fewest]:
+            yield UnequalSteps(most, means[most], fewest, means[fewest])
 
 
 def _find_source(comparison: RunComparison) -> Source:

@@ -12,6 +12,7 @@ from fedmutual.report.svg import Hit, Styles, colour, inline
 
 WIDTH, HEIGHT = 420, 250  # of a picture of curves; a column of the page is about as wide, a phone a little less
 TEXT = 11
+LINE = TEXT + 2  # of text
 LONGEST = 24  # characters of a label in a picture
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 1.5, 1, 1.5)), (0, (2, 1)), (0, (6, 1.5, 1, 1.5, 1, 1.5)))
@@ -22,9 +23,9 @@ def draw_curves(picture: Picture, prefix: str, styles: Styles) -> str:
     """Curves over rounds as SVG: a line a method, labelled at its end, with the range over seeds as a band."""
     right = room(c.label for c in picture.curves)
     stepped = picture.steps > 1
-    figure, axes = make_axes(
-        WIDTH, HEIGHT + 30 * stepped, left=44 if picture.log else 34, right=right, bottom=38, top=38 if stepped else 8
-    )
+    bottom, top = 38, 38 if stepped else 8
+    height = max(HEIGHT + 30 * stepped, LINE * (len(picture.curves) + 1) + bottom + top)  # the labels fit beside the axes
+    figure, axes = make_axes(WIDTH, height, left=44 if picture.log else 34, right=right, bottom=bottom, top=top)
     scale = 100 if picture.percent else 1
     for number, curve in enumerate(picture.curves):
         shown = thin(curve.points, DRAWN)
@@ -97,7 +98,7 @@ def end_labels(axes: Any, ends: Sequence[tuple[str, int, float]]) -> None:
         float(axes.transAxes.inverted().transform(axes.transData.transform((axes.get_xlim()[1], y)))[1]) for _, _, y in ends
     ]
     order = sorted(range(len(ends)), key=lambda k: up[k])
-    gap = (TEXT + 2) / height  # a line of text
+    gap = LINE / height
     for k, place in zip(order, _apart([up[k] for k in order], gap), strict=True):
         label, slot, _ = ends[k]
         axes.annotate(

@@ -14,6 +14,7 @@ from fedmutual.report.cells import spread
 from fedmutual.report.comparison import Method, RunComparison, comparisons
 from fedmutual.report.decision import COSTS, list_costs
 from fedmutual.report.domains import ACC, MEASURES
+from fedmutual.report.findings import describe_finding, find_unequal_steps
 from fedmutual.report.scale import PERCENT, MetricScale
 from fedmutual.report.statistics import Gains, Missing, Value
 from fedmutual.rundir.recorded_run import RecordedRun, read_runs
@@ -50,11 +51,14 @@ def make_cost_table(runs: Sequence[Path | RecordedRun]) -> Table:
     Raises:
         RunError: as `headline`.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, caption_justify="left")
     table.add_column("method", min_width=10, overflow="fold")
     for name, *_ in COSTS:
         table.add_column(name.lower(), justify="right", no_wrap=True)
-    for comparison in comparisons(read_runs(runs)):
+    compared = comparisons(read_runs(runs))
+    unequal = [describe_finding(f, c.scale) for c in compared for f in find_unequal_steps(c)]
+    table.caption = escape("\n".join(unequal)) or None
+    for comparison in compared:
         for method in comparison.methods:
             table.add_row(escape(method.label), *(text or _NONE for _, text, _ in list_costs(method)))
     return table

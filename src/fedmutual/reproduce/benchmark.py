@@ -1,7 +1,8 @@
 """Write the benchmark page: what each method reaches on the same data, and where the papers' methods lose."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -13,6 +14,7 @@ from fedmutual.report.text import listed, points, size
 from fedmutual.reproduce import measures, prose
 from fedmutual.reproduce.cell_results import MeasuredCell
 from fedmutual.reproduce.claims import CONTRADICTED, INCONCLUSIVE, SUPPORTED, Judged, judge
+from fedmutual.reproduce.code_lines import tabulate_code_lines
 from fedmutual.reproduce.entries import entry, name
 from fedmutual.reproduce.pages import MADE, Page, md_table
 from fedmutual.reproduce.schema import Claim
@@ -23,6 +25,7 @@ ID, NAME, TEMPLATE = "benchmark", "benchmark.md", "benchmark.md.j2"
 PAPERS_METHODS = ("fml", "fedh2l")
 OWN, WORST, HARMED, SHARED = "own_validation", "worst", "harmed", "global_test"
 ALONE = "independent"
+COMPARED = (*PAPERS_METHODS, ALONE)  # each with all others
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,8 @@ class MethodComparison:
     """A method less a rival, on clients' own data in one cell, paired by seeds."""
 
     measured: MeasuredCell
-    rival: str  # the rival's display name
+    arm: str  # the rival's arm
+    rival: str  # its display name
     judged: Judged
     adjusted_p: float | None  # after Holm's adjustment over the comparisons of the page; None without enough seeds
 
@@ -52,8 +56,9 @@ class MethodComparison:
 
 @dataclass(frozen=True)
 class MethodStanding:
-    """The comparisons of one method of the papers with all others, over all cells."""
+    """The comparisons of one method with all others, over all cells."""
 
+    arm: str
     title: str
     comparisons: tuple[MethodComparison, ...]
 
@@ -74,10 +79,10 @@ class MethodStanding:
 
 
 def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[MethodStanding]:
-    """Return the standing of each method of the papers that a cell has, with p-values adjusted over all pairs."""
+    """Return the standing of each of COMPARED that a cell has, with p-values adjusted over all pairs."""
     judged = [
         (method, rival, measured, judge(_claim(method, rival, measured), [measured]))
-        for method in PAPERS_METHODS
+        for method in COMPARED
         for measured in measured_cells
         for rival in measured.cell.shown
         if method in measured.cell.shown and rival != method
@@ -86,10 +91,15 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[MethodStandi
     adjusted = dict(zip(p_values, holm(list(p_values.values())), strict=True))
     return [
         MethodStanding(
+            chosen,
             title,
             tuple(
                 MethodComparison(
-                    measured, name(rival, measured.cell.shown[rival]), j, adjusted.get(_pair(method, rival, measured))
+                    measured,
+                    rival,
+                    name(rival, measured.cell.shown[rival]),
+                    j,
+                    adjusted.get(_pair(method, rival, measured)),
                 )
                 for method, rival, measured, j in judged
                 if method == chosen
@@ -100,7 +110,7 @@ def compare_methods(measured_cells: Sequence[MeasuredCell]) -> list[MethodStandi
 
 
 def _name_methods(measured_cells: Sequence[MeasuredCell]) -> Iterator[tuple[str, str]]:
-    for method in PAPERS_METHODS:
+    for method in COMPARED:
         titles = [name(method, measured.cell.shown[method]) for measured in measured_cells if method in measured.cell.shown]
         if titles:
             yield method, titles[0]
@@ -117,18 +127,17 @@ def _pair(method: str, rival: str, measured: MeasuredCell) -> tuple[str, frozens
 
 def tabulate(measured: MeasuredCell) -> PageTable:
     """Return the table of a cell: one row for each arm with results, the highest accuracy on own data first."""
-    work = spent_frame([measured]).set_index("method")
+    work, moved = spent_frame([measured]).set_index("method"), count_bytes(measured)
     ranked = sorted(_estimate_own(measured).items(), key=lambda item: -item[1].mean)
     rows = []
     for arm, _ in ranked:
         title = name(arm, measured.cell.shown[arm])
-        spent = work.loc[title]
         rows.append(
             (
                 TableCell(title),
                 *(_cell(measured, arm, measure) for measure in (OWN, WORST, HARMED, SHARED)),
-                TableCell(size(spent["up"] + spent["down"] + spent["public"])),
-                TableCell(f"{spent['steps']:,.0f}"),
+                TableCell(size(moved[title])),
+                TableCell(f"{work.loc[title, 'steps']:,.0f}"),
                 TableCell(_format_forwards(measured, arm)),
                 TableCell(str(sum(not r.failed for r in measured.results[arm].values()))),
             )
@@ -145,6 +154,48 @@ def tabulate(measured: MeasuredCell) -> PageTable:
         Column("seeds"),
     )
     return PageTable(measured.cell.name, measured.cell.about.row, heads, tuple(rows), "")
+
+
+def count_bytes(measured: MeasuredCell) -> dict[str, float]:
+    """Return display name -> the bytes that a client sends and receives in a run, its public examples included."""
+    work = spent_frame([measured]).set_index("method")
+    return {title: float(row["up"] + row["down"] + row["public"]) for title, row in work.iterrows()}
+
+
+def recommend(standings: Sequence[MethodStanding]) -> PageTable | None:
+    """Return a table with the method to take in each cell; None if no cell compares methods with local-only training.
+
+    Of the methods that lead local-only training, the first choice harms the fewest clients on average; of equal ones it
+    has the highest lead. The second choice moves the fewest bytes.
+    """
+    alone = next((s for s in standings if s.arm == ALONE), None)
+    if alone is None or not alone.measured_cells:
+        return None
+    rows = []
+    for measured in alone.measured_cells:
+        better = alone.select(CONTRADICTED, measured)  # local-only training loses to them; the largest lead first
+        moved = count_bytes(measured)
+        first = min(better, key=lambda c: _count_harmed(c), default=None)
+        cheapest = min(better, key=lambda c: moved[c.rival], default=None)
+        choices = (_format_choice(c, moved) for c in (first, cheapest))
+        rows.append((TableCell(measured.cell.about.row), *choices))
+    heads = (Column("Setting", numeric=False), Column("Take", numeric=False), Column("With the fewest bytes", numeric=False))
+    return PageTable("recommended", "", heads, tuple(rows), "")
+
+
+def _count_harmed(comparison: MethodComparison) -> float:
+    harmed = comparison.measured.value(HARMED, comparison.arm)
+    return harmed.mean if harmed else 0.0
+
+
+def _format_choice(comparison: MethodComparison | None, moved: Mapping[str, float]) -> TableCell:
+    if comparison is None or comparison.judged.overall is None:
+        return TableCell("local-only training: no method is shown to be better")
+    lead = points(-comparison.judged.overall.mean)
+    harmed = f"{_count_harmed(comparison):.1f} clients harmed"
+    return TableCell(
+        f"{comparison.rival}: {lead} points over local-only training, {harmed}, {size(moved[comparison.rival])}"
+    )
 
 
 def _estimate_own(measured: MeasuredCell) -> dict[str, Estimate]:
@@ -218,16 +269,28 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
     environment = make_environment(root, html=False)
     environment.filters |= {"listed": listed}
     standings = compare_methods(page.measured_cells)
+    papers = [s for s in standings if s.arm in PAPERS_METHODS]
+    recommended = recommend(standings)
     return environment.get_template(TEMPLATE).render(
         made=MADE,
         pages=pages,
         index=page.experiment.index,
         standings=standings,
+        papers=papers,
+        recommended=md_table(recommended, caption=False) if recommended else "",
+        percent=partial(_percent, page.measured_cells),
+        lines=md_table(tabulate_code_lines(), caption=False),
         cells=[summarise(measured) for measured in page.measured_cells],
         state=prose.state(page.measured_cells),
         comparisons=len({(c.measured.cell.id, frozenset((s.title, c.rival))) for s in standings for c in s.measured}),
-        robust_losses=sum(c.is_robust for s in standings for c in s.select(CONTRADICTED)),
+        robust_losses=sum(c.is_robust for s in papers for c in s.select(CONTRADICTED)),
         verdicts={"leads": SUPPORTED, "loses": CONTRADICTED, "open": INCONCLUSIVE},
         hardware=list(prose.made(page.measured_cells)),
         commands=prose.commands(page.measured_cells),
     )
+
+
+def _percent(measured_cells: Sequence[MeasuredCell], cell: str, arm: str) -> str:
+    """Return the accuracy of an arm on clients' own data in a cell, such as "93.8 %"; "n/a" without results."""
+    own = [m.value(OWN, arm) for m in measured_cells if m.cell.name == cell and arm in m.cell.shown]
+    return f"{100 * own[0].mean:.1f} %" if own and own[0] else "n/a"

@@ -29,6 +29,7 @@ class Tuned:
     values: Mapping[str, Any]  # by dotted key; empty where nothing can be tuned, or every trial diverged
     tried: int  # settings that were trained
     most: int  # the budget: settings that each method may train
+    is_rate_at_end: bool = False  # whether the chosen learning rate is the smallest or the largest of several tried ones
 
 
 def list_variants(

@@ -79,7 +79,9 @@ def _tune_method(
         if sweep.chosen is None:
             return Tuned({}, len(tried), trials)
         best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay
-    return Tuned(best if len(tried) >= LEAST else {}, len(tried), trials)
+    rates = {values[RATE] for values in tried if RATE in values and not isinstance(values[RATE], Schedule)}
+    is_rate_at_end = len(rates) > 1 and best[RATE] in (min(rates), max(rates))
+    return Tuned(best if len(tried) >= LEAST else {}, len(tried), trials, is_rate_at_end)
 
 
 def _plan_trials(
