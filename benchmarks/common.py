@@ -33,6 +33,7 @@ class Options:
     seeds: int  # of the section precision
     pflib: Path | None  # of the section peers: a clone of PFLlib
     htfl: Path | None  # there, a clone of HtFLlib
+    setting: str | None  # there, the only setting that is measured, as "mlp-5"
 
 
 @dataclass(frozen=True)

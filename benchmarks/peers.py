@@ -31,10 +31,14 @@ def measure(options: Options) -> list[dict[str, Any]] | None:
     if not clones:
         print("not measured: give clones of other libraries with --pflib PATH or --htfl PATH")
         return None
+    settings = {f"{model}-{clients}": (model, clients, batches) for model, clients, batches in SETTINGS}
+    if options.setting and options.setting not in settings:
+        raise SystemExit(f"--setting {options.setting}: there is no such setting; there are {', '.join(settings)}")
+    chosen = [settings[options.setting]] if options.setting else SETTINGS
     print(f"times as fast as other libraries: median (quartiles) of {options.pairs} interleaved turns")
     return [
         _setting(*setting, algorithm, evaluates, clones, options)
-        for setting in (SETTINGS[:1] if options.tiny else SETTINGS)
+        for setting in (chosen[:1] if options.tiny else chosen)
         for algorithm in ALGORITHMS
         for evaluates in (False, True)
     ]

@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true", help="of the section gpu: stacked through torch.compile too")
     parser.add_argument("--pflib", type=Path, metavar="PATH", help="of the section peers: a clone of PFLlib")
     parser.add_argument("--htfl", type=Path, metavar="PATH", help="of the section peers: a clone of HtFLlib")
+    parser.add_argument("--setting", metavar="MODEL-K", help="of the section peers: one setting only, for example mlp-5")
     parser.add_argument("--tiny", action="store_true", help="only see that it runs: the numbers mean nothing")
     parser.add_argument("--json-dir", type=Path, help="benchmarks/results; with --tiny, nowhere")
     args = parser.parse_args()
@@ -42,7 +43,7 @@ def main() -> None:
     for name in args.sections:
         if name not in SECTIONS:
             parser.error(f"there is no section {name!r}; there are {', '.join(SECTIONS)}")
-    options = Options(args.pairs, args.tiny, args.device, args.compile, args.seeds, args.pflib, args.htfl)
+    options = Options(args.pairs, args.tiny, args.device, args.compile, args.seeds, args.pflib, args.htfl, args.setting)
     for name in args.sections or SECTIONS:
         about = {"command": command("run.py"), "tiny": args.tiny, "machine": machine()}
         print(f"== {name}", flush=True)
@@ -54,7 +55,7 @@ def main() -> None:
         if share is not None and share > 0.05:
             print(f"note: {share:.0%} of the machine went to other work meanwhile; figures from a quiet one are worth more")
         if folder:
-            write(folder, name, {**about, "others_share": share}, results)
+            write(folder, f"{name}-{args.setting}" if name == "peers" and args.setting else name, {**about, "others_share": share}, results)
 
 
 if __name__ == "__main__":
