@@ -55,7 +55,8 @@ def main() -> None:
         if share is not None and share > 0.05:
             print(f"note: {share:.0%} of the machine went to other work meanwhile; figures from a quiet one are worth more")
         if folder:
-            write(folder, f"{name}-{args.setting}" if name == "peers" and args.setting else name, {**about, "others_share": share}, results)
+            file = f"{name}-{args.setting}" if name == "peers" and args.setting else name
+            write(folder, file, {**about, "others_share": share}, results)
 
 
 if __name__ == "__main__":
