@@ -57,10 +57,18 @@ def find_tier(nodeid):
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
-    """Mark each test with its tier. A Ray cluster takes 15 s to start: what needs one comes first, then what kills it."""
+    """Mark each test with its tier, and sort: what needs a Ray cluster, which takes 15 s to start, then what kills it; then
+    federations of FLARE's processes, so that one worker runs these one after another while the others run the rest.
+    """
     for item in items:
         item.add_marker(find_tier(item.nodeid))
-    items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid))
+    items.sort(key=lambda item: ("cluster" not in item.nodeid, "test_cluster" in item.nodeid, not starts_flare(item.nodeid)))
+
+
+def starts_flare(nodeid):
+    """Return whether a test starts a federation of NVIDIA FLARE's processes."""
+    files = ("test_loopback.py", "test_ending.py", "test_flare_hostile.py", "test_flare_security.py")
+    return nodeid.partition("::")[0].rpartition("/")[2] in files or "a_page_run[sites" in nodeid
 
 
 @pytest.fixture(autouse=True)

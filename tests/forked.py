@@ -8,6 +8,7 @@ process.
 import atexit
 import json
 import os
+import random
 import runpy
 import select
 import signal
@@ -37,19 +38,17 @@ COSTLY = (
 
 
 class Fork:
-    """A running command, with the methods of `subprocess.Popen`. Only one at a time: the server waits for it."""
+    """A running command, with the methods of `subprocess.Popen`."""
 
-    last: "Fork | None" = None
-
-    def __init__(self, order: Mapping[str, object]) -> None:
-        if Fork.last is not None:  # of a test that failed
-            Fork.last.kill()
-            Fork.last.wait()
-        self._server = _server()
+    def __init__(self, order: Mapping[str, object], modules: tuple[str, ...]) -> None:
+        with TemporaryDirectory() as place:
+            status = Path(place, "status")
+            os.mkfifo(status)
+            self._status = os.open(status, os.O_RDONLY | os.O_NONBLOCK)
+            server = _server(modules)
+            server.stdin.write(json.dumps({**order, "status": str(status)}).encode() + b"\n")
+            self.pid = int(server.stdout.readline())
         self.returncode: int | None = None
-        self._server.stdin.write(json.dumps(order).encode() + b"\n")
-        self.pid = int(self._server.stdout.readline())
-        Fork.last = self
 
     def poll(self) -> int | None:
         """Return the exit code; None while the command runs."""
@@ -61,21 +60,36 @@ class Fork:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0)
         return code
 
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the command, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
     def kill(self) -> None:
         """End the command by SIGKILL."""
-        if self.poll() is None:
-            os.kill(self.pid, signal.SIGKILL)
+        self.send_signal(signal.SIGKILL)
 
     def _ended(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._server.stdout], [], [], timeout)[0]:
-            self.returncode = int(self._server.stdout.readline())
+        if self.returncode is None and select.select([self._status], [], [], timeout)[0]:
+            self.returncode = int(os.read(self._status, 100) or -signal.SIGKILL)
+            os.close(self._status)
         return self.returncode
 
 
 def start(
-    words: Sequence[object], folder: Path, out: Path, err: Path, env: Mapping[str, str] | None = None
+    words: Sequence[object],
+    folder: Path,
+    out: Path,
+    err: Path,
+    env: Mapping[str, str] | None = None,
+    append: bool = False,
+    session: bool = False,
+    modules: tuple[str, ...] = COSTLY,
 ) -> Fork | subprocess.Popen[bytes]:
-    """Start a command in a folder: `python`, or an installed script, and arguments. Its output goes into two files."""
+    """Start a command in a folder: `python`, or an installed script, and arguments. Its output goes into two files.
+
+    append: after what the files hold. session: in a session of its own. modules: what the server has imported.
+    """
     env = dict(os.environ if env is None else env)
     python = Path(sys.executable)
     program = python if words[0] == "python" else python.with_name(str(words[0]))
@@ -83,19 +97,33 @@ def start(
     if sys.platform == "linux":
         arguments = command[program == python :]
         for file in (out, err):
-            file.touch()  # who watches it may look before the fork is there
-        return Fork({"arguments": arguments, "folder": str(folder), "out": str(out), "err": str(err), "env": env})
-    with open(out, "wb") as said, open(err, "wb") as complained:
-        return subprocess.Popen(command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=complained)
+            file.touch() if append else file.write_bytes(b"")  # a test may read the file before the fork runs
+        places = {"folder": str(folder), "out": str(out), "err": str(err)}
+        return Fork({"arguments": arguments, **places, "env": env, "session": session}, modules)
+    mode = "ab" if append else "wb"
+    with open(out, mode) as said, open(err, mode) as complained:
+        return subprocess.Popen(
+            command,
+            cwd=folder,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=complained,
+            start_new_session=session,
+        )
 
 
 def run(
-    words: Sequence[object], folder: Path, env: Mapping[str, str] | None = None, timeout: float = 300
+    words: Sequence[object],
+    folder: Path,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 300,
+    modules: tuple[str, ...] = COSTLY,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end and return its result, as `start`; kill the command after the time limit."""
     with TemporaryDirectory() as kept:
         out, err = Path(kept, "out"), Path(kept, "err")
-        process = start(words, folder, out, err, env)
+        process = start(words, folder, out, err, env, modules=modules)
         try:
             code = process.wait(timeout)
         except BaseException:
@@ -106,23 +134,34 @@ def run(
 
 
 @cache
-def _server() -> subprocess.Popen[bytes]:
+def _server(modules: tuple[str, ...]) -> subprocess.Popen[bytes]:
     env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     pipe = subprocess.PIPE  # without buffers: what was read and what is still in the pipe are never confused
-    return subprocess.Popen([sys.executable, __file__], bufsize=0, stdin=pipe, stdout=pipe, env=env)
+    return subprocess.Popen([sys.executable, __file__, *modules], bufsize=0, stdin=pipe, stdout=pipe, env=env)
 
 
-def _serve() -> None:
-    """Read one command a line until the end of input: write the process id of each fork, then its exit code."""
-    for name in COSTLY:
+def _serve(modules: Sequence[str]) -> None:
+    """Read one command a line until the end of input; start it, and write its process id."""
+    for name in modules:
         import_module(name)
     child_process.count_cores = lambda: 1  # a command starts no server of its own, which would import all that again
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing is left of a process that has watched a command
     for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            _end(_become, json.loads(line))
-        print(pid, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+        if os.fork() == 0:
+            _watch(json.loads(line))
+
+
+def _watch(order: dict[str, Any]) -> NoReturn:
+    """Start a command as a child, write its process id, wait for its end, and write its exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    status = os.open(order.pop("status"), os.O_WRONLY)
+    pid = os.fork()
+    if pid == 0:
+        os.close(status)
+        _end(_become, order)
+    os.write(1, f"{pid}\n".encode())
+    os.write(status, str(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])).encode())
+    os._exit(0)
 
 
 def _end(become: Callable[..., None], order: dict[str, Any]) -> NoReturn:
@@ -145,14 +184,17 @@ def _end(become: Callable[..., None], order: dict[str, Any]) -> NoReturn:
     os._exit(code)
 
 
-def _become(arguments: list[str], folder: str, out: str, err: str, env: dict[str, str]) -> None:
-    new = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+def _become(arguments: list[str], folder: str, out: str, err: str, env: dict[str, str], session: bool) -> None:
+    if session:
+        os.setsid()
+    new = os.O_WRONLY | os.O_APPEND
     for number, path, how in ((0, os.devnull, os.O_RDONLY), (1, out, new), (2, err, new)):
         os.dup2(os.open(path, how), number)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     np.random.seed()  # noqa: NPY002 - a new process has another
+    random.seed()
     path = [p for p in env.get("PYTHONPATH", "").split(os.pathsep) if p]
     match arguments:
         case ["-m", module, *_]:
@@ -167,4 +209,4 @@ def _become(arguments: list[str], folder: str, out: str, err: str, env: dict[str
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1:])

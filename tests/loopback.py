@@ -5,7 +5,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,9 +15,22 @@ import psutil
 import tomli_w
 
 import fedmutual
+import forked
 from wards import same, site
 
 LEAD = "lead@example.org"
+IMPORTED = (  # by the server of forked.py: a process of FLARE imports for seconds. Only FLARE's jobs are new processes.
+    "fedmutual.cli",
+    "fedmutual.sites.contract",
+    "fedmutual.sites.site_runtime",
+    "fedmutual.sites.flare.session",
+    "fedmutual.sites.flare.kits",
+    "nvflare.private.fed.app.server.server_train",
+    "nvflare.private.fed.app.client.client_train",
+    "nvflare.fuel.flare_api.flare_api",
+    "nvflare.lighter.provision",
+    "nvflare.fuel.f3.mpm",
+)
 
 
 def free_port() -> int:
@@ -51,12 +63,12 @@ class Loopback:
         for place in (folder, *(config.parent for config in self.configs.values())):
             for name, source in self.modules.items():
                 (place / f"{name}.py").write_text(source)
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.processes: dict[str, forked.Fork | subprocess.Popen[bytes]] = {}
         self.cli("provision", self.file, "--out", folder / "kits")
 
     def cli(self, *words: Any, wait: float = 120) -> str:
         """Run a command to its end and return its output."""
-        done = subprocess.run(_command(*words), capture_output=True, text=True, timeout=wait, cwd=self.folder)
+        done = forked.run(_command(*words), self.folder, timeout=wait, modules=IMPORTED)
         assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
@@ -75,10 +87,10 @@ class Loopback:
         self._begin(name, "submit", self.file, "--kit", kit, "--out", self.folder / out)
 
     def _begin(self, name: str, *words: Any) -> None:
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                _command(*words), stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=self.folder, start_new_session=True
-            )
+        log = self.folder / f"{name}.log"
+        self.processes[name] = forked.start(
+            _command(*words), self.folder, log, log, append=True, session=True, modules=IMPORTED
+        )
 
     def log(self, name: str) -> str:
         """Return the output of a process until now."""
@@ -158,7 +170,7 @@ class Loopback:
 
 
 def _command(*words: Any) -> list[str]:
-    return [sys.executable, "-m", "fedmutual", *map(str, words)]
+    return ["python", "-m", "fedmutual", *map(str, words)]
 
 
 def _kill_group(pid: int) -> None:

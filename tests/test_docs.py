@@ -18,7 +18,7 @@ import pytest
 import forked
 from fedmutual.core import Phase
 from fedmutual.engines.user_errors import HOOKS
-from loopback import free_port
+from loopback import IMPORTED, free_port
 from test_imports import RANKS
 
 ROOT = Path(__file__).parent.parent
@@ -58,10 +58,8 @@ def background():
     started = []
 
     def start(line, folder, env, port):
-        with (folder / "background.log").open("ab") as log:
-            process = subprocess.Popen(
-                ["bash", "-c", f"exec {line}"], cwd=folder, env=env, stdout=log, stderr=log, stdin=subprocess.DEVNULL
-            )
+        log = folder / "background.log"
+        process = forked.start(shlex.split(line), folder, log, log, env, append=True, modules=IMPORTED)
         started.append(psutil.Process(process.pid))
         until = time.monotonic() + 120
         while line.startswith("fedmutual server") and not listening(port):  # a person waits for it, too
@@ -84,7 +82,8 @@ def execute(line, folder, env):
     """What needs no shell is a fork of what has torch imported, for that takes longer than most commands."""
     words = shlex.split(line)
     if words[0] in ("fedmutual", "python") and PLAIN.fullmatch(line):
-        done = forked.run(words, folder, env)
+        sites = (folder / "federation.toml").exists()
+        done = forked.run(words, folder, env, modules=IMPORTED if sites else forked.COSTLY)
     else:
         done = subprocess.run(
             ["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True, timeout=300, stdin=subprocess.DEVNULL

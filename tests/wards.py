@@ -27,7 +27,7 @@ COMMON = {
     "name": "wards",
     "rounds": 3,
     "data": {"classes": CLASSES, "mean": [0.3], "std": [0.4]},
-    "split": {"preset": "v1", "test": 0.3},
+    "split": {"private": 0.12, "validation": 0.06, "test": 0.06},
     "algorithm": {"name": "fml", "alpha": 0.4, "beta": 0.6},
     "model": {"shared": "mlp"},
     "training": {"local_epochs": 1, "batch_size": 32},
@@ -39,7 +39,7 @@ SITES = {
     "west": {"model": {"personal": "cnn2"}, "data": {"name": "digits"}, "optimizer": {"lr": 0.02}},
 }
 SEEDED = COMMON | {  # with a public seed set
-    "split": {"preset": "v1", "test": 0.3, "public": 0.2},
+    "split": {"private": 0.12, "public": 0.14, "validation": 0.06, "test": 0.06},
     "algorithm": {"name": "fedh2l", "public_batch": 8},
     "training": {"local_steps": 2, "batch_size": 16},
     "optimizer": {"name": "adam", "lr": 0.003},

@@ -1,14 +1,27 @@
 """Runs logged to MLflow and to Weights & Biases: numbers, settings, artifacts, resume, and failures."""
 
+import shutil
+
 import pytest
 
 import fedmutual
 
 
-@pytest.fixture
-def mlflow(tmp_path, monkeypatch):
-    """MLflow's client, with a database of its own."""
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory):
+    """The file of a database of MLflow without runs. Its tables take seconds to make, and each test has a copy of them."""
     package = pytest.importorskip("mlflow", reason="the extra is not installed")
+    path = tmp_path_factory.mktemp("mlflow") / "empty.db"
+    package.MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def mlflow(empty_database, tmp_path, monkeypatch):
+    """MLflow's client, with a database of its own."""
+    import mlflow as package
+
+    shutil.copy(empty_database, tmp_path / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
     monkeypatch.chdir(tmp_path)
     return package.MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")

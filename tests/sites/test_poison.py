@@ -11,6 +11,7 @@ from fedmutual.sites.coordinator import Coordinator
 from fedmutual.sites.protocol import WORK, pack_message, read_answer, read_order
 from wards import COMMON, SITES, Desk, contract, halves
 
+ALL_ROWS = {"split": {"preset": "v1", "test": 0.3}}  # one point of accuracy is more than one example
 MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
 ROUNDS, POINTS = 4, 0.02
 
@@ -67,7 +68,7 @@ class Hostile(Desk):
 
 def federated(folder, rule, attack=None, **table):
     """(accuracies of the shared model and of honest sites' own ones on their test rows, what was noted)."""
-    common = COMMON | {"rounds": ROUNDS, "server": {"aggregate": rule}, "share": {"metrics": "all"}}
+    common = COMMON | ALL_ROWS | {"rounds": ROUNDS, "server": {"aggregate": rule}, "share": {"metrics": "all"}}
     agreed, them = halves(folder, contract(folder, common, MLPS, **table), MLPS)
     notes = []
     Coordinator(agreed, folder / "server").run(
