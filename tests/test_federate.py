@@ -229,7 +229,7 @@ def test_data_that_cannot_be_used_are_named_with_their_site(tables, train, label
 
 def test_an_existing_run_is_not_overwritten(tables, tmp_path):
     fedmutual.federate(sites(tables), "fedavg", "mlp", out=tmp_path / "a", **QUICK)
-    with pytest.raises(UserError, match=r"add resume=True to go on with it, or choose another folder with out=\.\.\."):
+    with pytest.raises(UserError, match=r"add resume=True to resume it, or choose another folder with out=\.\.\."):
         fedmutual.federate(sites(tables), "fedavg", "mlp", out=tmp_path / "a", **QUICK)
 
 

@@ -88,7 +88,7 @@ def test_which_weights_each_network_began_with_is_said(small: Path, cli, weights
     small.write_text(small.read_text() + '[clients.1.model]\npretrained = "weights/cnn1.safetensors"\n')
     settings = ("--set", "model.shared=cnn1", "--set", "model.pretrained=imagenet", "--set", "rounds=1")
     assert cli("run", small, *settings, "--out", "run")[0] == 0
-    random = "random weights: ImageNet's of cnn1 could not be had (it is none of torchvision's networks)"
+    random = "random weights: ImageNet's of cnn1 could not be loaded (it is none of torchvision's networks)"
     found = environment("run")
     assert found["shared"]["weights"] == found["personal"]["0"]["weights"] == random
     assert found["personal"]["1"]["weights"].startswith("weights of weights/cnn1.safetensors (sha256 ")

@@ -165,7 +165,7 @@ def test_a_distillation_that_is_off_is_remarked_and_runs(small, cli, which):
 def test_a_used_folder_and_a_file_in_its_place(small, cli):
     cli("run", small, "--set", "rounds=1")
     code, _, err = cli("run", small, "--set", "rounds=1")
-    assert (code, "runs/small: holds a run already; add --resume to go on with it" in err) == (2, True)
+    assert (code, "runs/small: holds a run already; add --resume to resume it" in err) == (2, True)
     (small.parent / "other").mkdir()
     (small.parent / "other/thesis.txt").write_text("mine")
     code, _, err = cli("run", small, "--out", "other")

@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_scored_is_refused_in_a_sentence(digits, table, cl
     for run, file, sentence in (
         (digits, "x.npz", "x.npz: there is no array 'y'"),
         (digits, "missing.npz", "missing.npz: there is no such file"),
-        (digits, "n.csv", "n.csv: holds no labelled examples that this model takes"),
+        (digits, "n.csv", "n.csv: contains no labelled examples for this model"),
         ("t", "n.csv", "n.csv: there is no column 'state' of labels"),
         ("t", "c.csv", "its class 'dead' is none of the classes 'ill', 'well'"),
         ("t", "b.csv", "the label in line 2 is missing"),

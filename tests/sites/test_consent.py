@@ -102,7 +102,7 @@ def test_tables_too_deep_end_the_comparison(record):
     ids=range(16),
 )
 def test_a_text_that_is_no_record(text):
-    with pytest.raises(ConfigError, match="is none that fedmutual writes"):
+    with pytest.raises(ConfigError, match="not written by fedmutual"):
         read_record(text)
 
 

@@ -172,7 +172,7 @@ def test_the_server_takes_the_contract_that_its_operator_agreed_to(federation, s
     with pytest.raises(ConfigError, match=r"its 'algorithm.name' is .* and this server agreed to"):
         submit(submission(federation.agreed, federation.lead, tmp_path / "job", spoil))
     deploy(deployment(federation.agreed, federation.lead, tmp_path / "app", spoil))
-    with pytest.raises(ConfigError, match="is none that fedmutual writes"):
+    with pytest.raises(ConfigError, match="not written by fedmutual"):
         deploy(deployment(federation.agreed, federation.lead, tmp_path / "none", set_contract("{}")))
 
 

@@ -115,7 +115,7 @@ def _list_values(tables: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tupl
     Raises:
         ConfigError: tables or lists are nested too deep.
     """
-    problem = ConfigError(f"the contract has tables in tables, more than {_DEEPEST} deep; it is none that fedmutual writes")
+    problem = ConfigError(f"the contract has tables in tables, more than {_DEEPEST} deep; it was not written by fedmutual")
     if len(path) > _DEEPEST:
         raise problem
     if isinstance(tables, Mapping) and tables:
