@@ -63,7 +63,7 @@ def _describe_code(phase: Phase, client: Client) -> tuple[object, ...]:
 
     Networks of different layers can have equal names and shapes of weights.
     """
-    kinds = {type(module) for net in client.nets.values() for module in net.modules()}
+    kinds: set[type] = {type(module) for net in client.nets.values() for module in net.modules()}
     kinds |= {type(phase), type(getattr(phase, "task", None))}
     nets = tuple((name, repr(net), _name(type(net))) for name, net in sorted(client.nets.items()))
     return numerics.VERSION, nets, sorted({_name(kind) for kind in kinds}), _digest_modules(kinds)
