@@ -227,6 +227,14 @@ def test_data_that_cannot_be_used_are_named_with_their_site(tables, train, label
     assert words in str(problem.value)
 
 
+def test_columns_of_a_frame_are_labels():
+    x, y = np.random.default_rng(0).normal(size=(60, 2)), np.random.default_rng(1).integers(0, 2, (60, 2))
+    frame = pd.DataFrame({"a": x[:, 0], "fever": y[:, 0], "b": x[:, 1], "cough": y[:, 1]})
+    given = {name: Site(train=frame[k::2], label=["cough", "fever"]) for k, name in enumerate(("north", "south"))}
+    run = fedmutual.federate(given, "fedavg", "mlp", task="multilabel", **QUICK)
+    assert list(run.predict(frame[["b", "a"]].astype("float32"))) == ["cough", "fever"]
+
+
 def test_an_existing_run_is_not_overwritten(tables, tmp_path):
     fedmutual.federate(sites(tables), "fedavg", "mlp", out=tmp_path / "a", **QUICK)
     with pytest.raises(UserError, match=r"add resume=True to resume it, or choose another folder with out=\.\.\."):

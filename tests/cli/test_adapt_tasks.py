@@ -8,6 +8,7 @@ import pytest
 from sklearn.datasets import load_diabetes, load_digits
 
 import fedmutual
+from own_data import OWN_TASK
 
 RUN = """
 name = "shared"
@@ -43,9 +44,18 @@ def write_masks():
     return {"source": "npz", "old": "old.npz", "new": "new.npz", "network": "unet", "task": "segmentation"}
 
 
+def write_own_task():
+    Path("own_task.py").write_text(OWN_TASK)
+    return {**write_numbers(), "task": "own_task:Median"}
+
+
 @pytest.mark.parametrize(
     ("write", "metric", "title", "sign"),
-    [(write_numbers, "mean_absolute_error", "Mean absolute error", -1), (write_masks, "dice", "Dice", 1)],
+    [
+        (write_numbers, "mean_absolute_error", "Mean absolute error", -1),
+        (write_masks, "dice", "Dice", 1),
+        (write_own_task, "median_error", "Median error", -1),
+    ],
 )
 def test_the_main_metric_compares_the_ways(tmp_path, monkeypatch, cli, write, metric, title, sign):
     monkeypatch.chdir(tmp_path)
@@ -83,3 +93,34 @@ def test_another_task_than_that_of_the_run_is_refused(tmp_path, monkeypatch, cli
     assert code == 2
     assert "key 'training.task' is 'classification', and r learns 'regression'; remove the key" in err
     assert not Path("a").exists()
+
+
+@pytest.mark.parametrize(
+    ("task", "module", "sentence"),
+    [
+        ("os:abort", "", "names code of the module 'os'"),
+        ("hostile:Task", 'open("taken", "w").close()', "names code of the module 'hostile'"),
+        ("own_task:Median", OWN_TASK.replace("metric: Metric = MEDIAN_ERROR", "metric: None = None"), "has no main metric"),
+    ],
+)
+def test_an_own_task_is_imported_only_if_it_is_the_one_that_the_run_recorded(
+    tmp_path, monkeypatch, cli, task, module, sentence
+):
+    monkeypatch.chdir(tmp_path)
+    words = write_numbers()
+    named = task.partition(":")[0]
+    if named == "own_task":
+        Path("own_task.py").write_text(module)
+        words["task"] = task
+    Path("run.toml").write_text(RUN.format(**words))
+    Path("new.toml").write_text(NEWCOMER.format(**words))
+    code, _, err = cli("run", "run.toml", "--out", "r")
+    assert code == 0, err
+    if named != "own_task":
+        Path("hostile.py").write_text(module)
+        config = Path("r/config.toml")
+        config.write_text(config.read_text().replace('"regression"', f'"{task}"'))
+    code, _, err = cli("adapt", "r", "--data", "new.toml", "--out", "a")
+    assert (code, sentence in err) == (2, True), err
+    assert not Path("a").exists()
+    assert not Path("taken").exists()

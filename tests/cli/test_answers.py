@@ -76,6 +76,7 @@ def test_numbers(workplace, cli):
     card = Path("model/README.md").read_text()
     assert "It predicts a number: progress." in card
     assert "accura" not in card
+    assert "Student's t over" not in card  # the table has no line over clients
     assert "mean absolute error, 40 examples" in cli("score", "r", "new.csv", "--client", "1")[1]
 
 
@@ -100,6 +101,25 @@ def test_several_labels(workplace, cli):
     low, high = score["auroc_interval"]
     assert low < score["auroc"] < high
     assert list(fedmutual.Run("r").predict(images[300:360])) == names
+
+
+def test_several_label_columns_of_a_table(workplace, cli):
+    x, digits = load_digits(return_X_y=True, as_frame=True)
+    labels = {"even": digits % 2 == 0, "high": (digits > 4).astype(int)}
+    frame = x.assign(**labels)
+    frame[:300].to_csv("old.csv", index=False)
+    frame[300:360].sample(frac=1, axis=1, random_state=0).to_csv("new.csv", index=False)
+    train(cli, "multilabel", "mlp", '{ name = "csv", root = "old.csv", label = ["even", "high"] }')
+    (score,) = print_json(cli, "score", "r", "new.csv")
+    answers = fedmutual.Run("r").predict(x[300:360])
+    assert list(answers) == ["even", "high"]
+    assert score["auroc"] == pytest.approx(roc_auc_score(np.stack([*labels.values()], 1)[300:360], answers))
+    assert [line["probabilities"]["high"] for line in print_json(cli, "predict", "r", "new.csv")] == pytest.approx(
+        list(answers["high"])
+    )
+    frame.drop(columns="high")[:9].to_csv("new.csv", index=False)
+    code, _, err = cli("score", "r", "new.csv")
+    assert (code, "there is no column 'high' of labels" in err) == (2, True), err
 
 
 def test_masks(workplace, cli):

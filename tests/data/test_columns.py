@@ -93,9 +93,3 @@ def test_columns_that_are_no_features_are_left_out_by_name(tmp_path: Path) -> No
         DataError, match=r"there is no column 'nam', which data.drop names; it has 'id', 'name', 'age', 'label'"
     ):
         data.load(config(data=about | {"drop": ["nam"]}))
-
-
-def test_a_table_whose_cells_are_parted_otherwise(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("age;label\n1;ill\n2;well\n")
-    with pytest.raises(DataError, match="it has 'age;label'; its cells seem to be separated by ';'"):
-        data.load(config(data={"name": "csv", "root": str(tmp_path / "a.csv")}))

@@ -127,3 +127,42 @@ def test_what_is_refused_of_masks(tmp_path, y, settings, sentence):
         fedmutual.run(write_masks(tmp_path, y)(**settings), tmp_path / "run")
     assert sentence in str(problem.value)
     assert not (tmp_path / "run").exists()
+
+
+def write_table(folder, cells="1,0", header="age,fever,cough"):
+    rows = [f"{20 + k},{k % 2},{int(k % 3 == 0)}" for k in range(ROWS - 1)] + [f"90,{cells}"]
+    (folder / "rows.csv").write_text("\n".join([header, *rows]))
+    file = folder / "labels.toml"
+    file.write_text(CONFIG.replace('"npz"', '"csv"').replace("rounds", 'data.label = ["fever", "cough"]\nrounds'))
+    return lambda **more: fedmutual.load_config(file, **{"data.root": folder / "rows.csv", **more})
+
+
+@pytest.mark.parametrize("cells", ["1,0", "True, 0.0"])
+def test_columns_of_a_table_are_labels(tmp_path, cells):
+    federation = load(write_table(tmp_path, cells)())
+    assert (federation.space.classes, federation.space.columns) == (("fever", "cough"), ("age",))
+    rows = federation.clients["0"].private
+    (x, targets) = next(iter(rows.rows([torch.arange(len(rows))])))
+    for age, labels in zip(x[:, 0].tolist(), targets.tolist(), strict=True):
+        k = age - 20
+        assert labels == ([1, 0] if age == 90 else [k % 2, int(k % 3 == 0)])
+
+
+@pytest.mark.parametrize(
+    ("cells", "settings", "sentence"),
+    [
+        ("1,2", {}, "the label 'cough' is '2' in line 41; each of several labels must be 0 or 1"),
+        (",0", {}, "the label 'fever' is '' in line 41"),
+        ("1,0", {"data.label": ["fever", "rash"]}, "there is no column 'rash', which data.label names"),
+        ("1,0", {"data.label": ["fever", "fever"]}, "each name once"),
+        ("1,0", {"data.label": []}, "at least one name"),
+        ("1,0", {"data.label": "fever"}, "name the columns of 0 and 1 in a list"),
+        ("1,0", {"training.task": "classification"}, "key 'data.label' lists several columns"),
+        ("1,0", {"training.task": "regression"}, "give one number for each"),
+        ("1,0", {"data.columns": {"age": "number", "cough": "number"}}, "which data.label names; remove one"),
+    ],
+)
+def test_columns_that_are_no_labels(tmp_path, cells, settings, sentence):
+    with pytest.raises(fedmutual.UserError) as problem:
+        load(write_table(tmp_path, cells)(**settings))
+    assert sentence in str(problem.value)

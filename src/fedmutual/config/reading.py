@@ -77,7 +77,13 @@ def _tables(path: Path) -> Table:
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{path}: cannot be read ({problem})") from None
     except (tomllib.TOMLDecodeError, RecursionError) as problem:
-        raise ConfigError(f"{path}: not valid TOML: {problem}") from None
+        raise ConfigError(f"{path}: not valid TOML: {problem}{_describe_inline_table(str(problem))}") from None
+
+
+def _describe_inline_table(problem: str) -> str:
+    """Return the end of a message on a table that is written twice: first as data = { ... }, then as [data.columns]."""
+    is_twice = "Cannot declare" in problem or "immutable" in problem
+    return "; a table written as data = { ... } ends there: write it as [data], one key on each line" if is_twice else ""
 
 
 def parse_config(tables: Table, source: str = "configuration", overrides: Mapping[str, Any] | None = None) -> Config:

@@ -13,8 +13,10 @@ from fedmutual.config.values import (
     ClusterAddress,
     ColumnValues,
     Count,
+    DateFormat,
     Decay,
     Fraction,
+    LabelColumns,
     Means,
     Names,
     Parts,
@@ -79,10 +81,16 @@ class DataConfig(Section):
         None, "the federation's classes, in the order of the outputs; unset, the classes of the data"
     )
     labels: dict[str, str] = key({}, "a table of label = class: renames the labels of the data")
-    label: str = key("label", "csv, parquet: the column of the label")
+    label: LabelColumns = key("label", "csv, parquet: the column of the label; multilabel: a list of columns of 0 and 1")
     drop: Names | None = key(None, "csv, parquet: columns that are no features, for example an identifier")
     columns: dict[str, Annotated[ColumnConfig, BeforeValidator(make_column_table)]] = key(
         {}, "csv, parquet: the features by name, each with its kind; unset, all other columns are features, and are numbers"
+    )
+    replace: dict[str, dict[str, str]] = key(
+        {}, 'csv, parquet: a table of cell = replacement for each column of features; the replacement "" is an empty cell'
+    )
+    date_format: DateFormat | None = key(
+        None, 'csv, parquet: how dates are written other than 2026-05-31, for example "%d.%m.%Y"'
     )
     group_by: str | None = key(
         None, "the column of groups (patient, account); no group appears in both training and evaluation"
@@ -111,6 +119,11 @@ class DataConfig(Section):
         "processes that read rows which are not kept in memory; without effect with the engine processes",
         affects="machine",
     )
+
+    @property
+    def label_columns(self) -> tuple[str, ...]:
+        """The columns of a table that hold the labels."""
+        return (self.label,) if isinstance(self.label, str) else self.label
 
 
 _PFLLIB = {"clients": 20, "alpha": 0.1}  # its published tables'

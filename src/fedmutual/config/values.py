@@ -5,6 +5,7 @@ import os
 import re
 import unicodedata
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -95,6 +96,26 @@ def _distinct(values: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(texts)
 
 
+def _check_date_format(value: str) -> str:
+    day = datetime(2026, 5, 31)
+    try:
+        is_date = datetime.strptime(day.strftime(value), value) == day
+    except ValueError:
+        is_date = False
+    if not is_date:
+        raise ValueError(f"a date format has the year, the month and the day, for example '%d.%m.%Y', and not {value!r}")
+    return value
+
+
+def _list_label_columns(value: object) -> object:
+    """A list of columns becomes a tuple of different names."""
+    if not isinstance(value, list | tuple):
+        return value
+    if not value or len(set(map(str, value))) < len(value):
+        raise ValueError("a list of label columns has at least one name, and each name once")
+    return tuple(value)
+
+
 def _settings(value: object) -> object:
     """Return the settings of an algorithm as TOML, with schedules as tables."""
     if not isinstance(value, dict):
@@ -110,6 +131,8 @@ def name_default_algorithm(value: object) -> object:
 PathSetting = Annotated[Path, BeforeValidator(_path)]
 Pretrained = Annotated[str, Field(min_length=1), AfterValidator(_home)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+DateFormat = Annotated[str, AfterValidator(_check_date_format)]
+LabelColumns = Annotated[str | tuple[str, ...], BeforeValidator(_list_label_columns)]
 Parts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed), Field(min_length=1)]
 ColumnValues = Annotated[Names, Field(min_length=1), AfterValidator(_distinct)]
 Means = Annotated[tuple[float, ...] | Literal["federated"], BeforeValidator(_list_statistics)]

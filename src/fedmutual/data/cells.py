@@ -1,6 +1,7 @@
 """The cells of a table as numbers, with a sentence for each column that cannot be used."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ _DAY = pd.Timedelta(days=1)
 _EPOCH = pd.Timestamp("1970-01-01", tz="UTC")
 _SUGGESTED = "or set data.columns (`fedmutual data check` recommends one)"
 NameRow = Callable[[int], str]
+Reader = Callable[["pd.Series[Any]", ColumnPlan, Path, NameRow], tuple[FloatArray, str | None]]
 
 
 def parse_numbers(features: pd.DataFrame, path: Path, name_row: NameRow) -> tuple[npt.NDArray[np.float32], list[str]]:
@@ -40,10 +42,14 @@ def parse_numbers(features: pd.DataFrame, path: Path, name_row: NameRow) -> tupl
 
 
 def parse_cells(
-    table: pd.DataFrame, plans: Sequence[ColumnPlan], path: Path, name_row: NameRow
+    table: pd.DataFrame, plans: Sequence[ColumnPlan], path: Path, name_row: NameRow, date_format: str | None = None
 ) -> tuple[FloatArray, list[str]]:
     """Return cells [n, columns] as their plans say, NaN where they are missing, and a sentence for each bad column."""
-    readers = {"number": _read_number, "category": _read_category, "date": _read_date}
+    readers: dict[str, Reader] = {
+        "number": _read_number,
+        "category": _read_category,
+        "date": partial(_read_date, date_format=date_format),
+    }
     columns, problems = [], []
     for plan in plans:
         column, problem = readers[plan.settings.kind](table[plan.name], plan, path, name_row)
@@ -88,19 +94,28 @@ def _read_category(
     )
 
 
-def _read_date(cells: "pd.Series[Any]", plan: ColumnPlan, path: Path, name_row: NameRow) -> tuple[FloatArray, str | None]:
+def _read_date(
+    cells: "pd.Series[Any]", plan: ColumnPlan, path: Path, name_row: NameRow, date_format: str | None
+) -> tuple[FloatArray, str | None]:
     text = make_text(cells)
-    dates = parse_dates(text)
+    dates = parse_dates(text, date_format)
     days = ((dates - _EPOCH) / _DAY).to_numpy(np.float64, na_value=np.nan)
     bad_rows = np.flatnonzero(dates.isna() & text.notna())
     if not len(bad_rows):
         return days, None
     return days, (
         f"{path}: column {plan.name!r} holds {text.iloc[bad_rows[0]]!r} in {name_row(bad_rows[0])}, but dates must be "
-        "written as 2026-05-31 or 2026-05-31T14:30; fix the cell or leave it empty"
+        f"written as 2026-05-31 or 2026-05-31T14:30{_describe_format(date_format)}; fix the cell or leave it empty"
     )
 
 
-def parse_dates(text: "pd.Series[str]") -> "pd.Series[pd.Timestamp]":
-    """Return ISO 8601 dates in UTC; NaT where a cell is missing or is no date."""
-    return pd.to_datetime(text, errors="coerce", format="ISO8601", utc=True)
+def _describe_format(date_format: str | None) -> str:
+    return ", or data.date_format must say how" if date_format is None else f", or as data.date_format = {date_format!r}"
+
+
+def parse_dates(text: "pd.Series[str]", date_format: str | None = None) -> "pd.Series[pd.Timestamp]":
+    """Return dates in UTC that are written by ISO 8601 or by date_format; NaT where a cell is missing or is no date."""
+    dates = pd.to_datetime(text, errors="coerce", format="ISO8601", utc=True)
+    if date_format is None:
+        return dates
+    return dates.fillna(pd.to_datetime(text, errors="coerce", format=date_format, utc=True))

@@ -1,5 +1,6 @@
 """Data in the caller's memory: torch Datasets, tensors, numpy arrays and pandas DataFrames as a source."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from fedmutual.errors import DataError
 WANTED = "a torch Dataset, a pair (x, y) of arrays, tensors or DataFrames, or a DataFrame with the argument label"
 
 
-def make_memory_source(train: Any, test: Any, label: str | None, place: str) -> Source:
+def make_memory_source(train: Any, test: Any, label: str | Sequence[str] | None, place: str) -> Source:
     """Return objects as a source: training rows, and test rows or None.
 
-    label: the column of the targets, of DataFrames that hold the features too. place: the name in messages.
+    label: the column of the targets, or a list of columns of 0 and 1, of DataFrames that hold features too.
+    place: the name in messages.
 
     Raises:
         DataError: an object is no data, is empty, lacks a column, or has a feature that is missing or no number.
@@ -36,7 +38,8 @@ def make_memory_source(train: Any, test: Any, label: str | None, place: str) -> 
         if test_columns != columns:
             raise DataError(f"test of {place}: its columns are not those of train; give both the same columns")
     source = make_source(arrays, DataConfig(), place)
-    return Source(source.place, source.train, source.test, source.classes, columns)
+    classes = source.classes if label is None or isinstance(label, str) else tuple(label)
+    return Source(source.place, source.train, source.test, classes, columns)
 
 
 def convert_features(features: Any, place: str, columns: tuple[str, ...] | None = None) -> npt.NDArray[Any]:
@@ -66,17 +69,19 @@ def convert_features(features: Any, place: str, columns: tuple[str, ...] | None 
 
 
 def _split_table(
-    given: Any, label: str | None, place: str, columns: tuple[str, ...] | None = None
+    given: Any, label: str | Sequence[str] | None, place: str, columns: tuple[str, ...] | None = None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], tuple[str, ...] | None]:
     """Return x, y, and the names of the features, where they have any. columns: the order in which features are wanted."""
     if isinstance(given, pd.DataFrame):
         if label is None:
             raise DataError(f"{place} is a DataFrame; name the column of its targets: Site(..., label='COLUMN')")
-        if label not in given:
+        names = [label] if isinstance(label, str) else list(label)
+        missing = [name for name in names if name not in given]
+        if missing:
             raise DataError(
-                f"{place}: there is no column {label!r}, which label names; it has {listed(list(given.columns))}"
+                f"{place}: there is no column {missing[0]!r}, which label names; it has {listed(list(given.columns))}"
             )
-        given = (given.drop(columns=label), given[label])
+        given = (given.drop(columns=names), given[label if isinstance(label, str) else names])
     elif label is not None:
         raise DataError(f"{place}: label = {label!r} is for DataFrames, and train is {type(given).__name__}; leave it out")
     if not isinstance(given, tuple | list) or len(given) != 2:

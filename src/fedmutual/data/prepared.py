@@ -133,7 +133,7 @@ def _make_table(
         numbers = np.asarray(targets, dtype=np.int64)
         columns = classes
     else:
-        columns = (config.data.label if config.data.name in sources.TABLES else "y",)
+        columns = config.data.label_columns if config.data.name in sources.TABLES else ("y",)
         classes, by_part = read_targets(source, config.data, kind, columns)
         targets = np.concatenate([np.asarray(part) for part in by_part])
         numbers = np.zeros(len(targets), dtype=np.int64)

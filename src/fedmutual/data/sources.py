@@ -79,7 +79,7 @@ def read_source(config: Config, numbers: bool = False) -> Source:
 def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
     """Return the data set without rotation. by_domain: the folders above the class folders are domains."""
     name = config.name
-    for key in ("drop", "columns"):
+    for key in ("drop", "columns", "replace", "date_format"):
         if getattr(config, key) not in (None, {}) and name not in TABLES:
             raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; remove it")
     if config.columns and not {config.mean, config.std} <= {None, FEDERATED}:
@@ -87,11 +87,13 @@ def _read_by_name(config: DataConfig, by_domain: bool, numbers: bool) -> Source:
             "keys 'data.mean' and 'data.std' have no effect with data.columns, which standardises each column; "
             "remove them, or set both to 'federated'"
         )
-    columns_elsewhere = {config.label: "data.label", config.group_by: "data.group_by"}
-    columns_elsewhere |= dict.fromkeys(config.drop or (), "data.drop")
-    for column in config.columns:
+    columns_elsewhere = dict.fromkeys(config.label_columns, "data.label") | dict.fromkeys(config.drop or (), "data.drop")
+    if config.group_by is not None:
+        columns_elsewhere[config.group_by] = "data.group_by"
+    for key, column in (*(("columns", c) for c in config.columns), *(("replace", c) for c in config.replace)):
         if column in columns_elsewhere:
-            raise ConfigError(f"key 'data.columns' has {column!r}, which {columns_elsewhere[column]} names; remove one")
+            fix = "rename labels by data.labels" if column in config.label_columns and key == "replace" else "remove one"
+            raise ConfigError(f"key 'data.{key}' has {column!r}, which {columns_elsewhere[column]} names; {fix}")
     if name in _FETCHED and (config.test is not None or config.group_by is not None):
         key = "test" if config.test is not None else "group_by"
         raise ConfigError(f"key 'data.{key}' has no effect with data.name = {name!r}; remove it")

@@ -1,7 +1,7 @@
 """A setting of data.columns that fits the tables of all clients: what `data check` recommends."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +15,27 @@ from fedmutual.data.examples import listed
 from fedmutual.data.sources import TABLES
 from fedmutual.data.table import has_identifiers, list_features
 from fedmutual.data.table_file import make_text, read_frame
+from fedmutual.errors import DataError
 
 _MOST_VALUES = 30  # a column with more different texts is rather a name or a free text than a category
+
+
+_DATE_FORMATS = ("%d.%m.%Y", "%d.%m.%Y %H:%M", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%Y/%m/%d")
 
 
 class _Column(NamedTuple):
     """One column of one table."""
 
-    is_number: bool
+    is_number: bool  # at least half of its cells are numbers
+    texts: tuple[str, ...]  # the other cells of a column of numbers
     is_date: bool
+    date_formats: tuple[str, ...]  # those of _DATE_FORMATS that fit all its cells, if it is no date without one
     values: tuple[str, ...]  # its different cells, as text
     is_complete: bool
     is_identifier: bool
+
+
+Table = Mapping[str, _Column]  # the columns of one client's table, in the order of the training file
 
 
 class Suggestion(NamedTuple):
@@ -34,28 +43,34 @@ class Suggestion(NamedTuple):
 
     columns: str  # a TOML table data.columns, for all clients
     left_out: tuple[str, ...]  # columns that are in no suggestion: one sentence for each reason
+    remarks: tuple[str, ...] = ()  # settings of single clients that the suggestion may need
 
 
 def suggest_columns(config: Config) -> Suggestion | None:
     """Return a setting of data.columns for all tables; None where these data are no tables, or need no such setting.
 
+    A file that cannot be read is left out, unless no file can be read.
+
     Needed is the setting for a table with missing values, categories or dates, and for tables of several clients that are
     not standardised, or have their columns in different orders.
 
     Raises:
-        DataError: a file is missing or is no table.
+        DataError: no file can be read.
     """
     clients = list(config.clients) if has_own_data(config) else [""]
     settings = {i: (make_client_config(config, i) if i else config).data for i in clients}
     if any(data.name not in TABLES or data.columns or data.root is None for data in settings.values()):
         return None
-    tables = {i: _read_features(data) for i, data in settings.items()}
+    tables, unread = _read_tables(settings)
     if not any(map(_needs_encoding, tables.values())) and not _differ(tables, settings):
         return None
     first, *others = tables.values()
     common = [name for name in first if all(name in table for table in others)]
     partial = sorted({name for table in tables.values() for name in table} - set(common))
     left_out = [f"columns {listed(partial)} are not in all files"] if partial else []
+    remarks = [f"client {client!r} is not part of the recommendation: its file cannot be read" for client in unread]
+    for client, table in tables.items():
+        remarks += [*_find_date_format(client, table, common), *_find_texts(client, table, common)]
     lines = []
     for name in common:
         columns = [table[name] for table in tables.values()]
@@ -67,34 +82,103 @@ def suggest_columns(config: Config) -> Suggestion | None:
             left_out.append(f"column {name!r} has {count} different texts, too many for a category")
         else:
             lines.append(f"{format_toml_key(name)} = {specification}")
-    return Suggestion("\n".join(["[data.columns]", *lines]), tuple(left_out)) if lines else None
+            if specification.startswith("["):
+                remarks += _compare_values(name, {client: table[name] for client, table in tables.items()})
+    if not lines:
+        return None
+    return Suggestion("\n".join(["[data.columns]", *lines]), tuple(left_out), tuple(remarks))
 
 
-def _read_features(data: DataConfig) -> dict[str, _Column]:
+def _read_tables(settings: Mapping[str, DataConfig]) -> tuple[dict[str, Table], dict[str, DataError]]:
+    """Return the tables by client, and the errors of clients with a file that cannot be read.
+
+    Raises:
+        DataError: no file can be read.
+    """
+    tables: dict[str, Table] = {}
+    unread: dict[str, DataError] = {}
+    for client, data in settings.items():
+        try:
+            tables[client] = _read_features(data)
+        except DataError as problem:
+            unread[client] = problem
+    if not tables:
+        raise next(iter(unread.values()))
+    return tables, unread
+
+
+def _find_date_format(client: str, table: Table, names: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence on the setting by which the dates of a client's table can be read."""
+    columns = {name: table[name].date_formats for name in names if table[name].date_formats}
+    formats = [f for f in _DATE_FORMATS if columns and all(f in formats for formats in columns.values())]
+    if formats:
+        key = _name_key(client, "date_format")
+        choice = " or ".join(f'{key} = "{f}"' for f in formats)
+        yield f"the dates in columns {listed(list(columns))} need {choice}" + (
+            "; choose the format that the file was written in" if len(formats) > 1 else ""
+        )
+
+
+def _find_texts(client: str, table: Table, names: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence on each column of numbers with cells that are no numbers."""
+    for name in (n for n in names if table[n].texts):
+        replacement = f'{{ {format_toml_key(name)} = {{ {format_toml_key(table[name].texts[0])} = "..." }} }}'
+        yield (
+            f'column {name!r} has numbers and {listed(table[name].texts)}; replace each text by a number, or by "" for an '
+            f"empty cell: {_name_key(client, 'replace')} = {replacement}"
+        )
+
+
+def _compare_values(name: str, columns: Mapping[str, _Column]) -> Iterator[str]:
+    """Yield a sentence on values of a category that only some clients have: they may be other spellings."""
+    common = set.intersection(*(set(column.values) for column in columns.values()))
+    partial = {client: [v for v in column.values if v not in common] for client, column in columns.items()}
+    if len(columns) < 2 or not any(partial.values()):
+        return
+    clients = "; ".join(f"{client}: {', '.join(values)}" for client, values in partial.items() if values)
+    client, values = next((c, v) for c, v in reversed(partial.items()) if v)
+    column = f'{format_toml_key(name)} = {{ {format_toml_key(values[0])} = "..." }}'
+    yield (
+        f"column {name!r} has values that not all clients have ({clients}); if some mean the same, rename them, for example "
+        f'{_name_key(client, "replace")} = {{ {column} }}, where "" is an empty cell'
+    )
+
+
+def _name_key(client: str, key: str) -> str:
+    return f"clients.{format_toml_key(client)}.data.{key}" if client else f"data.{key}"
+
+
+def _read_features(data: DataConfig) -> Table:
     """Return what is in each feature column of a client's table, in the order of the training file."""
     paths: list[Path] = [path for path in (data.root, data.test) if path is not None]
-    names = [c for c in (data.label, data.group_by, "domain") if c is not None]
-    frames = [read_frame(path, names, parquet=data.name == "parquet") for path in paths]
+    names = [c for c in (*data.label_columns, data.group_by, "domain") if c is not None]
+    frames = [read_frame(path, names, parquet=data.name == "parquet", replace=data.replace) for path in paths]
     features = list_features(frames[0], data)
     cells = {name: pd.concat([frame[name] for frame in frames if name in frame]) for name in features}
-    return {name: _describe_column(column) for name, column in cells.items()}
+    return {name: _describe_column(column, data.date_format) for name, column in cells.items()}
 
 
-def _describe_column(cells: "pd.Series[Any]") -> _Column:
+def _describe_column(cells: "pd.Series[Any]", date_format: str | None) -> _Column:
     text = make_text(cells)
     present = text.dropna()
     is_boolean = pd.api.types.is_bool_dtype(cells)
     numbers = pd.to_numeric(cells, errors="coerce")
     is_numeric = not is_boolean and not pd.api.types.is_datetime64_any_dtype(cells)
-    is_number = is_numeric and bool(numbers[cells.notna()].notna().all())
-    is_date = not is_number and len(present) > 0 and bool(parse_dates(present).notna().all())
+    is_text = text.notna() & numbers.isna()
+    is_number = is_numeric and 2 * int(is_text.sum()) <= len(present)
+    texts = tuple(sorted(set(text[is_text]))) if is_number else ()
+    may_be_date = not is_number and len(present) > 0
+    is_date = may_be_date and bool(parse_dates(present, date_format).notna().all())
+    is_other_date = may_be_date and not is_date and bool(present.str.fullmatch(r"\d+[./-]\d+[./-]\d+.*").all())
+    date_formats = tuple(f for f in _DATE_FORMATS if is_other_date and parse_dates(present, f).notna().all())
     values = tuple(sorted(set(present)))
-    is_identifier = is_number and len(present) == len(cells) and has_identifiers(numbers.to_numpy(np.float64))
-    return _Column(is_number, is_date, values, len(present) == len(cells), is_identifier)
+    is_complete = len(present) == len(cells)
+    is_identifier = is_number and is_complete and has_identifiers(numbers.to_numpy(np.float64))
+    return _Column(is_number, texts, is_date or bool(date_formats), date_formats, values, is_complete, is_identifier)
 
 
 def _needs_encoding(table: Mapping[str, _Column]) -> bool:
-    return any(not column.is_number or not column.is_complete for column in table.values())
+    return any(not column.is_number or column.texts or not column.is_complete for column in table.values())
 
 
 def _differ(tables: Mapping[str, Mapping[str, _Column]], settings: Mapping[str, DataConfig]) -> bool:
@@ -126,6 +210,7 @@ def describe_suggestion(config: Config) -> list[str]:
         return []
     return [
         *(f"{reason}: no feature of the recommendation below" for reason in suggestion.left_out),
+        *suggestion.remarks,
         "recommended for the data of all clients (to fill in, encode and scale what each client's training rows teach):",
         suggestion.columns,
     ]

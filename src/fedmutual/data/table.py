@@ -1,6 +1,5 @@
 """A table in a CSV or Parquet file: one row an example, one column for the label, others for the features."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,16 +12,14 @@ from torch import Tensor
 from fedmutual.config import ColumnConfig, DataConfig
 from fedmutual.data.arrays import require_root
 from fedmutual.data.cells import parse_cells, parse_numbers
-from fedmutual.data.draws import Names
 from fedmutual.data.encoding import ColumnPlan, Encoding, plan_columns
 from fedmutual.data.examples import ArrayExamples, BadRows, Part, Source, convert_array, listed
 from fedmutual.data.table_file import RowNamer, make_row_namer, make_text, read_frame
-from fedmutual.errors import DataError
+from fedmutual.data.table_labels import get_names, read_labels
+from fedmutual.errors import ConfigError, DataError
 
 DOMAIN = "domain"
-_DIGITS = re.compile(r"[+-]?[0-9]+")
 _MIN_ROWS = 50  # in fewer rows, whole numbers may all differ by chance
-_WHOLE = re.compile(r"[+-]?(0|[1-9][0-9]{0,17})")  # excludes codes such as 01, and numbers that do not fit int64
 
 
 class _TableFile(NamedTuple):
@@ -36,13 +33,20 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
 
     The features are the columns of data.columns in that order; without data.columns all columns, except the label,
     `domain`, the column of data.group_by and the columns of data.drop.
-    numbers: targets are numbers; the label column stays text, and `labels.read_targets` parses it.
+    numbers: targets are no classes; a label column stays text, and `targets.read_targets` parses it. A list of label
+    columns is 0 and 1 [n, L].
 
     Raises:
         BadRows: a column is missing, or cells cannot be used; one sentence for each problem of the files.
         DataError: a file is missing or is no table.
+        ConfigError: several label columns are named, and the task learns classes.
     """
     path = require_root(config)
+    if not numbers and not isinstance(config.label, str):
+        raise ConfigError(
+            "key 'data.label' lists several columns, but the task learns one class of an example; name one column, or set "
+            "training.task = 'multilabel'"
+        )
     files = [_open_file(p, config) for p in (path, config.test) if p is not None]
     problems = [problem for file, is_test in zip(files, (False, True), strict=False)
                 for problem in _find_missing_columns(file, config, is_test)]  # fmt: skip
@@ -60,15 +64,25 @@ def read_table(config: DataConfig, numbers: bool = False) -> Source:
         raise BadRows(*problems)
     train = parts[0]
     cells = train.x.take(range(len(train.x)))
-    notes = [*_note_unused_columns(files[0], config), *_note_identifiers(cells, columns, path, plans)]
+    notes = [
+        *_note_decimal_commas(files),
+        *_note_unused_columns(files[0], config),
+        *_note_identifiers(cells, columns, path, plans),
+    ]
     return Source(
-        str(path), train, parts[1] if len(parts) > 1 else None, columns=columns, notes=tuple(notes), plans=plans or None
+        str(path),
+        train,
+        parts[1] if len(parts) > 1 else None,
+        classes=None if isinstance(config.label, str) else config.label,
+        columns=columns,
+        notes=tuple(notes),
+        plans=plans or None,
     )
 
 
 def list_features(frame: pd.DataFrame, config: DataConfig) -> tuple[str, ...]:
     """Return the columns of a table that may be features, without regard to data.columns."""
-    excluded = {config.label, config.group_by, DOMAIN, *(config.drop or ())}
+    excluded = {*config.label_columns, config.group_by, DOMAIN, *(config.drop or ())}
     return tuple(c for c in frame.columns if c not in excluded)
 
 
@@ -78,34 +92,35 @@ def make_plans(columns: Mapping[str, ColumnConfig], frames: Sequence[pd.DataFram
 
 
 def read_labelled(
-    path: Path, columns: Sequence[str], label: str, encoding: Encoding | None = None, numbers: bool = False
+    path: Path, columns: Sequence[str], config: DataConfig, encoding: Encoding | None = None, numbers: bool = False
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], Callable[[int], str]]:
-    """Return the named columns of a CSV or Parquet file as `read_features` has them, the labels [n], and the name of a row.
+    """Return the named columns of a CSV or Parquet file as `read_features` has them, the labels, and the name of a row.
 
-    numbers: labels are numbers; they stay text, which `targets.read_targets` parses.
+    config: `data.label` is the column of the labels [n], or a list of columns of 0 and 1, whose labels are [n, L].
+    numbers: labels of one column are numbers; they stay text, which `targets.read_targets` parses.
 
     Raises:
-        BadRows, DataError: as `read_features`; or the column of labels is missing, or a label is missing or no class.
+        BadRows, DataError: as `read_features`; or a column of labels is missing, or a label is missing or no class.
     """
-    x, name_row = read_features(path, columns, encoding)
-    frame = read_frame(path, [label], (), path.suffix.lower() == ".parquet", "name another")
-    if label not in frame:
-        raise DataError(f"{path}: there is no column {label!r} of labels; it has {listed(list(frame.columns))}")
-    names = _get_names(frame, label)
-    assert names is not None  # the column is there
-    blank_rows = np.flatnonzero(names == "")
-    row_namer = RowNamer(path, len(frame))
-    if len(blank_rows):
-        raise DataError(f"{path}: the label in {row_namer(blank_rows[0])} is missing; fill it in or remove the row")
-    return x, names if numbers else _parse_labels(names, path, row_namer), name_row
+    x, name_row = read_features(path, columns, config, encoding)
+    names = config.label_columns
+    frame = read_frame(path, names, (), path.suffix.lower() == ".parquet", "name another")
+    missing_columns = [c for c in names if c not in frame]
+    if missing_columns:
+        raise DataError(f"{path}: there is no column {missing_columns[0]!r} of labels; it has {listed(list(frame.columns))}")
+    labels, problems = read_labels(frame, config.label, path, RowNamer(path, len(frame)), numbers)
+    if problems:
+        raise BadRows(*problems)
+    return x, labels, name_row
 
 
 def read_features(
-    path: Path, columns: Sequence[str], encoding: Encoding | None = None
+    path: Path, columns: Sequence[str], config: DataConfig, encoding: Encoding | None = None
 ) -> tuple[npt.NDArray[Any], Callable[[int], str]]:
     """Return the named columns of a CSV or Parquet file as x [n, columns], and a function that names a row in messages.
 
     Other columns are ignored, the order of columns in the file has no effect, and the file needs no labels.
+    config: how the cells of the client's own files are read (`data.replace`, `data.date_format`).
     encoding: the encoding that the values [n, columns] are for, float64 with NaN for missing cells; None: they are features,
     float32.
 
@@ -115,9 +130,9 @@ def read_features(
     """
     plans = plan_columns(encoding) if encoding is not None else ()
     names = [plan.name for plan in plans] or list(columns)
-    frame = read_frame(
-        path, (), [p.name for p in plans if p.settings.kind != "number"], path.suffix.lower() == ".parquet", "name another"
-    )
+    text_features = [p.name for p in plans if p.settings.kind != "number"]
+    replace = {column: cells for column, cells in config.replace.items() if column in names}
+    frame = read_frame(path, (), text_features, path.suffix.lower() == ".parquet", "name another", replace)
     missing_columns = [c for c in names if c not in frame]
     if missing_columns:
         raise DataError(
@@ -125,27 +140,31 @@ def read_features(
             f"{listed(list(frame.columns))}"
         )
     name_row = RowNamer(path, len(frame))
-    x, problems = parse_cells(frame, plans, path, name_row) if plans else parse_numbers(frame[names], path, name_row)
+    x, problems = (
+        parse_cells(frame, plans, path, name_row, config.date_format)
+        if plans
+        else parse_numbers(frame[names], path, name_row)
+    )
     if problems:
         raise BadRows(*problems)
     return x, make_row_namer(path, len(frame))
 
 
 def _open_file(path: Path, config: DataConfig) -> _TableFile:
-    names = [c for c in (config.label, config.group_by, DOMAIN) if c is not None]
+    names = [c for c in (*config.label_columns, config.group_by, DOMAIN) if c is not None]
     text_features = [c for c, settings in config.columns.items() if settings.kind != "number"]
-    frame = read_frame(path, names, text_features, config.name == "parquet")
+    frame = read_frame(path, names, text_features, config.name == "parquet", replace=config.replace)
     return _TableFile(path, frame, RowNamer(path, len(frame)))
 
 
 def _find_missing_columns(file: _TableFile, config: DataConfig, is_test: bool) -> list[str]:
     """Return a sentence for each column that the configuration names and the file lacks."""
-    named_columns = [("data.label", config.label), ("data.group_by", config.group_by)]
+    named_columns = [*(("data.label", c) for c in config.label_columns), ("data.group_by", config.group_by)]
     named_columns += [("data.columns", column) for column in config.columns]
+    named_columns += [("data.replace", column) for column in config.replace if column not in config.columns]
     dropped = [] if is_test else [("data.drop", c) for c in config.drop or ()]  # a test file may lack dropped columns
     return [
         f"{file.path}: there is no column {column!r}, which {key} names; it has {listed(list(file.frame.columns))}"
-        + _describe_delimiter(list(file.frame.columns))
         for key, column in (*named_columns, *dropped)
         if column is not None and column not in file.frame
     ]
@@ -169,28 +188,14 @@ def _read_part(
     path, frame, name_row = file
     x: npt.NDArray[Any]
     if plans:
-        x, problems = parse_cells(frame, plans, path, name_row)
+        x, problems = parse_cells(frame, plans, path, name_row, config.date_format)
     else:
         values, problems = parse_numbers(frame[list(columns)], path, name_row)
         x = values if problems else convert_array(values, str(path)).numpy()
-    labels, groups, domains = (_get_names(frame, c) for c in (config.label, config.group_by, DOMAIN))
-    assert labels is not None  # `_find_missing_columns` has looked
-    blank_rows = np.flatnonzero(labels == "")
-    targets: npt.NDArray[Any] = labels
-    if len(blank_rows):
-        problems.append(f"{path}: the label in {name_row(blank_rows[0])} is missing; fill it in or remove the row")
-    elif not numbers:
-        try:
-            targets = _parse_labels(labels, path, name_row)
-        except DataError as problem:
-            problems.append(str(problem))
-    return Part(ArrayExamples(x), targets, make_row_namer(path, len(frame)), groups, domains), problems
-
-
-def _get_names(frame: pd.DataFrame, column: str | None) -> Names | None:
-    if column is None or column not in frame:
-        return None
-    return np.asarray(frame[column].str.strip(), dtype=str)
+    groups, domains = (get_names(frame, c) for c in (config.group_by, DOMAIN))
+    targets, label_problems = read_labels(frame, config.label, path, name_row, numbers)
+    part = Part(ArrayExamples(x), targets, make_row_namer(path, len(frame)), groups, domains)
+    return part, [*problems, *label_problems]
 
 
 def _list_values(name: str, settings: ColumnConfig, frames: Sequence[pd.DataFrame]) -> tuple[str, ...]:
@@ -199,10 +204,10 @@ def _list_values(name: str, settings: ColumnConfig, frames: Sequence[pd.DataFram
     return settings.values or tuple(sorted({str(v) for frame in frames for v in make_text(frame[name]).dropna()}))
 
 
-def _describe_delimiter(columns: list[str]) -> str:
-    """Return the end of a message where a single column suggests another delimiter than the comma; else ""."""
-    delimiter = next((candidate for candidate in (";", "\t", "|") if len(columns) == 1 and candidate in columns[0]), None)
-    return f"; its cells seem to be separated by {delimiter!r}; separate them by commas" if delimiter else ""
+def _note_decimal_commas(files: Sequence[_TableFile]) -> list[str]:
+    """Return a remark on each file whose commas were read as decimal signs, because a comma may also group thousands."""
+    columns_by_file = {file.path: file.frame.attrs.get("decimal_commas") for file in files}
+    return [f"{path}: commas in columns {listed(c)} are decimal commas" for path, c in columns_by_file.items() if c]
 
 
 def _note_unused_columns(file: _TableFile, config: DataConfig) -> list[str]:
@@ -231,23 +236,3 @@ def _note_identifiers(x: Tensor, columns: Sequence[str], path: Path, plans: Sequ
 def has_identifiers(values: npt.NDArray[Any]) -> bool:
     """Return whether values [n] are a different whole number in every row."""
     return bool(len(values) >= _MIN_ROWS and (values == values.round()).all() and len(np.unique(values)) == len(values))
-
-
-def _parse_labels(labels: Names, path: Path, name_row: Callable[[int], str]) -> npt.NDArray[Any]:
-    """Return labels as whole numbers if all are whole numbers; else as names, for example 01.
-
-    Raises:
-        DataError: all labels are numbers, but some are not whole.
-    """
-    distinct = set(labels.tolist())
-    if all(_DIGITS.fullmatch(v) for v in distinct):
-        return labels.astype(np.int64) if all(_WHOLE.fullmatch(v) for v in distinct) else labels
-    try:
-        numbers = [float(v.replace("_", "no number")) for v in labels]  # float() would ignore the underscore
-    except ValueError:
-        return labels
-    bad_row = next(i for i, v in enumerate(numbers) if not v.is_integer() or not _DIGITS.fullmatch(labels[i]))
-    raise DataError(
-        f"{path}: the label in {name_row(bad_row)} is {labels[bad_row]}, but labels must be whole numbers or names; fix the "
-        "column, name another in data.label, or set training.task = 'regression' to learn numbers"
-    )

@@ -2,19 +2,25 @@
 
 import csv as records
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
+from fedmutual.data.csv_dialect import convert_decimals, convert_numbers, describe_decoding_error, find_delimiter
 from fedmutual.errors import DataError
 
 SUFFIXES = (".csv", ".parquet")
 """The names of table files end so."""
 
-_MISSING = ["", "NA", "N/A", "NaN", "nan", "null", "NULL", "None"]  # for features only: NA may be the name of a class
+# of features only: NA may be the name of a class
+_MISSING = ["", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "null", "NULL", "None"]
 _NAMED = "key 'data.root' or 'data.test' names it"
+
+
+Replacements = Mapping[str, Mapping[str, str]]  # column -> cell -> the text that replaces it
 
 
 class RowNamer:
@@ -42,7 +48,7 @@ class RowNamer:
         A quoted cell may span several lines; blank lines are no rows.
         """
         with self._path.open(newline="", encoding="utf-8-sig") as file:
-            line, reader = 1, records.reader(file)
+            line, reader = 1, records.reader(file, delimiter=find_delimiter(self._path))
             for cells in reader:
                 if len(cells) > 1 or any(cell.strip() for cell in cells):
                     yield line
@@ -50,9 +56,14 @@ class RowNamer:
 
 
 def read_frame(
-    path: Path, names: Sequence[str] = (), text_features: Sequence[str] = (), parquet: bool = False, missing: str = _NAMED
+    path: Path,
+    names: Sequence[str] = (),
+    text_features: Sequence[str] = (),
+    parquet: bool = False,
+    missing: str = _NAMED,
+    replace: Replacements | None = None,
 ) -> pd.DataFrame:
-    """Return a file's whole table.
+    """Return a file's whole table. `attrs["decimal_commas"]` lists the columns that had decimal commas, if any.
 
     Args:
         path: the file.
@@ -60,18 +71,25 @@ def read_frame(
         text_features: features that stay text, with NaN for missing cells.
         parquet: whether the file is Parquet, not CSV.
         missing: the fix in the message about a missing file.
+        replace: the replacements of cells of features; "" is a missing cell.
 
     Raises:
         DataError: the file is missing or is no table, or pyarrow is missing for Parquet.
     """
+    read = _read_parquet if parquet else _read_csv
     try:
-        table = _read_parquet(path, names, text_features) if parquet else _read_csv(path, names, text_features)
+        table = read(path, names, text_features, replace or {})
     except FileNotFoundError:
         raise DataError(f"{path}: there is no such file; {missing}") from None
     except pd.errors.ParserWarning:
         raise DataError(
             f"{path}: a row has more fields than the header; is there a decimal comma, or another delimiter than the comma?"
         ) from None
+    except DataError:
+        raise
+    except UnicodeDecodeError as problem:
+        sentence = describe_decoding_error(path) or f"{path}: cannot be read as CSV ({problem})"
+        raise DataError(sentence) from None
     except (OSError, ValueError) as problem:  # pandas' own errors are ValueErrors, and so are those of pyarrow
         kind = "Parquet" if parquet else "CSV"
         raise DataError(f"{path}: cannot be read as {kind} ({str(problem).strip().splitlines()[0]})") from None
@@ -80,20 +98,37 @@ def read_frame(
     return table
 
 
-def _read_csv(path: Path, names: Sequence[str], text_features: Sequence[str]) -> pd.DataFrame:
-    features = [c for c in pd.read_csv(path, nrows=0).columns if c not in names]
+def _replace_cells(table: pd.DataFrame, written: pd.DataFrame, replace: Replacements) -> None:
+    """Replace cells of columns of text in place; "" becomes a missing cell. written: the cells as the file has them."""
+    for name in (c for c in replace if c in table):
+        cells = make_text(table[name])
+        replacement = make_text(written[name]).map(replace[name])
+        table[name] = make_text(cells.where(replacement.isna(), replacement))
+
+
+def _read_csv(path: Path, names: Sequence[str], text_features: Sequence[str], replace: Replacements) -> pd.DataFrame:
+    delimiter = find_delimiter(path)
+    features = [c for c in pd.read_csv(path, nrows=0, sep=delimiter).columns if c not in names]
+    as_text: Any = dict.fromkeys((*names, *text_features, *replace), str) if delimiter == "," else str
     with warnings.catch_warnings():
         warnings.simplefilter("error", pd.errors.ParserWarning)
-        return pd.read_csv(
+        table = pd.read_csv(
             path,
+            sep=delimiter,
             index_col=False,  # otherwise an extra field would make the first column an index and shift the others
-            dtype=dict.fromkeys((*names, *text_features), str),
+            dtype=as_text,
             keep_default_na=False,
             na_values=dict.fromkeys(features, _MISSING),
         )
+    written = table.copy(deep=False)
+    if delimiter != ",":
+        table.attrs["decimal_commas"] = convert_decimals(table, names, text_features, path)
+    _replace_cells(table, written, replace)
+    convert_numbers(table, replace if delimiter == "," else features, text_features)
+    return table
 
 
-def _read_parquet(path: Path, names: Sequence[str], text_features: Sequence[str]) -> pd.DataFrame:
+def _read_parquet(path: Path, names: Sequence[str], text_features: Sequence[str], replace: Replacements) -> pd.DataFrame:
     if not path.is_file():
         raise FileNotFoundError(path)
     try:
@@ -104,8 +139,11 @@ def _read_parquet(path: Path, names: Sequence[str], text_features: Sequence[str]
     repeated = table.columns[table.columns.duplicated()]
     if len(repeated):
         raise DataError(f"{path}: there are two columns {repeated[0]!r}; rename one")
-    text = {c: make_text(table[c]) for c in {*names, *text_features} if c in table}
-    return table.assign(**{c: cells.fillna("") if c in names else cells for c, cells in text.items()})
+    text = {c: make_text(table[c]) for c in {*names, *text_features, *replace} if c in table}
+    table = table.assign(**{c: cells.fillna("") if c in names else cells for c, cells in text.items()})
+    _replace_cells(table, table, replace)
+    convert_numbers(table, replace, text_features)
+    return table
 
 
 def make_text(column: "pd.Series[str]") -> "pd.Series[str]":

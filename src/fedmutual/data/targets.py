@@ -68,7 +68,8 @@ def _read_labels(part: Part, place: str) -> Targets:
             "and each label: [examples, labels]"
         )
     if values.dtype.kind not in "biuf":
-        raise DataError(f"{place}: targets are {values.dtype.name}; give 0 or 1 for each label")
+        fix = "of a table, name the columns of 0 and 1 in a list: data.label = [...]"
+        raise DataError(f"{place}: targets are {values.dtype.name}; give 0 or 1 for each label; {fix}")
     _check_rows(((values != 0) & (values != 1)).any(1), values, part.where, "must hold 0 or 1 for each label")
     return values.astype(np.float32)
 

@@ -26,7 +26,6 @@ from fedmutual.rundir.file_names import CONFIG
 from fedmutual.studies import newcomer
 from fedmutual.studies.compare import Planned, check_folders, train_all
 from fedmutual.studies.newcomer import ARMS, Newcomer, SourceRun
-from fedmutual.tasks import TASKS
 
 ADAPT = "adapt.json"
 
@@ -86,9 +85,8 @@ def _adapt(
     check_folders(planned, resume)
     write_json(folder / ADAPT, about)
     runs = train_all(planned, resume, watch)
-    task = TASKS[shared.run.config.training.task]()
-    metric = get_metric(task)
-    assert metric is not None  # all tasks of fedmutual have one
+    task, metric = shared.task, get_metric(shared.task)
+    assert metric is not None  # `read_source` has looked
     scores = "val_accuracy" if metric == ACCURACY else "val_metric"
     results: Table = {arm: {size: {} for size in there} for arm in ARMS}
     for (arm, size, seed, _), done in zip(arms, runs, strict=True):

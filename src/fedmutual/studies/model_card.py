@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path, PurePath
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from fedmutual.core import get_metric
 from fedmutual.metric import ACCURACY
@@ -35,6 +35,7 @@ class CardScore:
     examples: str
     value: str  # of the main metric
     interval: str  # 95 %, or the reason why there is none
+    over: Literal["rows", "clients"] | None = None  # what the interval is over; None: there is no interval
 
 
 def write_model_card(folder: Path, answering: AnsweringModel, files: dict[str, str], left_out: list[str]) -> str:
@@ -123,6 +124,7 @@ def _list_scores(run: RecordedRun, answering: AnsweringModel, scale: MetricScale
                 f"{sum(examples)}" if len(examples) == len(by_client) else "not shared",
                 scale.format_value(fmean(s.value for s in by_client.values())),
                 f"{scale.format_value(max(mean.low, 0.0))} to {scale.format_value(min(mean.high, most))}, over clients",
+                "clients",
             )
 
 
@@ -133,7 +135,7 @@ def _format_score(score: MetricScore, rows: str, scale: MetricScale) -> CardScor
     if scale.metric != ACCURACY:
         return CardScore(rows, str(score.examples), value, "not recorded: `fedmutual score` computes it for a file")
     low, high = map(scale.format_value, wilson_interval(score.value, score.examples))
-    return CardScore(rows, str(score.examples), value, f"{low} to {high}")
+    return CardScore(rows, str(score.examples), value, f"{low} to {high}", "rows")
 
 
 def _describe_privacy(run: RecordedRun, answering: AnsweringModel) -> list[str]:

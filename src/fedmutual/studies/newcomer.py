@@ -11,7 +11,7 @@ from fedmutual import data
 from fedmutual.config import Config, check_scored, merge_overrides, parse_config, read_tables
 from fedmutual.config.keys import Table
 from fedmutual.config.values import FEDERATED
-from fedmutual.core import get_target_kind
+from fedmutual.core import Task, get_metric, get_target_kind
 from fedmutual.data.examples import listed
 from fedmutual.data.labels import UnknownClass
 from fedmutual.errors import ConfigError, DataError, RunError
@@ -21,7 +21,7 @@ from fedmutual.rundir.file_names import CONFIG
 from fedmutual.rundir.interface import Interface, interface
 from fedmutual.rundir.recorded_run import read_method
 from fedmutual.studies.trained_run import Run
-from fedmutual.tasks import TASKS
+from fedmutual.tasks import make_task
 
 ARMS = ("fml", "scratch", "fine-tune")
 NAME = "newcomer"  # where the file names none
@@ -50,6 +50,11 @@ class SourceRun:
         model = self.run.config.model.model_dump(exclude_defaults=True)
         return {"shared": self.run.config.model.shared} | {k: model[k] for k in (*_SHARES, "adaptor") if k in model}
 
+    @cached_property
+    def task(self) -> Task:
+        """What it learned, and what a newcomer learns."""
+        return make_task(self.run.config.training.task)
+
     @property
     def is_complete(self) -> bool:
         """Whether the layer of the classes is shared too, so that all must have the same ones."""
@@ -73,8 +78,8 @@ def read_source(folder: Path) -> SourceRun:
     """Return a run's shared model.
 
     Raises:
-        RunError: there is no run, nothing was saved or shared, or the run has an own task.
-        ConfigError: its shared network is code that may not be imported (see `recorded_code`).
+        RunError: there is no run, nothing was saved or shared, or its task has no main metric.
+        ConfigError: its shared network or its task is code that may not be imported (see `recorded_code`).
     """
     if not (folder / CONFIG).is_file():
         raise RunError(
@@ -82,10 +87,15 @@ def read_source(folder: Path) -> SourceRun:
         )
     run = Run(folder)
     shared_state(folder)
-    check_tables({"model": SourceRun(run).model}, folder)  # the newcomer's own runs build these networks
-    if run.config.training.task not in TASKS:
-        raise RunError(f"{folder}: learns {run.config.training.task!r}; newcomers learn one of {', '.join(TASKS)}")
-    return SourceRun(run)
+    source = SourceRun(run)
+    # the newcomer's own runs build these networks, and learn this task
+    check_tables({"model": source.model, "training": {"task": run.config.training.task}}, folder)
+    if get_metric(source.task) is None:
+        raise RunError(
+            f"{folder}: its task {run.config.training.task!r} has no main metric, by which the ways to adapt could be "
+            "compared; give it the member 'metric' (see fedmutual.core.Metric)"
+        )
+    return source
 
 
 @dataclass(frozen=True)
@@ -225,7 +235,7 @@ def _data(file: Path, given: Table, shared: SourceRun) -> Table:
     if not shared.is_complete:
         return given
     settled: Table = {"classes": list(takes.classes)}
-    if get_target_kind(TASKS[shared.run.config.training.task]()) == "numbers":
+    if get_target_kind(shared.task) == "numbers":
         settled = {}
     if "classes" in given and tuple(given["classes"]) != takes.classes:
         raise ConfigError(

@@ -145,7 +145,8 @@ def _read(files: Sequence[Path], answering: AnsweringModel) -> Iterator[Learned]
                     f"{file}: the model learned from no table of named columns; give it {_describe_wanted(answering)}"
                 )
             encoded = answering.takes.scaling.get("columns")
-            rows, called = table.read_features(file, answering.takes.columns, encoded and parse_encoding(encoded))
+            encoding = encoded and parse_encoding(encoded)
+            rows, called = table.read_features(file, answering.takes.columns, answering.data, encoding)
             x = torch.from_numpy(rows)
         elif answering.takes.scaling.get("columns"):
             raise DataError(

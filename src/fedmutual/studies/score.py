@@ -132,7 +132,7 @@ def _read_labelled(file: Path, answering: AnsweringModel) -> Source:
     if file.suffix.lower() in SUFFIXES and takes.columns is not None:
         encoded = takes.scaling.get("columns")
         values, names, name_row = table.read_labelled(
-            file, takes.columns, data.label, encoded and parse_encoding(encoded), answering.kind == "numbers"
+            file, takes.columns, data, encoded and parse_encoding(encoded), answering.kind == "numbers"
         )
         return Source(str(file), Part(ArrayExamples(values), names, name_row))
     if file.suffix.lower() == ".npz" and takes.columns is None:
@@ -160,7 +160,7 @@ def _describe_labelled(answering: AnsweringModel) -> str:
     """Return a description of the files that a model can be scored on."""
     takes = answering.takes
     if takes.columns is not None:
-        return f"a CSV file with the columns {listed([*takes.columns, answering.data.label])}"
+        return f"a CSV file with the columns {listed([*takes.columns, *answering.data.label_columns])}"
     shape = ", ".join(map(str, takes.shape))
     arrays_text = f"an npz file with the arrays 'x' of shape [n, {shape}] and 'y'"
     return (

@@ -1,0 +1,145 @@
+"""CSV files as hospitals write them (delimiters, decimal commas, dates, spellings) are read as a plain table is."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from fedmutual import data
+from fedmutual.config import parse_config
+from fedmutual.data.suggest import suggest_columns
+from fedmutual.data.table import read_features, read_labelled
+from fedmutual.errors import ConfigError, DataError
+from own_data import config, everything
+
+COLUMNS = {"age": "number", "crp": "number", "sex": ["f", "m"], "admitted": "date"}
+REPLACE = {"sex": {"Female": "f", "male": "m", "?": ""}, "crp": {"<5": "2.5", "999": ""}}
+
+
+def make_frame() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "age": rng.integers(20, 90, 60),
+            "crp": (rng.gamma(2, 20, 60) + 5).round(2),
+            "sex": rng.choice(["f", "m"], 60),
+            "admitted": pd.Timestamp("2024-01-01") + pd.to_timedelta(rng.integers(0, 900, 60), unit="D"),
+            "label": np.where(np.arange(60) % 2, "ill", "well"),
+        }
+    )
+    frame["sex"] = frame["sex"].astype(object)
+    frame.loc[[3, 9], "sex"] = None
+    frame.loc[[4], "crp"] = None
+    frame.loc[[5, 6], "crp"] = 2.5
+    return frame
+
+
+def write_plain(path: Path) -> dict[str, Any]:
+    make_frame().assign(admitted=make_frame()["admitted"].dt.strftime("%Y-%m-%d")).to_csv(path, index=False)
+    return {"name": "csv", "root": str(path), "columns": COLUMNS}
+
+
+def write_messy(path: Path, delimiter: str = ";", encoding: str = "utf-8-sig") -> dict[str, Any]:
+    """Write the same table as another hospital would."""
+    frame = make_frame()
+    frame["sex"] = frame["sex"].map({"f": "Female", "m": "male"}).fillna("?")
+    frame["admitted"] = frame["admitted"].dt.strftime("%d.%m.%Y")
+    crp = frame["crp"].map(lambda value: f"{value:.2f}".replace(".", "," if delimiter != "," else "."))
+    frame["crp"] = crp.mask(frame["crp"].isna(), "999").mask(frame["crp"] == 2.5, "<5")
+    frame = frame[["label", "admitted", "crp", "sex", "age"]]
+    frame.to_csv(path, index=False, sep=delimiter, encoding=encoding)
+    return {"name": "csv", "root": str(path), "columns": COLUMNS, "replace": REPLACE, "date_format": "%d.%m.%Y"}
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|", ","])
+def test_a_messy_file_is_read_as_the_plain_one(tmp_path: Path, delimiter: str) -> None:
+    plain = data.load(config(data=write_plain(tmp_path / "plain.csv")))
+    messy_settings = write_messy(tmp_path / "messy.csv", delimiter)
+    messy = data.load(config(data=messy_settings))
+    x, y = everything(plain.pooled().private)
+    messy_x, messy_y = everything(messy.pooled().private)
+    torch.testing.assert_close(messy_x, x)
+    assert torch.equal(messy_y, y)
+    assert [note.partition(": ")[2] for note in messy.notes if "comma" in note] == (
+        ["commas in columns 'crp' are decimal commas"] if delimiter != "," else []
+    )
+    settings = config(data=messy_settings).data
+    features, name_row = read_features(Path(messy_settings["root"]), ("age", "crp"), settings.model_copy(update={"replace": {
+        "crp": {"<5": "2.5", "999": "0"}
+    }}))  # fmt: skip
+    np.testing.assert_allclose(features, make_frame()[["age", "crp"]].fillna(0).to_numpy(), rtol=1e-6)
+    assert name_row(7).startswith("line 9 of ")
+    _, labels, _ = read_labelled(Path(messy_settings["root"]), ("age",), settings)
+    assert labels.tolist() == make_frame()["label"].tolist()
+
+
+def test_numbers_to_learn_may_have_decimal_commas(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("stay;age\n" + "".join(f"{k},5;{k}\n" for k in range(40)))
+    about = {"name": "csv", "root": str(tmp_path / "a.csv"), "label": "stay"}
+    federation = data.load(config(data=about, training={"task": "regression"}))
+    x, y = everything(federation.pooled().private)
+    assert torch.equal(y, x[:, 0] + 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "words"),
+    [
+        (b"a;b;label\n1,5;1.234;x\n2,5;2;y\n", {}, "column 'a' has decimal commas, and column 'b' holds '1.234'"),
+        (b"a;label\n1,5;x\n2.5;y\n", {}, "column 'a' has decimal commas, and column 'a' holds '2.5'"),
+        (b"a,label\n1,x\n2,\xfc\n", {}, "line 3 is not UTF-8 text (byte 0xfc); save the file as UTF-8"),
+        (b"a,label\n1,x\n", {"replace": {"b": {"1": "2"}}}, "there is no column 'b', which data.replace names"),
+        (b"a,label\n1,x\n", {"replace": {"label": {"x": "y"}}}, "which data.label names; rename labels by data.labels"),
+        (b"a,label\n1,x\n", {"date_format": "%d.%m."}, "a date format has the year, the month and the day"),
+        (b"a,label\n1,x\n", {"date_format": "%Q"}, "a date format has the year, the month and the day"),
+        (b"a,label\n31/05/2026,x\n", {"columns": {"a": "date"}}, "or data.date_format must say how"),
+        (
+            b"a,label\n31/05/2026,x\n",
+            {"columns": {"a": "date"}, "date_format": "%m/%d/%Y"},
+            "or as data.date_format = '%m/%d/%Y'",
+        ),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, text: bytes, settings: dict[str, Any], words: str) -> None:
+    (tmp_path / "a.csv").write_bytes(text)
+    with pytest.raises((ConfigError, DataError)) as problem:
+        data.load(config(data={"name": "csv", "root": str(tmp_path / "a.csv"), **settings}))
+    assert words in str(problem.value)
+
+
+def test_thousands_of_a_file_with_commas_are_no_decimal_commas(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('a,label\n"1,234",x\n5,y\n')
+    with pytest.raises(DataError, match="column 'a' holds '1,234' in line 2"):
+        data.load(config(data={"name": "csv", "root": str(tmp_path / "a.csv")}))
+
+
+def test_keys_of_tables_have_no_effect_elsewhere() -> None:
+    for key, value in (("replace", {"a": {"x": "y"}}), ("date_format", "%d.%m.%Y")):
+        with pytest.raises(ConfigError, match=rf"key 'data\.{key}' has no effect with data\.name = 'digits'"):
+            data.load(config(data={"name": "digits", key: value}))
+
+
+def test_a_recommendation_names_what_single_clients_need(tmp_path: Path) -> None:
+    plain, messy = write_plain(tmp_path / "plain.csv"), write_messy(tmp_path / "messy.csv")
+    (tmp_path / "broken.csv").write_bytes(b"age,label\n1,\xfc\n")
+    roots = {"a": plain["root"], "b": messy["root"], "c": str(tmp_path / "broken.csv")}
+    clients = {client: {"data": {"name": "csv", "root": root}} for client, root in roots.items()}
+    suggestion = suggest_columns(parse_config({"clients": clients}))
+    assert suggestion is not None
+    assert 'crp = "number"' in suggestion.columns
+    assert 'admitted = "date"' in suggestion.columns
+    remarks = "\n".join(suggestion.remarks)
+    assert "client 'c' is not part" in remarks
+    assert 'need clients.b.data.date_format = "%d.%m.%Y"' in remarks
+    assert "column 'crp' has numbers and '<5'" in remarks
+    assert "column 'sex' has values that not all clients have (a: f, m; b: ?, Female, male)" in remarks
+
+
+def test_an_ambiguous_date_is_left_to_the_user(tmp_path: Path) -> None:
+    rows = "".join(f"0{k}/0{k}/2026,x\n" for k in range(1, 9))
+    (tmp_path / "a.csv").write_text("seen,label\n" + rows)
+    suggestion = suggest_columns(config(data={"name": "csv", "root": str(tmp_path / "a.csv")}))
+    assert suggestion is not None
+    assert '"%d/%m/%Y" or data.date_format = "%m/%d/%Y"; choose' in suggestion.remarks[0]
