@@ -81,6 +81,12 @@ def forget_modules(tmp_path_factory):
             del sys.modules[name]
 
 
+@pytest.fixture(autouse=True)
+def train_in_turn(monkeypatch):
+    """Train the runs of a command one after the other unless a test asks for jobs: else the machine's speed would decide."""
+    monkeypatch.setattr("fedmutual.studies.side_by_side.choose_jobs", lambda *work: 1)
+
+
 SMALL = """
 name = "small"
 rounds = 3

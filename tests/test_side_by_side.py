@@ -31,6 +31,14 @@ def test_the_number_of_jobs_by_hand(monkeypatch):
     assert choose_jobs(runs=0, seconds=60.0, threads=1) == 1
 
 
+def test_runs_whose_clients_fill_the_cores_stay_one_after_the_other_where_the_last_run_would_be_alone(monkeypatch):
+    monkeypatch.setattr(side_by_side, "count_cores", lambda: 2)
+    monkeypatch.setattr(side_by_side, "EFFICIENCY", 0.9)
+    assert choose_jobs(runs=3, seconds=60.0, threads=1, workers=2) == 1  # 180 s; two pairs of 114 s
+    assert choose_jobs(runs=4, seconds=60.0, threads=1, workers=2) == 2  # 240 s; two pairs of 114 s
+    assert choose_jobs(runs=3, seconds=60.0, threads=1) == 2  # 180 s; two pairs of 60 s
+
+
 def test_runs_side_by_side_have_the_same_bits_and_one_page(cli, small, tmp_path):
     code, alone, _ = cli("compare", small, *COMPARE, "--jobs", "1", "--out", "alone")
     assert code == 0
@@ -51,9 +59,9 @@ def test_a_run_that_fails_ends_the_command_and_names_itself(cli, small):
 def test_a_worker_that_dies_is_named_and_the_command_can_be_resumed(cli, small, tmp_path, monkeypatch):
     train = side_by_side._RunWorker.train
 
-    def train_and_die(worker, config, folder, resume):
-        train(worker, config, folder, resume)
-        if folder.name == "1":
+    def train_and_die(worker, request):
+        train(worker, request)
+        if request.folder.name == "1":
             os.kill(worker.process.pid, signal.SIGKILL)
 
     with monkeypatch.context() as patched:
@@ -76,3 +84,24 @@ def test_the_engine_of_a_run_side_by_side_is_recorded(cli, small, tmp_path):
     assert cli("compare", small, *COMPARE, "--jobs", "2", "--out", "recorded")[0] == 0
     records = [json.loads(path.read_text()) for path in tmp_path.glob("recorded/*/*/environment.json")]
     assert [record["engine"]["name"] for record in records] == ["inprocess"] * 4
+
+
+def test_a_sweep_side_by_side_chooses_the_same_and_goes_on_where_a_setting_diverges(cli, small, tmp_path):
+    grid = ("--set", "optimizer.lr=0.05,1e30", "--set", "split.holdout=0.2", "--seeds", "2")
+    code, alone, _ = cli("sweep", small, *grid, "--jobs", "1", "--out", "alone")
+    assert code == 0
+    code, together, progress = cli("sweep", small, *grid, "--jobs", "2", "--out", "together")
+    assert code == 0
+    assert read_results(tmp_path / "alone") == read_results(tmp_path / "together") != {}
+    assert json.loads((tmp_path / "alone/sweep.json").read_text()) == json.loads(
+        (tmp_path / "together/sweep.json").read_text()
+    )
+    assert together == alone.replace("alone", "together")
+    assert together.count("diverged") > 2
+    assert "run 6 of 8  " in progress
+
+
+def test_a_sweep_refuses_jobs_beside_an_engine_with_workers_of_its_own(cli, small):
+    engine = ("--set", "engine.name=processes", "--set", "split.holdout=0.2")
+    code, _, error = cli("sweep", small, "--set", "optimizer.lr=0.05,0.1", *engine, "--jobs", "2", "--out", "refused")
+    assert (code, "--jobs" in error) == (2, True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fedmutual
+from fedmutual.studies import side_by_side
 
 
 @pytest.fixture
@@ -86,10 +87,8 @@ def test_missing_hold_out_rows_are_said_first(small, cli):
 
 
 def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
-    from fedmutual.studies.sweep import work
-
     trained = []
-    real = work.run
+    real = side_by_side.run
 
     def stopped(config, folder, resume, observers):
         trained.append(folder)
@@ -97,7 +96,7 @@ def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
             raise KeyboardInterrupt
         return real(config, folder, resume, observers)
 
-    monkeypatch.setattr(work, "run", stopped)
+    monkeypatch.setattr(side_by_side, "run", stopped)
     code, _, err = cli("sweep", held, "--set", "optimizer.lr=0.05,0.1", "--set", "rounds=1", "--by", "global", "--out", "s")
     assert code == 130
     command = shlex.split(err.partition("go on with: ")[2])
@@ -105,8 +104,8 @@ def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
     assert "--by" in command
     code, out, err = cli(*command[1:])
     assert code == 0, err
-    assert "\nlr=0.1, seed 0" in f"\n{err}"
-    assert "\nlr=0.05, seed 0" not in f"\n{err}"
+    assert "run 2 of 4  lr=0.1, seed 0" in err
+    assert "  lr=0.05, seed 0" not in err
     assert "Accuracy of the shared model on rows" in out
 
 

@@ -264,3 +264,22 @@ def test_results_that_another_process_does_not_get_done_with(table9, tmp_path, m
     with results.held(folder), pytest.raises(results.RunError, match="another process has been writing results for a"):
         command.train("table9", (), 1, None, {}, tmp_path / "out", None, table9.cells[0].path.parents[2], nothing, silent)
     assert not [*store.all()]
+
+
+@pytest.mark.process
+def test_runs_side_by_side_give_the_same_numbers_as_in_turn(reproduce, tmp_path):
+    for number in ("1", "2"):
+        code, out, _ = reproduce("table9", "--seeds", "1", "--jobs", number, "--out", f"jobs{number}")
+        assert (code, trained(out)) == (0, 4), out
+        assert "4 of 4 runs done" in out
+    in_turn, side_by_side = (json.loads((tmp_path / f"jobs{n}/table9.json").read_text())["numbers"] for n in "12")
+    assert in_turn == side_by_side != []
+
+
+@pytest.mark.process
+def test_a_run_waits_for_the_run_that_it_starts_from_and_one_that_diverges_is_kept_as_failed(reproduce, newcomer, given):
+    newcomer.write_text(newcomer.read_text() + given)
+    code, out, _ = reproduce("newcomer", "--seeds", "2", "--jobs", "2", "--out", "out")
+    assert code == 0, out
+    code, _, error = reproduce("table9", "--seeds", "1", "--jobs", "2", "--set", "optimizer.lr=1e30", "--out", "failed")
+    assert (code, error.count("diverged")) == (3, 4), error

@@ -83,6 +83,7 @@ def reproduce(
         int | None, typer.Option(min=1, help="The most rounds of a run; shortened results are marked.")
     ] = None,
     engine: Annotated[str | None, typer.Option(help="The engine, as the key engine.name.")] = None,
+    jobs: Jobs = None,
     set: Set = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/reproduce.")] = None,
     results: Annotated[
@@ -114,6 +115,7 @@ def reproduce(
         "--seeds": seeds,
         "--rounds": rounds,
         "--engine": engine,
+        "--jobs": jobs,
         "--set": set,
         "--out": out_folder,
     }
@@ -131,7 +133,7 @@ def reproduce(
     with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
         folder = out_folder or Path("runs") / "reproduce"
         name = command.check_id(id)
-        failed = command.train(name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.of, out)
+        failed = command.train(name, only or (), seeds or 3, rounds, changed, folder, results, root, watch.of, out, jobs)
     if failed:
         exit_with_error(f"{len(failed)} runs have no numbers: {'; '.join(failed)}", Code.DIVERGED)
     return None

@@ -47,10 +47,11 @@ def tune_methods(
     command: str,
     own: Mapping[str, Any],
     settings: Sequence[str],
+    jobs: int | None,
 ) -> dict[str, Tuned]:
     """Tune each method and print the budget and what was chosen -> method -> the choice.
 
-    command: goes on after a stop. settings: the `--set` arguments, whose keys are not tuned.
+    command: goes on after a stop. settings: the `--set` arguments, whose keys are not tuned. jobs: as for `compare`.
     """
     print_text(
         f"tune: each of {len(methods)} methods tries at most {trials} settings for {config.rounds} rounds with seed "
@@ -59,7 +60,7 @@ def tune_methods(
     )
     fixed = {parse_override(text)[0] for text in settings}
     with show_progress(command, holdout_line) as watch:
-        tuned = tune(config, methods, trials, folder, resume, watch.of, own, fixed)
+        tuned = tune(config, methods, trials, folder, resume, watch.of, own, fixed, jobs)
     for method, choice in tuned.items():
         values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
         reason = "every trial diverged" if choice.tried else "no setting is left to tune"

@@ -132,6 +132,7 @@ class _Line:
                     self._task = None
                 if isinstance(event, Failed):
                     self._watch.failed[event.problem] = self._name
+                    self._reach_end()
                 else:
                     self._finish(event)
 
@@ -153,9 +154,13 @@ class _Line:
         self._watch.all_runs.reach(self._number, round / self._rounds)
         return self._watch.all_runs.time_left()
 
-    def _finish(self, event: Finished) -> None:
+    def _reach_end(self) -> None:
+        """Record that nothing of this run is left to train."""
         if self._watch.all_runs is not None:
             self._watch.all_runs.reach(self._number, 1.0)
+
+    def _finish(self, event: Finished) -> None:
+        self._reach_end()
         if self._watch.console.is_terminal:
             self._watch.say(f"{event.rounds} rounds  {self._scores}", self._label)
         if self._end:

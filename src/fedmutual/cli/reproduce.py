@@ -61,6 +61,7 @@ def train(
     root: Path | None,
     watch: Watch,
     console: Console,
+    jobs: int | None = None,
 ) -> list[str]:
     """Train the runs without a known result, write the page into OUT, and return the failed runs with their reasons."""
     experiment = read_experiment(root or home(), id)
@@ -73,7 +74,7 @@ def train(
     scale, store = Scale(rounds, tuple(recorded.items())), _store(root, results or out / RESULTS)
 
     say = _make_printer(console)
-    done = reproduce(chosen, seeds, scale, out, store, machine_only, watch, say)
+    done = reproduce(chosen, seeds, scale, out, store, machine_only, watch, say, jobs)
     say(f"{count(done.trained, 'run')} trained, {done.known} known")
     if done.elsewhere:
         left = f"{count(len(done.elsewhere), 'run')} left to other processes"

@@ -89,7 +89,7 @@ def compare(
     chosen = () if methods is None else ("--methods", methods)
     words = (*chosen, "--seeds", str(seeds), *(() if tune is None else ("--tune", str(tune))))
     command = format_resume_command("compare", set, folder, str(file), *words)
-    tuned = None if tune is None else tune_methods(config, names, tune, folder, resume, command, own, set or [])
+    tuned = None if tune is None else tune_methods(config, names, tune, folder, resume, command, own, set or [], jobs)
     with show_progress(command, runs=len(names) * seeds) as watch:
         folders = _compare(config, names, seeds, folder, resume, watch, own, tuned, jobs)
     conclude.print_comparison([(config.name, folders)], folder / "report.html")
@@ -105,6 +105,7 @@ def sweep(
             help="The model whose hold-out score chooses; unset, the model that a client would use.", show_default=False
         ),
     ] = None,
+    jobs: Jobs = None,
     out_folder: Annotated[Path | None, typer.Option("--out", help="The folder; the default is runs/NAME-sweep.")] = None,
     resume: Resume = False,
     trust_code: TrustCode = False,
@@ -125,10 +126,9 @@ def sweep(
     plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
     folder = out_folder or Path("runs") / f"{plan.name}-sweep"
     chosen_by = ("--by", by.value) if by else ()
-    with show_progress(
-        format_resume_command("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by), holdout_line
-    ) as watch:
-        result = carry_out(plan, folder, resume, watch.of)
+    command = format_resume_command("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by)
+    with show_progress(command, holdout_line, runs=len(list(plan.runs))) as watch:
+        result = carry_out(plan, folder, resume, watch.of, jobs)
     out.print(make_sweep_table(result))
     for line in format_conclusion(result, file):
         print_text(line, soft_wrap=True)

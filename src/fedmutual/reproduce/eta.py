@@ -22,8 +22,11 @@ class Pace:
         self.left = [job for job in self.left if job.fingerprint not in prints]
         return before - len(self.left)
 
-    def after(self, done: Sequence[Job], seconds: float) -> str:
-        """Record the seconds of finished runs and return a progress line: "3 of 36 runs done, about 1 h 20 min left"."""
+    def after(self, done: Sequence[Job], seconds: float, at_once: int = 1) -> str:
+        """Record the seconds of finished runs and return a progress line: "3 of 36 runs done, about 1 h 20 min left".
+
+        at_once: how many runs are trained side by side.
+        """
         self.drop(done)
         work = sum(map(_work, done))
         for job in done:
@@ -31,7 +34,7 @@ class Pace:
         words = f"{self._count - len(self.left)} of {self._count} runs done"
         if not self.left:
             return words
-        return f"{words}, about {duration(sum(self._rate(job) * _work(job) for job in self.left))} left"
+        return f"{words}, about {duration(sum(self._rate(job) * _work(job) for job in self.left) / at_once)} left"
 
     def _rate(self, job: Job) -> float:
         """Return the seconds per step or epoch of the same arm, else of the same cell, else of all finished runs."""

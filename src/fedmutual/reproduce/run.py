@@ -5,14 +5,14 @@ Several processes with the same command share the work: each trains runs that no
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from fedmutual import data, numerics
-from fedmutual.config import Config
 from fedmutual.core import Diverged
 from fedmutual.errors import Busy, DataError
 from fedmutual.events import Observer
@@ -23,14 +23,16 @@ from fedmutual.reproduce.cells import Cell
 from fedmutual.reproduce.collect import collect, failure
 from fedmutual.reproduce.eta import Pace
 from fedmutual.reproduce.noise import under_noise
-from fedmutual.reproduce.plan import Job, Scale, jobs
+from fedmutual.reproduce.plan import Job, Scale
+from fedmutual.reproduce.plan import jobs as list_jobs
 from fedmutual.reproduce.result import Result
 from fedmutual.reproduce.results import ResultStore
 from fedmutual.reproduce.run_dirs import as_begun, claim, folder, foreign, lengthen, otherwise
 from fedmutual.reproduce.subset import placed
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.studies import run
-from fedmutual.studies.trained_run import Run
+from fedmutual.studies.side_by_side import RunRequest, attempt_run, limit_jobs, train_queue
+from fedmutual.studies.trained_run import Run, open_trained_run
 
 Say = Callable[[str], None]
 
@@ -54,16 +56,18 @@ def reproduce(
     here: Mapping[str, Any] | None = None,
     watch: Callable[[str], Observer] | None = None,
     say: Say = lambda line: None,
+    jobs: int | None = None,
 ) -> ReproduceOutcome:
     """Train every run without a stored result that no other process trains, in OUT/runs, and return the outcome.
 
     A stopped run resumes from its last saved round. A run in which a client diverges is stored as failed. here: keys of this
-    machine that do not change a result, as in `jobs`.
+    machine that do not change a result, as in `list_jobs`. jobs: how many runs are trained side by side; None: chosen by the
+    seconds of the first run.
 
     Raises:
         UserError: as `fedmutual.run`; a configuration that is not valid is reported before the first run is trained.
     """
-    planned = [list(jobs(cell, range(seeds), scale, here or {})) for cell in cells]
+    planned = [list(list_jobs(cell, range(seeds), scale, here or {})) for cell in cells]
     planned = [of_cell for of_cell in planned if not _lacks_data(of_cell, store, say)]
     outcome, pace = ReproduceOutcome(), Pace([j for jobs_ in planned for j in jobs_ if _is_missing(store, j)])
     fingerprints = {j.fingerprint for jobs_ in planned for j in jobs_}
@@ -73,7 +77,8 @@ def reproduce(
     say(f"{count(len(pace.left), 'run')} to train, {outcome.known} known")
     if pace.left:
         store.check()
-        work = CellWork(out, store, watch, outcome, pace, say, planned)
+        at_once = limit_jobs([j.config for j in pace.left], jobs)
+        work = CellWork(out, store, watch, outcome, pace, say, planned, at_once)
         while work.through():  # once more: what others had may be let go of by now
             outcome.elsewhere.clear()
             outcome.failed.clear()
@@ -109,11 +114,9 @@ def _is_missing(store: ResultStore, job: Job) -> bool:
     return result is None or lacks(job.cell, result)
 
 
-def _group_stage(stage: Sequence[Job]) -> Iterable[list[Job]]:
-    """Return the runs of a stage in groups: one group if stacked training suits the device, else one group for each run."""
-    if len(stage) > 1 and all(run.can_stack(job.config) for job in stage):
-        return [list(stage)]
-    return [[job] for job in stage]
+def _is_stacked(stage: Sequence[Job]) -> bool:
+    """Return whether the runs of a stage are trained together, their clients in common stacks."""
+    return len(stage) > 1 and all(run.can_stack(job.config) for job in stage)
 
 
 def _has_global_model(run: Run) -> bool:
@@ -132,20 +135,31 @@ class CellWork:
     pace: Pace
     say: Say
     planned: Sequence[Sequence[Job]]  # of each cell
+    jobs: int | None  # how many runs side by side; None: chosen by what the first run takes
+    needed: set[str] = field(default_factory=set)  # fingerprints of the runs that other runs to train start from
 
     def through(self) -> bool:
         """Train the runs that no other process trains; return whether to try again, because other processes had some."""
         trained_before = self.outcome.trained
+        for is_stacked, stages in groupby(self._list_stages(), key=_is_stacked):
+            if is_stacked:
+                for stage in stages:
+                    self._train_stack([job for job in stage if self.can_begin(job)])
+            else:
+                with closing(CellQueue(self, [job for stage in stages for job in stage])) as queue:
+                    train_queue(queue, self.jobs)
+        return bool(self.outcome.elsewhere) and self.outcome.trained > trained_before
+
+    def _list_stages(self) -> Iterator[list[Job]]:
+        """Yield the runs to train of each cell: first those that start from no other run, then those that start from one."""
         for of_cell in self.planned:
             todo = [j for j in of_cell if _is_missing(self.store, j)]
             needed = {j.needs.fingerprint: j.needs for j in todo if j.needs is not None}
-            first = {**needed, **{j.fingerprint: j for j in todo if j.needs is None}}
-            for stage in (first.values(), [j for j in todo if j.needs is not None]):
-                for batch in _group_stage([j for j in stage if self._can_begin(j)]):
-                    self._train_ours(batch, needed)
-        return bool(self.outcome.elsewhere) and self.outcome.trained > trained_before
+            self.needed |= needed.keys()
+            yield list({**needed, **{j.fingerprint: j for j in todo if j.needs is None}}.values())
+            yield [j for j in todo if j.needs is not None]
 
-    def _can_begin(self, job: Job) -> bool:
+    def can_begin(self, job: Job) -> bool:
         """Return whether the run that this run starts from is finished; True if this run starts from none."""
         if job.needs is None:
             return True
@@ -158,27 +172,23 @@ class CellWork:
             return False
         return True
 
-    def _train_ours(self, batch: Sequence[Job], needed: Collection[str]) -> None:
-        """Lock and train the runs that no other process trains or has trained. needed: runs that other runs start from."""
-        own_jobs = []
-        with ExitStack() as locks:
-            for job in batch:
-                try:
-                    locks.enter_context(claim(self.out, job.fingerprint))
-                    is_free = True
-                except Busy:
-                    is_free = False
-                self._look(job)
-                if not _is_missing(self.store, job) and not (job.fingerprint in needed and self._to_begin_with(job)):
-                    self.outcome.known += self.pace.drop([job])
-                elif not is_free:
-                    self._leave(job, "is in training there")
-                elif (device := foreign(folder(self.out, job), job.config.rounds)) is not None:
-                    self._leave(job, f"was begun on {device!r}, which this machine lacks")
-                else:
-                    own_jobs.append(job)
-            if own_jobs:
-                self._train(own_jobs)
+    def claim(self, job: Job, locks: ExitStack) -> bool:
+        """Lock a run; return whether to train it, because no other process trains it or has trained it."""
+        try:
+            locks.enter_context(claim(self.out, job.fingerprint))
+            is_free = True
+        except Busy:
+            is_free = False
+        self._look(job)
+        if not _is_missing(self.store, job) and not (job.fingerprint in self.needed and self._to_begin_with(job)):
+            self.outcome.known += self.pace.drop([job])
+        elif not is_free:
+            self._leave(job, "is in training there")
+        elif (device := foreign(folder(self.out, job), job.config.rounds)) is not None:
+            self._leave(job, f"was begun on {device!r}, which this machine lacks")
+        else:
+            return True
+        return False
 
     def _look(self, job: Job) -> None:
         """Read the results that other processes stored for a run meanwhile, in any cell."""
@@ -196,35 +206,95 @@ class CellWork:
         """Record that a run is left to other processes."""
         self.outcome.elsewhere.setdefault(job.fingerprint, f"{job.label} ({why})")
 
-    def _train(self, batch: Sequence[Job]) -> None:
-        """Train some runs, store their results and report the remaining time."""
-        folders, configs = [folder(self.out, job) for job in batch], list[Config]()
-        for job, place in zip(batch, folders, strict=True):
-            wanted_config = placed(job, self.out)
-            lengthen(job, wanted_config, place, self.out)
-            configs.append(as_begun(wanted_config, place))
-            if (changed := otherwise(wanted_config, configs[-1])) and not (place / SUMMARY).exists():
-                self.say(f"{job.label} resumes as it began, with {', '.join(changed)}")
-        observers: list[list[Observer]] = [[self.watch(job.label)] if self.watch else [] for job in batch]
-        begun = time.monotonic()
-        if len(batch) > 1:
-            with suppress(Diverged):  # which one, and why, comes out below: the others are finished by now
-                run.run_together(configs, folders, True, observers)
-        for job, config, place, observing in zip(batch, configs, folders, observers, strict=True):
-            result = self._result(job, config, place, observing, len(batch))
-            if _is_missing(self.store, job):
-                self.store.add(job, result)
-        self.outcome.trained += len(batch)
-        self.say(self.pace.after(batch, time.monotonic() - begun))
+    def prepare(self, job: Job) -> RunRequest:
+        """Choose the folder of a run and how the run begins there."""
+        place, wanted_config = folder(self.out, job), placed(job, self.out)
+        lengthen(job, wanted_config, place, self.out)
+        config = as_begun(wanted_config, place)
+        if (changed := otherwise(wanted_config, config)) and not (place / SUMMARY).exists():
+            self.say(f"{job.label} resumes as it began, with {', '.join(changed)}")
+        return RunRequest(config, place, True, [self.watch(job.label)] if self.watch else [])
 
-    def _result(self, job: Job, config: Config, place: Path, observing: Sequence[Observer], together: int) -> Result:
-        """Train one run to its end and return its result."""
-        try:
-            finished = run.run(config, place, True, observing)
-        except Diverged as problem:
-            return failure(job, place, together, str(problem))
-        about = job.cell.about
-        noise = under_noise(finished, about.noise) if about.noise and _has_global_model(finished) else {}
-        if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
-            return failure(job, place, together, f"the loss under weight noise {unbounded[0]} is not finite")
-        return collect(job, place, together, noise, node_analysis.close_up(finished, about.node) if about.node else None)
+    def store_result(self, job: Job, request: RunRequest, problem: Exception | None, together: int = 1) -> None:
+        """Store the result of a run that has ended. together: the runs in its stack.
+
+        Raises:
+            Exception: the problem, unless a client diverged.
+        """
+        if problem is not None and not isinstance(problem, Diverged):
+            raise problem
+        result = _make_result(job, request, problem, together)
+        if _is_missing(self.store, job):
+            self.store.add(job, result)
+        self.outcome.trained += 1
+
+    def _train_stack(self, stage: Sequence[Job]) -> None:
+        """Train some runs together, store their results and report the remaining time."""
+        with ExitStack() as locks:
+            own_jobs = [job for job in stage if self.claim(job, locks)]
+            requests = [self.prepare(job) for job in own_jobs]
+            begun = time.monotonic()
+            if len(requests) > 1:
+                configs, folders, _, observers = zip(*requests, strict=True)
+                with suppress(Diverged):  # which one, and why, comes out below: the others are finished by now
+                    run.run_together(configs, folders, True, observers)
+            for job, request in zip(own_jobs, requests, strict=True):
+                self.store_result(job, request, attempt_run(request), len(requests))
+            if own_jobs:
+                self.say(self.pace.after(own_jobs, time.monotonic() - begun))
+
+
+class CellQueue:
+    """The queue of runs of cells. A run is locked from its start until its result is stored."""
+
+    def __init__(self, work: CellWork, waiting: list[Job]) -> None:
+        self._work, self._waiting = work, waiting
+        self._in_training: dict[Path, tuple[Job, ExitStack]] = {}
+
+    def __len__(self) -> int:
+        """As `RunQueue`."""
+        return len(self._waiting)
+
+    def take(self) -> RunRequest | None:
+        """As `RunQueue`."""
+        while (job := next((job for job in self._waiting if not self._has_to_wait(job)), None)) is not None:
+            self._waiting.remove(job)
+            with ExitStack() as locks:
+                if self._work.can_begin(job) and self._work.claim(job, locks):
+                    request = self._work.prepare(job)
+                    self._in_training[request.folder] = job, locks.pop_all()
+                    return request
+        return None
+
+    def _has_to_wait(self, job: Job) -> bool:
+        """Return whether this run, or the run that it starts from, is in training or will be."""
+        in_training = {other.fingerprint for other, _ in self._in_training.values()}
+        first = job.needs
+        return job.fingerprint in in_training or (
+            first is not None and first.fingerprint in in_training | {other.fingerprint for other in self._waiting}
+        )
+
+    def finish(self, request: RunRequest, problem: Exception | None, seconds: float) -> None:
+        """As `RunQueue`: store the result and report the remaining time."""
+        at_once = len(self._in_training)
+        job, locks = self._in_training.pop(request.folder)
+        with locks:
+            self._work.store_result(job, request, problem)
+        self._work.say(self._work.pace.after([job], seconds, at_once))
+
+    def close(self) -> None:
+        """Release the locks of runs whose training was stopped."""
+        for _, locks in self._in_training.values():
+            locks.close()
+
+
+def _make_result(job: Job, request: RunRequest, problem: Diverged | None, together: int) -> Result:
+    """Return the result of a run that has ended."""
+    if problem is not None:
+        return failure(job, request.folder, together, str(problem))
+    about, finished = job.cell.about, open_trained_run(request.folder, request.config)
+    noise = under_noise(finished, about.noise) if about.noise and _has_global_model(finished) else {}
+    if unbounded := [deviation for deviation, loss in noise.items() if not math.isfinite(loss)]:
+        return failure(job, request.folder, together, f"the loss under weight noise {unbounded[0]} is not finite")
+    close_up = node_analysis.close_up(finished, about.node) if about.node else None
+    return collect(job, request.folder, together, noise, close_up)

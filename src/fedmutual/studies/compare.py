@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from fedmutual.rundir.folder import check_free, reopen
 from fedmutual.rundir.record_files import write_record
 from fedmutual.rundir.schema import TunedRecord
 from fedmutual.studies.run import can_stack, run_together
-from fedmutual.studies.side_by_side import can_run_side_by_side, train_runs
-from fedmutual.studies.trained_run import Run
+from fedmutual.studies.side_by_side import RunRequest, limit_jobs, train_runs
+from fedmutual.studies.trained_run import Run, open_trained_run
 
 METHODS = ("fml", "fedavg", "fedprox", "independent")
 TRIALS = "tune"  # of a comparison's folder: a sweep for each method, by `--tune`
@@ -86,7 +87,8 @@ def compare(
 
     The folder of a method "module:Class" is named without the colon, which Windows refuses.
 
-    watch: an observer for the run of this name. own, tuned: as `list_variants` takes them; what was chosen is written into
+    watch: an observer for the run of this name; of a run in a worker process it sees the start, notes, replies, scores, and
+    the end. own, tuned: as `list_variants` takes them; what was chosen is written into
     each run's folder. jobs: as `train_all` takes it. With the engine "stacked", or "auto" on a GPU, all runs go on at once,
     their clients in common stacks.
 
@@ -146,7 +148,6 @@ def train_all(
     observers = [[watch(label)] if watch else [] for label, *_ in planned]
     if can_stack(configs[0]):
         return run_together(configs, folders, resume, observers)
-    is_possible = can_run_side_by_side(configs)
-    if jobs is not None and jobs > 1 and not is_possible:
-        raise ConfigError("--jobs needs the engine 'auto' or 'inprocess' on a CPU; leave out --jobs, or change the engine")
-    return train_runs(configs, folders, resume, observers, jobs if is_possible else 1)
+    requests = [RunRequest(*each) for each in zip(configs, folders, repeat(resume), observers)]
+    train_runs(requests, limit_jobs(configs, jobs))
+    return [open_trained_run(folder, config) for folder, config in zip(folders, configs, strict=True)]

@@ -4,6 +4,7 @@ A run has equal bits in a worker process and in this process: in a worker proces
 the engines that `auto` picks on a CPU have equal bits.
 """
 
+import math
 import os
 import pickle
 import sys
@@ -12,17 +13,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import NamedTuple, Protocol, Self
 
 from fedmutual.config import Config
 from fedmutual.engines.child_process import START, ChildProcess, count_cores, prepare_child_process
 from fedmutual.engines.rpc import make_portable
-from fedmutual.errors import RunError
+from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Evaluated, Event, Failed, Finished, Noted, Observer, Replied, Started
+from fedmutual.federation.build import pick_device
+from fedmutual.files import read_json
 from fedmutual.in_memory import PREFIX
 from fedmutual.recorded_code import is_trusting
+from fedmutual.rundir.file_names import ENVIRONMENT
 from fedmutual.studies.run import run
-from fedmutual.studies.trained_run import Run, open_trained_run
 
+EFFICIENCY = 0.9  # of each further worker over which one run's clients are spread: docs/performance.md
 _SHOWN = (Started, Noted, Replied, Evaluated, Finished)  # events that are sent: others hold models, or closures
 
 
@@ -31,86 +36,184 @@ def can_run_side_by_side(configs: Sequence[Config]) -> bool:
     without objects that only this process has."""
     return all(
         config.engine.name in ("auto", "inprocess")
-        and config.engine.device in ("auto", "cpu")
+        and (config.engine.device == "cpu" or (config.engine.device == "auto" and pick_device("auto").type == "cpu"))
         and PREFIX not in repr(config)
         for config in configs
     )
 
 
-def choose_jobs(runs: int, seconds: float, threads: int) -> int:
-    """Return how many runs to train at once: as many as the cores have room for, if that saves more seconds than the start
-    of worker processes takes.
+def limit_jobs(configs: Sequence[Config], jobs: int | None) -> int | None:
+    """Return `jobs` as `train_queue` takes it: 1 where these runs cannot be trained side by side.
 
-    runs: still to train. seconds: of one run. threads: of each run.
+    Raises:
+        ConfigError: several jobs are wanted where these runs cannot be trained side by side.
+    """
+    if can_run_side_by_side(configs):
+        return jobs
+    if jobs is not None and jobs > 1:
+        raise ConfigError("--jobs needs the engine 'auto' or 'inprocess' on a CPU; leave out --jobs, or change the engine")
+    return 1
+
+
+def choose_jobs(runs: int, seconds: float, threads: int, workers: int = 1) -> int:
+    """Return how many runs to train at once: as many as the cores have room for, if the runs then end sooner.
+
+    runs: still to train. seconds: of one run in this process. threads: of each run. workers: over which the engine of that
+    run spread its clients; in a worker process all clients of a run share one core.
     """
     jobs = min(runs, max(1, count_cores() // threads))
-    saved = seconds * (runs - runs / jobs) if jobs else 0.0
-    return jobs if saved > (0.0 if len(_idle) >= jobs else START) else 1
+    if jobs < 2:
+        return 1
+    on_one_core = seconds * (1 + EFFICIENCY * (workers - 1))
+    together = math.ceil(runs / jobs) * on_one_core + (0.0 if len(_idle) >= jobs else START)
+    return jobs if together < seconds * runs else 1
+
+
+class RunRequest(NamedTuple):
+    """A run to train; the arguments of `run`."""
+
+    config: Config
+    folder: Path
+    resume: bool
+    observers: Sequence[Observer]
+
+
+class RunQueue(Protocol):
+    """The runs of a command."""
+
+    def __len__(self) -> int:
+        """Return how many runs have not begun."""
+        ...
+
+    def take(self) -> RunRequest | None:
+        """Remove and return the next run; None if no run can begin before another one has finished."""
+        ...
+
+    def finish(self, request: RunRequest, problem: Exception | None, seconds: float) -> None:
+        """Receive a run that has ended, and its error. An error that this function raises stops all other runs."""
+        ...
+
+
+def train_queue(queue: RunQueue, jobs: int | None = None) -> None:
+    """Train the runs of a queue, side by side if that is faster.
+
+    jobs: the number of runs at once; None: chosen after each run in this process, when the seconds of a run are known.
+
+    Raises:
+        RunError: a worker process died. All other runs are stopped, and can be resumed.
+    """
+    with _RunWorkers() as workers:
+        while True:
+            request = queue.take() if workers.count_busy() < (jobs or 1) else None
+            if request is not None and jobs is not None and jobs > 1:
+                workers.begin(request)
+            elif request is not None:
+                start = time.monotonic()
+                problem = attempt_run(request)
+                seconds = time.monotonic() - start
+                queue.finish(request, problem, seconds)
+                spread = 1 if jobs is not None or problem is not None else _count_workers(request.folder)
+                chosen = choose_jobs(len(queue), seconds, request.config.engine.threads, spread)
+                jobs = chosen if jobs is None and chosen > 1 else jobs
+            elif workers.count_busy():
+                queue.finish(*workers.wait())
+            else:
+                return
+
+
+def attempt_run(request: RunRequest) -> Exception | None:
+    """Train a run in this process; return its error."""
+    try:
+        run(*request)
+    except Exception as problem:
+        return problem
+    return None
+
+
+def _count_workers(folder: Path) -> int:
+    """Return the number of workers of the engine of a run."""
+    workers: int = read_json(folder / ENVIRONMENT)["engine"]["workers"]
+    return workers
 
 
 def train_runs(
-    configs: Sequence[Config],
-    folders: Sequence[Path],
-    resume: bool,
-    observers: Sequence[Sequence[Observer]],
-    jobs: int | None = None,
-) -> list[Run]:
-    """Train several experiments, side by side if that is faster; return the runs in the order of the configurations.
+    requests: Sequence[RunRequest], jobs: int | None = None, tolerated: tuple[type[Exception], ...] = ()
+) -> list[Exception | None]:
+    """Train several experiments, side by side if that is faster; return the error of each run, None for a finished run.
 
-    jobs: the number of runs at once; None: chosen after the first run, when the seconds of a run are known.
+    jobs: as `train_queue` takes it. tolerated: errors of one run with which the other runs go on.
 
     Raises:
         UserError, Diverged: the error of the first run that failed. The other runs are stopped, and can be resumed.
     """
-    remaining = list(range(len(configs)))
-    while remaining and (jobs is None or jobs == 1):
-        number, start = remaining.pop(0), time.monotonic()
-        run(configs[number], folders[number], resume, observers[number])
-        chosen = choose_jobs(len(remaining), time.monotonic() - start, configs[number].engine.threads)
-        jobs = chosen if jobs is None and chosen > 1 else jobs
-    if remaining:
-        _train_in_workers(configs, folders, resume, observers, remaining, min(jobs or 1, len(remaining)))
-    return [open_trained_run(folder, config) for folder, config in zip(folders, configs, strict=True)]
+    queue = _ListedRuns(requests, tolerated)
+    train_queue(queue, jobs)
+    return [queue.problems[request.folder] for request in requests]
 
 
-def _train_in_workers(
-    configs: Sequence[Config],
-    folders: Sequence[Path],
-    resume: bool,
-    observers: Sequence[Sequence[Observer]],
-    remaining: list[int],
-    jobs: int,
-) -> None:
-    """Train the experiments with these numbers in worker processes; `remaining` is emptied."""
-    workers = [_idle.pop() if _idle else _RunWorker() for _ in range(jobs)]
-    busy: dict[Connection, tuple[_RunWorker, int]] = {}
+class _ListedRuns:
+    """A queue of independent runs."""
 
-    def train_next(worker: _RunWorker) -> None:
-        number = remaining.pop(0)
-        worker.train(configs[number], folders[number], resume)
-        busy[worker.connection] = (worker, number)
+    def __init__(self, requests: Sequence[RunRequest], tolerated: tuple[type[Exception], ...]) -> None:
+        self._waiting, self._tolerated = list(requests), tolerated
+        self.problems: dict[Path, Exception | None] = {}
 
-    try:
-        for worker in workers:
-            train_next(worker)
-        while busy:
-            for connection in wait(list(busy)):
-                worker, number = busy[connection]  # type: ignore[index]
-                event = worker.receive(folders[number])
-                if event is not None:
-                    for observer in observers[number]:
-                        observer(event)
-                if isinstance(event, Failed):
-                    raise event.problem
-                if event is None:
-                    del busy[worker.connection]
-                    if remaining:
-                        train_next(worker)
-    except BaseException:
-        for worker in workers:
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def take(self) -> RunRequest | None:
+        return self._waiting.pop(0) if self._waiting else None
+
+    def finish(self, request: RunRequest, problem: Exception | None, seconds: float) -> None:
+        if problem is not None and not isinstance(problem, self._tolerated):
+            raise problem
+        self.problems[request.folder] = problem
+
+
+class _RunWorkers:
+    """Worker processes, each with a run. An exception in the `with` block stops them all."""
+
+    def __init__(self) -> None:
+        self._busy: dict[_RunWorker, tuple[RunRequest, float]] = {}  # a worker's run, and when it began
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        for worker in self._busy:
             worker.stop()
-        raise
-    _idle.extend(workers)  # for the next runs of this command; the processes end with this process
+
+    def count_busy(self) -> int:
+        """Return how many runs are in training."""
+        return len(self._busy)
+
+    def begin(self, request: RunRequest) -> None:
+        """Begin a run in an idle worker, or in a new one."""
+        worker = _idle.pop() if _idle else _RunWorker()
+        self._busy[worker] = request, time.monotonic()
+        worker.train(request)
+
+    def wait(self) -> tuple[RunRequest, Exception | None, float]:
+        """Pass events to observers until a run has ended; return the run, its error and its seconds."""
+        while True:
+            for worker in self._find_ready():
+                request, start = self._busy[worker]
+                event = worker.receive(request.folder)
+                if event is not None:
+                    for observer in request.observers:
+                        observer(event)
+                if event is None or isinstance(event, Failed):
+                    del self._busy[worker]
+                    _idle.append(worker)  # for the next runs of this command; the process ends with this process
+                    problem = event.problem if isinstance(event, Failed) else None
+                    if problem is not None and not isinstance(problem, Exception):
+                        raise problem
+                    return request, problem, time.monotonic() - start
+
+    def _find_ready(self) -> list["_RunWorker"]:
+        """Wait for messages; return the workers that sent some."""
+        ready = wait([worker.connection for worker in self._busy])
+        return [worker for worker in self._busy if worker.connection in ready]
 
 
 class _RunWorker(ChildProcess):
@@ -119,10 +222,10 @@ class _RunWorker(ChildProcess):
     def __init__(self) -> None:
         super().__init__(_serve)
 
-    def train(self, config: Config, folder: Path, resume: bool) -> None:
+    def train(self, request: RunRequest) -> None:
         """Begin a run."""
         with suppress(OSError):  # `receive` reports a process that died
-            self.connection.send((os.getcwd(), list(sys.path), config, folder, resume, is_trusting()))
+            self.connection.send((os.getcwd(), list(sys.path), request._replace(observers=()), is_trusting()))
 
     def receive(self, folder: Path) -> Event | None:
         """Return the next event of the run in this folder; None: the run is finished.
@@ -153,11 +256,11 @@ def _serve(connection: Connection) -> None:
 
     with suppress(EOFError, OSError):
         while True:
-            working_folder, search_path, config, folder, resume, trusts = connection.recv()
+            working_folder, search_path, request, trusts = connection.recv()
             os.chdir(working_folder)
             sys.path[:] = search_path
             try:
-                run(config, folder, resume, [send], trust_code=trusts)
+                run(request.config, request.folder, request.resume, [send], trust_code=trusts)
             except BrokenPipeError:
                 return  # the parent process has ended
             except Exception as problem:

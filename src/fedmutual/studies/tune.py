@@ -32,13 +32,14 @@ def tune(
     watch: Callable[[str], Observer] | None = None,
     own: Mapping[str, Any] | None = None,
     fixed: Collection[str] = (),
+    jobs: int | None = None,
 ) -> dict[str, Tuned]:
     """Choose each method's settings by a sweep of at most `trials` runs into OUT/tune/<method> -> method -> the choice.
 
     The learning rate comes first; then, at the best learning rate, the method's settings that declare values to try, one
     after the other. Every trial has the configured rounds and seed, and rows held out of the training data choose.
 
-    own: as for `compare`. fixed: dotted keys that are not tuned.
+    own, jobs: as for `compare`. fixed: dotted keys that are not tuned.
 
     Raises:
         ConfigError: the configuration asks for differential privacy.
@@ -55,7 +56,9 @@ def tune(
     for method in methods:
         variant, _ = with_algorithm(config, method, own)
         observers = None if watch is None else (lambda name, method=method: watch(f"tune {method}, {name}"))
-        chosen[method] = _tune_method(variant, trials, out / TRIALS / make_folder_name(method), resume, observers, fixed)
+        chosen[method] = _tune_method(
+            variant, trials, out / TRIALS / make_folder_name(method), resume, observers, fixed, jobs
+        )
     return chosen
 
 
@@ -66,6 +69,7 @@ def _tune_method(
     resume: bool,
     watch: Callable[[str], Observer] | None,
     fixed: Collection[str],
+    jobs: int | None,
 ) -> Tuned:
     tunable = {f"algorithm.{key}": values for key, values in list_tunable_settings(config).items()}
     best: Values = {RATE: config.optimizer.lr} | {key: value for key, (value, _) in tunable.items()}
@@ -75,7 +79,7 @@ def _tune_method(
         tried += [{**best, key: value} for value in values if {**best, key: value} not in tried]
         if len(tried) < LEAST:
             continue
-        sweep = carry_out(plan_combinations(config, tried), out, resume, watch)
+        sweep = carry_out(plan_combinations(config, tried), out, resume, watch, jobs)
         if sweep.chosen is None:
             return Tuned({}, len(tried), trials)
         best, resume = dict(sweep.chosen.values), True  # the trials of the keys before stay

@@ -23,6 +23,7 @@ def sweep(
     by: By | None = None,
     watch: Callable[[str], Observer] | None = None,
     trust_code: bool = False,
+    jobs: int | None = None,
 ) -> Sweep:
     """Train every combination of a grid's values into OUT/<combination>/<seed>, and return all results.
 
@@ -32,12 +33,15 @@ def sweep(
 
     grid: {"optimizer.lr": [0.003, 0.01, 0.03], "rounds": [5]}; a single value is fixed.
     out: the folder; None: `runs/<name>-sweep`.
-    watch: returns the observer of a run, by the name of the run.
+    watch: returns the observer of a run, by the name of the run. Of a run in a worker process it sees the start, notes,
+        replies, scores, and the end.
     trust_code: with resume, continue with code that has changed since the runs recorded the code.
+    jobs: how many runs are trained side by side; None: one for each core where that is faster.
 
     Raises:
         UserError: a combination cannot be trained; raised before the first training.
     """
     with trusting(trust_code):
         plan = plan_sweep(experiment, grid, seeds, by)
-        return carry_out(plan, Path(out) if out is not None else Path("runs") / f"{plan.name}-sweep", resume, watch)
+        folder = Path(out) if out is not None else Path("runs") / f"{plan.name}-sweep"
+        return carry_out(plan, folder, resume, watch, jobs)

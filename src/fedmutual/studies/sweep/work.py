@@ -1,6 +1,7 @@
 """A sweep's runs: looked at before the first is trained, trained, judged."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +20,8 @@ from fedmutual.report.choice import Tried
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
 from fedmutual.studies.compare import check_folders
-from fedmutual.studies.run import attempt_together, can_stack, run
+from fedmutual.studies.run import attempt_together, can_stack
+from fedmutual.studies.side_by_side import RunRequest, limit_jobs, train_runs
 from fedmutual.studies.sweep.plan import SweepPlan
 from fedmutual.studies.sweep.result import RESULT, Sweep, judge_sweep, make_sweep_record
 
@@ -32,10 +34,17 @@ class SweepRun(NamedTuple):
     config: Config
 
 
-def carry_out(plan: SweepPlan, out: Path, resume: bool = False, watch: Callable[[str], Observer] | None = None) -> Sweep:
+def carry_out(
+    plan: SweepPlan,
+    out: Path,
+    resume: bool = False,
+    watch: Callable[[str], Observer] | None = None,
+    jobs: int | None = None,
+) -> Sweep:
     """Train the plan, choose the best setting, and write OUT/sweep.json. Finished runs are not trained again on resume.
 
-    With the engine "stacked", or "auto" on a GPU, all runs go on at once, their clients in common stacks.
+    With the engine "stacked", or "auto" on a GPU, all runs go on at once, their clients in common stacks. jobs: how many
+    runs are trained side by side; None: chosen by what the first run took.
 
     Raises:
         UserError: what is wrong with a folder, the data or a network, before the first is trained.
@@ -43,7 +52,7 @@ def carry_out(plan: SweepPlan, out: Path, resume: bool = False, watch: Callable[
     works = [SweepRun(out / s.folder / str(seed), f"{s.label}, seed {seed}", config) for s, seed, config in plan.runs]
     check_folders([(work.name, work.config, work.folder) for work in works], resume)
     _rehearse([work for work in works if not (work.folder / SUMMARY).exists()])
-    diverged = _train(works, resume, watch)
+    diverged = _train(works, resume, watch, jobs)
     sweep = judge_sweep(plan, out, _tried(plan, out, diverged))
     write_json(out / RESULT, make_sweep_record(plan, sweep))
     return sweep
@@ -80,28 +89,22 @@ def _shares_metric(client: Client, metric: Metric | None) -> bool:
     return any(is_disclosed(client.metrics, rows) if metric == ACCURACY else client.metrics == "all" for rows in sizes)
 
 
-def _train(works: Sequence[SweepRun], resume: bool, watch: Callable[[str], Observer] | None) -> dict[Path, str]:
+def _train(
+    works: Sequence[SweepRun], resume: bool, watch: Callable[[str], Observer] | None, jobs: int | None
+) -> dict[Path, str]:
     """Train all -> folder -> how its run diverged, of those that did."""
     folders, configs = [work.folder for work in works], [work.config for work in works]
     observers = [[watch(work.name)] if watch else [] for work in works]
-    problems: list[BaseException | None]
+    problems: Sequence[BaseException | None]
     if all(map(can_stack, configs)) and all(config.engine == configs[0].engine for config in configs):
         problems = attempt_together(configs, folders, resume, observers)
     else:
-        each = zip(configs, folders, observers, strict=True)
-        problems = [_attempt(config, folder, resume, watching) for config, folder, watching in each]
+        requests = [RunRequest(*each) for each in zip(configs, folders, repeat(resume), observers)]
+        problems = train_runs(requests, limit_jobs(configs, jobs), tolerated=(Diverged,))
     for problem in problems:
         if problem is not None and not isinstance(problem, Diverged):
             raise problem
     return {folder: str(problem) for folder, problem in zip(folders, problems, strict=True) if problem is not None}
-
-
-def _attempt(config: Config, folder: Path, resume: bool, observers: Sequence[Observer]) -> Diverged | None:
-    try:
-        run(config, folder, resume, observers)
-    except Diverged as problem:
-        return problem
-    return None
 
 
 def _tried(plan: SweepPlan, out: Path, diverged: Mapping[Path, str]) -> list[Tried]:
