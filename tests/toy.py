@@ -34,8 +34,8 @@ class Ready:
 
 
 def processes(clients: list[Client]) -> Processes:
-    """Return an engine with two worker processes."""
-    return Processes(Ready(clients), dict.fromkeys((c.id for c in clients), 1.0), workers=2, threads=torch.get_num_threads())
+    """Return an engine with three worker processes: of four equal clients two are split."""
+    return Processes(Ready(clients), dict.fromkeys((c.id for c in clients), 1.0), workers=3, threads=torch.get_num_threads())
 
 
 def cluster(clients: list[Client]) -> Cluster:

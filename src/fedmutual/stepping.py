@@ -1,8 +1,9 @@
 """The client's half of a phase: its local steps, with the same code in every engine."""
 
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -11,13 +12,27 @@ from torch.func import functional_call
 from fedmutual.core import At, Batch, Client, Diverged, Message, Net, Phase, Work, find_head
 
 
-def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message, dict[str, float]]:
+@dataclass
+class Progress:
+    """The progress of a client's phase between two steps."""
+
+    const: Message  # the constants of the loss
+    work: Work
+    losses: list[Message] = field(default_factory=list)  # the loss terms of each step
+    stream: Tensor | None = None  # the state of torch's random stream, if another process goes on
+
+
+def work(
+    phase: Phase, client: Client, inbox: Message, at: At, progress: Progress | None = None
+) -> tuple[Message, dict[str, float]]:
     """Run the client's half of a phase; return (reply, the mean of each loss term over the steps).
+
+    progress: as `steps` takes it.
 
     Raises:
         Diverged: a loss or a weight is not finite; the client's nets must not be used afterwards.
     """
-    stepping = steps(phase, client, inbox, at)
+    stepping = steps(phase, client, inbox, at, progress)
     while True:
         try:
             next(stepping)
@@ -25,21 +40,32 @@ def work(phase: Phase, client: Client, inbox: Message, at: At) -> tuple[Message,
             return done.value  # type: ignore[no-any-return]
 
 
-def steps(phase: Phase, client: Client, inbox: Message, at: At) -> Generator[None, None, tuple[Message, dict[str, float]]]:
-    """Run `work` as a generator that yields after each step and returns the result, so that clients can take turns."""
+def steps(
+    phase: Phase, client: Client, inbox: Message, at: At, progress: Progress | None = None
+) -> Generator[Progress, None, tuple[Message, dict[str, float]]]:
+    """Run `work` as a generator that yields its progress after each step and returns the result.
+
+    So clients can take turns, and another process can continue a phase.
+
+    progress: where the phase continues; the client is as after these steps. None: the phase begins.
+    """
     phase = with_client_settings(phase, client)
     ready(phase, client, at)
-    const = phase.begin(client, inbox, at)
-    client.work = Work(forwards=0 if client.privacy is None else None)
+    if progress is None:
+        const = phase.begin(client, inbox, at)
+        progress = Progress(const, Work(forwards=0 if client.privacy is None else None))
+    elif progress.stream is not None:
+        torch.set_rng_state(progress.stream)
+    client.work = progress.work
     calls = {n: count_calls(lowered(make_call(m), client), client.work) for n, m in client.nets.items()}
     nets = {n: Net(calls[n], trainable(m), find_head(m)) for n, m in client.nets.items()}
     params = {f"{n}.{k}": p for n, net in nets.items() for k, p in net.params.items()}
-    losses: list[Message] = []
+    losses = progress.losses
     draw = phase.batches if client.privacy is None else partial(client.privacy.batches, phase)
-    for batch in draw(client, inbox, at) if params else ():  # with nothing to train, nothing is drawn
-        losses.append(_step(phase, client, nets, params, batch, const))
+    for batch in islice(draw(client, inbox, at), len(losses), None) if params else ():  # nothing to train: nothing is drawn
+        losses.append(_step(phase, client, nets, params, batch, progress.const))
         client.work.steps += 1
-        yield
+        yield progress
     for p in params.values():
         p.grad = None
     names = dict.fromkeys(name for terms in losses for name in terms)  # a sampled batch without rows has no loss

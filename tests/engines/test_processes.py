@@ -6,25 +6,45 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
 
 import fedmutual
 import forked
 from fedmutual.algorithms import FML
 from fedmutual.config import parse_config
 from fedmutual.engines import processes
-from fedmutual.engines.assignment import WorkerLost, assign_clients
+from fedmutual.engines.assignment import BALANCED, SplitClient, WorkerLost, assign_clients, split_clients
+from fedmutual.engines.base import participate
 from fedmutual.engines.child_process import IS_FORKED
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.rpc import Unportable
 from fedmutual.engines.select import choose_engine
 from fedmutual.errors import ConfigError, RunError
-from fedmutual.events import Failed, Replied, Started
+from fedmutual.events import Failed, PhaseDone, Replied, Started
 from fedmutual.federation.workload import Workload
+from fedmutual.rundir.checkpoint import client_state
 from fedmutual.studies import run
-from toy import Ready, client, echo, killed, odd, parent_pid, pid, refused
+from toy import (
+    Ready,
+    at,
+    client,
+    difference,
+    echo,
+    federation,
+    killed,
+    mlp,
+    odd,
+    parent_pid,
+    pid,
+    refused,
+    server,
+)
 
 E = {"local_epochs": 1, "batch_size": 8}
 CPU = torch.device("cpu")
@@ -36,17 +56,18 @@ def files(folder):
     return {p.relative_to(folder): p.read_bytes() for kind in kinds for p in folder.rglob(kind)}
 
 
-def hosted(count=3):
+def hosted(count=3, workers=2):
     algorithm = FML(**E).algorithm()
     ids = [str(i) for i in range(count)]
     clients = [client(i, algorithm) for i in ids]
-    return Processes(Ready(clients), dict.fromkeys(ids, 1.0), workers=2, threads=1)
+    return Processes(Ready(clients), dict.fromkeys(ids, 1.0), workers=workers, threads=1)
 
 
 def test_clients_live_in_two_processes_which_are_used_again():
     engine = hosted()
     first = dict(engine.each(pid, dict.fromkeys("012", ())))
-    assert first["0"] == first["2"] != first["1"]
+    assert first["0"] != first["2"]
+    assert first["1"] in (first["0"], first["2"]), "a client that two workers share has its state in one of them"
     assert os.getpid() not in first.values()
     engine.close()
     engine = hosted()
@@ -64,7 +85,7 @@ def test_clients_live_in_two_processes_which_are_used_again():
 def test_a_killed_worker_is_named_with_its_clients():
     engine = hosted()
     living = dict(engine.each(pid, {"0": ()}))["0"]
-    with pytest.raises(WorkerLost, match=rf"worker process {living} with clients 0, 2 was killed by SIGKILL"):
+    with pytest.raises(WorkerLost, match=rf"worker process {living} with clients 0, 1 was killed by SIGKILL"):
         list(engine.each(killed, {"0": ()}))
     engine.close()
 
@@ -106,6 +127,92 @@ def test_what_cannot_be_handed_over_is_said():
 def test_the_heaviest_clients_are_spread_first():
     assert assign_clients({"a": 1, "b": 5, "c": 3, "d": 3}, 2) == [["b", "a"], ["c", "d"]]
     assert assign_clients({"a": 1}, 4) == [["a"]]
+
+
+def test_a_client_is_split_where_whole_clients_leave_a_worker_idle():
+    equal = dict.fromkeys("01234", 1.0)
+    assert split_clients(equal, 2) == ([["0", "1", "2"], ["2", "3", "4"]], {"2": SplitClient((0, 1), (0.5, 0.5))})
+    assert split_clients(dict.fromkeys("0123", 1.0), 2) == (assign_clients(dict.fromkeys("0123", 1.0), 2), {})
+    assert split_clients({"large": 5, "b": 1, "c": 1}, 2) == ([["large"], ["b", "c"]], {}), (
+        "a client has one worker at a time"
+    )
+    assigned, split = split_clients({"a": 3, "b": 3, "c": 2}, 3)
+    assert (assigned, split) == ([["a"], ["b"], ["c"]], {}), "no worker can have less to do than the largest client"
+
+
+@given(costs=st.lists(st.floats(0.1, 10), min_size=1, max_size=12), workers=st.integers(1, 6))
+def test_split_clients_fill_all_workers_and_are_never_needed_twice_at_once(costs, workers):
+    clients = {str(n): cost for n, cost in enumerate(costs)}
+    assigned, split = split_clients(clients, workers)
+    load = max(sum(costs) / len(assigned), *costs)
+    ends = [0.0] * len(assigned)
+    for worker, ids in enumerate(assigned):
+        parts = {i: split[i].get_share(worker) if i in split else 1.0 for i in ids}
+        ends[worker] = sum(clients[i] * part for i, part in parts.items())
+    assert max(ends) <= BALANCED * load
+    assert sum(ends) == pytest.approx(sum(costs))
+    for i, shared in split.items():
+        assert shared.workers[1] == shared.workers[0] + 1
+        assert clients[i] <= load * (1 + 1e-9), "so the first part ends before the second one begins"
+
+
+class Dropping(nn.Module):
+    """A network with a random part and with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Dropout(0.3), mlp(0, norm=True))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def make_dropping(seed):
+    return Dropping()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(FML):
+    """A phase with memory, and whose loss terms hold the number of the step."""
+
+    terms = ("personal", "meme", "steps")
+
+    def edit(self, grads, memory):
+        return grads, {"steps": memory.get("steps", torch.zeros(())) + 1}
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_a_phase_that_two_workers_share_has_the_bits_of_one_process(optimizer):
+    algorithm = Counted(local_epochs=3, batch_size=8).algorithm()
+    results = {}
+    for engine in ("inprocess", "processes"):
+        clients = [client(str(i), algorithm, n=29, personal=make_dropping, shared=make_dropping) for i in range(4)]
+        for one in clients:
+            one.optimizers = {k: optimizer(net.parameters(), lr=0.0) for k, net in one.nets.items()}
+        events = []
+        last = federation(algorithm, clients, start=server(make_dropping), engine=engine, events=events)
+        losses = [event.train for event in events if isinstance(event, PhaseDone)]
+        works = [event.work for event in events if isinstance(event, PhaseDone)]
+        state = {f"{c.id}.{k}": v for c in clients for k, v in client_state(c, in_phase=True).items()}
+        results[engine] = last | state, losses, works
+    assert results["inprocess"][1:] == results["processes"][1:]
+    assert results["inprocess"][2][0]["0"].steps == 12
+    assert difference(results["inprocess"][0], results["processes"][0]) == 0.0
+
+
+def test_the_state_of_a_shared_client_moves_with_every_phase():
+    engine = hosted(4, workers=3)
+    phase = FML(**E)
+    places = []
+    for round in range(2):
+        before = dict(engine.each(pid, dict.fromkeys("0123", ())))
+        arguments = {i: (phase, server(), phase.leaves(server()), at(round)) for i in "0123"}
+        replies = dict(engine.each(participate, arguments))
+        after = dict(engine.each(pid, dict.fromkeys("0123", ())))
+        places.append([i for i in "0123" if before[i] != after[i]])
+        assert replies.keys() == set("0123")
+    assert places == [["1", "2"], ["1", "2"]]
+    engine.close()
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,12 @@ class LocalEpochs(Phase):
         """Return E epochs, or the steps, of private data: inputs [B, ...] and targets [B]."""
         return self.over("private", client, at)
 
+    def count_steps(self, client: Client) -> int:
+        """Return about how many steps `batches` leads to; a last batch of one row is no step of its own."""
+        if self.local_steps is not None:
+            return self.local_steps
+        return self.local_epochs * -(-len(client.data["private"]) // self.batch_size)
+
     def over(self, rows: str, client: Client, at: At, passes: int | None = None) -> Iterable[Batch]:
         """Return E epochs, or the steps, of the rows named `rows` in `Client.data`; with `passes`, that number of epochs."""
         data, rng = client.data[rows], at.rng(client.id, "batches")

@@ -10,7 +10,7 @@ import typer
 
 import fedmutual
 from fedmutual.cli import audit, conclude, deploy, privacy, sites, stats, training
-from fedmutual.cli.arguments import Resume, Seeds, Set, TrustCode
+from fedmutual.cli.arguments import Jobs, Resume, Seeds, Set, TrustCode
 from fedmutual.cli.data import app as data_app
 from fedmutual.cli.terminal import (
     Code,

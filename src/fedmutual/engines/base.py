@@ -8,7 +8,7 @@ from typing import Any, Concatenate, NamedTuple, Protocol, TypeVar
 from fedmutual.boundary import release, release_metrics
 from fedmutual.core import At, Client, Message, Phase, Spec, Work
 from fedmutual.denormals import flush_denormals
-from fedmutual.engines.user_errors import make_user_error
+from fedmutual.engines.user_errors import raise_user_errors
 from fedmutual.evaluation import EvalSpec, compute_scores, select_metrics
 from fedmutual.events import Score
 from fedmutual.rundir import best
@@ -51,14 +51,9 @@ class Reply(NamedTuple):
 @flush_denormals()
 def participate(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At) -> Reply:
     """Run a phase at a client: train, then return the reply that passed the boundary checks."""
-    try:
+    with raise_user_errors(phase, client.id):
         message, train = work(phase, client, inbox, at)
         return release_reply(client, phase, message, train, inbox, declared)
-    except Exception as problem:
-        user_error = make_user_error(problem, phase, client.id)
-        if user_error is problem:
-            raise
-        raise user_error from problem
 
 
 def release_reply(

@@ -14,8 +14,10 @@ import torch
 import torch.multiprocessing
 
 from fedmutual.core import Client
-from fedmutual.engines.assignment import WorkerLost, assign_clients
+from fedmutual.engines.assignment import WorkerLost, split_clients
+from fedmutual.engines.base import participate
 from fedmutual.engines.child_process import ChildProcess, prepare_child_process
+from fedmutual.engines.handover import Handover, begin_phase, end_phase
 from fedmutual.engines.rpc import (
     HostRequest,
     JobRequest,
@@ -46,12 +48,14 @@ class Processes:
         self._workers: list[_Worker] = []
         number = next(_request_numbers)
         try:
-            assigned = assign_clients(costs, workers)
+            assigned, self._split = split_clients(costs, workers)
+            self._homes = {id: worker for worker, ids in enumerate(assigned) for id in ids}  # where a client's state is
             self._workers = [_take_worker() for _ in assigned]  # all processes start at once
             for worker, ids in zip(self._workers, assigned, strict=True):
                 worker.host(HostRequest(number, make, ids, threads, torch.get_default_dtype()))
-            for _ in self._read_replies(number, len(self._workers)):
-                pass
+            hosting = len(self._workers)
+            while hosting:
+                hosting -= len(self._read_replies(number))
         except BaseException:
             self.close()
             raise
@@ -59,14 +63,38 @@ class Processes:
     def each(
         self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
     ) -> Iterator[tuple[str, R]]:
-        """As `Engine.each`, in the order in which clients finish. Work begins with the call, not with the first result."""
+        """As `Engine.each`, in the order in which clients finish. Work begins with the call, not with the first result.
+
+        A worker first takes its part of the phases that it begins for another worker, then runs its other clients, and then
+        ends the phases that other workers began.
+        """
         number = next(_request_numbers)
-        for worker in self._workers:
+        for home, worker in enumerate(self._workers):
             worker.drain()
-            arguments_here = {i: values for i, values in arguments.items() if i in worker.clients}
-            if arguments_here:
-                worker.send(pack_payload(JobRequest(number, do, arguments_here)), len(arguments_here))
-        return ((reply.client, reply.result) for reply in self._read_replies(number, len(arguments)))
+            here = {i: values for i, values in arguments.items() if self._homes[i] == home}
+            if do is participate:
+                parts = {i: (*here[i], self._split[i].get_share(home)) for i in here if i in self._split}
+                worker.send_job(number, begin_phase, parts | {i: values for i, values in here.items() if i not in parts})
+            else:
+                worker.send_job(number, do, here)
+        return self._read_results(number, arguments)
+
+    def _read_results(self, number: int, arguments: Mapping[str, tuple[Any, ...]]) -> Iterator[tuple[str, Any]]:
+        """Yield (client, result) as clients finish; pass begun phases on to workers that have nothing else to do."""
+        begun: dict[str, Handover] = {}
+        left = set(arguments)
+        while left:
+            for i in list(begun):
+                other = self._split[i].get_other(self._homes[i])
+                if not self._workers[other].pending:  # a worker at work does not read, and would block this process
+                    self._workers[other].send_job(number, end_phase, {i: (*arguments[i], begun.pop(i))})
+                    self._homes[i] = other
+            for reply in self._read_replies(number):
+                if isinstance(reply.result, Handover):
+                    begun[reply.client] = reply.result
+                else:
+                    left.remove(reply.client)
+                    yield reply.client, reply.result
 
     def remarks(self) -> list[str]:
         """As `Engine.remarks`."""
@@ -84,17 +112,16 @@ class Processes:
                 worker.stop()
         self._workers = []
 
-    def _read_replies(self, number: int, count: int) -> Iterator[WorkerReply]:
-        """Yield `count` replies to the request with this number. Raise the first problem."""
-        while count:
-            for ready in wait([worker.connection for worker in self._workers]):
-                worker = next(worker for worker in self._workers if worker.connection is ready)
-                reply = worker.receive()
-                if reply.problem is not None:
-                    raise reply.problem
-                if reply.job == number:  # others answer the last request of an earlier engine
-                    count -= 1
-                    yield reply
+    def _read_replies(self, number: int) -> list[WorkerReply]:
+        """Wait for messages; return the replies to the request with this number. Raise the first problem."""
+        replies = []
+        for ready in wait([worker.connection for worker in self._workers]):
+            reply = next(worker for worker in self._workers if worker.connection is ready).receive()
+            if reply.problem is not None:
+                raise reply.problem
+            if reply.job == number:  # others answer the last request of an earlier engine
+                replies.append(reply)
+        return replies
 
 
 class _Worker(ChildProcess):
@@ -110,6 +137,11 @@ class _Worker(ChildProcess):
         self.clients = tuple(request.clients)
         self.send(pack_payload(WorkerSettings(os.getcwd(), list(sys.path))), 0)
         self.send(_pack_shared(request), 1)
+
+    def send_job(self, number: int, do: Callable[..., Any], arguments: Mapping[str, tuple[Any, ...]]) -> None:
+        """Ask the process to run `do` with these clients."""
+        if arguments:
+            self.send(pack_payload(JobRequest(number, do, arguments)), len(arguments))
 
     def send(self, message: bytes | memoryview, replies: int) -> None:
         """Send a message that the process answers with so many replies."""

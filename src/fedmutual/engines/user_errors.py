@@ -1,7 +1,8 @@
 """Describe an exception in a user's algorithm in one sentence: the phase, the hook, the exception, and the line."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
@@ -27,6 +28,18 @@ def make_user_error(problem: BaseException, phase: Phase | None = None, client: 
     raised = f"{hook or 'its work'}{where} raised {format_error(problem)}{_find_line(problem, phase)}"
     sentence = f"{_name_phase(phase)}: {raised}; log.txt has the traceback"
     return AlgorithmError(sentence, "".join(traceback.format_exception(problem)))
+
+
+@contextmanager
+def raise_user_errors(phase: Phase, client: str) -> Iterator[None]:
+    """Raise an exception in the block, which runs a phase at a client, as `make_user_error` describes the exception."""
+    try:
+        yield
+    except Exception as problem:
+        user_error = make_user_error(problem, phase, client)
+        if user_error is problem:
+            raise
+        raise user_error from problem
 
 
 def check_state(phase: Phase, state: object, declared: Spec, sent: Message, shared: bool) -> None:

@@ -112,6 +112,11 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
     shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, kept)]
     if shapes[0] != shapes[1]:
         raise RunError(f"{path}: holds another network than client {client.id!r} has by the configuration")
+    restore_client(client, state)
+
+
+def restore_client(client: Client, state: Message) -> None:
+    """Restore the state of a client from the tensors of `client_state`."""
     with torch.no_grad():
         for name, net in client.nets.items():
             net.load_state_dict(net.state_dict() | _under(state, f"{name}."))
@@ -189,14 +194,17 @@ def committed(folder: Path) -> Saved | None:
         raise RunError(f"{folder / COMMIT}: is damaged: {first['loc'][0]}: {first['msg']}") from None
 
 
-def client_state(client: Client) -> Message:
-    """Return the state of a client that lasts from round to round, by name."""
+def client_state(client: Client, in_phase: bool = False) -> Message:
+    """Return the state of a client that lasts from round to round, by name.
+
+    in_phase: return also the shared tensors of the meme and its optimiser's state, which last from step to step.
+    """
     state: Message = {}
     for name, net in client.nets.items():
-        crosses = client.shared if name == "meme" and not client.proxy else ()
+        crosses = client.shared if name == "meme" and not client.proxy and not in_phase else ()
         state |= {f"{name}.{k}": v for k, v in net.state_dict().items() if k not in crosses}
     for name, optimizer in client.optimizers.items():
-        for slot, values in optimizer.state_dict()["state"].items() if name != "meme" else ():
+        for slot, values in optimizer.state_dict()["state"].items() if name != "meme" or in_phase else ():
             state |= {f"optimizer.{name}.{slot}.{k}": v for k, v in values.items() if isinstance(v, Tensor)}
     if client.privacy is not None:
         state["privacy.steps"] = torch.tensor(client.privacy.steps)

@@ -1,0 +1,60 @@
+"""A client's phase in two parts: one worker takes the first steps, another worker takes the rest, with the same bits."""
+
+from typing import NamedTuple
+
+import torch
+
+from fedmutual.algorithms.local import LocalEpochs
+from fedmutual.core import At, Client, Message, Phase, Spec
+from fedmutual.denormals import flush_denormals
+from fedmutual.engines.base import Reply, participate, release_reply
+from fedmutual.engines.user_errors import raise_user_errors
+from fedmutual.rundir.checkpoint import client_state, restore_client
+from fedmutual.stepping import Progress, own, steps, work
+
+
+class Handover(NamedTuple):
+    """All that another worker needs to go on with a client's phase."""
+
+    state: Message  # of the client
+    progress: Progress
+
+
+@flush_denormals()
+def begin_phase(
+    client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, share: float = 1.0
+) -> Handover | Reply:
+    """Take the first steps of a phase, about this share of them.
+
+    Return the reply if the share is 1, or if the phase cannot be handed over.
+    """
+    local = own(phase, client)
+    if share == 1.0 or not isinstance(local, LocalEpochs) or not _can_hand_over(local, client):
+        return participate(client, phase, inbox, declared, at)
+    with raise_user_errors(phase, client.id):
+        stepping = steps(phase, client, inbox, at)
+        for _ in range(max(1, round(share * local.count_steps(client)))):
+            try:
+                progress = next(stepping)
+            except StopIteration as end:
+                message, train = end.value
+                return release_reply(client, phase, message, train, inbox, declared)
+        stepping.close()
+        progress.stream = torch.get_rng_state()
+        return Handover(client_state(client, in_phase=True), progress)
+
+
+@flush_denormals()
+def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: At, handover: Handover) -> Reply:
+    """Take the other steps of a phase that another worker began; return the reply."""
+    with raise_user_errors(phase, client.id):
+        restore_client(client, handover.state)
+        message, train = work(phase, client, inbox, at, handover.progress)
+        return release_reply(client, phase, message, train, inbox, declared)
+
+
+def _can_hand_over(phase: LocalEpochs, client: Client) -> bool:
+    """Return whether another process can go on with a phase: its batches depend on rows and streams alone, no noise is drawn
+    for privacy, and dropout is drawn on the CPU."""
+    on_cpu = all(p.device.type == "cpu" for net in client.nets.values() for p in net.parameters())
+    return type(phase).batches is LocalEpochs.batches and client.privacy is None and on_cpu
