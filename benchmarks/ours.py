@@ -1,7 +1,8 @@
 """The work of bare.py through fedmutual: an experiment on noise, with the engine and the clients of a user's run.
 
 Evaluation and checkpoints are off; all else is as in a run: the privacy boundary, finiteness, the ledger's file. As a script
-it is a contestant (turns.py); with --evaluate, as `fedmutual run` with evaluation and a checkpoint in every round.
+it is a contestant (turns.py); with --evaluate, as `fedmutual run` with evaluation and a checkpoint in every round; with
+--rounds, a whole run each time, which opens its data and its engine anew.
 """
 
 import argparse
@@ -20,7 +21,8 @@ from turns import Stage
 
 from fedmutual.config import Config, parse_config
 from fedmutual.core import Message
-from fedmutual.engines import allocator
+from fedmutual.engines import allocator, processes
+from fedmutual.engines.child_process import start_fork_server
 from fedmutual.engines.loop import federate
 from fedmutual.events import Event, Observer, RoundDone, Started
 from fedmutual.federation.build import build
@@ -115,6 +117,20 @@ class Timer:
         self._begun = time.perf_counter()
 
 
+def time_whole_runs(experiment_config: Config, stage: Stage, folder: Path) -> None:
+    """Report the seconds of a whole run each time, with new worker processes."""
+    stage.tell("ready")
+    start_fork_server()
+    while stage.wait():
+        while processes._idle:
+            processes._idle.pop().stop()
+        begun = time.perf_counter()
+        with hosted(experiment_config) as handle:
+            train(handle, experiment_config.rounds, [Ledger(folder)])
+            seconds = time.perf_counter() - begun
+        stage.tell(seconds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
@@ -124,15 +140,17 @@ def main() -> None:
     parser.add_argument("--algorithm", default="fml")
     parser.add_argument("--evaluate", action="store_true")
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--rounds", type=int, help="of a whole run")
     parser.add_argument("--engine", required=True)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--workers", type=int)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32")
     parser.add_argument("--compile", action="store_true")
     args = parser.parse_args()
     allocator.keep_freed_memory()  # a process of our own, as the command line's
     stage = Stage()
-    engine = {"name": args.engine, "threads": args.threads, "device": args.device, "compile": args.compile}
+    engine = {key: getattr(args, key) for key in ("threads", "device", "precision", "compile")} | {"name": args.engine}
     if args.workers:
         engine["workers"] = args.workers
     settings = {"method": args.algorithm, "epochs": args.epochs, **engine}
@@ -140,10 +158,13 @@ def main() -> None:
         noisy(args.model, args.clients, args.rows, args.test_rows, **settings) as experiment_config,
         tempfile.TemporaryDirectory() as folder,
     ):
-        if args.evaluate:
+        if args.rounds:
+            time_whole_runs(experiment_config.model_copy(update={"rounds": args.rounds}), stage, Path(folder))
+        elif args.evaluate:
             run(experiment_config, Path(folder) / "run", observers=[Timer(stage)])
-        with hosted(experiment_config) as handle:
-            train(handle, FOREVER, [Ledger(Path(folder)), Timer(stage)])
+        else:
+            with hosted(experiment_config) as handle:
+                train(handle, FOREVER, [Ledger(Path(folder)), Timer(stage)])
 
 
 if __name__ == "__main__":

@@ -14,12 +14,14 @@ from common import Options, Others, command, machine, write
 # section: the module that has it, as a function `measure(options) -> results, None where it cannot be measured here`
 SECTIONS = {
     "engines": "engines",
+    "short": "short",
     "clients": "scaling",
     "fedh2l": "fedh2l",
     "peers": "peers",
     "memory": "memory",
     "bytes": "traffic",
     "precision": "precision",
+    "precision-speed": "precision_speed",
     "gpu": "gpu",
     "secure-sum": "secure_sum",
     "secure-sum-sites": "secure_sum_sites",

@@ -28,7 +28,7 @@ def begin_phase(
 
     Return the reply if the share is 1, or if the phase cannot be handed over.
     """
-    local = own(phase, client)
+    local = with_client_settings(phase, client)
     if share == 1.0 or not isinstance(local, LocalEpochs) or not _can_hand_over(local, client):
         return participate(client, phase, inbox, declared, at)
     with raise_user_errors(phase, client.id):
