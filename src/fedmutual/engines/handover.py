@@ -10,7 +10,7 @@ from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import Reply, participate, release_reply
 from fedmutual.engines.user_errors import raise_user_errors
 from fedmutual.rundir.checkpoint import client_state, restore_client
-from fedmutual.stepping import Progress, own, steps, work
+from fedmutual.stepping import Progress, steps, with_client_settings, work
 
 
 class Handover(NamedTuple):
