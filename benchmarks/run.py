@@ -25,6 +25,8 @@ SECTIONS = {
     "gpu": "gpu",
     "secure-sum": "secure_sum",
     "secure-sum-sites": "secure_sum_sites",
+    "privacy": "private_steps",
+    "sensitivity": "sensitivity",
 }
 
 

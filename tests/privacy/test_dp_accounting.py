@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from fedmutual import run
+from fedmutual import run, sweep
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError
 from fedmutual.federation import build
@@ -112,6 +112,7 @@ ALL = {
     "fml": {},
     "fedavg": {"nets": "meme"},
     "fedprox": {"nets": "meme"},
+    "proxyfl": {"nets": "meme", "algorithm": {"beta": 1.0}},
     "independent": {},
     "fedh2l": {**PUBLIC, "algorithm": {"public_batch": 4}, "training": {"local_steps": 2}},
     "fedmd": {**PUBLIC, "algorithm": {"public_batch": 4, "transfer_epochs": 2}},
@@ -164,6 +165,19 @@ def test_a_run_that_would_cost_more_than_its_budget_is_not_begun(tmp_path):
     assert not (tmp_path / "run").exists()
     sigma = float(str(caught.value).split("privacy.sigma = ")[1].split(",")[0])
     run(parse_config(tables(privacy={"epsilon": 1.0, "sigma": sigma})), tmp_path / "run")
+
+
+def test_a_sweep_says_what_its_trainings_cost_together(tmp_path):
+    plain = tables(rounds=1, privacy={"sigma": 3.0})
+    result = sweep(parse_config(plain), {"optimizer.lr": [0.01, 0.1]}, out=tmp_path)
+    (sentence,) = (warning for warning in result.warnings if "privacy" in warning)
+    summaries = [json.loads(path.read_text()) for path in tmp_path.glob("*/0/summary.json")]
+    assert len(summaries) == 4  # two settings, and local-only training with each
+    taken = [
+        NoisedSteps(3.0, s["privacy"]["clients"]["0"]["rate"], s["privacy"]["clients"]["0"]["steps"]) for s in summaries
+    ]
+    assert f"epsilon {epsilon(taken, 1e-5):.3g} at delta 1e-05" in sentence
+    assert epsilon(taken, 1e-5) > epsilon(taken[:1], 1e-5)
 
 
 def test_groups_are_the_unit_where_they_are_asked_for(tmp_path):

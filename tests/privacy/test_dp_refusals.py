@@ -11,6 +11,7 @@ from fedmutual.engines.select import choose_engine
 from fedmutual.errors import ConfigError
 from fedmutual.federation import build
 from fedmutual.federation.workload import Workload
+from fedmutual.privacy.rules import list_remarks
 from fedmutual.studies.run import can_stack
 from noised import client
 from toy import difference, federation
@@ -58,6 +59,14 @@ def moving(start, end, shape="linear", **more):
 def test_a_meme_that_is_taught_is_refused(algorithm, round):
     refused("beta = 1 in every round", f"in round {round}", "without noise", "'both'", algorithm=algorithm)
     build.build(config("both", algorithm))
+
+
+def test_proxyfl_with_noise_on_the_proxy_alone_is_refused_as_it_was_published():
+    """Its private model, without noise, teaches the proxy."""
+    refused("beta = 1 in every round", "without noise", "'both'", algorithm={"name": "proxyfl", "beta": 0.5})
+    for nets, beta in (("meme", 1.0), ("both", 0.5)):
+        made = build.build(config(nets, {"name": "proxyfl", "beta": beta}))
+        assert made.client("0").privacy.nets == ({"meme"} if nets == "meme" else {"personal", "meme"})
 
 
 def test_a_client_whose_own_beta_lets_its_meme_be_taught_is_refused():
@@ -140,6 +149,19 @@ def test_what_epsilon_does_not_count_is_said():
     said = [note for note in build.build(config()).plan({}).notes if "epsilon" in note]
     assert len(said) == 1
     assert "scores" in said[0]
+
+
+def test_a_delta_that_promises_nothing_is_refused():
+    refused("privacy.delta", "40 examples", "0.025", privacy={"delta": 0.025})
+    build.build(config(privacy={"delta": 0.0249})).client("0")
+
+
+def test_first_weights_are_said_not_to_be_counted(tmp_path):
+    assert not any("first weights" in note for note in build.build(config()).plan({}).notes)
+    for key in ("weights", "pretrained"):
+        assert len(list_remarks(frozenset({"meme"}), config(model={key: str(tmp_path)}))) == 2
+    own = {"0": {"model": {"pretrained": str(tmp_path)}}}
+    assert len(list_remarks(frozenset({"meme"}), config(clients=own))) == 2
 
 
 def test_clients_with_noise_are_not_stepped_as_one():

@@ -1,15 +1,19 @@
 """Differential privacy at real sites: a secret and a budget of each site's own, spent before an answer leaves."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.rdp import RdpAccountant
 
 import fedmutual
 from authority import write_startup
 from fedmutual.config import parse_config
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.privacy.accountant import ORDERS, NoisedSteps, epsilon
 from fedmutual.privacy.budget import PrivacyBudget, Spent
 from fedmutual.privacy.mechanism import Release
 from fedmutual.privacy.secret import simulation_secret
@@ -190,11 +194,44 @@ def test_federations_on_the_same_data_have_one_budget(tmp_path):
     work(again)
     assert [line["federation"] for line in lines(tmp_path)] == ["wards", "second"]
     assert not any("other data" in line for line in heard)
+
+
+def test_other_data_of_a_site_spend_from_the_same_budget(tmp_path):
+    """A row that is added, or a contract with other columns, is no new budget for the people in all other rows."""
+    work(half(tmp_path))
+    (path,) = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
+    once, heard = budget(path).spent, []
     data = with_data(tmp_path)["north"]["data"]
-    third = half(tmp_path, PRIVATE | {"name": "third"}, say=heard.append, data=data)
-    work(third)
-    assert len(list((tmp_path / "north" / "state" / ".privacy").glob("*.jsonl"))) == 2
-    assert any("other data" in line for line in heard)
+    other = half(tmp_path, PRIVATE | {"name": "other"}, say=heard.append, data=data)
+    work(other)
+    assert any("its budget counts all" in line for line in heard)
+    first, second = (tmp_path / "north" / "state" / ".privacy").glob("*.jsonl")
+    assert budget(first).spent == budget(second).spent > once
+    told, message = work(half(tmp_path, PRIVATE | {"name": "third"}, budget={"epsilon": 1.01 * once}, data=data), shift=1e-6)
+    assert told.problem == "its privacy budget is spent"
+    assert message == {}
+
+
+def test_the_order_of_the_divergence_is_chosen_before_the_answers_are_seen(tmp_path):
+    """The best order for all steps is known only at the end: of mechanisms chosen on the way it would promise too much."""
+    one = budget(tmp_path / "ledger.jsonl", most=8.0)
+    strong, weak = NoisedSteps(0.7, 0.01, 50), NoisedSteps(8.0, 0.9, 50)
+    one.spend(Release("a", *strong, 0, 0))
+    assert one.spent == epsilon([strong], 1e-5)  # of one kind only the number of steps is chosen
+    one.spend(Release("b", *weak, 0, 0))
+    assert one.spent > epsilon([strong, weak], 1e-5) * (1 + 1e-6)
+    conversion = {order: math.log1p(-1 / order) - math.log(1e-5 * order) / (order - 1) for order in ORDERS}
+    gaussian = max(ORDERS, key=lambda order: (8.0 - conversion[order]) / order)
+    assert math.isclose(one.spent, cost([strong, weak], gaussian), rel_tol=1e-9)
+    assert one.spent == budget(tmp_path / "ledger.jsonl", most=8.0).spent
+
+
+def cost(taken, order):
+    """Epsilon at delta 1e-5 by one Renyi order, by dp-accounting."""
+    accountant = RdpAccountant([order])
+    for sigma, rate, steps in taken:
+        accountant.compose(SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(sigma)), steps))
+    return accountant.get_epsilon(1e-5)
 
 
 def test_a_budget_may_be_changed_while_a_federation_goes_on(tmp_path):
@@ -269,7 +306,8 @@ def test_units_do_not_mix_in_one_ledger(tmp_path):
     budget(path).spend(release())
     with pytest.raises(RunError, match=r"privacy\.unit = 'example'"):
         budget(path, unit="group")
-    other = tmp_path / "later.jsonl"
+    other = tmp_path / "later" / "ledger.jsonl"
+    other.parent.mkdir()
     group = budget(other, unit="group")
     budget(other).spend(release())
     with pytest.raises(RunError, match="do not add up"):

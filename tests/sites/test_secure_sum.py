@@ -11,6 +11,7 @@ from fedmutual import boundary
 from fedmutual.config import parse_config
 from fedmutual.engines import base
 from fedmutual.errors import ConfigError, RunError
+from fedmutual.privacy.secret import simulation_secret
 from fedmutual.rundir.text import describe_event
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.consent import find_difference
@@ -36,9 +37,11 @@ MASKED, FIXED = {"server": {"sum": "masked"}}, {"server": {"sum": "fixed"}}
 class Federation:
     """Its sites, its server, and what came of them."""
 
-    def __init__(self, folder, common=FML, sites=FIVE, **given):
+    def __init__(self, folder, common=FML, sites=FIVE, own=None, **given):
+        """own: more tables of every site.toml."""
         folder.mkdir(exist_ok=True)
-        self.folder, self.sites, self.notes = folder, sites, []
+        self.folder, self.notes = folder, []
+        self.sites = {i: about | (own or {}) for i, about in sites.items()}
         self.agreed = contracts.read_contract(contract(folder, common | MASKED, sites, **given))
         self.desk = Watched({i: self.start(i) for i in sites})
 
@@ -100,6 +103,46 @@ def test_masked_sites_are_a_fixed_sum_in_one_process_to_the_bit(tmp_path, common
     if common["algorithm"]["name"] == "fml":
         assert masked.summary["personal"] == plain.summary["personal"]
     assert federation.notes == []
+
+
+PRIVATE = FML | {"privacy": {"nets": "both", "sigma": 2.0}, "share": {"metrics": "none"}}
+
+
+def test_noised_and_masked_sites_are_a_noised_fixed_sum_in_one_process_to_the_bit(tmp_path):
+    """Noise is added before masks. A round costs once, although all sites start anew between training and upload."""
+    ledgers = {i: tmp_path / "masked" / i / "state" / ".privacy" for i in FIVE}
+    for i, folder in ledgers.items():
+        folder.mkdir(parents=True)
+        (folder / "secret").touch(mode=0o600)
+        (folder / "secret").write_bytes(simulation_secret(0, i))
+    federation = Federation(tmp_path / "masked", PRIVATE, own={"privacy": {"epsilon": 100.0}})
+    started = set()
+
+    def start_anew(round, place):
+        if place == Stage.UPLOAD and round not in started:
+            started.add(round)
+            federation.desk.halves.update({i: federation.start(i) for i in FIVE})
+
+    federation.desk.before = start_anew
+    masked, plain = federation.run(), in_one_process(tmp_path, PRIVATE, FIVE)
+    assert started == {0, 1}
+    assert same(masked.global_model().state_dict(), plain.global_model().state_dict())
+    for i, folder in ledgers.items():
+        (ledger,) = folder.glob("*.jsonl")
+        lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+        assert [line["round"] for line in lines] == [1, 2]
+        mine = fedmutual.Run(tmp_path / "masked" / i / "state" / "wards")
+        assert same(mine.personal_model(i).state_dict(), plain.personal_model(i).state_dict())
+        assert mine.summary["privacy"]["spent"] == plain.summary["privacy"]["clients"][i]["epsilon"]
+
+
+def test_a_masked_site_without_a_budget_declines_and_is_left_out_of_the_sum(tmp_path):
+    federation = Federation(tmp_path / "masked", PRIVATE, own={"privacy": {"epsilon": 100.0}})
+    federation.sites["elm"] = federation.sites["elm"] | {"privacy": {"epsilon": 0.01}}
+    federation.desk.halves["elm"] = federation.start("elm")
+    assert federation.run().finished
+    assert any("its privacy budget is spent" in note for note in federation.about("elm"))
+    assert not list((tmp_path / "masked" / "elm" / "state" / ".privacy").glob("*.jsonl"))
 
 
 def test_no_update_and_no_n_k_leaves_a_site(tmp_path):

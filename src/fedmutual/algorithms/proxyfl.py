@@ -1,8 +1,8 @@
 """ProxyFL: peers teach a proxy each, and hand the proxies on along a graph that changes, without a server.
 
 Kalra et al., Decentralized federated learning through proxy model sharing, 2023, https://arxiv.org/abs/2111.11343,
-Algorithm 1, without its privacy claim: proxies are trained and sent as memes are, with no noise. K peers; t the round. What
-is called server here only forwards.
+Algorithm 1, without its claim of privacy: noise on the proxy alone is refused while the private model teaches the proxy
+(docs/privacy-theory.md). K peers; t the round. What is called server here only forwards.
 """
 
 import math
@@ -36,6 +36,7 @@ class ProxyFL(FML):
         0.5, "a, the share of its proxy that a peer keeps, from 0 to below 1; 0: the received proxy replaces it"
     )
     scores: ClassVar[tuple[str, ...]] = ("personal", "proxy")
+    dp_ready: ClassVar[bool] = True  # a mass is computed from the rounds and the messages alone
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -181,7 +181,7 @@ class Experiment:
                 *evaluation_sets.describe_evaluation_rows(self.data, config.records.best_by),
                 *self.nets.notes,
                 *(w.description for w in self.nets.pretrained.values()),
-                *rules.list_remarks(self.noised),
+                *rules.list_remarks(self.noised, config),
                 *notes,
             ),
             participation=config.engine.participation,

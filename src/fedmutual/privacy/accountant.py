@@ -5,9 +5,11 @@ numerical composition of privacy random variables (Gopi et al., 2021, https://ar
 """
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from fedmutual.errors import ConfigError
 
@@ -47,6 +49,33 @@ def epsilon(taken: Iterable[NoisedSteps], delta: float, accountant: Accountant =
         counts[key] = counts.get(key, 0) + steps.number
     history = tuple((sigma, rate, count) for (sigma, rate), count in sorted(counts.items()) if count)
     return max(compute_epsilon(history, delta, accountant), 0.0) if history else 0.0
+
+
+def fixed_order_epsilon(taken: Sequence[NoisedSteps], delta: float, most: float) -> float:
+    """Return epsilon at delta of steps whose settings may have been chosen after earlier answers were seen.
+
+    The Renyi order may not depend on what was seen (Lecuyer, 2021, https://arxiv.org/abs/2103.01379, Theorem 1). While all
+    steps are of one kind the best order does not: only their number is chosen. Otherwise the order is the one with which the
+    budget `most` allows the most steps of a Gaussian mechanism, whose divergence is proportional to the order.
+
+    Raises:
+        ConfigError: the extra is missing.
+    """
+    kinds = {(steps.sigma, steps.rate) for steps in taken if steps.number}
+    if len(kinds) < 2:
+        return epsilon(taken, delta)
+    check_installed()
+    from opacus.accountants.analysis import rdp
+
+    def compute_divergence(steps: NoisedSteps, order: float) -> float:
+        value = rdp.compute_rdp(q=steps.rate, noise_multiplier=steps.sigma, steps=steps.number, orders=[order])
+        return float(np.ravel(value)[0])
+
+    def compute_cost(divergence: float, order: float) -> float:
+        return float(rdp.get_privacy_spent(orders=[order], rdp=[divergence], delta=delta)[0])
+
+    best = max(ORDERS, key=lambda order: (most - compute_cost(0.0, order)) / order)
+    return max(compute_cost(sum(compute_divergence(steps, best) for steps in taken), best), 0.0)
 
 
 def find_sigma(target: float, rate: float, count: int, delta: float, accountant: Accountant = "rdp") -> float:

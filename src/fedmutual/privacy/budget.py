@@ -1,10 +1,12 @@
 """A site's privacy budget on disk. Costs are written before private rows are read, so a crash loses no cost.
 
-A line of the ledger is the cost of one phase. A ledger belongs to one data set and has the costs of all federations.
-The total is computed with Renyi divergences: their sum is valid even where later settings depend on earlier answers
- (Lecuyer, 2021, https://arxiv.org/abs/2103.01379).
+A line of a ledger is the cost of one phase, in any federation. A ledger belongs to one data set, and all ledgers of a
+folder share one budget: data that differ in one row or column have a ledger of their own, and mostly the same people. The
+total is computed with Renyi divergences of one order: their sum is valid even where later settings depend on earlier answers
+(Lecuyer, 2021, https://arxiv.org/abs/2103.01379).
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedmutual.errors import RunError
 from fedmutual.files import sync_folder, write_bytes
-from fedmutual.privacy.accountant import NoisedSteps, epsilon
+from fedmutual.privacy.accountant import NoisedSteps, epsilon, fixed_order_epsilon
 from fedmutual.privacy.mechanism import Release
 from fedmutual.rundir.folder import held
 from fedmutual.rundir.logs import append
@@ -40,25 +42,25 @@ class BudgetLine(BaseModel):
 
 
 class PrivacyBudget:
-    """The privacy budget of one site for one data set, and the ledger of its costs."""
+    """The privacy budget of one site, and the ledger of one of its data sets."""
 
     def __init__(self, path: Path, federation: str, unit: Literal["example", "group"], most: float, delta: float) -> None:
-        """path: the ledger of the data set. most: the largest total epsilon at delta.
+        """path: the ledger of the data set. most: the largest total epsilon at delta, over all ledgers beside it.
 
         Raises:
-            RunError: the ledger is damaged, or has another unit of privacy.
+            RunError: a ledger is damaged, or has another unit of privacy.
         """
         self._path, self._federation, self._unit, self._most, self._delta = path, federation, unit, most, delta
-        self._check_unit(self._read_lines())
+        self._check_unit(self._read_all_lines())
 
     @property
     def spent(self) -> float:
-        """The epsilon spent on these data, over all federations."""
-        return epsilon(map(_steps, self._read_lines()), self._delta)
+        """The epsilon that the site has spent, over all federations and data sets."""
+        return self._compute_total(map(_steps, self._read_all_lines()))
 
     def with_steps(self, planned: NoisedSteps) -> float:
-        """Return the epsilon on these data after these additional steps. Nothing is written."""
-        return epsilon([*map(_steps, self._read_lines()), planned], self._delta)
+        """Return the epsilon of the site after these additional steps. Nothing is written."""
+        return self._compute_total([*map(_steps, self._read_all_lines()), planned])
 
     def of_federation(self) -> dict[str, float]:
         """Return the epsilon, the number of steps and the last sampling rate of this federation on these data."""
@@ -88,11 +90,12 @@ class PrivacyBudget:
             phase=release.phase + 1,
         )
         with held(self._path.parent, "is spending this site's privacy budget", "try again", _PATIENCE):
-            lines = self._read_lines(has_lock=True)
+            self._read_lines(has_lock=True)
+            lines = self._read_all_lines()
             self._check_unit(lines)
             if any(earlier.label == line.label for earlier in lines):
                 return
-            total = epsilon(map(_steps, [*lines, line]), self._delta)
+            total = self._compute_total(map(_steps, [*lines, line]))
             if total > self._most:
                 raise Spent(
                     f"the privacy budget of this site is spent: {line.steps} more steps would bring epsilon to {total:.4g} "
@@ -107,31 +110,41 @@ class PrivacyBudget:
         other = next((line for line in lines if line.unit != self._unit), None)
         if other is not None:
             raise RunError(
-                f"{self._path}: federation {other.federation!r} spent on these data by {other.unit}, and this one counts by "
-                f"{self._unit}; these do not add up to one epsilon, so agree on privacy.unit = {other.unit!r}"
+                f"{self._path.parent}: federation {other.federation!r} spent by {other.unit}, and this one counts by "
+                f"{self._unit}; these do not add up to one epsilon, so agree on privacy.unit = {other.unit!r}, or give "
+                "data of other people another state.folder"
             )
 
-    def _read_lines(self, has_lock: bool = False) -> list[BudgetLine]:
+    def _compute_total(self, taken: Iterable[NoisedSteps]) -> float:
+        return fixed_order_epsilon(list(taken), self._delta, self._most)
+
+    def _read_all_lines(self) -> list[BudgetLine]:
+        """Return the lines of all ledgers in the folder."""
+        return [line for path in list_ledgers(self._path.parent) for line in self._read_lines(path=path)]
+
+    def _read_lines(self, has_lock: bool = False, path: Path | None = None) -> list[BudgetLine]:
         """Return all complete lines. An incomplete last line, left by a crash, does not count: no row was read for it.
 
-        has_lock: whether this process has the ledger's lock; then an incomplete line is removed from the file.
+        has_lock: whether this process has the ledgers' lock; then an incomplete line is removed from the file. path: the
+        ledger; None: that of the data set.
         """
-        if not self._path.exists():
+        path = path or self._path
+        if not path.exists():
             return []
         try:
-            complete, _, cut_line = self._path.read_bytes().rpartition(b"\n")
+            complete, _, cut_line = path.read_bytes().rpartition(b"\n")
         except OSError as problem:
-            raise RunError(f"{self._path}: cannot be read ({problem.strerror})") from None
+            raise RunError(f"{path}: cannot be read ({problem.strerror})") from None
         lines = []
         for number, text in enumerate(complete.splitlines(), 1):
             try:
                 lines.append(BudgetLine.model_validate_json(text))
             except ValidationError:
                 raise RunError(
-                    f"{self._path}: line {number} is damaged, so the spent epsilon is unknown; restore the file from a copy"
+                    f"{path}: line {number} is damaged, so the spent epsilon is unknown; restore the file from a copy"
                 ) from None
         if has_lock and cut_line:
-            write_bytes(self._path, complete + b"\n" if complete else b"")
+            write_bytes(path, complete + b"\n" if complete else b"")
         return lines
 
 

@@ -18,6 +18,10 @@ _SCORES = (
     "or "
     "other runs on the same rows; real sites send no losses or scores"
 )
+_FIRST_WEIGHTS = (
+    "privacy: epsilon covers the training that begins with these first weights. Weights that were trained on the same rows "
+    "tell of them: a noised training adds its own epsilon, and one without noise voids epsilon"
+)
 
 
 def list_noised_nets(config: Config, algorithm: Algorithm, server: Message, pooled: bool) -> frozenset[str]:
@@ -33,7 +37,7 @@ def list_noised_nets(config: Config, algorithm: Algorithm, server: Message, pool
         return frozenset()
     if nets == "both":
         return frozenset({"personal", "meme"})
-    if "global" in algorithm.scores:
+    if {"global", "proxy"} & set(algorithm.scores):
         return frozenset({"meme"})
     if any(phase.leaves(server) for phase in algorithm.phases):
         raise ConfigError(
@@ -57,8 +61,8 @@ def check_algorithm(
     if not algorithm.dp_ready:
         raise ConfigError(
             f"{setting}: nobody has shown of algorithm {name!r} that private rows are read by its gradient steps alone, so "
-            "noise on these may not cover what leaves; use fml, fedavg, fedprox, fedh2l or fedmd, or see docs/privacy.md on "
-            "one's own algorithm"
+            "noise on these may not cover what leaves; use fml, fedavg, fedprox, proxyfl, fedh2l or fedmd, or see "
+            "docs/privacy.md on one's own algorithm"
         )
     if any(N_K in phase.leaves(server) for phase in algorithm.phases):
         raise ConfigError(
@@ -100,7 +104,7 @@ def make_units(config: Config, client: str, rows: Data) -> Units:
     """Return a client's units with their sampling rate.
 
     Raises:
-        ConfigError: the unit is "group", and the client's rows have no groups.
+        ConfigError: the unit is "group", and the client's rows have no groups; or delta is 1 / units or more.
     """
     privacy, groups = config.privacy, None
     if privacy.unit == "group":
@@ -111,12 +115,22 @@ def make_units(config: Config, client: str, rows: Data) -> Units:
                 "'example'"
             )
     batch_size = config.get_client_config(client).training.batch_size or config.training.batch_size
-    return Units(len(rows), batch_size, groups, privacy.group_rows)
+    units = Units(len(rows), batch_size, groups, privacy.group_rows)
+    if privacy.delta * units.count >= 1:
+        raise ConfigError(
+            f"privacy.delta = {privacy.delta:g} promises nothing: client {client!r} has {units.count} {privacy.unit}s, and "
+            f"a method that publishes one of these at random meets this delta; set it far below {1 / units.count:.2g}"
+        )
+    return units
 
 
-def list_remarks(nets: frozenset[str]) -> tuple[str, ...]:
+def list_remarks(nets: frozenset[str], config: Config) -> tuple[str, ...]:
     """Return the remarks for the user of an experiment; none without noised networks."""
-    return (_SCORES,) if nets else ()
+    if not nets:
+        return ()
+    models = [config.model, *(client.model for client in config.clients.values())]
+    begun = any(getattr(model, key, None) is not None for model in models for key in ("weights", "pretrained"))
+    return (_SCORES, _FIRST_WEIGHTS) if begun else (_SCORES,)
 
 
 def _check_teacher(config: Config, algorithm: Algorithm, client: str) -> None:

@@ -46,7 +46,7 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
 
 
 def open_budget(experiment: Experiment, site: str, federation: str, state: Path) -> PrivacyBudget:
-    """Return the budget of a site's data, which all federations on these data spend. Raises RunError."""
+    """Return the budget of a site, with the ledger of these data. Raises RunError."""
     privacy, digest = experiment.config.privacy, experiment.data.digests[site]
     assert privacy.epsilon is not None  # it is checked
     path = state / FOLDER / f"{hashlib.sha256(digest.encode()).hexdigest()[:32]}.jsonl"
@@ -59,7 +59,7 @@ class SitePlan(NamedTuple):
     config: Config
     costs: dict[str, privacy_plan.PrivacyCost]
     budget: float | None
-    spent: float  # epsilon, on the site's data, before these rounds
+    spent: float  # epsilon of the site, before these rounds
     total: float  # and after them
 
 
@@ -104,11 +104,11 @@ def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> M
 
 
 def remark_others(experiment: Experiment, site: str, state: Path, say: Callable[[str], None]) -> None:
-    """Print a remark if the site spent epsilon on other data, because a row in both data costs the sum of both ledgers."""
+    """Print a remark if the site spent epsilon on other data, because the budget counts them too."""
     own = hashlib.sha256(experiment.data.digests[site].encode()).hexdigest()[:32]
     others = [path.name for path in list_ledgers(state / FOLDER) if path.stem != own]
     if others and experiment.noised:
         say(
-            f"privacy: this site has spent on other data too ({json.dumps(others)[1:-1]}); rows that are in both cost what "
-            "both ledgers say together"
+            f"privacy: this site has spent on other data too ({json.dumps(others)[1:-1]}), and its budget counts all; give "
+            "data of other people another state.folder"
         )

@@ -1,7 +1,7 @@
 """The privacy cost of a federation's rounds for each client: planned before the training, and counted afterwards."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,9 +15,11 @@ from fedmutual.engines.base import Engine
 from fedmutual.engines.loop import draw_participants
 from fedmutual.errors import ConfigError
 from fedmutual.federation.experiment import Experiment
+from fedmutual.files import read_json
 from fedmutual.privacy import rules
 from fedmutual.privacy.accountant import NoisedSteps, epsilon, find_sigma
 from fedmutual.privacy.mechanism import Mechanism
+from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.stepping import with_client_settings
 
 
@@ -107,6 +109,24 @@ def record(experiment: Experiment, engine: Engine) -> Mapping[str, Any]:
 def about(config: Config, clients: Mapping[str, Mapping[str, float | None]]) -> dict[str, Any]:
     """Return the privacy settings and the cost of each client: epsilon, steps, sampling rate."""
     return {**config.privacy.model_dump(exclude={"epsilon"}), "clients": clients}
+
+
+def describe_trials(folders: Sequence[Path], config: Config) -> str | None:
+    """Return what the trainings of a sweep cost together, as a sentence; None where no training was noised."""
+    taken: dict[str, list[NoisedSteps]] = {}
+    for folder in folders:
+        stated = read_json(folder / SUMMARY).get("privacy") if (folder / SUMMARY).exists() else None
+        if not stated:
+            continue
+        for client, cost in stated["clients"].items():
+            taken.setdefault(client, []).append(NoisedSteps(stated["sigma"], cost["rate"], cost["steps"]))
+    if not taken:
+        return None
+    total = max(epsilon(steps, config.privacy.delta) for steps in taken.values())
+    return (
+        f"privacy: the trainings of this sweep used the same rows, and together cost epsilon {total:.3g} at delta "
+        f"{config.privacy.delta:g}; the scores by which a setting is chosen are not counted"
+    )
 
 
 def _taken(client: Client) -> NoisedSteps:

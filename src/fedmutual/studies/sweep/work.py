@@ -1,6 +1,7 @@
 """A sweep's runs: looked at before the first is trained, trained, judged."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from fedmutual.metric import ACCURACY, Metric
 from fedmutual.report.choice import Tried
 from fedmutual.rundir.file_names import SUMMARY
 from fedmutual.scores import is_disclosed
+from fedmutual.studies import privacy_plan
 from fedmutual.studies.compare import check_folders
 from fedmutual.studies.run import attempt_together, can_stack
 from fedmutual.studies.side_by_side import RunRequest, limit_jobs, train_runs
@@ -54,6 +56,8 @@ def carry_out(
     _rehearse([work for work in works if not (work.folder / SUMMARY).exists()])
     diverged = _train(works, resume, watch, jobs)
     sweep = judge_sweep(plan, out, _tried(plan, out, diverged))
+    cost = privacy_plan.describe_trials([work.folder for work in works], works[0].config)
+    sweep = replace(sweep, warnings=(*sweep.warnings, cost)) if cost else sweep
     write_json(out / RESULT, make_sweep_record(plan, sweep))
     return sweep
 
