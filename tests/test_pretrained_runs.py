@@ -118,7 +118,7 @@ def test_networks_that_began_with_random_weights_say_so(small: Path, cli) -> Non
 @pytest.mark.parametrize(
     ("settings", "clients", "why"),
     [
-        ({"model.pretrained": "weights", "model.weights": "old"}, {}, "'model.pretrained' and 'model.weights' both say"),
+        ({"model.pretrained": "weights", "model.weights": "old"}, {}, "'model.pretrained' and 'model.weights' both set"),
         (
             {"model.start": "server"},
             {"1": {"model": {"pretrained": "weights"}}},

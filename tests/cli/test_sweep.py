@@ -99,7 +99,7 @@ def test_resume_by_the_command_that_a_stop_prints(held, cli, monkeypatch):
     monkeypatch.setattr(side_by_side, "run", stopped)
     code, _, err = cli("sweep", held, "--set", "optimizer.lr=0.05,0.1", "--set", "rounds=1", "--by", "global", "--out", "s")
     assert code == 130
-    command = shlex.split(err.partition("go on with: ")[2])
+    command = shlex.split(err.partition("resume with: ")[2])
     assert command[-3:] == ["--out", "s", "--resume"]
     assert "--by" in command
     code, out, err = cli(*command[1:])

@@ -10,7 +10,8 @@ from fedmutual.fixed_sum import HEAVIEST, LARGEST, average_updates
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.protocol import WORK, Order, pack_message, read_answer
 from fedmutual.sites.secure_sum.fixed_point import OpenedSum, divide_total
-from fedmutual.sites.site_runtime import SiteRuntime, read_site_file
+from fedmutual.sites.site_runtime import SiteRuntime
+from fedmutual.sites.site_settings import read_site_file
 from wards import COMMON, contract, site, with_data
 
 MODEL = {"bias": torch.zeros(2), "count": torch.zeros(1, dtype=torch.int64)}

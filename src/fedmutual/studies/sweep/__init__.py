@@ -33,8 +33,7 @@ def sweep(
 
     grid: {"optimizer.lr": [0.003, 0.01, 0.03], "rounds": [5]}; a single value is fixed.
     out: the folder; None: `runs/<name>-sweep`.
-    watch: returns the observer of a run, by the name of the run. Of a run in a worker process it sees the start, notes,
-        replies, scores, and the end.
+    watch: returns the observer of a run, by the name of the run; in a worker process: start, notes, replies, scores, end.
     trust_code: with resume, continue with code that has changed since the runs recorded the code.
     jobs: how many runs are trained side by side; None: one for each core where that is faster.
 
