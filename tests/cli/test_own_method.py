@@ -43,6 +43,14 @@ class Placed(FedAvgM):
     role: ClassVar[Role] = Role(position=0, colour=2, reference=True)
 """
 
+NEWCOMER = """
+name = "north"
+rounds = 1
+data = { name = "digits" }
+training = { local_epochs = 1, batch_size = 16 }
+engine = { name = "inprocess", device = "cpu" }
+"""
+
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
@@ -210,3 +218,13 @@ def test_a_class_that_cannot_work_is_refused_before_anything_is_written(folder, 
     assert (code, err.count("error:")) == (2, 1)
     assert all(word in err for word in words), err
     assert not (folder / "w").exists()
+
+
+def test_a_newcomer_adapts_its_shared_model(folder, cli):
+    (folder / "newcomer.toml").write_text(NEWCOMER)
+    code, _, err = cli("run", "momentum.toml", "--set", "rounds=1", "--out", "r")
+    assert code == 0, err
+    code, _, err = cli("adapt", "r", "--data", "newcomer.toml", "--examples", "20", "--seeds", 1, "--out", "a")
+    assert code == 0, err
+    assert (folder / "a" / "report.html").exists()
+    assert read_json(folder / "a" / "adapt.json")["examples"].keys() == {"20"}

@@ -157,6 +157,8 @@ def read_state(path: Path, run: str, round: int, first: Message | None = None) -
 def shared_state(folder: Path) -> Message:
     """Return the shared tensors of a run after its last saved round.
 
+    A tensor with a space in its name is not a network's: the server remembers it, as a velocity (docs/own-algorithm.md).
+
     Raises:
         RunError: the folder holds no run with a saved round, or the algorithm shares no model.
     """
@@ -164,9 +166,10 @@ def shared_state(folder: Path) -> Message:
     if saved is None:
         raise RunError(f"{folder}: there is no run with a saved round in this folder")
     state = read_state(folder / "server" / file_name(saved.round), saved.run, saved.round)
-    if not state or members(state):  # the state of a relay says which peer has which public rows
+    shared = {name: tensor for name, tensor in state.items() if " " not in name}
+    if not shared or members(state):  # the state of a relay says which peer has which public rows
         raise RunError(f"{folder}: its algorithm shares no model; name the folder of a run of fml or fedavg")
-    return state
+    return shared
 
 
 class Saved(BaseModel):
