@@ -41,8 +41,8 @@ def draw_gains(
 
     scale: of the gains; fractions are shown in points.
 
-    Triangles point up where the mean lies above 0, and down below; a filled one has an interval without 0. Where there are
-    more than `MOST_ROWS` rows, the clients of a method are marks in one row, without intervals.
+    Triangles point up where the mean lies above 0, and down below; a filled one has an interval without 0, over three seeds
+    or more. Where there are more than `MOST_ROWS` rows, the clients of a method are marks in one row, without intervals.
 
     noun: the word for a client whose name is a number.
     """
