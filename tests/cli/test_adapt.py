@@ -177,7 +177,7 @@ def test_it_is_gone_on_with_and_never_mixed_with_another_shared_model(run, small
     before = {k: v for k, v in digest(Path("a")).items() if "/0/" in k}
     code, _, err = adapt(cli, *first)
     assert code == 2
-    assert "a: holds an adaptation already; add --resume" in err
+    assert "a: already contains an adaptation; add --resume" in err
     code, _, err = adapt(cli, "--examples", "20,40", "--seeds", 1, "--resume")
     assert code == 0, err
     assert before == {k: v for k, v in digest(Path("a")).items() if "/20/0/" in k}
@@ -413,7 +413,7 @@ def test_what_is_unfinished_is_not_shown(run, cli):
     adapt(cli, "--examples", "20", "--seeds", 1)
     found = json.loads(Path("a/adapt.json").read_text())
     Path("a/adapt.json").write_text(json.dumps({k: found[k] for k in ("format", "from", "fine-tuned")}))
-    with pytest.raises(fedmutual.RunError, match="a: what is to be adapted there is not finished"):
+    with pytest.raises(fedmutual.RunError, match="a: the adaptation there is not finished"):
         adapted(Path("a"))
     shutil.rmtree("a")
     with pytest.raises(fedmutual.RunError, match="there is no such file"):

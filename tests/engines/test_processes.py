@@ -293,7 +293,7 @@ def test_a_worker_that_dies_again_and_again_stops_the_run_with_one_sentence(smal
         if isinstance(event, Replied) and event.round == 2:
             at_work()[-1].kill()
 
-    with pytest.raises(RunError, match=r"part: worker process \d+ with clients? .* was killed by SIGKILL, again and again"):
+    with pytest.raises(RunError, match=r"part: worker process \d+ with clients? .* was killed by SIGKILL, several times"):
         fedmutual.run(config, "part", observers=[kill])
     fedmutual.run(config, "part", resume=True)
 

@@ -274,8 +274,8 @@ def test_a_site_may_tell_less_while_the_federation_goes_on(tmp_path):
     ("more", "words"),
     [
         ({}, "Accuracies to 1 %, of its validation rows, are sent once a round"),
-        ({"split": {"holdout": 0.3}}, "Accuracies to 1 %, of its validation and holdout rows, are told"),
-        ({"split": {"validation": 0.02}}, "not told: it has fewer than 50 validation rows"),
+        ({"split": {"holdout": 0.3}}, "Accuracies to 1 %, of its validation and holdout rows, are sent"),
+        ({"split": {"validation": 0.02}}, "not sent: it has fewer than 50 validation rows"),
         ({"share": {"metrics": "none"}}, "Its losses and scores are not sent."),
         (TELLING, "All its losses and scores are sent"),
     ],

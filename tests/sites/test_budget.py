@@ -222,7 +222,8 @@ def test_the_order_of_the_divergence_is_chosen_before_the_answers_are_seen(tmp_p
     assert one.spent > epsilon([strong, weak], 1e-5) * (1 + 1e-6)
     conversion = {order: math.log1p(-1 / order) - math.log(1e-5 * order) / (order - 1) for order in ORDERS}
     gaussian = max(ORDERS, key=lambda order: (8.0 - conversion[order]) / order)
-    assert math.isclose(one.spent, cost([strong, weak], gaussian), rel_tol=1e-9)
+    bound = cost([strong, weak], gaussian)  # dp-accounting bounds the divergence of an order such as 3.9 from above
+    assert bound * (1 - 1e-4) < one.spent <= bound
     assert one.spent == budget(tmp_path / "ledger.jsonl", most=8.0).spent
 
 

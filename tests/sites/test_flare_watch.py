@@ -34,7 +34,7 @@ def test_who_is_overdue_is_connected_and_not_heard():
 
 def job(*inside):
     """A job in which these sites take part."""
-    return SimpleNamespace(there=lambda: inside, check=lambda: None)
+    return SimpleNamespace(list_connected=lambda: inside, check=lambda: None)
 
 
 NAMES = ("north", "south", "west")
