@@ -78,6 +78,31 @@ def mlp(seed: int, hidden: int = 8, norm: bool = False) -> nn.Module:
         return nn.Sequential(nn.Linear(FEATURES, hidden), *middle, nn.ReLU(), nn.Linear(hidden, CLASSES))
 
 
+class Dropping(nn.Module):
+    """A network with a random part and with running statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Dropout(0.3), mlp(0, norm=True))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def make_dropping(seed: int) -> nn.Module:
+    return Dropping()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted(FML):
+    """A phase with memory, and whose loss terms hold the number of the step."""
+
+    terms = ("personal", "meme", "steps")
+
+    def edit(self, grads, memory):
+        return grads, {"steps": memory.get("steps", torch.zeros(())) + 1}
+
+
 def rows(seed: int, n: int) -> Rows:
     """Return n rows of noise, labelled by which of three features is greatest, so that the labels can be learned."""
     x = torch.randn(n, FEATURES, generator=torch.Generator().manual_seed(seed))

@@ -6,13 +6,11 @@ import os
 import shutil
 import signal
 import sys
-from dataclasses import dataclass
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 import fedmutual
 import forked
@@ -31,6 +29,7 @@ from fedmutual.federation.workload import Workload
 from fedmutual.rundir.checkpoint import client_state
 from fedmutual.studies import run
 from toy import (
+    Counted,
     Ready,
     at,
     client,
@@ -38,7 +37,7 @@ from toy import (
     echo,
     federation,
     killed,
-    mlp,
+    make_dropping,
     odd,
     parent_pid,
     pid,
@@ -154,31 +153,6 @@ def test_split_clients_fill_all_workers_and_are_never_needed_twice_at_once(costs
     for i, shared in split.items():
         assert shared.workers[1] == shared.workers[0] + 1
         assert clients[i] <= load * (1 + 1e-9), "so the first part ends before the second one begins"
-
-
-class Dropping(nn.Module):
-    """A network with a random part and with running statistics."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Dropout(0.3), mlp(0, norm=True))
-
-    def forward(self, x):
-        return self.net(x)
-
-
-def make_dropping(seed):
-    return Dropping()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counted(FML):
-    """A phase with memory, and whose loss terms hold the number of the step."""
-
-    terms = ("personal", "meme", "steps")
-
-    def edit(self, grads, memory):
-        return grads, {"steps": memory.get("steps", torch.zeros(())) + 1}
 
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
