@@ -53,6 +53,11 @@ def of_algorithms(found: Import) -> bool:
     return allowed or not found.file.startswith("algorithms/")
 
 
+def of_engines(found: Import) -> bool:
+    """They know no algorithm: what an engine needs to know, a phase tells by `fedmutual.core`."""
+    return not found.file.startswith("engines/") or found.top != "fedmutual.algorithms"
+
+
 def of_core(found: Import) -> bool:
     """It imports torch, the types of settings and roles, and the standard library; how a client steps, the core too."""
     allowed = {
@@ -125,7 +130,7 @@ def of_rooms(found: Import) -> bool:
     return RANKS[imported] < RANKS[importing]
 
 
-RULES = [of_rooms, of_algorithms, of_core, of_cli, of_report, of_extras, of_carried]
+RULES = [of_rooms, of_algorithms, of_engines, of_core, of_cli, of_report, of_extras, of_carried]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -151,6 +156,8 @@ def test_an_extra_has_one_place_of_its_own(extra: str) -> None:
         (of_algorithms, "algorithms/fml.py", "from fedmutual import core, data"),
         (of_algorithms, "algorithms/fml.py", "import numpy as np"),
         (of_algorithms, "algorithms/fml.py", "import fedmutual"),
+        (of_engines, "engines/handover.py", "from fedmutual.algorithms.local import LocalEpochs"),
+        (of_engines, "engines/stack.py", "from fedmutual import algorithms"),
         (of_core, "core.py", "def f():\n    import fedmutual.losses"),
         (of_core, "core.py", "import numpy"),
         (of_core, "core.py", "from fedmutual import stepping"),

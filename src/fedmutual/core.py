@@ -277,6 +277,13 @@ class Phase(abc.ABC):
         """Return the learning rate of this phase; None: the client's learning rate."""
         return None
 
+    def count_steps(self, client: "Client") -> int | None:
+        """Return about how many steps `batches` leads to; None if `batches` depends on more than the client's rows and `at`.
+
+        With a number, an engine may move the client to another process between two steps, which draws the batches again.
+        """
+        return None
+
     def leaves(self, server: Message) -> Spec:
         """Return all that a reply may hold, name -> (dtype, shape), from public knowledge.
 

@@ -19,7 +19,7 @@ class Progress:
     const: Message  # the constants of the loss
     work: Work
     losses: list[Message] = field(default_factory=list)  # the loss terms of each step
-    stream: Tensor | None = None  # the state of torch's random stream, if another process goes on
+    stream: Tensor | None = None  # the state of torch's random stream, if another process continues
 
 
 def work(

@@ -21,8 +21,10 @@ class LocalEpochs(Phase):
         """Return E epochs, or the steps, of private data: inputs [B, ...] and targets [B]."""
         return self.over("private", client, at)
 
-    def count_steps(self, client: Client) -> int:
-        """Return about how many steps `batches` leads to; a last batch of one row is no step of its own."""
+    def count_steps(self, client: Client) -> int | None:
+        """As `Phase.count_steps`; a last batch of one row is no step of its own. None for a subclass with other batches."""
+        if type(self).batches is not LocalEpochs.batches:
+            return None
         if self.local_steps is not None:
             return self.local_steps
         return self.local_epochs * -(-len(client.data["private"]) // self.batch_size)

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import torch
 
-from fedmutual.algorithms.local import LocalEpochs
 from fedmutual.core import At, Client, Message, Phase, Spec
 from fedmutual.denormals import flush_denormals
 from fedmutual.engines.base import Reply, participate, release_reply
@@ -14,7 +13,7 @@ from fedmutual.stepping import Progress, steps, with_client_settings, work
 
 
 class Handover(NamedTuple):
-    """All that another worker needs to go on with a client's phase."""
+    """All that another worker needs to continue a client's phase."""
 
     state: Message  # of the client
     progress: Progress
@@ -28,12 +27,12 @@ def begin_phase(
 
     Return the reply if the share is 1, or if the phase cannot be handed over.
     """
-    local = with_client_settings(phase, client)
-    if share == 1.0 or not isinstance(local, LocalEpochs) or not _can_hand_over(local, client):
+    count = with_client_settings(phase, client).count_steps(client)
+    if share == 1.0 or count is None or not _can_hand_over(client):
         return participate(client, phase, inbox, declared, at)
     with raise_user_errors(phase, client.id):
         stepping = steps(phase, client, inbox, at)
-        for _ in range(max(1, round(share * local.count_steps(client)))):
+        for _ in range(max(1, round(share * count))):
             try:
                 progress = next(stepping)
             except StopIteration as end:
@@ -53,8 +52,7 @@ def end_phase(client: Client, phase: Phase, inbox: Message, declared: Spec, at: 
         return release_reply(client, phase, message, train, inbox, declared)
 
 
-def _can_hand_over(phase: LocalEpochs, client: Client) -> bool:
-    """Return whether another process can go on with a phase: its batches depend on rows and streams alone, no noise is drawn
-    for privacy, and dropout is drawn on the CPU."""
-    on_cpu = all(p.device.type == "cpu" for net in client.nets.values() for p in net.parameters())
-    return type(phase).batches is LocalEpochs.batches and client.privacy is None and on_cpu
+def _can_hand_over(client: Client) -> bool:
+    """Return whether another process can continue with this client: no noise is drawn for privacy, and dropout is drawn on
+    the CPU."""
+    return client.privacy is None and all(p.device.type == "cpu" for net in client.nets.values() for p in net.parameters())

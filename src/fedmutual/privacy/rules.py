@@ -20,7 +20,7 @@ _SCORES = (
 )
 _FIRST_WEIGHTS = (
     "privacy: epsilon covers the training that begins with these first weights. Weights that were trained on the same rows "
-    "tell of them: a noised training adds its own epsilon, and one without noise voids epsilon"
+    "disclose something about these rows: a noised training adds its own epsilon, and one without noise voids epsilon"
 )
 
 
@@ -62,7 +62,7 @@ def check_algorithm(
         raise ConfigError(
             f"{setting}: nobody has shown of algorithm {name!r} that private rows are read by its gradient steps alone, so "
             "noise on these may not cover what leaves; use fml, fedavg, fedprox, proxyfl, fedh2l or fedmd, or see "
-            "docs/privacy.md on one's own algorithm"
+            "docs/privacy.md on your own algorithm"
         )
     if any(N_K in phase.leaves(server) for phase in algorithm.phases):
         raise ConfigError(

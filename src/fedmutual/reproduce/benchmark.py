@@ -292,5 +292,5 @@ def render_benchmark(page: Page, root: Path, pages: str) -> str:
 
 def _percent(measured_cells: Sequence[MeasuredCell], cell: str, arm: str) -> str:
     """Return the accuracy of an arm on clients' own data in a cell, such as "93.8 %"; "n/a" without results."""
-    own = [m.value(OWN, arm) for m in measured_cells if m.cell.name == cell and arm in m.cell.shown]
-    return f"{100 * own[0].mean:.1f} %" if own and own[0] else "n/a"
+    values = [m.value(OWN, arm) for m in measured_cells if m.cell.name == cell and arm in m.cell.shown]
+    return f"{100 * values[0].mean:.1f} %" if values and values[0] else "n/a"

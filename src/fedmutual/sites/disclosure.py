@@ -13,7 +13,7 @@ def describe_disclosure(experiment: Experiment, site: str) -> str:
         return "Its losses and scores are not sent."
     rows = experiment.rows(site)
     kinds = dict.fromkeys(exam.rows for exam in experiment.exams(site))
-    told = [kind for kind in kinds if is_disclosed(metrics, len(rows[kind]))]
-    if not told:
+    sent = [kind for kind in kinds if is_disclosed(metrics, len(rows[kind]))]
+    if not sent:
         return f"Its losses and scores are not sent: it has fewer than {LEAST_ROWS} {' or '.join(kinds)} rows."
-    return f"Accuracies to 1 %, of its {' and '.join(told)} rows, are sent once a round; other scores and losses are not."
+    return f"Accuracies to 1 %, of its {' and '.join(sent)} rows, are sent once a round; other scores and losses are not."
