@@ -24,7 +24,9 @@ def check_measures(index: Index, path: Path) -> None:
             raise ConfigError(f"{path}: {name!r} has no curve that could be drawn; remove it from 'figures'")
     for claim in index.claims:
         if claim.per == "client" and not measures.find(claim.measure)[0].nodes:
-            raise ConfigError(f'{path}: {claim.measure!r} is no measure of each client; remove per = "client" from its claim')
+            raise ConfigError(
+                f'{path}: {claim.measure!r} is no measure of each client; remove per = "client" from its claim'
+            )
         if claim.per == "client" and claim.whose != "every":
             raise ConfigError(f"{path}: the claim {claim.text!r} is of every client; remove 'of', or per = \"client\"")
         if not (claim.than or claim.less) or (claim.times and (claim.less or not claim.than)):
