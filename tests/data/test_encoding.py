@@ -1,6 +1,7 @@
 """Tables with missing values, categories and dates: what data.columns makes of them, against scikit-learn and by hand."""
 
 import json
+import math
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 from fedmutual import data
-from fedmutual.config import dump_config, parse_config
-from fedmutual.data.encoding import parse_encoding
+from fedmutual.config import ColumnConfig, dump_config, parse_config
+from fedmutual.data.encoding import ColumnPlan, learn_encoding, parse_encoding
 from fedmutual.data.examples import BadRows
 from fedmutual.data.rows import Rows
 from fedmutual.data.suggest import suggest_columns
@@ -73,6 +74,24 @@ def test_encoded_rows_are_those_of_scikit_learns_transformers(tmp_path: Path, fi
         x, _ = everything(rows)
         wanted = np.asarray(expected.transform(table.iloc[rows.index]), dtype=np.float32)
         np.testing.assert_allclose(x.numpy(), wanted, rtol=1e-6, atol=1e-6)
+
+
+COLUMNS = {
+    "usual": [3.5, math.nan, 1.25, 8.0, 2.0],
+    "one value": [0.1, 0.1, math.nan, 0.1],
+    "one row": [7.0],
+    "all missing": [math.nan, math.nan],
+}
+
+
+@pytest.mark.parametrize("cells", COLUMNS.values(), ids=COLUMNS)
+def test_learned_numbers_are_those_of_scikit_learns_transformers(cells: list[float]) -> None:
+    column = np.array(cells)[:, None]
+    imputer = SimpleImputer(strategy="median", keep_empty_features=True).fit(column)
+    scaler = StandardScaler().fit(imputer.transform(column))
+    (learned,) = learn_encoding(column, [ColumnPlan("age", ColumnConfig(kind="number"))]).columns
+    assert learned.fill == imputer.statistics_[0]
+    assert (learned.mean, learned.std) == pytest.approx((scaler.mean_[0], scaler.scale_[0]), rel=1e-14)
 
 
 def test_steps_by_hand(tmp_path: Path) -> None:

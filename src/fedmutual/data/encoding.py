@@ -1,7 +1,7 @@
 """Encoding of a table's columns: missing values are filled in, categories one-hot encoded, numbers and dates standardised.
 
-The steps are learned from training rows by scikit-learn, and kept as plain numbers and names: a pickled transformer could
-run code when a run folder is opened.
+The steps are learned from training rows, and kept as plain numbers and names: a pickled transformer of scikit-learn could
+run code when a run folder is opened. Tests hold that the numbers equal those of scikit-learn, which is slow to import.
 """
 
 from collections.abc import Mapping, Sequence
@@ -111,28 +111,26 @@ def learn_encoding(cells: FloatArray, plans: Sequence[ColumnPlan]) -> Encoding:
         cells: the training rows [n, columns].
         plans: how each column is read.
     """
-    columns = tuple(_learn_column(cells[:, [i]], plan) for i, plan in enumerate(plans))
+    columns = tuple(_learn_column(cells[:, i], plan) for i, plan in enumerate(plans))
     return Encoding(columns, tuple(plan.vocabulary for plan in plans))
 
 
 def _learn_column(cells: FloatArray, plan: ColumnPlan) -> EncodedColumn:
-    from sklearn.impute import SimpleImputer  # a second to import, and only tables with data.columns need it
-    from sklearn.preprocessing import StandardScaler
-
+    """Return the steps of one column, learned from its training cells [n]."""
     settings = plan.settings
     if settings.kind == "category":
         codes = np.unique(cells[np.isfinite(cells)]).astype(int)
         return EncodedColumn(plan.name, "category", settings.values or tuple(plan.vocabulary[i] for i in codes))
-    strategy: dict[str, Any] = (
-        {"strategy": "median"} if settings.fill is None else {"strategy": "constant", "fill_value": settings.fill}
-    )
-    imputer = SimpleImputer(keep_empty_features=True, **strategy).fit(cells)
-    fill = float(imputer.statistics_[0])
+    missing = np.isnan(cells)
+    fill = settings.fill
+    if fill is None:
+        fill = 0.0 if missing.all() else float(np.median(cells[~missing]))
     mean, std = settings.mean, settings.std
     if mean is None or std is None:
-        scaler = StandardScaler().fit(imputer.transform(cells))
-        mean, std = float(scaler.mean_[0]), float(scaler.scale_[0])
-    return EncodedColumn(plan.name, settings.kind, fill=fill, mean=mean, std=std)
+        filled = np.where(missing, fill, cells)
+        is_constant = filled.min() == filled.max()  # rounding could give a constant column a tiny standard deviation
+        mean, std = float(filled.mean()), 1.0 if is_constant else float(filled.std())
+    return EncodedColumn(plan.name, settings.kind, fill=float(fill), mean=mean, std=std)
 
 
 def list_learned_columns(plans: Sequence[ColumnPlan]) -> list[str]:
