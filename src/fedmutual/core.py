@@ -249,7 +249,9 @@ class Client:
     shared: tuple[str, ...] = ()  # the names of the meme's tensors that cross; the others are its adaptor and stay home
     proxy: bool = False  # whether its meme is a proxy: its own, which peers exchange, and kept from round to round
     twins: frozenset[str] = frozenset()  # those of them that began equal to a tensor of the personal net, by right
-    own: Mapping[str, Any] = field(default_factory=dict)  # its task, own alpha, ...: replace the phase's, never sent
+    settings: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # its task, alpha, ...: they replace the phase's and are never sent
     precision: torch.dtype | None = None  # a lower one that its networks compute in; weights keep theirs
     metrics: Disclosure = "all"  # what of its losses and scores is told; messages cross anyway
     seeds: Seeds | None = None  # of the public seed set, where the algorithm has one
@@ -341,7 +343,7 @@ class Public:
 
     labelled: bool = True  # whether its labels are given to all, or stay with the owners of the rows
     batch: int | None = None  # examples that a message speaks of; None: nothing is said of them in rounds
-    own: bool = False  # whether they are the sender's own, so that each must have as many; else of all
+    of_sender: bool = False  # whether `batch` counts rows of each sender; else rows of the whole set
     pairs: bool = False  # whether the algorithm draws who takes part in a round
     server: bool = False  # whether they are the server's, to train the shared model on, and unknown to the clients
 

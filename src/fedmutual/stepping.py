@@ -106,7 +106,7 @@ def remembered(phase: Phase, memory: Message) -> Message:
 def with_client_settings(phase: Phase, client: Client) -> Phase:
     """Return the phase with the client's own settings."""
     settings = {f.name for f in fields(phase)}  # type: ignore[arg-type]
-    return replace(phase, **{k: v for k, v in client.own.items() if k in settings})  # type: ignore[type-var]
+    return replace(phase, **{k: v for k, v in client.settings.items() if k in settings})  # type: ignore[type-var]
 
 
 def ready(phase: Phase, client: Client, at: At) -> None:
@@ -134,15 +134,15 @@ def rate(phase: Phase, client: Client, at: At) -> float:
     return at.number(client.rate if phase.rate is None else phase.rate)
 
 
-def make_call(net: nn.Module, own: Message | None = None) -> Callable[..., Tensor]:
-    """Return a function (x, weights or nothing) -> output of a net. own: tensors in place of those of the module."""
+def make_call(net: nn.Module, replaced: Message | None = None) -> Callable[..., Tensor]:
+    """Return a function (x, weights or nothing) -> output of a net. replaced: tensors in place of those of the module."""
 
     def call(x: Tensor, weights: Message | None = None) -> Tensor:
         output: Tensor
-        if own is None and weights is None:
+        if replaced is None and weights is None:
             output = net(x)
             return output
-        output = functional_call(net, {**(own or {}), **(weights or {})}, (x,))
+        output = functional_call(net, {**(replaced or {}), **(weights or {})}, (x,))
         return output
 
     return call

@@ -81,7 +81,7 @@ def test_a_client_with_steps_of_its_own_transfers_as_all_do():
     """Its settings are of rounds; the start has epochs of its own."""
     rows = Rows(torch.randn(12, 2), torch.arange(12) % 2)
     one = node("0", {"0": range(12)}, rows, None, nn.Linear(2, 2), trains_on=rows)
-    one.own = {"local_steps": 2, "batch_size": 4}
+    one.settings = {"local_steps": 2, "batch_size": 4}
     for kind, at, batches in ((Transfer, -1, 9), (Revisit, -1, 9), (Revisit, 0, 2)):
         phase = with_client_settings(kind(transfer_epochs=3, local_steps=7), one)
         assert len(list(phase.batches(one, {}, At(0, at, 5)))) == batches

@@ -108,7 +108,7 @@ def test_a_clients_own_alpha_and_a_schedule():
     """alpha runs 1 -> 0 over three rounds at client 0; client 1 keeps its own 1: independent training."""
     algorithm = FML(alpha=Schedule(1.0, 0.0), beta=1, local_epochs=1, batch_size=8).algorithm()
     clients = one_step_clients(algorithm)
-    clients[1].own = {"alpha": 1.0}
+    clients[1].settings = {"alpha": 1.0}
     federation(algorithm, clients, rounds=3, start={"weight": torch.tensor(SHARED)})
     shared, own = SHARED, dict(OWN)
     for a in (1.0, 0.5, 0.0):

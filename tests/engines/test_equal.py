@@ -108,7 +108,7 @@ def apart(engine, algorithm, rounds=1, participation=1.0, start=None, stacked=Tr
     for name in ("inprocess", engine):
         ours = clients(algorithm, **made)
         for one, settings in zip(ours, own or [{}] * len(ours), strict=False):
-            one.own = settings
+            one.settings = settings
         events = []
         last = federation(
             algorithm, ours, rounds=rounds, start=start, engine=name, participation=participation, events=events

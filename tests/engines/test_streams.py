@@ -31,7 +31,7 @@ def parts(kind=FML):
     inbox = server() if "global" in algorithm.scores else {}
     made = []
     for id, n in SIZES.items():
-        one = client(id, algorithm, n=n, personal=lambda seed: mlp(seed, norm=True), own={"alpha": 0.2 + 0.3 * int(id)})
+        one = client(id, algorithm, n=n, personal=lambda seed: mlp(seed, norm=True), settings={"alpha": 0.2 + 0.3 * int(id)})
         made.append(PhaseInput(one, with_client_settings(phase, one), inbox, phase.leaves(inbox), at()))
     return made
 

@@ -412,7 +412,7 @@ class Talker(Classification):
     ],
 )
 def test_what_an_evaluation_tells_is_declared_too(said, sentence):
-    one = client("0", FML(**E).algorithm(), own={"task": Talker(said)})
+    one = client("0", FML(**E).algorithm(), settings={"task": Talker(said)})
     exam = EvalSpec("personal", "validation", "personal", "0", "validation")
     with pytest.raises(Refused) as refused:
         evaluate_client(one, (exam,), {}, 1, None)
@@ -422,6 +422,6 @@ def test_what_an_evaluation_tells_is_declared_too(said, sentence):
 def test_a_score_that_is_no_number_is_told_as_none():
     """A correlation of constants, a mean of nothing: no log has NaN, and a run does not end of it."""
     talker = Talker({"accuracy": math.nan, "recall": [math.inf, 0.5, 1.0], "examples": 3})
-    one = client("0", FML(**E).algorithm(), own={"task": talker})
+    one = client("0", FML(**E).algorithm(), settings={"task": talker})
     (score,) = evaluate_client(one, (EvalSpec("personal", "validation", "personal", "0", "validation"),), {}, 1, None)
     assert score.values == {"accuracy": None, "recall": [None, 0.5, 1.0], "examples": 3}

@@ -102,8 +102,8 @@ class Experiment:
             ConfigError: a network cannot be trained: none of its parameters is trainable, or the client's batches hold one
                 example and the network needs more; or noise cannot be added to the training of these networks and rows.
         """
-        nets, own, private = self.nets.of(id), self.config.get_client_config(id), self.rows(id)["private"]
-        if min(own.training.batch_size or self.config.training.batch_size, len(private), self._exchanged()) == 1:
+        nets, client_config, private = self.nets.of(id), self.config.get_client_config(id), self.rows(id)["private"]
+        if min(client_config.training.batch_size or self.config.training.batch_size, len(private), self._exchanged()) == 1:
             self._check_alone(id, nets)
         for name, net in nets.items():
             if not self.nets.frozen(name, id) and not any(p.requires_grad for p in net.parameters()):
@@ -116,13 +116,13 @@ class Experiment:
     def client(self, id: str) -> Client:
         """Return a participant as before round 1. Raises ConfigError as `networks` does."""
         self._set_tf32()
-        nets, own, rows = self.networks(id), self.config.get_client_config(id), self.rows(id)
+        nets, client_config, rows = self.networks(id), self.config.get_client_config(id), self.rows(id)
         privacy: Mechanism | None = None
         if self.noised:
             privacy = rules.make_mechanism(self.config, id, self.noised, rows["private"])
             rows["private"] = privacy.rows
         shared = self.nets.crossing if "meme" in nets else ()
-        rate = own.optimizer.lr if own.optimizer.lr is not None else self.config.optimizer.lr
+        rate = client_config.optimizer.lr if client_config.optimizer.lr is not None else self.config.optimizer.lr
         return Client(
             id=id,
             nets=nets,
@@ -132,7 +132,7 @@ class Experiment:
             shared=shared,
             proxy="proxy" in self.algorithm.scores,
             twins=find_exempt_tensors(nets, shared, self.nets.space(id).shape),
-            own=read_client_settings(self.config, id) | {"task": self.task(id)},
+            settings=read_client_settings(self.config, id) | {"task": self.task(id)},
             precision=torch.bfloat16 if self.config.engine.precision == "bf16" else None,
             seeds=self.seeds,
             metrics=self.config.disclosure(id),
@@ -156,11 +156,12 @@ class Experiment:
 
     def _load(self, id: str) -> tuple[float, float]:
         """Return the number of a client's steps in a round, and the number of examples in these steps."""
-        rows, own, common = len(self.rows(id)["private"]), self.config.get_client_config(id).training, self.config.training
+        rows = len(self.rows(id)["private"])
+        training, common = self.config.get_client_config(id).training, self.config.training
         first = self.algorithm.phases[0]
-        batch, steps = own.batch_size or common.batch_size, own.local_steps or getattr(first, "local_steps", None)
+        batch, steps = training.batch_size or common.batch_size, training.local_steps or getattr(first, "local_steps", None)
         if steps is None:
-            epochs = own.local_epochs or common.local_epochs
+            epochs = training.local_epochs or common.local_epochs
             return epochs * -(-rows // batch), epochs * rows
         use = self.algorithm.public
         exchanged = (use.batch or 0) * self._peer_count if use else 0
@@ -240,7 +241,7 @@ class Experiment:
         use = self.algorithm.public
         if use is None or use.batch is None:
             return math.inf
-        return use.batch * (max(self._peer_count, 1) if use.own and not use.pairs else 1)
+        return use.batch * (max(self._peer_count, 1) if use.of_sender and not use.pairs else 1)
 
     @property
     def _peer_count(self) -> int:
@@ -264,12 +265,12 @@ class Experiment:
                 ) from None
 
     def _optimizer(self, net: nn.Module, client: str) -> torch.optim.Optimizer:
-        common, own = self.config.optimizer, self.config.get_client_config(client)
+        common, optimizer = self.config.optimizer, self.config.get_client_config(client).optimizer
         params = [p for p in net.parameters() if p.requires_grad]
         fused = self.device.type in ("cpu", "cuda")  # one call for all parameters
-        decay = own.optimizer.weight_decay if own.optimizer.weight_decay is not None else common.weight_decay
+        decay = optimizer.weight_decay if optimizer.weight_decay is not None else common.weight_decay
         if common.name == "sgd":
-            momentum = own.optimizer.momentum if own.optimizer.momentum is not None else common.momentum
+            momentum = optimizer.momentum if optimizer.momentum is not None else common.momentum
             return torch.optim.SGD(params, lr=0.0, momentum=momentum, weight_decay=decay, fused=fused)
         kind: type[torch.optim.Adam] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[common.name]
         return kind(params, lr=0.0, weight_decay=decay, amsgrad=common.amsgrad, fused=fused)

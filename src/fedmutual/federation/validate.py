@@ -104,7 +104,7 @@ def _check_public(experiment: Experiment) -> None:
             f"algorithm {config.algorithm['name']!r} needs a public seed set; set split.public, the fraction of its "
             "data that each client gives to all"
         )
-    check_enough(use, {i: len(own) for i, own in public.owners.items()})
+    check_enough(use, {i: len(rows) for i, rows in public.owners.items()})
     if config.engine.participation < 1 and use.pairs:
         raise ConfigError(
             "engine.participation below 1 and algorithm.peers = 'pairs' both choose the participants of a round; set one of "
@@ -115,7 +115,7 @@ def _check_public(experiment: Experiment) -> None:
 def check_enough(use: Public, rows: Mapping[str, int]) -> None:
     """Raise ConfigError if there are fewer public examples than algorithm.public_batch. rows: examples of each client."""
     owner, count = "there are", sum(rows.values())
-    if use.own:
+    if use.of_sender:
         least = min(rows, key=lambda i: rows[i])
         owner, count = f"client {least!r} has", rows[least]
     if (use.batch or 0) > count:

@@ -178,7 +178,7 @@ def _round_steps(experiment: Experiment, id: str, rows: int, round: int, phases:
     config, seeds = experiment.config, experiment.seeds
     private, public = _Counted(rows), _Counted(sum(map(len, seeds.owners.values())) if seeds else 0)
     settings = read_client_settings(config, id) | {"task": experiment.task(id)}
-    client = Client(id, {}, {}, {"private": private, "public": public}, own=settings, seeds=seeds)
+    client = Client(id, {}, {}, {"private": private, "public": public}, settings=settings, seeds=seeds)
     for number, phase in enumerate(phases):
         for _ in with_client_settings(phase, client).batches(client, {}, At(config.seed, round, config.rounds, number)):
             pass
