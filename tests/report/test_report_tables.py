@@ -77,7 +77,7 @@ def test_the_headline(two_seeds):
     assert table.rows[0][7].sub == "over 2 seeds"
     assert table.rows[0][8].sub == "of 6, 2 equal"
     assert "over 2 seeds" in table.caption
-    assert table.notes == ("n/a: there is no shared model: nothing is shared", "n/a: this is local-only training itself")
+    assert table.footnotes == ("n/a: there is no shared model: nothing is shared", "n/a: this is local-only training itself")
     line = records(table)[0]
     assert (line["gain_n"], line["gain_unit"], line["gained"], line["harmed"], line["equal"]) == (
         "2",
@@ -115,7 +115,7 @@ def test_a_method_with_two_models_has_a_line_for_each(tmp_path):
         ("2/2", ""),
     ]
     assert table.rows[1][8].sub == "of 6, 2 equal"
-    assert table.notes[:2] == (
+    assert table.footnotes[:2] == (
         "n/a: the shared model has a line of its own",
         "n/a: on own data a run chooses its best round for the personal models",
     )
@@ -150,7 +150,7 @@ def test_forks_that_no_complete_model_unites_are_called_so(tmp_path):
     parted = Made("fml", better, shared_own=lambda s, r, c: 0.45)
     table = accuracy.headline(comparison([write(tmp_path / "a", parted)]))
     assert [(row[0].sub, row[3].text) for row in table.rows] == [("personal models", "46.7"), ("clients' forks", "45.0")]
-    assert "n/a: no complete shared model exists: a part of it stays with the clients" in table.notes
+    assert "n/a: no complete shared model exists: a part of it stays with the clients" in table.footnotes
 
 
 def test_a_best_on_test_is_called_so(tmp_path):
@@ -168,8 +168,8 @@ def test_a_best_on_test_is_called_so(tmp_path):
         "mean, best on validation (test examples)",
         "worst, best on validation (test examples)",
     ]
-    assert table.columns[4].note == table.columns[6].note == table.notes[0]
-    assert table.notes[0].startswith("the best round was chosen on the very test examples")
+    assert table.columns[4].note == table.columns[6].note == table.footnotes[0]
+    assert table.footnotes[0].startswith("the best round was chosen on the very test examples")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_what_is_missing_says_why(tmp_path):
     silent = Made("fml", better, tells=False)
     found = comparison([write(tmp_path / "a", silent)])
     table = accuracy.headline(found)
-    assert table.notes == (
+    assert table.footnotes == (
         "n/a: no complete shared model exists: a part of it stays with the clients",
         "n/a: no client shares its accuracy: share.metrics forbids it, or it was computed on fewer than 50 rows",
         f"n/a: {measures.no_local(found)}",
@@ -334,7 +334,7 @@ def test_tensors_that_leave(two_seeds):
 def test_pooled_data_are_not_called_a_federation(tmp_path):
     table = traffic.bytes_by_method(comparison([write(tmp_path / "a", Made("centralised", base, shared))]))
     assert table.rows[0][1].text == "everything: all data are in one place"
-    assert table.notes == (traffic.POOLED_NOTE,)
+    assert table.footnotes == (traffic.POOLED_NOTE,)
 
 
 def test_curves(two_seeds):
@@ -418,7 +418,7 @@ def test_the_runs_notes_are_told_once_with_their_methods(tmp_path):
     for folder in folders:
         own = "T  note: only fml\n" if folder.parent.name == "fml" else ""
         (folder / "log.txt").write_text(f"T  started, 2 rounds\nT  note: mind this\n{own}T  note: mind this\n")
-    assert provenance.notes(comparison(folders)) == ["mind this", "FML: only fml"]
+    assert provenance.list_run_notes(comparison(folders)) == ["mind this", "FML: only fml"]
 
 
 def test_a_note_of_many_rounds_is_told_once_with_their_number(tmp_path):
@@ -429,7 +429,7 @@ def test_a_note_of_many_rounds_is_told_once_with_their_number(tmp_path):
         if (folder.parent.name, folder.name) == ("independent", folders[-1].name):
             said = []
         (folder / "log.txt").write_text("".join(f"T  note {words}\n" for words in said))
-    assert provenance.notes(comparison(folders)) == [
+    assert provenance.list_run_notes(comparison(folders)) == [
         "FML: gone (in 4 rounds of 2 runs, from the start to round 7)",  # a round that was begun again counts once
         "FedAvg: odd (in round 1)",
         "FedAvg: new (at the start)",

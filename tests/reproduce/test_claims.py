@@ -257,7 +257,7 @@ def test_an_arm_that_diverged_in_a_seed_wins_nothing(four):
     assert verdict(judged, 1) == (
         "inconclusive: +10.0 points (95 % interval +10.0 to +10.0, 2 seeds); fml diverged in 2 of 4 runs"
     )
-    assert verdicts(judged, 1).notes == ("fml diverged in 2 of 4 runs",)
+    assert verdicts(judged, 1).footnotes == ("fml diverged in 2 of 4 runs",)
 
 
 def test_a_rival_that_diverged_is_told_and_wins_nothing_either(four):

@@ -202,7 +202,7 @@ def test_results_of_several_numerics_versions_say_so(store, planned, papers):
             keep(store, planned(seeds=(seed,))[arm, seed], numerics=version)
     told = page(experiment, measured_cells(experiment, store))
     assert verdict(told.judged[0], 1).endswith("; made by numerics versions 1 and 2")
-    assert "2 seeds; made by numerics versions 1 and 2" in told.tables[0].notes
+    assert "2 seeds; made by numerics versions 1 and 2" in told.tables[0].footnotes
 
 
 def test_what_a_known_run_was_not_asked_for_is_not_run_and_no_gap_of_the_method(store, planned, papers):

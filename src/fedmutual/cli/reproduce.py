@@ -128,7 +128,7 @@ def _conclude(
     for table in page.tables:
         say(f"\n{table.caption}")
         console.print(_make_terminal_table(table))
-        for number, note in enumerate(table.notes, 1):
+        for number, note in enumerate(table.footnotes, 1):
             say(f"({number}) {note}")
     decimals = experiment.index.decimals
     for judged in page.judged:
@@ -153,12 +153,12 @@ def _make_terminal_table(table: report.PageTable) -> Table:
     for column in table.columns:
         terminal_table.add_column(column.title.replace(": ", "\n"), justify="right" if column.numeric else "left")
     for row in table.rows:
-        terminal_table.add_row(*(_format_cell(cell, table.notes) for cell in row))
+        terminal_table.add_row(*(_format_cell(cell, table.footnotes) for cell in row))
     return terminal_table
 
 
-def _format_cell(cell: report.TableCell, notes: Sequence[str]) -> str:
-    mark = f" ({notes.index(cell.note) + 1})" if cell.note else ""
+def _format_cell(cell: report.TableCell, footnotes: Sequence[str]) -> str:
+    mark = f" ({footnotes.index(cell.note) + 1})" if cell.note else ""
     return f"{cell.text} {cell.spread}".strip() + mark + (f"\n{cell.sub}" if cell.sub else "")
 
 

@@ -64,10 +64,10 @@ class PageTable:
         return PageTable(f"{self.id}-brief", caption, columns, rows, "", self.cards)
 
     @property
-    def notes(self) -> tuple[str, ...]:
+    def footnotes(self) -> tuple[str, ...]:
         """The footnotes, each once, in the order of their marks."""
-        notes = [*(c.note for c in self.columns), *(c.note for row in self.rows for c in row)]
-        return tuple(dict.fromkeys(note for note in notes if note))
+        cell_notes = [*(c.note for c in self.columns), *(c.note for row in self.rows for c in row)]
+        return tuple(dict.fromkeys(note for note in cell_notes if note))
 
     @property
     def spreads(self) -> tuple[bool, ...]:

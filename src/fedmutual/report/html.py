@@ -167,7 +167,7 @@ def _section(comparison: RunComparison, verdict: Verdict, id: str, styles: Style
         bytes=[f(comparison) for f in (traffic.bytes_by_method, traffic.bytes_by_client, traffic.bytes_by_round)],
         tensors=traffic.tensors(comparison),
         runs=provenance.run_list(comparison),
-        notes=provenance.notes(comparison),
+        notes=provenance.list_run_notes(comparison),
         config=provenance.configuration(comparison),
         environment=provenance.environment(comparison),
     )

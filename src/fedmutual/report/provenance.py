@@ -68,8 +68,8 @@ def partition(run: RecordedRun) -> str:
 
 def networks(comparison: RunComparison) -> str:
     """Return the shared and the personal networks with their sizes."""
-    shared, own = _models(comparison)
-    parts = [f"{kind} {_networks(recorded)}" for kind, recorded in (("shared", shared), ("personal", own)) if recorded]
+    shared, personal = _models(comparison)
+    parts = [f"{kind} {_networks(recorded)}" for kind, recorded in (("shared", shared), ("personal", personal)) if recorded]
     return "; ".join(parts) or "not recorded"
 
 
@@ -135,7 +135,7 @@ def run_list(comparison: RunComparison) -> PageTable:
     )
 
 
-def notes(comparison: RunComparison) -> list[str]:
+def list_run_notes(comparison: RunComparison) -> list[str]:
     """Return the notes of the runs' logs, each with its methods (where not all have it) and its rounds."""
     runs_by_note = dict[str, list[tuple[str, set[int]]]]()  # note -> of each run that has it its method, and the rounds
     for m in comparison.methods:

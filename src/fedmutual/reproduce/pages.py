@@ -195,15 +195,15 @@ def md_table(table: PageTable, caption: bool = True) -> str:
     """Return a table as Markdown, with its footnotes below."""
     heads = [f"{c.group}: {c.name}" if c.group else c.name for c in table.columns]
     rules = ["---" if not c.numeric else "---:" for c in table.columns]
-    lines = [heads, rules, *([_format_cell(c, table.notes) for c in row] for row in table.rows)]
-    notes = "".join(f"\n{n}. {note}" for n, note in enumerate(table.notes, 1))
+    lines = [heads, rules, *([_format_cell(c, table.footnotes) for c in row] for row in table.rows)]
+    footnotes = "".join(f"\n{n}. {note}" for n, note in enumerate(table.footnotes, 1))
     drawn = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return (f"*{table.caption}*\n\n" if caption else "") + drawn + (f"\n\nNotes:\n{notes}" if notes else "")
+    return (f"*{table.caption}*\n\n" if caption else "") + drawn + (f"\n\nNotes:\n{footnotes}" if footnotes else "")
 
 
-def _format_cell(cell: TableCell, notes: Sequence[str]) -> str:
+def _format_cell(cell: TableCell, footnotes: Sequence[str]) -> str:
     text = f"{cell.text} {cell.spread}".strip().replace("|", "\\|")
-    mark = f"<sup>{notes.index(cell.note) + 1}</sup>" if cell.note else ""
+    mark = f"<sup>{footnotes.index(cell.note) + 1}</sup>" if cell.note else ""
     return text + mark + (f"<br>{cell.sub}" if cell.sub else "")
 
 

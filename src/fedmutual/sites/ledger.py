@@ -23,7 +23,7 @@ class Kind:
     what: str  # WORK or EXAM
     to: str
     tensors: tuple[tuple[str, str, tuple[int, ...], int], ...]  # name, dtype, shape, bytes
-    told: tuple[str, ...]  # kinds of values beside them
+    values: tuple[str, ...]  # kinds of values beside them
     problem: str  # said instead of a message; else empty
     attempt: int = 0  # above 0 once the server went back
 
@@ -87,13 +87,13 @@ def summarise_ledger(lines: Iterable[Line]) -> list[Row]:
 
 def count_totals(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
     """Return for each receiver the number of messages, the bytes of tensors, and the bytes of all content."""
-    found: dict[str, dict[str, int]] = {}
+    totals: dict[str, dict[str, int]] = {}
     for line in lines:
-        to = found.setdefault(line["to"], {"messages": 0, "tensors": 0, "bytes": 0})
+        to = totals.setdefault(line["to"], {"messages": 0, "tensors": 0, "bytes": 0})
         to["messages"] += 1
         to["tensors"] += sum(t["bytes"] for t in line["tensors"])
         to["bytes"] += line["bytes"]
-    return dict(sorted(found.items()))
+    return dict(sorted(totals.items()))
 
 
 _Round = tuple[int, dict[Kind, tuple[int, int]]]  # its number; kind -> messages, bytes
@@ -130,11 +130,11 @@ def _round(line: Line) -> int:
 
 def _kind(line: Line) -> Kind:
     tensors = tuple((t["name"], t["dtype"], tuple(map(int, t["shape"])), int(t["bytes"])) for t in line["tensors"])
-    told = dict(line["told"])
-    problem = told.pop("problem", "")
+    values = dict(line["told"])
+    problem = values.pop("problem", "")
     int(line["bytes"]), _round(line)
     words = {"train": "losses", "scores": "scores", "remarks": "remarks"}
-    told_kinds = tuple(words.get(k, k) for k in told)
+    told_kinds = tuple(words.get(k, k) for k in values)
     return Kind(line["phase"], line["what"], line["to"], tensors, told_kinds, problem, int(line.get("attempt", 0)))
 
 
@@ -144,5 +144,5 @@ def describe_message(kind: Kind) -> str:
     if kind.problem:
         return f"no message: {kind.problem}{again}"
     if kind.what == EXAM:
-        return f"{'scores' if kind.told else 'scored at home, told nothing'}{again}"
+        return f"{'scores' if kind.values else 'scored at home, told nothing'}{again}"
     return f"phase {kind.phase}{'' if kind.tensors else ', done'}{again}"
