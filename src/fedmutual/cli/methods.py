@@ -28,14 +28,14 @@ def choose_methods(
     names = None if methods is None else parse_names(methods)
     algorithm = read_algorithm_name(file, overrides)
     expanded = expand_methods(names, algorithm, METHODS)
-    config, own = load_compared(file, expanded, overrides)
+    config, method_settings = load_compared(file, expanded, overrides)
     if names is None or ALL not in names:
-        return config, expanded, own
-    eligible = find_eligible_methods(config, expanded, [*names, config.algorithm["name"]], own)
+        return config, expanded, method_settings
+    eligible = find_eligible_methods(config, expanded, [*names, config.algorithm["name"]], method_settings)
     for method, reason in eligible.left_out.items():
         print_text(f"left out: {method}: {reason}", soft_wrap=True)
-    config, own = load_compared(file, eligible.methods, overrides)
-    return config, eligible.methods, own
+    config, method_settings = load_compared(file, eligible.methods, overrides)
+    return config, eligible.methods, method_settings
 
 
 def tune_methods(
@@ -45,7 +45,7 @@ def tune_methods(
     folder: Path,
     resume: bool,
     command: str,
-    own: Mapping[str, Any],
+    method_settings: Mapping[str, Any],
     settings: Sequence[str],
     jobs: int | None,
 ) -> dict[str, Tuned]:
@@ -60,7 +60,7 @@ def tune_methods(
     )
     fixed = {parse_override(text)[0] for text in settings}
     with show_progress(command, holdout_line) as watch:
-        tuned = tune(config, methods, trials, folder, resume, watch.of, own, fixed, jobs)
+        tuned = tune(config, methods, trials, folder, resume, watch.of, method_settings, fixed, jobs)
     for method, choice in tuned.items():
         values = ", ".join(f"{key} = {format_value(value)}" for key, value in choice.values.items())
         reason = "every trial diverged" if choice.tried else "no setting is left to tune"

@@ -84,14 +84,16 @@ def compare(
     from fedmutual.config import parse_override
 
     start_fork_server()
-    config, names, own = choose_methods(file, methods, dict(parse_override(text) for text in set or ()))
+    config, names, method_settings = choose_methods(file, methods, dict(parse_override(text) for text in set or ()))
     folder = out_folder or Path("runs") / f"{config.name}-compare"
     chosen = () if methods is None else ("--methods", methods)
     words = (*chosen, "--seeds", str(seeds), *(() if tune is None else ("--tune", str(tune))))
     command = format_resume_command("compare", set, folder, str(file), *words)
-    tuned = None if tune is None else tune_methods(config, names, tune, folder, resume, command, own, set or [], jobs)
+    tuned = None
+    if tune is not None:
+        tuned = tune_methods(config, names, tune, folder, resume, command, method_settings, set or [], jobs)
     with show_progress(command, runs=len(names) * seeds) as watch:
-        folders = _compare(config, names, seeds, folder, resume, watch, own, tuned, jobs)
+        folders = _compare(config, names, seeds, folder, resume, watch, method_settings, tuned, jobs)
     conclude.print_comparison([(config.name, folders)], folder / "report.html")
 
 
@@ -177,10 +179,10 @@ def _compare(
     folder: Path,
     resume: bool,
     watch: "ProgressDisplay",
-    own: dict[str, Any] | None = None,
+    method_settings: dict[str, Any] | None = None,
     tuned: "Mapping[str, Tuned] | None" = None,
     jobs: int | None = None,
 ) -> list[Path]:
     from fedmutual.studies.compare import compare as compare_all
 
-    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, own, tuned, jobs)]
+    return [r.folder for r in compare_all(config, methods, seeds, folder, resume, watch.of, method_settings, tuned, jobs)]

@@ -157,16 +157,16 @@ def load_compared(path: Path, methods: Sequence[str], overrides: Mapping[str, An
         known = {method: list_setting_types(method) for method in methods}
     except LookupError as problem:
         raise ConfigError(f"--methods: {problem}") from None
-    own: Table = {}
+    method_settings: Table = {}
     base = _known(read_tables(path), overrides)
     for key in [k for k in overrides if k.startswith("algorithm.") and k != "algorithm.name" and methods]:
         setting, *inner = key.split(".")[1:]
         if not any(setting in settings for settings in known.values()):
             raise ConfigError(f"--set: {describe_foreign_key('algorithm', setting, methods)}")
         if setting not in base:
-            own = _set(own, [setting, *inner], overrides[key], "algorithm.")
+            method_settings = _set(method_settings, [setting, *inner], overrides[key], "algorithm.")
             overrides = {k: v for k, v in overrides.items() if k != key}
-    return load_config(path, **overrides), own
+    return load_config(path, **overrides), method_settings
 
 
 def read_algorithm_name(path: Path, overrides: Mapping[str, Any]) -> str | None:
@@ -194,10 +194,12 @@ def _known(tables: Table, overrides: Mapping[str, Any]) -> Collection[str]:
         return ()
 
 
-def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = None) -> tuple[Config, tuple[str, ...]]:
+def with_algorithm(
+    config: Config, name: str, method_settings: Mapping[str, Any] | None = None
+) -> tuple[Config, tuple[str, ...]]:
     """Return the experiment with another algorithm, and the dropped keys of [algorithm], which that algorithm lacks.
 
-    own: settings to add, if the algorithm has them.
+    method_settings: settings of [algorithm] to add, if the algorithm has them.
 
     Raises:
         ConfigError: there is no such algorithm, or a setting is wrong.
@@ -207,7 +209,7 @@ def with_algorithm(config: Config, name: str, own: Mapping[str, Any] | None = No
     except LookupError as problem:
         raise ConfigError(f"key 'algorithm.name': {problem}") from None
     clients = {i: c.model_copy(update={"algorithm": tables["clients"][i]["algorithm"]}) for i, c in config.clients.items()}
-    added = {k: v for k, v in (own or {}).items() if k in list_setting_types(name)}
+    added = {k: v for k, v in (method_settings or {}).items() if k in list_setting_types(name)}
     algorithm = {**tables["algorithm"], "name": name, **added}
     changed = apply_preset(remove_preset(config).model_copy(update={"algorithm": algorithm, "clients": clients}))
     check_methods(changed, "configuration")
@@ -305,8 +307,8 @@ def _check_own_data(config: Config, source: str) -> None:
     """Raise ConfigError unless either data are divided among clients, or all clients have data of their own."""
     if not has_own_data(config):
         return
-    for client, own in config.clients.items():
-        if not own.data.model_dump(exclude_none=True):
+    for client, client_config in config.clients.items():
+        if not client_config.data.model_dump(exclude_none=True):
             raise ConfigError(
                 f"{source}: client {client!r} has no data of its own, and others have; give it a table "
                 f"[clients.{client}.data]"
@@ -355,9 +357,9 @@ def _check_effect(config: Config, source: str) -> None:
     if config.partition.min_size != PartitionConfig().min_size and kind != "dirichlet":
         idle["partition.min_size"] = f"partition.kind = {kind!r}"
     if kind == "pfllib":
-        own, plain = config.split, SplitConfig()
+        split, default_split = config.split, SplitConfig()
         fixed = ("preset", "private", "validation", "test", "shared")
-        idle |= {f"split.{k}": f"partition.kind = {kind!r}" for k in fixed if getattr(own, k) != getattr(plain, k)}
+        idle |= {f"split.{k}": f"partition.kind = {kind!r}" for k in fixed if getattr(split, k) != getattr(default_split, k)}
     if config.model.start == "server":
         idle |= {
             f"clients.{i}.model.pretrained": "model.start = 'server'"

@@ -72,9 +72,9 @@ def _adapt(
     who = newcomer.read_newcomer(Path(file), overrides or {}, shared, tuned)
     first, read = who.config("fml", None), who.prepare()
     _note_divisor(read, shared, tuned)
-    there = _there(sizes, data.load(first, {"": read}), str(file))
+    counts = _there(sizes, data.load(first, {"": read}), str(file))
     numbers = range(first.seed, first.seed + seeds)
-    arms = [(arm, size, seed, who.config(arm, n, seed)) for size, n in there.items() for seed in numbers for arm in ARMS]
+    arms = [(arm, size, seed, who.config(arm, n, seed)) for size, n in counts.items() for seed in numbers for arm in ARMS]
     for *_, config in arms[: len(ARMS)]:
         build.build(config, prepared={"": read}).client(ALONE)
     planned: list[Planned] = [
@@ -88,13 +88,13 @@ def _adapt(
     task, metric = shared.task, get_metric(shared.task)
     assert metric is not None  # `read_source` has looked
     scores = "val_accuracy" if metric == ACCURACY else "val_metric"
-    results: Table = {arm: {size: {} for size in there} for arm in ARMS}
+    results: Table = {arm: {size: {} for size in counts} for arm in ARMS}
     for (arm, size, seed, _), done in zip(arms, runs, strict=True):
         results[arm][size][str(seed)] = done.summary["personal"][scores]["last"]["mean"]
     networks = {arm: _network(config) for arm, *_, config in arms[: len(ARMS)]}
     table: Table = {"rounds": first.rounds, "seeds": [*numbers], "networks": networks}
     table |= {"accuracy": results} if metric == ACCURACY else {"metric": asdict(metric), "values": results}
-    write_json(folder / ADAPT, about | table | _as_it_is(who, there, [*numbers], read, task, metric))
+    write_json(folder / ADAPT, about | table | _as_it_is(who, counts, [*numbers], read, task, metric))
 
 
 def _fedavg(folder: Path, shared: SourceRun) -> SourceRun:
@@ -150,14 +150,14 @@ def _there(wanted: Sequence[int | None], federation: data.Federation, file: str)
     shares = federation.partition["clients"][ALONE]
     most = sum(len(part["rows"]) for kind, part in shares.items() if kind != "counts" and part["of"] == "train")
     over = [n for n in wanted if n is not None and n > most]
-    kept = {"all" if n is None else str(n): n for n in wanted if n not in over}
-    if not kept:
+    counts = {"all" if n is None else str(n): n for n in wanted if n not in over}
+    if not counts:
         raise ConfigError(f"--examples: {file} has {most} training examples; name fewer, or all")
     if over:
         warnings.warn(
             f"there are {most} training examples, so --examples {','.join(map(str, over))} is left out", stacklevel=3
         )
-    return kept
+    return counts
 
 
 def _note_divisor(read: data.Prepared, *sources: SourceRun) -> None:

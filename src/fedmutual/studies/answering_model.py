@@ -81,11 +81,11 @@ def choose_model_of_run(run: Run, client: str | None = None, best: bool = False,
         )
     if ensemble:
         return _choose_ensemble(run, client, best)
-    shared, own = run.config.model.shared, known.models.personal.get(client) if client is not None else None
-    if client is not None and own:
-        description = f"personal model of client {client!r} ({own.name})"
+    shared, personal = run.config.model.shared, known.models.personal.get(client) if client is not None else None
+    if client is not None and personal:
+        description = f"personal model of client {client!r} ({personal.name})"
         when = run.best_round(client) if best else None
-        return _answering(run, run.personal_model(client, best), description, "personal", own.name, client, when)
+        return _answering(run, run.personal_model(client, best), description, "personal", personal.name, client, when)
     if client is not None and not known.pooled and not run.complete:
         if best:
             raise RunError(f"{place}: client {client!r} has no best fork; without --best the last saved fork answers")

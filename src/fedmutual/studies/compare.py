@@ -37,12 +37,13 @@ def list_variants(
     config: Config,
     methods: Sequence[str],
     seeds: int,
-    own: Mapping[str, Any] | None = None,
+    method_settings: Mapping[str, Any] | None = None,
     tuned: Mapping[str, Tuned] | None = None,
 ) -> Iterator[tuple[str, int, Config]]:
     """Return (method, seed, configuration) for each method and seed, from the configured seed upwards.
 
-    own: settings for those methods that have them, beside those of the configuration. tuned: method -> what `tune` chose.
+    method_settings: settings for the methods that have them, beside those of the configuration.
+    tuned: method -> the settings that `tune` chose.
 
     Raises:
         ConfigError: there is no method, one comes twice, or one does not fit the configuration.
@@ -54,7 +55,7 @@ def list_variants(
         raise ConfigError(f"--methods names {twice[0]!r} twice; name each algorithm once")
     check_scored(config, config.name)
     chosen = {method: choice.values for method, choice in (tuned or {}).items()}
-    changed = {m: override_config(with_algorithm(config, m, own)[0], chosen.get(m, {})) for m in methods}
+    changed = {m: override_config(with_algorithm(config, m, method_settings)[0], chosen.get(m, {})) for m in methods}
     _check_paces(changed)
     for method, variant in changed.items():
         for seed in range(config.seed, config.seed + seeds):
@@ -79,7 +80,7 @@ def compare(
     out: Path,
     resume: bool = False,
     watch: Callable[[str], Observer] | None = None,
-    own: Mapping[str, Any] | None = None,
+    method_settings: Mapping[str, Any] | None = None,
     tuned: Mapping[str, Tuned] | None = None,
     jobs: int | None = None,
 ) -> list[Run]:
@@ -88,7 +89,7 @@ def compare(
     The folder of a method "module:Class" is named without the colon, which Windows refuses.
 
     watch: an observer for the run of this name; of a run in a worker process it sees the start, notes, replies, scores, and
-    the end. own, tuned: as `list_variants` takes them; what was chosen is written into
+    the end. method_settings, tuned: as `list_variants` takes them; what was chosen is written into
     each run's folder. jobs: as `train_all` takes it. With the engine "stacked", or "auto" on a GPU, all runs go on at once,
     their clients in common stacks.
 
@@ -97,7 +98,7 @@ def compare(
     """
     planned = [
         (f"{method}, seed {seed}", variant, out / make_folder_name(method) / str(seed))
-        for method, seed, variant in list_variants(config, methods, seeds, own, tuned)
+        for method, seed, variant in list_variants(config, methods, seeds, method_settings, tuned)
     ]
     check_folders(planned, resume)
     runs = train_all(planned, resume, watch, jobs)

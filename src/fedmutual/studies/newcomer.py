@@ -109,12 +109,12 @@ class Newcomer:
 
     def config(self, arm: str, size: int | None, seed: int | None = None) -> Config:
         """The ordinary configuration of one way (of ARMS) with so many training examples; None: all that there are."""
-        own = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
-        personal, adaptor = ({k: v for k, v in own.items() if k == key} for key in ("personal", "adaptor"))
+        model_keys = {k: v for k, v in self.tables.get("model", {}).items() if k not in _SHARES}
+        personal, adaptor = ({k: v for k, v in model_keys.items() if k == key} for key in ("personal", "adaptor"))
         start = {"start": "server"}  # needs a whole model
         others = "independent"
         if arm == "fml":
-            model = {**self.shared.model, **own, **({} if personal or not self.shared.is_complete else start)}
+            model = {**self.shared.model, **model_keys, **({} if personal or not self.shared.is_complete else start)}
         elif arm == "scratch":
             model = {"shared": self.shared.model["shared"], **personal}
         else:

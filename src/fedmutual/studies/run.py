@@ -130,7 +130,7 @@ def attempt_together(
 
 def _same_data(config: Config) -> str:
     """Return a key that is equal for configurations that read equal data."""
-    clients = {i: (own.data, own.training.task) for i, own in config.clients.items()}
+    clients = {i: (client_config.data, client_config.training.task) for i, client_config in config.clients.items()}
     kind = config.partition.kind if config.partition.kind in data.OF_DOMAINS else ""  # domains decide which data are read
     drawn = config.seed if data.is_drawn_by_seed(config.data) else None
     return repr((config.data, kind, drawn, config.training.task, clients))
@@ -264,8 +264,8 @@ def _train(
     given = config.records
     keep = bests.Keep(given.best_by, given.evaluate_every, name, find_common_metric(experiment)) if given.keep_best else None
     checkpoints = Checkpoints(folder, given.checkpoint_every, name, seconds, keep)
-    kept = [bests.BestWeights(folder, keep)] if keep else []
-    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *kept, checkpoints]
+    best_weights = [bests.BestWeights(folder, keep)] if keep else []
+    records: list[Observer] = [Metrics(folder), Ledger(folder), TextLog(folder), *observers, *best_weights, checkpoints]
     if given.tensorboard:
         records.insert(0, tensorboard.Writer(folder))
     tracked = [Tracker(tracker, folder, config, name) for tracker in given.trackers]

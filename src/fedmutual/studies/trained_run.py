@@ -176,8 +176,10 @@ class Run:
         with plugins.under(self._code):
             rng = At(0, -1, 1).rng("any")
             net = build_meme(self.config.model, *self._sizes(client), rng, rng, of_pixels=None)
-        own = self._client_state(client, "meme.")  # of a proxy all of it
-        net.load_state_dict(own if net.state_dict().keys() <= own.keys() else shared_state(self.folder) | own)
+        meme_state = self._client_state(client, "meme.")  # of a proxy all of it
+        net.load_state_dict(
+            meme_state if net.state_dict().keys() <= meme_state.keys() else shared_state(self.folder) | meme_state
+        )
         return net.eval()
 
     def ensemble(self, client: str) -> nn.Module:

@@ -30,7 +30,7 @@ def tune(
     out: Path,
     resume: bool = False,
     watch: Callable[[str], Observer] | None = None,
-    own: Mapping[str, Any] | None = None,
+    method_settings: Mapping[str, Any] | None = None,
     fixed: Collection[str] = (),
     jobs: int | None = None,
 ) -> dict[str, Tuned]:
@@ -39,7 +39,7 @@ def tune(
     The learning rate comes first; then, at the best learning rate, the method's settings that declare values to try, one
     after the other. Every trial has the configured rounds and seed, and rows held out of the training data choose.
 
-    own, jobs: as for `compare`. fixed: dotted keys that are not tuned.
+    method_settings, jobs: as for `compare`. fixed: dotted keys that are not tuned.
 
     Raises:
         ConfigError: the configuration asks for differential privacy.
@@ -49,12 +49,12 @@ def tune(
         raise ConfigError(
             "--tune: the trials would cost privacy that epsilon does not count; choose the settings with --set"
         )
-    list(list_variants(config, methods, 1, own))  # which raises before the first trial
+    list(list_variants(config, methods, 1, method_settings))  # which raises before the first trial
     if not config.split.holdout and config.partition.kind != "file":
         config = config.model_copy(update={"split": config.split.model_copy(update={"holdout": SHARE})})
     chosen = {}
     for method in methods:
-        variant, _ = with_algorithm(config, method, own)
+        variant, _ = with_algorithm(config, method, method_settings)
         observers = None if watch is None else (lambda name, method=method: watch(f"tune {method}, {name}"))
         chosen[method] = _tune_method(
             variant, trials, out / TRIALS / make_folder_name(method), resume, observers, fixed, jobs

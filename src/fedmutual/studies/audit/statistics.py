@@ -64,9 +64,9 @@ def measure_auc(members: Scores, others: Scores, level: float) -> tuple[float, f
     """Return the area under the ROC curve, and its interval by the variance of DeLong et al. 1988
     (https://doi.org/10.2307/2531595)."""
     ranks = stats.rankdata(np.concatenate([members, others]))
-    own = stats.rankdata(members), stats.rankdata(others)
-    placed = (ranks[: len(members)] - own[0]) / len(others)  # the share of others below each member
-    passed = 1 - (ranks[len(members) :] - own[1]) / len(members)  # the share of members above each other row
+    group_ranks = stats.rankdata(members), stats.rankdata(others)
+    placed = (ranks[: len(members)] - group_ranks[0]) / len(others)  # the share of others below each member
+    passed = 1 - (ranks[len(members) :] - group_ranks[1]) / len(members)  # the share of members above each other row
     auc = float(placed.mean())
     error = float(np.sqrt(placed.var(ddof=1) / len(members) + passed.var(ddof=1) / len(others)))
     reach = float(stats.norm.ppf(0.5 + level / 2)) * error

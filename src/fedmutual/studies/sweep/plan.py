@@ -44,13 +44,13 @@ class SweepPlan:
         if not self.with_local:
             return (None,) * len(self.settings)
         known = [s for s in self.settings if s.config.algorithm["name"] == LOCAL_ONLY]
-        found: list[SweepSetting | None] = []
+        references: list[SweepSetting | None] = []
         for setting in self.settings:
             made = _alone(setting, self.several) if _has_personal(setting.config) else None
             same = next((s for s in known if made and s.config == made.config), made)
             known += [same] if same and same not in known else []
-            found.append(same if same is not setting else None)
-        return tuple(found)
+            references.append(same if same is not setting else None)
+        return tuple(references)
 
     @property
     def runs(self) -> Iterator[tuple[SweepSetting, int, Config]]:
