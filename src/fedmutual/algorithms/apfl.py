@@ -49,8 +49,8 @@ class APFL(FedAvg):
         """Load the shared model into w and the personal weights into v; return the mixing weight a [] of this round."""
         super().begin(client, inbox, at)
         personal = client.nets["personal"]
-        own = {k.removeprefix(V): v for k, v in client.memory.items() if k.startswith(V)}
-        personal.load_state_dict(personal.state_dict() | own)
+        personal_tensors = {k.removeprefix(V): v for k, v in client.memory.items() if k.startswith(V)}
+        personal.load_state_dict(personal.state_dict() | personal_tensors)
         first = next(personal.parameters())
         a = client.memory.get(MIX, at.value(self.mix).to(first)) if self.adaptive else at.value(self.mix).to(first)
         client.memory = {**client.memory, MIX: self._adapted(a, client, at) if self.adaptive else a}

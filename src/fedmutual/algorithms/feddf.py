@@ -68,9 +68,9 @@ class FedDF(FedAvg):
                 with torch.no_grad():
                     net.eval()
                     logits = torch.stack([functional_call(net, t, (x,)) for t in teachers]).mean(0)
-                own: Tensor = net.train()(x)
+                server_logits: Tensor = net.train()(x)
                 optimizer.zero_grad()
-                torch.autograd.backward([kl(logits.log_softmax(-1), own.log_softmax(-1)).mean()])
+                torch.autograd.backward([kl(logits.log_softmax(-1), server_logits.log_softmax(-1)).mean()])
                 optimizer.step()
                 schedule.step()
         return {k: v.detach().cpu().clone() for k, v in net.state_dict().items()}

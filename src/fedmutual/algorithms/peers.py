@@ -89,11 +89,11 @@ def of_peers(server: Message, peers: Collection[str]) -> Message:
     return {k: v for k, v in server.items() if k.partition(PEER)[0] in peers}
 
 
-def flaw(reply: Message, own: range, rows: int) -> str | None:
+def flaw(reply: Message, owned_rows: range, rows: int) -> str | None:
     """Return the fault of a peer's message, as one clause; None for a valid message.
 
-    own: the positions of the sender's rows in the public seed set. A peer may send only its own rows, each once, because the
-    accuracy that it reports weights all rows of its message, and rows of another peer would get a foreign weight.
+    owned_rows: the positions of the sender's rows in the public seed set. A peer may send only its own rows, each once,
+    because the accuracy that it reports weights all rows of its message, and a row of another peer would get a wrong weight.
     rows: the number of rows of the set. An accuracy in [0, 1] is accepted: only the sender can compute it.
     """
     index, accuracy = reply["index"], reply["accuracy"]
@@ -104,7 +104,7 @@ def flaw(reply: Message, own: range, rows: int) -> str | None:
         return f"its accuracy is {'above 1' if accuracy > 1 else 'below 0' if accuracy < 0 else 'not a number'}"
     if (index < 0).any() or (index >= rows).any():
         return f"it speaks of samples that the public seed set of {rows} has not"
-    if (index < own.start).any() or (index >= own.stop).any():
+    if (index < owned_rows.start).any() or (index >= owned_rows.stop).any():
         return "it speaks of samples that another participant gave"
     if len(set(index.tolist())) < len(index):
         return "it speaks of a sample twice"

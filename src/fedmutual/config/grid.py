@@ -46,11 +46,11 @@ def expand_grid(grid: Grid) -> dict[str, list[Any]]:
     Raises:
         ConfigError: a list is empty.
     """
-    found = {k: list(v) if isinstance(v, list | tuple) else [v] for k, v in grid.items()}
-    for key, values in found.items():
+    lists = {k: list(v) if isinstance(v, list | tuple) else [v] for k, v in grid.items()}
+    for key, values in lists.items():
         if not values:
             raise ConfigError(f"the key {key!r} has no value to try; list some, or remove it")
-    return found
+    return lists
 
 
 def list_combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
@@ -62,15 +62,15 @@ def list_combinations(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, A
 def make_label(values: Mapping[str, Any]) -> str:
     """Return the name of a combination: "lr=0.01, alpha=0.3". Keys are shortened if they stay different."""
     lasts = [key.rpartition(".")[2] for key in values]
-    whole = {k for k in values if k.startswith("clients.") or lasts.count(k.rpartition(".")[2]) > 1}
-    return ", ".join(f"{k if k in whole else k.rpartition('.')[2]}={format_value(v)}" for k, v in values.items())
+    full_keys = {k for k in values if k.startswith("clients.") or lasts.count(k.rpartition(".")[2]) > 1}
+    return ", ".join(f"{k if k in full_keys else k.rpartition('.')[2]}={format_value(v)}" for k, v in values.items())
 
 
 def make_folder_name(label: str) -> str:
     """Return a label as the name of a folder: equal labels have equal names, different labels different names."""
-    said = label.replace(", ", ",")
-    name = re.sub(r"[^\w.=,+-]+", "-", re.sub(r"[][{}\"']", "", said), flags=re.ASCII).strip("-.")
-    if name == said and len(name) <= _LONGEST:
+    compact_label = label.replace(", ", ",")
+    name = re.sub(r"[^\w.=,+-]+", "-", re.sub(r"[][{}\"']", "", compact_label), flags=re.ASCII).strip("-.")
+    if name == compact_label and len(name) <= _LONGEST:
         return name
     return f"{name[:_LONGEST]}-{hashlib.sha256(label.encode()).hexdigest()[:6]}"
 

@@ -52,11 +52,11 @@ def make_algorithm(config: Config) -> Algorithm:
 
 def read_client_settings(config: Config, client: str | None = None) -> Table:
     """Return the algorithm's settings as typed values: of the federation, or only those that a client sets for itself."""
-    own = config if client is None else config.get_client_config(client)
+    config_part = config if client is None else config.get_client_config(client)
     types = _setting_types(_kind(config))
     where = "training.task" if client is None else f"clients.{client}.training.task"
-    found = {k: v for k, v in _settings(own).items() if k in types}
-    return {k: tasks.make_task(v, where) if k == "task" else _typed(types[k], v) for k, v in found.items()}
+    settings = {k: v for k, v in _settings(config_part).items() if k in types}
+    return {k: tasks.make_task(v, where) if k == "task" else _typed(types[k], v) for k, v in settings.items()}
 
 
 def list_setting_types(name: str) -> dict[str, Any]:
@@ -71,8 +71,8 @@ def list_tunable_settings(config: Config) -> dict[str, tuple[Any, tuple[Any, ...
     A setting that changes over the rounds is not tuned.
     """
     spec = {f.name: f for f in fields(_kind(config)) if f.metadata.get("tune")}
-    found = {k: (config.algorithm.get(k, f.default), f.metadata["tune"]) for k, f in spec.items()}
-    return {k: (value, tried) for k, (value, tried) in found.items() if isinstance(value, int | float)}
+    tunable = {k: (config.algorithm.get(k, f.default), f.metadata["tune"]) for k, f in spec.items()}
+    return {k: (value, tried) for k, (value, tried) in tunable.items() if isinstance(value, int | float)}
 
 
 def has_aggregation(config: Config) -> bool:
@@ -124,8 +124,8 @@ def check_methods(config: Config, source: str) -> None:
             _kind(config)(**settings)
         except Exception as problem:  # out of range, a setting without default is missing, or whatever one's own may raise
             key, _, why = str(problem).partition(" ")
-            said = f"key '{where}.{key}' {why}" if key in known else f"key {where!r}: {problem}"
-            raise ConfigError(f"{source}: {said}") from None
+            message = f"key '{where}.{key}' {why}" if key in known else f"key {where!r}: {problem}"
+            raise ConfigError(f"{source}: {message}") from None
 
 
 def with_steps(config: Config) -> Config:
@@ -163,8 +163,8 @@ def _aggregation(config: Config) -> dict[str, Aggregation]:
     return {k: rule for k, kind in _setting_types(_kind(config)).items() if kind is Aggregation}
 
 
-def _settings(own: Config | ClientConfig) -> Table:
-    return {**own.training.model_dump(exclude_none=True), **{k: v for k, v in own.algorithm.items() if k != "name"}}
+def _settings(config: Config | ClientConfig) -> Table:
+    return {**config.training.model_dump(exclude_none=True), **{k: v for k, v in config.algorithm.items() if k != "name"}}
 
 
 def describe_method(config: Config) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def check_privacy(config: Config, source: str) -> None:
             f"{source}: data.mean = 'federated' is computed from private rows, which epsilon does not count; with "
             "privacy.nets set 'data.mean' and 'data.std' to numbers that are known without these rows"
         )
-    for client, own in config.clients.items():
-        if own.data.mean is not None:
+    for client, client_config in config.clients.items():
+        if client_config.data.mean is not None:
             raise ConfigError(
                 f"{source}: key 'clients.{client}.data.mean' would come from the client's private rows, which epsilon does "
                 "not count; with privacy.nets set 'data.mean' for all, to values that are known without these rows"

@@ -112,22 +112,22 @@ def list_reference_keys(kind: type[Section] = Config, prefix: str = "") -> Itera
                 yield Key(key, "table of " + _COLUMN, _value(spec.default), spec.description or "", read_effect(spec))
                 yield from list_reference_keys(ColumnConfig, f"{key}.NAME.")
                 continue
-            own = prefix.startswith("clients.") and (spec.default is None or kind is ShareConfig)
-            default = "the federation's" if own else _value(spec.default)
+            is_inherited = prefix.startswith("clients.") and (spec.default is None or kind is ShareConfig)
+            default = "the federation's" if is_inherited else _value(spec.default)
             yield Key(key, _words(types[name]), default, spec.description or "", read_effect(spec))
 
 
 def _settings(table: str) -> Iterator[Key]:
     """Return the keys of [algorithm] for all algorithms, or those of [clients.ID.algorithm] that a client may set."""
-    own = table != "algorithm"
-    if not own:
+    of_client = table != "algorithm"
+    if not of_client:
         yield Key(f"{table}.name", "text", '"fml"', f'{", ".join(ALGORITHMS)}, or one\'s own as "module:Class"')
     owners: dict[Key, list[str]] = {}
     for name, kind in ALGORITHMS.items():
         spec = {f.name: f for f in fields(kind)}
         for setting, type in list_setting_types(name).items():
-            default = "the federation's" if own else _value(spec[setting].default)
-            if type == Setting or not own:
+            default = "the federation's" if of_client else _value(spec[setting].default)
+            if type == Setting or not of_client:
                 about = spec[setting].metadata["about"]  # as `core.setting` has it
                 key = Key(f"{table}.{setting}", _words(type), default, about)
                 owners.setdefault(key, []).append(name)

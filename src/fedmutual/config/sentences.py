@@ -56,9 +56,9 @@ def format_validation_error(
 def _place(problem: ErrorDetails) -> list[str]:
     """Return the keys from the top to the wrong key, without pydantic's own steps. Names that users choose are kept."""
     loc = [str(p) for p in problem["loc"]]
-    own = {len(loc) - 1} if problem["type"] == "extra_forbidden" else set()
-    own |= {n for n in range(1, len(loc)) if loc[:n] in (["clients"], ["data", "labels"], ["data", "columns"])}
-    return [p for n, p in enumerate(loc) if n in own or not p.startswith(_INNER)]
+    user_names = {len(loc) - 1} if problem["type"] == "extra_forbidden" else set()
+    user_names |= {n for n in range(1, len(loc)) if loc[:n] in (["clients"], ["data", "labels"], ["data", "columns"])}
+    return [p for n, p in enumerate(loc) if n in user_names or not p.startswith(_INNER)]
 
 
 def join_names(names: Sequence[str]) -> str:

@@ -9,7 +9,7 @@ ALONE = "0"  # the id of the client in such a federation
 
 def has_own_data(config: Config) -> bool:
     """Return whether clients have data of their own, instead of shares of common data."""
-    return any(own.data.model_dump(exclude_none=True) for own in config.clients.values())
+    return any(client_config.data.model_dump(exclude_none=True) for client_config in config.clients.values())
 
 
 def make_client_config(config: Config, client: str) -> Config:
@@ -20,17 +20,18 @@ def make_client_config(config: Config, client: str) -> Config:
     Raises:
         ConfigError: there is no such task.
     """
-    own = config.clients[client]
-    task = own.training.task or config.training.task
+    client_config = config.clients[client]
+    task = client_config.training.task or config.training.task
     common = config.data.model_dump()
-    if own.training.task and get_target_kind(tasks.make_task(task, f"clients.{client}.training.task")) != "classes":
+    where = f"clients.{client}.training.task"
+    if client_config.training.task and get_target_kind(tasks.make_task(task, where)) != "classes":
         common = {k: v for k, v in common.items() if k not in ("classes", "labels")}
-    data = {**common, **own.data.model_dump(exclude_none=True)}
+    data = {**common, **client_config.data.model_dump(exclude_none=True)}
     return config.model_copy(
         update={
             "data": DataConfig.model_validate(data),
             "partition": PartitionConfig(clients=1, examples=config.partition.examples),
             "training": config.training.model_copy(update={"task": task}),
-            "clients": {ALONE: own.model_copy(update={"data": ClientData()})},
+            "clients": {ALONE: client_config.model_copy(update={"data": ClientData()})},
         }
     )

@@ -56,9 +56,9 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
     if "global" not in scores and config.privacy.nets == "meme":  # else it is refused
         yield "algorithm {name!r} shares no meme, and nothing of its training leaves", ["privacy.nets"]
     if "personal" not in scores:
-        own = ["model.personal"] if model.personal is not None else []
-        own += ["records.ensemble"] if config.records.ensemble else []
-        yield "algorithm {name!r} trains no personal networks", [*own, *_of_clients(config, ("model",))]
+        personal = ["model.personal"] if model.personal is not None else []
+        personal += ["records.ensemble"] if config.records.ensemble else []
+        yield "algorithm {name!r} trains no personal networks", [*personal, *_of_clients(config, ("model",))]
     if "global" not in scores:
         given = {
             "model.part": model.part is not None and "proxy" not in scores,
@@ -87,8 +87,8 @@ def _of_clients(config: Config, tables: Sequence[str]) -> list[str]:
     plain = ClientConfig()
     return [
         f"clients.{i}.{table}.{key}"
-        for i, own in config.clients.items()
+        for i, client_config in config.clients.items()
         for table in tables
-        for key, value in getattr(own, table)
+        for key, value in getattr(client_config, table)
         if key != "shuffled" and value != getattr(getattr(plain, table), key)
     ]

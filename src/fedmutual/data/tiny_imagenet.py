@@ -48,16 +48,16 @@ def _read_annotations(folder: Path, classes: set[str]) -> list[tuple[Path, str]]
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as problem:
         raise DataError(f"{path}: cannot be read ({problem})") from None
-    files, found = {f.name: f for f in _list_images(folder / "images")}, []
+    files, labelled_files = {f.name: f for f in _list_images(folder / "images")}, []
     for number, line in enumerate(lines, 1):
         name, _, rest = line.partition("\t")
         label = rest.partition("\t")[0]
         if name not in files or label not in classes:  # a name with a path in it is none of the folder
             raise DataError(f"{path}: line {number} names no image of {folder / 'images'} with a class of train")
-        found.append((files[name], label))
-    if not found:
+        labelled_files.append((files[name], label))
+    if not labelled_files:
         raise DataError(f"{path}: names no image")
-    return found
+    return labelled_files
 
 
 def _make_part(

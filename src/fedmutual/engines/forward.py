@@ -55,7 +55,7 @@ def compute_gradients(
     A parameter without a gradient is left out.
     """
     terms = forward(dict(params), dict(rest), batch, const)
-    flat = {f"{net}.{k}": p for net, own in params.items() for k, p in own.items()}
+    flat = {f"{net}.{k}": p for net, net_params in params.items() for k, p in net_params.items()}
     total = torch.stack(
         [term.sum() for term in terms.values()]
     ).sum()  # one sum serves all: a client's terms depend on its own parameters only

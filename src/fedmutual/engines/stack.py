@@ -70,8 +70,8 @@ class Stack:
         """Copy a client's optimiser state into the stack, unless the state is a view of the stack already."""
         optimizer = self._clients[number].optimizers[self._net]
         self._steps[number] = {}
-        for name, own in self._named(number):
-            state = optimizer.state.get(own, {})
+        for name, parameter in self._named(number):
+            state = optimizer.state.get(parameter, {})
             if state:
                 self._steps[number][name] = int(state.get("step", 0))
             for slot, stacked in self._slots.items():
@@ -84,12 +84,12 @@ class Stack:
     def expose(self, number: int) -> None:
         """Set a client's optimiser state to views of the stack, for the parameters that were stepped."""
         optimizer = self._clients[number].optimizers[self._net]
-        for name, own in self._named(number):
+        for name, parameter in self._named(number):
             if name in self._steps[number] and (self._slots or self._counts):
                 state: dict[str, Any] = {slot: stacked[name][number] for slot, stacked in self._slots.items()}
                 if self._counts:
-                    state["step"] = self._make_count(own, optimizer, self._steps[number][name])
-                optimizer.state[own] = state
+                    state["step"] = self._make_count(parameter, optimizer, self._steps[number][name])
+                optimizer.state[parameter] = state
 
     def take(self, rows: StackRows) -> tuple[Message, Message]:
         """Return (trainable parameters, other tensors) of these clients. `step` writes them back."""
@@ -141,8 +141,8 @@ class Stack:
         return optimizer, slots
 
     def _named(self, number: int) -> Iterator[tuple[str, nn.Parameter]]:
-        own = self._clients[number].nets[self._net].named_parameters()
-        return ((name, p) for name, p in own if name in self.params)
+        named = self._clients[number].nets[self._net].named_parameters()
+        return ((name, p) for name, p in named if name in self.params)
 
 
 def group_alike(clients: Sequence[Client]) -> list[list[Client]]:

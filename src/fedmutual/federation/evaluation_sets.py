@@ -89,19 +89,21 @@ def list_evaluations(
     domains, on all rows. The ensemble of both is scored on all rows but the hold-out rows, which choose its weight.
     """
     names = list(known)
-    own = [kind for kind in KINDS if kind in names]
-    across = [kind for kind in ACROSS if kind in names]
+    client_kinds = [kind for kind in KINDS if kind in names]
+    common_kinds = [kind for kind in ACROSS if kind in names]
     if "personal" in algorithm.scores:
-        yield from (EvalSpec("personal", kind, "personal", client, kind) for kind in (*own, *across))
+        yield from (EvalSpec("personal", kind, "personal", client, kind) for kind in (*client_kinds, *common_kinds))
     if "proxy" in algorithm.scores:
-        yield from (EvalSpec("meme", kind, "meme", client, kind) for kind in (*own, *across))
+        yield from (EvalSpec("meme", kind, "meme", client, kind) for kind in (*client_kinds, *common_kinds))
     if ensemble and {"personal", "global"} <= set(algorithm.scores):
-        yield from (EvalSpec(ENSEMBLE, kind, ENSEMBLE, client, kind) for kind in (*own, *across) if kind != "holdout")
+        yield from (
+            EvalSpec(ENSEMBLE, kind, ENSEMBLE, client, kind) for kind in (*client_kinds, *common_kinds) if kind != "holdout"
+        )
     if "global" in algorithm.scores:
-        every = (*own, *across) if "test.own" in names else own
+        every = (*client_kinds, *common_kinds) if "test.own" in names else client_kinds
         yield from (EvalSpec("meme", kind, "global" if complete else "meme", client, kind) for kind in every)
         if copies:
-            yield from (EvalSpec("meme", kind, COPY, client, kind) for kind in own)
+            yield from (EvalSpec("meme", kind, COPY, client, kind) for kind in client_kinds)
 
 
 def list_pooled_evaluations(known: Iterable[str]) -> Iterable[EvalSpec]:

@@ -112,8 +112,8 @@ class Networks:
         listed = self.config.model.personal or (self.config.model.shared,)
         if self.pooled:
             return self.config.model.shared
-        own = self.config.get_client_config(client).model.personal
-        return own or listed[list(self.data.clients).index(client) if len(listed) > 1 else 0]
+        of_client = self.config.get_client_config(client).model.personal
+        return of_client or listed[list(self.data.clients).index(client) if len(listed) > 1 else 0]
 
     def named(self, client: str) -> dict[str, tuple[str, str]]:
         """Return the architecture of each of a client's nets, and the configuration key that names the architecture."""
@@ -121,9 +121,9 @@ class Networks:
         if self.pooled:
             return {"personal": shared}
         if "personal" in self.scores:
-            own = self.config.get_client_config(client).model.personal
+            of_client = self.config.get_client_config(client).model.personal
             listed = "model.personal" if self.config.model.personal else "model.shared"
-            named["personal"] = (self.personal(client), f"clients.{client}.model.personal" if own else listed)
+            named["personal"] = (self.personal(client), f"clients.{client}.model.personal" if of_client else listed)
         if self.forks:
             named["meme"] = shared
         return named
@@ -186,24 +186,25 @@ class Networks:
         """Return the inputs and outputs of a client's networks."""
         return self.data.space if self.pooled else self.data.spaces[client]
 
-    def begin_with(self, kept: Pretrained) -> "Networks":
+    def begin_with(self, initial_weights: Pretrained) -> "Networks":
         """Return these networks with pretrained initial weights, as `model.pretrained` of all or of one client says.
 
-        kept: weights that a resumed run began with; only missing weights are read.
+        initial_weights: weights that a resumed run began with; only missing weights are read.
 
         Raises:
             ConfigError: weights cannot be read.
         """
         model, pretrained = self.config.model, dict[tuple[str, str], Weights]()
         for id in self.clients:
-            own = self.config.get_client_config(id).model.pretrained
+            pretrained_of_client = self.config.get_client_config(id).model.pretrained
             shared = {"shared": (model.shared, "model.shared")} if self.shares else {}
             for net, (name, _) in (self.named(id) | shared).items():
-                is_clients_own = net == "personal" and own is not None
-                source, owner = own if is_clients_own else model.pretrained, (id if is_clients_own else "", name)
+                is_clients_own = net == "personal" and pretrained_of_client is not None
+                source = pretrained_of_client if is_clients_own else model.pretrained
+                owner = (id if is_clients_own else "", name)
                 if source is not None and owner not in pretrained:
                     key = f"clients.{id}.model.pretrained" if is_clients_own else "model.pretrained"
-                    pretrained[owner] = kept.get(owner) or models.weights(source, name, key)
+                    pretrained[owner] = initial_weights.get(owner) or models.weights(source, name, key)
         return replace(self, pretrained=pretrained)
 
     def _build_nets(self, id: str) -> dict[str, nn.Module]:
@@ -220,9 +221,9 @@ class Networks:
     def _meme(self, id: str) -> nn.Module:
         """Return a client's meme: the shared architecture, or the shared part of it with the client's own adaptor."""
         at, space = At(self.config.seed, -1, self.config.rounds), self.space(id)
-        shared, own = at.rng("model", "shared"), at.rng(id, "adaptor")
+        shared_rng, adaptor_rng = at.rng("model", "shared"), at.rng(id, "adaptor")
         weights = self._weights(self.config.model.shared)
-        net = build_meme(self.config.model, space.shape, space.outputs, shared, own, weights, space.of_pixels)
+        net = build_meme(self.config.model, space.shape, space.outputs, shared_rng, adaptor_rng, weights, space.of_pixels)
         if self.begun is not None:
             net.load_state_dict(net.state_dict() | self.state())
         return net
@@ -263,13 +264,14 @@ def _begin(net: nn.Module, state: Message, names: tuple[str, ...], run: Path | N
     Raises:
         ConfigError: the other run shares a different network.
     """
-    own = net.state_dict()
-    unequal = [k for k in names if k not in state or state[k].shape != own[k].shape] + [k for k in state if k not in names]
+    net_state = net.state_dict()
+    unequal = [k for k in names if k not in state or state[k].shape != net_state[k].shape]
+    unequal += [k for k in state if k not in names]
     if unequal:
-        shapes = (list(tensors[unequal[0]].shape) if unequal[0] in tensors else "none" for tensors in (state, own))
+        shapes = (list(tensors[unequal[0]].shape) if unequal[0] in tensors else "none" for tensors in (state, net_state))
         raise ConfigError(
             f"key 'model.weights': {run} shares another network: {unequal[0]!r} has the shape {next(shapes)} in that run "
             "and "
             f"{next(shapes)} here; set 'model.shared', 'model.part' and the classes as in that run"
         )
-    net.load_state_dict(own | state)
+    net.load_state_dict(net_state | state)

@@ -68,15 +68,15 @@ def build_meme(
     model: ModelConfig,
     shape: tuple[int, ...],
     outputs: int,
-    shared: torch.Generator,
-    own: torch.Generator,
+    shared_rng: torch.Generator,
+    adaptor_rng: torch.Generator,
     weights: Weights | None = None,
     of_pixels: bool | None = False,
 ) -> nn.Module:
     """Return a client's meme: the shared network, or its shared part with an adaptor that stays at the client.
 
-    shared, own: the streams for the initial weights of the shared and of the client's tensors. weights, of_pixels: as in
-    `models.build`.
+    shared_rng, adaptor_rng: the streams for the initial weights of the shared and of the client's tensors.
+    weights, of_pixels: as in `models.build`.
 
     Raises:
         ConfigError: the network or the adaptor cannot be made; see `models.build` and `splice`.
@@ -84,8 +84,8 @@ def build_meme(
     key = "model.shared"
     if model.part is not None and model.adaptor == REST:
         # every round replaces its shared tensors by the server's
-        return build(model.shared, shape, outputs, own, key, weights, of_pixels)
-    net = build(model.shared, shape, outputs, shared, key, weights, of_pixels)
+        return build(model.shared, shape, outputs, adaptor_rng, key, weights, of_pixels)
+    net = build(model.shared, shape, outputs, shared_rng, key, weights, of_pixels)
     if model.part is None:
         return net
     if of_pixels:
@@ -93,7 +93,7 @@ def build_meme(
             f"key {_ADAPTOR!r}: an adaptor {model.adaptor!r} has one answer for an example, and a segmentation has one for "
             "each pixel; set model.adaptor = 'rest', which keeps the other layers of the network at the client"
         )
-    return splice(net, model.part, model.adaptor, shape, outputs, own, model.shared)
+    return splice(net, model.part, model.adaptor, shape, outputs, adaptor_rng, model.shared)
 
 
 def splice(
