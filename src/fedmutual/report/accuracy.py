@@ -17,8 +17,8 @@ def headline(comparison: RunComparison) -> PageTable:
     """Return the headline table: for each model of each method its accuracies and its gain over local-only training."""
     scale, private = comparison.scale, guarantee.is_stated(comparison)
     shared = {u: measures.global_best(u) for u in comparison.uses}
-    own = {u: measures.own_best(u) for u in comparison.uses}
-    chosen_shared, chosen_own = _chosen(shared.values()), _chosen(own.values())
+    own_bests = {u: measures.own_best(u) for u in comparison.uses}
+    chosen_shared, chosen_own = _chosen(shared.values()), _chosen(own_bests.values())
     best_shared, best_own = (f"best on {by}" if by else "best" for by in (chosen_shared, chosen_own))
     rows, lines = [], []
     for u in comparison.uses:
@@ -31,14 +31,14 @@ def headline(comparison: RunComparison) -> PageTable:
                 share(last, scale),
                 _best(shared[u], scale, chosen_shared),
                 share(mean, scale),
-                _best(own[u], scale, chosen_own),
+                _best(own_bests[u], scale, chosen_own),
                 share(worst, scale),
                 _best(worst_best, scale, chosen_own),
                 *_gains(gains, scale),
                 *([guarantee.cell(u.method)] if private else []),
             )
         )
-        values = (last, shared[u].value, mean, own[u].value, worst, worst_best.value)
+        values = (last, shared[u].value, mean, own_bests[u].value, worst, worst_best.value)
         about = (u.method.label, u.name, len(u.method.counted))
         spent = [guarantee.epsilon(u.method)] if private else []
         lines.append([*about, *(v for value in values for v in numbers(value)[:2]), *_gain_numbers(gains), *spent])

@@ -124,7 +124,7 @@ def _of_clients(comparison: RunComparison, taken: Mapping[str, int]) -> list[Pic
         score = evaluation.find("global", "test")
         return score.value if score else None
 
-    def own(pick: Callable[[list[float]], float]) -> tuple[Curve, ...]:
+    def summarise_clients(pick: Callable[[list[float]], float]) -> tuple[Curve, ...]:
         uses = [(style, use) for m in comparison.methods for style, use in enumerate(m.uses)]
         return tuple(_curve(u.method, u.label, taken[u.method.label], style, _own(u, pick)) for style, u in uses)
 
@@ -134,8 +134,18 @@ def _of_clients(comparison: RunComparison, taken: Mapping[str, int]) -> list[Pic
     tests = tuple(_curve(m, m.label, taken[m.label], 0, shared) for m in comparison.methods)
     return [
         Picture("global", f"Shared model on the test set: {title}{scale.head}", is_percent, tests),
-        Picture("personal", f"Client's model on own validation data, mean: {title}{scale.head}", is_percent, own(fmean)),
-        Picture("worst", f"Worst client's model on own validation data: {title}{scale.head}", is_percent, own(worst)),
+        Picture(
+            "personal",
+            f"Client's model on own validation data, mean: {title}{scale.head}",
+            is_percent,
+            summarise_clients(fmean),
+        ),
+        Picture(
+            "worst",
+            f"Worst client's model on own validation data: {title}{scale.head}",
+            is_percent,
+            summarise_clients(worst),
+        ),
     ]
 
 

@@ -46,12 +46,12 @@ def make_decision_table(comparison: RunComparison) -> PageTable:
     """Return a table with a line for each model: accuracies on own data and all classes, clients harmed, costs."""
     rows, lines = [], []
     for use in comparison.uses:
-        own, worst, test = measures.own_last(use), measures.own_last(use, use.pick_worst), score_all_classes(use)
+        mean, worst, test = measures.own_last(use), measures.own_last(use, use.pick_worst), score_all_classes(use)
         gains, costs = measures.gains(comparison, use), list_costs(use.method)
         rows.append(
             (
                 TableCell(use.label),
-                *(share(value, comparison.scale) for value in (own, worst)),
+                *(share(value, comparison.scale) for value in (mean, worst)),
                 missing(gains.why)
                 if isinstance(gains, Missing)
                 else TableCell(f"{len(gains.harmed)} of {len(gains.pairs)}"),
@@ -60,7 +60,7 @@ def make_decision_table(comparison: RunComparison) -> PageTable:
             )
         )
         harmed = len(gains.harmed) if isinstance(gains, Gains) else None
-        line = [*numbers(own)[:1], *numbers(worst)[:1], harmed, *numbers(test)[:1], *(value for value, *_ in costs)]
+        line = [*numbers(mean)[:1], *numbers(worst)[:1], harmed, *numbers(test)[:1], *(value for value, *_ in costs)]
         lines.append([use.method.label, use.name, *line])
     columns = (
         Column("Method", numeric=False),

@@ -90,8 +90,8 @@ def choice(comparison: RunComparison) -> str:
     by = _chosen(comparison)
     if not by:
         return "Best rounds are chosen when a run is finished."
-    said = listed([_CHOSEN.get(data, data) for data in sorted(by)], "or")
-    return f"Best is after each node's own best round, chosen by its accuracy on {said}."
+    data_names = listed([_CHOSEN.get(data, data) for data in sorted(by)], "or")
+    return f"Best is after each node's own best round, chosen by its accuracy on {data_names}."
 
 
 def _chosen(comparison: RunComparison) -> set[str]:
@@ -197,13 +197,13 @@ def _pace(comparison: RunComparison, method: Method) -> str:
     counted = method.counted
     if not counted:
         return "nothing evaluated yet"
-    said = [] if len({len(m.counted) for m in comparison.methods}) == 1 else [count(len(counted), "seed")]
+    parts = [] if len({len(m.counted) for m in comparison.methods}) == 1 else [count(len(counted), "seed")]
     paces = {(r.settings.rounds, r.local_steps) for r in comparison.runs}
     run = counted[0]
     if len(paces) > 1 or (run.local_steps or 1) > 1:
         each = f" of {count(run.local_steps, 'local step')}" if run.local_steps else ""
-        said.append(f"{count(run.settings.rounds, 'round')}{each}")
-    return ", ".join(said + ([] if run.finished else [run.state]))
+        parts.append(f"{count(run.settings.rounds, 'round')}{each}")
+    return ", ".join(parts + ([] if run.finished else [run.state]))
 
 
 def _why(method: Method) -> str:

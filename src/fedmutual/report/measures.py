@@ -123,8 +123,8 @@ def subjects(comparison: RunComparison, method: Method) -> list[Subject]:
             everywhere = Subject(f"{name}, test data of all domains", _own(model, "test"), True)
             if model == "global" and any(everywhere.scores(r) for r in method.counted):
                 del all_of[0]  # the test set is the data of all domains
-            own = f"{name}, of its own domain (its validation data)" if seen else f"{name}, of its own domain"
-            all_of += [everywhere, Subject(own, _own(model, OWN_DOMAIN))]
+            title = f"{name}, of its own domain (its validation data)" if seen else f"{name}, of its own domain"
+            all_of += [everywhere, Subject(title, _own(model, OWN_DOMAIN))]
         elif model != "global":
             all_of.append(Subject(f"{name}, all classes (test set)", _own(model, "test"), True))
     return [s for s in all_of if any(s.scores(r) for r in method.counted)]

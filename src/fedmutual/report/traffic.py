@@ -36,14 +36,14 @@ def bytes_by_method(comparison: RunComparison) -> PageTable:
         ledgers = [r.ledger for r in counted[m.label]]
         visits, n = sum(k.visits for k in ledgers) or 1, len(ledgers)
         up, down = (sum(k.total(way, start=False) for k in ledgers) / visits for way in ("up", "down"))
-        whole = [sum(k.total(way) for k in ledgers) / n for way in ("up", "down")]
+        run_bytes = [sum(k.total(way) for k in ledgers) / n for way in ("up", "down")]
         seed, steps = sum(sum(k.seed.values()) for k in ledgers) / n, counted[m.label][0].settings.training.local_steps
         step = [up / steps if steps else None] if stepped else []
-        values = (up, down, *step, *whole, *([seed] if seeded else []))
+        values = (up, down, *step, *run_bytes, *([seed] if seeded else []))
         rows.append(
             (name, leaves, *(missing("rounds are counted in epochs") if v is None else TableCell(size(v)) for v in values))
         )
-        lines.append([m.label, up, down, up / steps if steps else None, *whole, seed])
+        lines.append([m.label, up, down, up / steps if steps else None, *run_bytes, seed])
     header = ["method", "up_client_round", "down_client_round", "up_client_step", "up_run", "down_run", "seed_set"]
     caption = "Bytes of the tensors sent, means over seeds"
     return PageTable("bytes", caption, tuple(columns), tuple(rows), csv_text(header, lines), True)

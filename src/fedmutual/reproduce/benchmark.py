@@ -231,16 +231,16 @@ class CellSummary:
 
 def summarise(measured: MeasuredCell) -> CellSummary:
     """Return the summary of a cell."""
-    own, arms = _estimate_own(measured), measured.cell.shown
-    best = max(own, key=lambda arm: own[arm].mean, default="")
-    harmed = {arm: measured.value(HARMED, arm) for arm in own}
+    estimates, arms = _estimate_own(measured), measured.cell.shown
+    best = max(estimates, key=lambda arm: estimates[arm].mean, default="")
+    harmed = {arm: measured.value(HARMED, arm) for arm in estimates}
     seeds = len(measured.seeds)
     return CellSummary(
         measured=measured,
-        table=md_table(tabulate(measured), caption=False) if own else "",
+        table=md_table(tabulate(measured), caption=False) if estimates else "",
         best=name(best, arms[best]) if best else "",
-        best_percent=f"{100 * own[best].mean:.1f}" if best else "",
-        alone_percent=f"{100 * own[ALONE].mean:.1f}" if ALONE in own else "",
+        best_percent=f"{100 * estimates[best].mean:.1f}" if best else "",
+        alone_percent=f"{100 * estimates[ALONE].mean:.1f}" if ALONE in estimates else "",
         harmless=tuple(name(arm, arms[arm]) for arm, e in harmed.items() if e is not None and e.mean == 0),
         missing=tuple(name(arm, arms[arm]) for arm in arms if len(measured.results[arm]) < seeds or not seeds),
         seeds=seeds,

@@ -34,24 +34,24 @@ _WORDS = {
 
 def pictures(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -> list[Drawn]:
     """Yield one picture for each cell and measure with results, for each client if the index asks, and of a node."""
-    found: list[Drawn] = []
+    drawn: list[Drawn] = []
     for measured in measured_cells:
         if not measured.run or not fnmatch(measured.cell.name, experiment.index.draw):
             continue
         if measured.cell.about.node is not None:
-            found += closeups(measured)
+            drawn += closeups(measured)
         tag = f" ({measured.words})" if measured.words else ""
         stem = measured.cell.name.replace("/", "-")
         if experiment.index.view == "clients":
             for i, network in measured.networks.items():
                 title = f"{measured.cell.title}: client {i}, {network}, own data, %{tag}"
-                found.append(Picture(f"{stem}-{i}", title, True, curves(measured, partial(_of_client, client=i))))
+                drawn.append(Picture(f"{stem}-{i}", title, True, curves(measured, partial(_of_client, client=i))))
             continue
         for measure in experiment.index.figures:
             key = measures.find(measure)[0].curve
             title = f"{measured.cell.title}: {_WORDS[key]}{tag}"
-            found.append(Picture(f"{stem}-{key}".replace("_", "-"), title, True, curves(measured, partial(curve, key=key))))
-    return [p for p in found if isinstance(p, Scatter) or p.curves]
+            drawn.append(Picture(f"{stem}-{key}".replace("_", "-"), title, True, curves(measured, partial(curve, key=key))))
+    return [p for p in drawn if isinstance(p, Scatter) or p.curves]
 
 
 def curve(result: Result, key: str) -> tuple[float, ...]:
@@ -84,7 +84,7 @@ def standalone(picture: Alone) -> str:
     colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]+)", root))
 
     def light(style: str) -> str:
-        return re.sub(r"var\(--([\w-]+)\)", lambda found: colours[found[1]], style)
+        return re.sub(r"var\(--([\w-]+)\)", lambda match: colours[match[1]], style)
 
     rules = "".join(f".{name}{{{light(style)}}}" for style, name in styles.items())
     rules += f"svg{{background:{colours['paper']}}}text{{font-family:sans-serif}}rect{{fill:none}}"

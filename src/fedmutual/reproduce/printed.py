@@ -32,9 +32,9 @@ def _rows(experiment: PaperExperiment, measured_cells: Sequence[MeasuredCell]) -
     for measured in measured_cells:
         again = measured.cell.about.printed_in
         about = {"experiment": experiment.id, "cell": again or measured.cell.id, "again": bool(again)}
-        for arm, found in measured.cell.shown.items():
+        for arm, method in measured.cell.shown.items():
             state = NOT_RUN if not measured.results.get(arm) else SHORTENED if measured.arm_words(arm) else FULL
-            for measure, node, value in found.all_printed(experiment.index.measures[0]):
+            for measure, node, value in method.all_printed(experiment.index.measures[0]):
                 yield {**about, "arm": arm, "measure": measure, "node": node, "value": value, "state": state}
 
 

@@ -58,14 +58,14 @@ def _number(value: float) -> TableCell:
 def _rows(measured_cells: Sequence[MeasuredCell]) -> Iterator[dict[str, Any]]:
     for measured in measured_cells:
         for arm, results in measured.results.items():
-            ran, own = measured.scale.trained(measured.cell, arm)
+            ran, planned = measured.scale.trained(measured.cell, arm)
             for result in results.values():
                 if not result.failed:
                     budget, traffic, clients = find_budget(measured, arm, result), result.traffic, len(result.clients) or 1
                     yield {
                         "setting": measured.cell.title,
                         "method": name(arm, measured.cell.shown[arm]),
-                        "rounds": f"{ran:,} of {own:,}" if ran < own else f"{own:,}",
+                        "rounds": f"{ran:,} of {planned:,}" if ran < planned else f"{planned:,}",
                         "steps": budget.steps if budget else None,
                         "examples": budget.examples if budget else None,
                         "up": traffic.up / clients if traffic else None,

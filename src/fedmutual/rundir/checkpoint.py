@@ -82,10 +82,10 @@ def sweep(folder: Path, round: int | None, generations: int = 1) -> None:
 
     generations: how many states are kept, up to the saved round.
     """
-    kept = set() if round is None else {file_name(r) for r in range(round - generations + 1, round + 1)}
+    kept_files = set() if round is None else {file_name(r) for r in range(round - generations + 1, round + 1)}
     for half in (folder, folder / "server", folder / PRETRAINED, *(folder / "clients").glob("*")):
         for file in (*half.glob("round-*.safetensors"), *half.glob(".*.part")):
-            if file.name not in kept:
+            if file.name not in kept_files:
                 file.unlink(missing_ok=True)
 
 
@@ -108,8 +108,8 @@ def load_client(client: Client, path: Path, run: str, round: int) -> None:
     state = read_state(path, run, round)
     beside = ("optimizer.", "memory.", "privacy.")  # all other tensors are of networks
     wanted = {k: v for k, v in client_state(client).items() if not k.startswith(beside)}
-    kept = {k: v for k, v in state.items() if not k.startswith(beside)}
-    shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, kept)]
+    net_tensors = {k: v for k, v in state.items() if not k.startswith(beside)}
+    shapes = [{k: v.shape for k, v in tensors.items()} for tensors in (wanted, net_tensors)]
     if shapes[0] != shapes[1]:
         raise RunError(f"{path}: holds another network than client {client.id!r} has by the configuration")
     restore_client(client, state)

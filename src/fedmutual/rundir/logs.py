@@ -79,7 +79,7 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
     text = _read(path)
     if text is None:
         return
-    kept = []
+    remaining_lines = []
     complete = text.split("\n")[:-1]  # text after the last line end is an incomplete line
     for number, text in enumerate(complete, 1):
         try:
@@ -87,8 +87,8 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise RunError(f"{path}: line {number} is damaged; start the run anew in another folder") from None
         if keep(round):
-            kept.append(text + "\n")
-    write_bytes(path, "".join(kept).encode())
+            remaining_lines.append(text + "\n")
+    write_bytes(path, "".join(remaining_lines).encode())
 
 
 def append(path: Path, lines: Iterable[str], sync: bool = False) -> None:

@@ -22,7 +22,7 @@ def transfer(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] 
     wanted = (*_CHOICE[best_by], "validation", "test")
     by = next((data for data in wanted if all(per_client(line, model, data) for line in metrics)), "test")
     judged = {line["round"]: per_client(line, model, by) for line in metrics}
-    rounds = {i: _best({r: found[i] for r, found in judged.items() if i in found}) for i in judged[max(judged)]}
+    rounds = {i: _best({r: scores[i] for r, scores in judged.items() if i in scores}) for i in judged[max(judged)]}
     return {
         **{name: _measured(metrics, model, data, rounds) for name, data in MEASURES.items()},
         "best_rounds": rounds,
@@ -32,14 +32,14 @@ def transfer(metrics: Lines, model: str | None, best_by: str) -> dict[str, Any] 
 
 def projected(metrics: Lines) -> dict[str, Any] | None:
     """Return the last reported share of each node's mutual steps with a projected gradient; None if there is no report."""
-    found = {i: terms["projected"] for line in metrics for i, terms in line["train"].items() if "projected" in terms}
-    return {"mean": _mean(found), "per_client": found} if found else None
+    shares = {i: terms["projected"] for line in metrics for i, terms in line["train"].items() if "projected" in terms}
+    return {"mean": _mean(shares), "per_client": shares} if shares else None
 
 
 def per_client(line: Mapping[str, Any], model: str, data: str, metric: str = "accuracy") -> dict[str, float]:
     """Return a score of a model on one kind of rows, by client; clients without this score are left out."""
-    found = {s["client"]: s.get(metric) for s in line["scores"] if (s["model"], s["data"]) == (model, data)}
-    return {i: v for i, v in found.items() if i is not None and isinstance(v, int | float)}
+    scores = {s["client"]: s.get(metric) for s in line["scores"] if (s["model"], s["data"]) == (model, data)}
+    return {i: v for i, v in scores.items() if i is not None and isinstance(v, int | float)}
 
 
 def _measured(metrics: Lines, model: str, data: str, rounds: Mapping[str, int]) -> dict[str, Any] | None:
@@ -50,12 +50,12 @@ def _measured(metrics: Lines, model: str, data: str, rounds: Mapping[str, int]) 
     return {"last": _summed(last), "best": _summed(best)} if last and best else None
 
 
-def _summed(found: PerClient) -> dict[str, Any]:
-    return {"mean": _mean(found), "worst": min(found.values()), "per_client": found}
+def _summed(values: PerClient) -> dict[str, Any]:
+    return {"mean": _mean(values), "worst": min(values.values()), "per_client": values}
 
 
-def _mean(found: PerClient) -> float:
-    return sum(found.values()) / len(found)
+def _mean(values: PerClient) -> float:
+    return sum(values.values()) / len(values)
 
 
 def _best(judged: Mapping[int, float]) -> int:
