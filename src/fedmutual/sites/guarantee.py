@@ -38,9 +38,9 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
             f"{source}: the key 'privacy.epsilon' is missing: the federation noises what leaves (privacy.nets = "
             f"{privacy.nets!r}), and this is the most that the site may spend; `fedmutual privacy` tells what rounds cost"
         )
-    if (told := config.disclosure(file.site)) != "none":
+    if (disclosure := config.disclosure(file.site)) != "none":
         raise ConfigError(
-            f"{source}: share.metrics = {told!r} tells scores of this site's rows, which epsilon does not count; set "
+            f"{source}: share.metrics = {disclosure!r} tells scores of this site's rows, which epsilon does not count; set "
             "share.metrics = 'none', and they stay in the site's own folder"
         )
 
@@ -99,14 +99,14 @@ def record(experiment: Experiment, site: str, budget: PrivacyBudget | None) -> M
     """Return the entry `privacy` of the site's summary.json; no entry without a budget."""
     if budget is None:
         return {}
-    own = budget.of_federation()
-    return {"privacy": {**privacy_plan.about(experiment.config, {site: own}), "spent": budget.spent}}
+    site_budget = budget.of_federation()
+    return {"privacy": {**privacy_plan.about(experiment.config, {site: site_budget}), "spent": budget.spent}}
 
 
 def remark_others(experiment: Experiment, site: str, state: Path, say: Callable[[str], None]) -> None:
     """Print a remark if the site spent epsilon on other data, because the budget counts them too."""
-    own = hashlib.sha256(experiment.data.digests[site].encode()).hexdigest()[:32]
-    others = [path.name for path in list_ledgers(state / FOLDER) if path.stem != own]
+    data_name = hashlib.sha256(experiment.data.digests[site].encode()).hexdigest()[:32]
+    others = [path.name for path in list_ledgers(state / FOLDER) if path.stem != data_name]
     if others and experiment.noised:
         say(
             f"privacy: this site has spent on other data too ({json.dumps(others)[1:-1]}), and its budget counts all; give "

@@ -71,13 +71,13 @@ def list_site_keys() -> Iterator[Key]:
         elif name in _OWN:
             yield from list_reference_keys(_OWN[name], f"{name}.")
         elif name == "algorithm":
-            own = sorted(
+            settings = sorted(
                 {
                     key.name.rpartition(".")[2]
                     for key in list_reference_keys()
                     if key.name.startswith("clients.ID.algorithm.")
                 }
             )
-            yield Key("algorithm.KEY", "as `algorithm.KEY` above", "the federation's", ", ".join(own))
+            yield Key("algorithm.KEY", "as `algorithm.KEY` above", "the federation's", ", ".join(settings))
         else:
             yield Key(name, "text", "needed", spec.description or "")

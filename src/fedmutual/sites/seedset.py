@@ -29,17 +29,17 @@ def record_seedset(folder: Path, sites: Sequence[str], shape: Sequence[int], cla
     Raises:
         UserError: a site's file is missing, damaged, or does not fit the others'; or the examples are too few.
     """
-    found = {i: _read(folder, i, use.labelled) for i in sites}
-    for i, one in found.items():
-        _check(make_seedset_path(folder, i), find_mismatch(one, shape, classes, found[sites[0]].scaling))
-    check_enough(use, {i: len(one.x) for i, one in found.items()})
-    parts = {i: _part(one, make_seedset_path(folder, i)) for i, one in found.items()}
-    whole = _gathered(parts, classes)
+    files = {i: _read(folder, i, use.labelled) for i in sites}
+    for i, one in files.items():
+        _check(make_seedset_path(folder, i), find_mismatch(one, shape, classes, files[sites[0]].scaling))
+    check_enough(use, {i: len(one.x) for i, one in files.items()})
+    parts = {i: _part(one, make_seedset_path(folder, i)) for i, one in files.items()}
+    public = _gathered(parts, classes)
     about = SeedsTable(
-        rows={i: len(own) for i, own in whole.owners.items()},
-        counts={i: list(own) for i, own in whole.counts.items()} if use.labelled else None,
-        bytes=whole.bytes(use.labelled),
-        digest=whole.digest if use.labelled else whole.unlabelled,
+        rows={i: len(rows) for i, rows in public.owners.items()},
+        counts={i: list(counts) for i, counts in public.counts.items()} if use.labelled else None,
+        bytes=public.bytes(use.labelled),
+        digest=public.digest if use.labelled else public.unlabelled,
         parts={i: _print(_gathered({i: part}, classes).summary(use.labelled)) for i, part in parts.items()},
     )
     return about.model_dump()
@@ -55,21 +55,21 @@ class CollectedSeedset:
     labelled: bool
     agreed: Table | None  # the contract's record; None: it is not made yet
 
-    def __call__(self, found: Federation, prepared: Mapping[str, Prepared]) -> PublicSet | None:
+    def __call__(self, federation: Federation, prepared: Mapping[str, Prepared]) -> PublicSet | None:
         """Return the public seed set; None where this site gives no rows to the set.
 
         Raises:
             UserError: a file is missing or damaged, or has other rows than this site's split; the set differs from the
                 contract, or lacks a class that this site trains on.
         """
-        own, classes = list_public_parts(found, prepared)[self.site], found.space.classes
-        if own.rows is None:
+        site_part, classes = list_public_parts(federation, prepared)[self.site], federation.space.classes
+        if site_part.rows is None:
             return None
-        parts = {i: self._of(i, own, found.space.shape, classes, prepared[self.site]) for i in self.sites}
+        parts = {i: self._of(i, site_part, federation.space.shape, classes, prepared[self.site]) for i in self.sites}
         for i in self.sites if self.agreed is not None else ():
             self._check_agreed(i, _gathered({i: parts[i]}, classes).summary(self.labelled))
         for k, name in enumerate(classes):
-            if self.labelled and own.trained[k] and not any(part.counts[k] for part in parts.values()):
+            if self.labelled and site_part.trained[k] and not any(part.counts[k] for part in parts.values()):
                 raise ConfigError(
                     f"{self.folder}: the public seed set has no example of class {name!r}, which this site trains on; raise "
                     "'split.public' in the federation's file, and let all give their parts anew"
@@ -77,19 +77,19 @@ class CollectedSeedset:
         return _gathered(parts, classes)
 
     def _of(
-        self, site: str, own: PublicPart, shape: Sequence[int], classes: Sequence[str], prepared: Prepared
+        self, site: str, site_part: PublicPart, shape: Sequence[int], classes: Sequence[str], prepared: Prepared
     ) -> PublicPart:
         """Return the part of a site."""
         path, one = make_seedset_path(self.folder, site), _read(self.folder, site, self.labelled)
         _check(path, find_mismatch(one, shape, classes, prepared.scaled))
         if site != self.site:
-            return _part(one, path, own.rows)
-        if not _equal(one, own):
+            return _part(one, path, site_part.rows)
+        if not _equal(one, site_part):
             raise DataError(
                 f"{path}: it is not what this site's split sets apart as public, but of another seed, split or other data; "
                 "give the part anew, to all, by `fedmutual data give`"
             )
-        return own._replace(trained=[0] * len(classes))  # what the set lacks is said here
+        return site_part._replace(trained=[0] * len(classes))  # what the set lacks is said here
 
     def _check_agreed(self, site: str, mine: Message) -> None:
         """Raise DataError where a site's part differs from the part that the contract records."""
@@ -97,28 +97,28 @@ class CollectedSeedset:
         rows, counts = torch.tensor(self.agreed["rows"][site]), self.agreed["counts"]
         digest = torch.frombuffer(bytearray.fromhex(self.agreed["parts"][site]), dtype=torch.uint8)
         theirs = {"rows": rows, "digest": digest} | ({"counts": torch.tensor(counts[site])} if self.labelled else {})
-        odd = difference(mine, theirs)
-        if odd is not None:
+        unequal = difference(mine, theirs)
+        if unequal is not None:
             raise DataError(
                 f"{make_seedset_path(self.folder, site)}: the contract was made with another part of site {site!r}: "
-                f"this one has {odd}; have it give all the same file"
+                f"this one has {unequal}; have it give all the same file"
             )
 
 
 def _read(folder: Path, site: str, labelled: bool) -> SeedsetFile:
     """Return a site's part, with or without labels."""
-    found = read_seedset_file(folder, site)
-    if labelled and found.labels is None:
+    part = read_seedset_file(folder, site)
+    if labelled and part.labels is None:
         raise DataError(
             f"{make_seedset_path(folder, site)}: it has no labels, which this algorithm gives to all; "
             f"have site {site!r} give its part anew"
         )
-    return found if labelled else replace(found, labels=None)
+    return part if labelled else replace(part, labels=None)
 
 
-def _check(path: Path, odd: str | None) -> None:
-    if odd is not None:
-        raise DataError(f"{path}: {odd}; bring the data of all into one form, and have this part given anew")
+def _check(path: Path, fault: str | None) -> None:
+    if fault is not None:
+        raise DataError(f"{path}: {fault}; bring the data of all into one form, and have this part given anew")
 
 
 def _part(given: SeedsetFile, path: Path, like: Rows | None = None) -> PublicPart:
@@ -130,20 +130,20 @@ def _part(given: SeedsetFile, path: Path, like: Rows | None = None) -> PublicPar
     return PublicPart(rows, given.examples, given.counts, given.counts)
 
 
-def _equal(one: SeedsetFile, own: PublicPart) -> bool:
+def _equal(one: SeedsetFile, site_part: PublicPart) -> bool:
     """Return whether a file has the rows of this site's split."""
-    assert own.rows is not None
-    index = own.rows.index
-    if len(one.x) != len(index) or (one.labels is not None and not np.array_equal(one.labels, own.rows.labels)):
+    assert site_part.rows is not None
+    index = site_part.rows.index
+    if len(one.x) != len(index) or (one.labels is not None and not np.array_equal(one.labels, site_part.rows.labels)):
         return False
     pieces = (slice(k, k + _CHUNK) for k in range(0, len(index), _CHUNK))
-    return all(np.array_equal(one.x[rows], own.examples.take(index[rows].tolist()).numpy()) for rows in pieces)
+    return all(np.array_equal(one.x[rows], site_part.examples.take(index[rows].tolist()).numpy()) for rows in pieces)
 
 
 def _gathered(parts: Mapping[str, PublicPart], classes: Sequence[str]) -> PublicSet:
-    whole = make_public_set(parts, tuple(classes))
-    assert whole is not None  # every part has rows
-    return whole
+    public = make_public_set(parts, tuple(classes))
+    assert public is not None  # every part has rows
+    return public
 
 
 def _print(summary: Message) -> str:

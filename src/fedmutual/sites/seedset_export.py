@@ -29,19 +29,19 @@ def _give(contract: contracts.Contract, mine: SiteSettings, file: Path, folder: 
     if use is None:
         raise ConfigError(f"{file}: algorithm {config.algorithm['name']!r} has no public seed set, so nothing is given")
     read = data.prepare(config)
-    found = data.load(config, read, gathered=lambda *_: None)
-    part = list_public_parts(found, read)[name]
+    federation = data.load(config, read, gathered=lambda *_: None)
+    part = list_public_parts(federation, read)[name]
     if part.rows is None:
         raise ConfigError(
             f"{file}: the key 'split.public' is not set, the fraction of each site's training data that it gives to all"
         )
-    if found.space.targets != "classes":
+    if federation.space.targets != "classes":
         raise ConfigError(
-            f"{file}: training.task learns {found.space.targets}, and the public seed set of real sites is of classes"
+            f"{file}: training.task learns {federation.space.targets}, and the public seed set of real sites is of classes"
         )
     x = part.examples.take(part.rows.index.tolist()).numpy()
     labels = part.rows.labels.astype(np.int64) if use.labelled else None
-    made = SeedsetFile(name, x, labels, found.space.classes, read[name].scaled)
+    made = SeedsetFile(name, x, labels, federation.space.classes, read[name].scaled)
     write_seedset_file(folder, made)
     return made
 

@@ -61,8 +61,8 @@ class SeedsetFile:
     def counts(self) -> list[int]:
         """Return the number of examples of each class; 0 for all classes where labels stay with the site."""
         known = np.empty(0, dtype=np.int64) if self.labels is None else self.labels
-        found: list[int] = count_classes(known, len(self.classes)).tolist()
-        return found
+        counts: list[int] = count_classes(known, len(self.classes)).tolist()
+        return counts
 
     @property
     def size(self) -> int:
@@ -78,9 +78,9 @@ def make_seedset_path(folder: Path, site: str) -> Path:
 def write_seedset_file(folder: Path, given: SeedsetFile) -> Path:
     """Write a part completely or not at all, and return its path. Raises RunError where the file cannot be written."""
     about = {"format": 1, "site": given.site, "scaling": given.scaling.record()}
-    found = {"x": given.x, "classes": np.array(given.classes), "about": np.array(json.dumps(about))}
+    contents = {"x": given.x, "classes": np.array(given.classes), "about": np.array(json.dumps(about))}
     with replacing(make_seedset_path(folder, given.site)) as file:
-        np.savez(file, **found, **({} if given.labels is None else {"y": given.labels}))  # type: ignore[arg-type]
+        np.savez(file, **contents, **({} if given.labels is None else {"y": given.labels}))  # type: ignore[arg-type]
     return make_seedset_path(folder, given.site)
 
 
@@ -94,18 +94,18 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
     excess = _find_excess(path)
     if excess is not None:
         raise DataError(f"{path}: {excess}; {mend}")
-    found = arrays.read_arrays(path, f"have site {site!r} send its part of the public seed set", mend)
+    contents = arrays.read_arrays(path, f"have site {site!r} send its part of the public seed set", mend)
     try:
-        about = _About.model_validate_json(str(found["about"]))
-        whole = SeedsetFile(
-            site, found["x"], found.get("y"), _names(found["classes"]), parse_scaling(about.scaling.model_dump())
+        about = _About.model_validate_json(str(contents["about"]))
+        part = SeedsetFile(
+            site, contents["x"], contents.get("y"), _names(contents["classes"]), parse_scaling(about.scaling.model_dump())
         )
-        why = f"it is of site {about.site!r}" if about.site != site else _odd(whole)
+        why = f"it is of site {about.site!r}" if about.site != site else _odd(part)
     except (KeyError, ValidationError):
-        why = _foreign(list(found))
+        why = _foreign(list(contents))
     if why is not None:
         raise DataError(f"{path}: {why}; {mend}")
-    return whole
+    return part
 
 
 def _find_excess(path: Path) -> str | None:
@@ -189,6 +189,6 @@ def find_mismatch(given: SeedsetFile, shape: Sequence[int], classes: Sequence[st
     if given.classes != tuple(classes):
         return f"its labels are of the classes {listed(given.classes)}, and {listed(classes)} are wanted, in this order"
     if (given.scaling.mean, given.scaling.std) != (scaling.mean, scaling.std):
-        found, wanted = ([list(s.mean), list(s.std)] for s in (given.scaling, scaling))
-        return f"its examples are to be scaled by data.mean and data.std {found}, and {wanted} are wanted"
+        stated, wanted = ([list(s.mean), list(s.std)] for s in (given.scaling, scaling))
+        return f"its examples are to be scaled by data.mean and data.std {stated}, and {wanted} are wanted"
     return None

@@ -31,7 +31,7 @@ class SentLog:
 
     def record(self, answer: SiteAnswer, message: Message, content: bytes, to: str, unmasked: str | None = None) -> None:
         """Record a message and its receiver before the message leaves. unmasked: SHA-256 of the words before masking."""
-        told = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
+        values = {"train": dict(answer.train), "scores": [vars(s) for s in answer.scores], "remarks": list(answer.remarks)}
         line = {
             "round": answer.order.round + 1,
             "phase": answer.order.phase + 1,
@@ -44,7 +44,7 @@ class SentLog:
                 for k, v in sorted(message.items())
             ],
             **({"unmasked_sha256": unmasked} if unmasked else {}),
-            "told": {k: v for k, v in told.items() if v} | ({"problem": answer.problem} if answer.problem else {}),
+            "told": {k: v for k, v in values.items() if v} | ({"problem": answer.problem} if answer.problem else {}),
             "bytes": len(content),
             "sha256": hashlib.sha256(content).hexdigest(),
         }

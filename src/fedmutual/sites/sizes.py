@@ -53,10 +53,10 @@ class MessageSizes:
     @property
     def letter(self) -> Limit:
         """Of the largest letter."""
-        found = [
+        limits = [
             limit_message(phase.leaves(self._state), _FIXED) for phase in (*self._algorithm.start, *self._algorithm.phases)
         ]
-        return Limit(max(one.header for one in found), max(one.tensors for one in found))
+        return Limit(max(one.header for one in limits), max(one.tensors for one in limits))
 
     @property
     def longest(self) -> int:
@@ -74,12 +74,12 @@ class MessageSizes:
         Raises:
             MalformedMessage: the bytes are longer than any answer, or state larger counts than possible.
         """
-        said, message = read_answer(content, self._answer(order))
-        if len(said.remarks) > self._remarks(order):
-            raise MalformedMessage(f"it makes {len(said.remarks):,} remarks, and {self._remarks(order)} are possible")
-        if max(said.up or 0, said.down or 0) > self._traffic:
+        answer, message = read_answer(content, self._answer(order))
+        if len(answer.remarks) > self._remarks(order):
+            raise MalformedMessage(f"it makes {len(answer.remarks):,} remarks, and {self._remarks(order)} are possible")
+        if max(answer.up or 0, answer.down or 0) > self._traffic:
             raise MalformedMessage("it counts more bytes than the messages of a round have")
-        return said, message
+        return answer, message
 
     def _answer(self, order: Order) -> Limit:
         """Of an answer: scores, or a message, losses and remarks."""

@@ -66,9 +66,9 @@ class Progress:
         self._state["in"] = list(sites)
         self._write()
 
-    def end(self, outcome: Outcome, said: str) -> None:
-        """Write the outcome of the job. said: the reason, in one sentence."""
-        self._state |= {"outcome": outcome, "said": said, "left": ""}
+    def end(self, outcome: Outcome, reason: str) -> None:
+        """Write the outcome of the job. reason: one sentence."""
+        self._state |= {"outcome": outcome, "said": reason, "left": ""}
         self._write()
 
     def __call__(self, event: Event) -> None:
