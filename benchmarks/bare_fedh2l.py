@@ -37,11 +37,14 @@ class Node:
         self.net.train()
         return index, z.softmax(1), (z.argmax(1) == y[index]).float().mean()
 
-    def mutual(self, said: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+    def mutual(self, replies: list[tuple[Tensor, Tensor, Tensor]]) -> None:
         """Take a step towards the peers' posteriors, projected if the step would undo the local step."""
-        peers = [j for j in range(len(said)) if j != self.number]
-        x, y = (torch.cat([self.public[j][n][said[j][0]] for j in peers]) for n in (0, 1))
-        p, acc = torch.cat([said[j][1] for j in peers]), torch.stack([said[j][2] for j in peers]).repeat_interleave(BATCH)
+        peers = [j for j in range(len(replies)) if j != self.number]
+        x, y = (torch.cat([self.public[j][n][replies[j][0]] for j in peers]) for n in (0, 1))
+        p, acc = (
+            torch.cat([replies[j][1] for j in peers]),
+            torch.stack([replies[j][2] for j in peers]).repeat_interleave(BATCH),
+        )
         log_q = self.net(x).log_softmax(1)
         kl = (acc * (p * (p.clamp_min(1e-30).log() - log_q)).sum(1)).mean()
         self.step(kl + F.nll_loss(log_q, y), project=True)
@@ -70,9 +73,9 @@ def main() -> None:
     while rounds := stage.wait():
         begun = time.perf_counter()
         for _ in range(rounds):
-            said = [node.local() for node in nodes]
+            replies = [node.local() for node in nodes]
             for node in nodes:
-                node.mutual(said)
+                node.mutual(replies)
         stage.tell(time.perf_counter() - begun)
 
 

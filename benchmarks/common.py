@@ -125,8 +125,8 @@ def _ticks(process: int | None) -> int:
 
 
 def versions(*more: str) -> dict[str, str]:
-    found = {name: version(name) for name in ("fedmutual", "torch", "numpy", *more)}
-    return {"python": platform.python_version(), **found, "commit": _commit()}
+    packages = {name: version(name) for name in ("fedmutual", "torch", "numpy", *more)}
+    return {"python": platform.python_version(), **packages, "commit": _commit()}
 
 
 def command(script: str) -> str:

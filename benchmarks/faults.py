@@ -52,7 +52,7 @@ COSTS = (
 )
 DEADLINE, STEADY, PATIENCE = 20.0, 6.0, 240.0
 OWN = {"north": {"personal": "mlp"}, "south": {"personal": "liar:Own"}, "west": {"personal": "mlp"}}
-SMALL = {i: {**own, "model": OWN[i]} for i, own in SITES.items()}
+SMALL = {i: {**tables, "model": OWN[i]} for i, tables in SITES.items()}
 LIAR = """
 '''The network of a site whose next answer, once the file "lie" is there, is a lie.'''
 import dataclasses
@@ -155,16 +155,16 @@ class Seen:
     def _look(self) -> None:
         while True:
             with suppress(OSError, ValueError, KeyError):
-                found = self._fed.progress()
-                if found and (not self.rounds or found["round"] != self.rounds[-1][1]):
-                    self.rounds.append((time.monotonic(), found["round"], "south" in found["in"]))
+                progress = self._fed.progress()
+                if progress and (not self.rounds or progress["round"] != self.rounds[-1][1]):
+                    self.rounds.append((time.monotonic(), progress["round"], "south" in progress["in"]))
             time.sleep(0.02)
 
     def steady(self, since: float) -> bool:
         """Return whether rounds were saved for a while, all with south in them."""
         if time.monotonic() < since + STEADY:
             return False
-        late = [there for at, _, there in self.rounds if at > time.monotonic() - STEADY]
+        late = [is_in for at, _, is_in in self.rounds if at > time.monotonic() - STEADY]
         return len(late) >= 3 and all(late)
 
     def next(self, before: float) -> float:
@@ -173,8 +173,8 @@ class Seen:
 
     def back(self, before: float) -> float:
         """Return the seconds from a time to the first round from which south is in every round; 0 if always."""
-        after = [(at, there) for at, _, there in self.rounds if at > before]
-        gap = max((k for k, (_, there) in enumerate(after) if not there), default=None)
+        after = [(at, is_in) for at, _, is_in in self.rounds if at > before]
+        gap = max((k for k, (_, is_in) in enumerate(after) if not is_in), default=None)
         return 0.0 if gap is None else after[gap + 1][0] - before
 
 
@@ -271,16 +271,16 @@ def ended(fed: Loopback, work: Path) -> dict[str, Any]:
     """Return the state of the models at the end."""
     last = fed.progress()["round"]
     missed = sum(not line["up"] for line in ledger(fed))
-    found = {"rounds": last, "missed, by all sites": missed}
+    state = {"rounds": last, "missed, by all sites": missed}
     for i in SMALL:
         mine = fedmutual.Run(fed.configs[i].parent / "state" / "wards")
-        found[f"rounds answered in two ways by {i}"] = twice(mine.folder)
-        found[f"{i}'s own model is of round"] = mine.round
+        state[f"rounds answered in two ways by {i}"] = twice(mine.folder)
+        state[f"{i}'s own model is of round"] = mine.round
     if not missed:
         sys.path.insert(0, str(fed.configs["south"].parent))
         run = fedmutual.run(parse_config(together({**OPEN, "rounds": last}, SMALL)), work / "one")
-        found["all models bit for bit those of one process"] = fed.alike(run)
-    return found
+        state["all models bit for bit those of one process"] = fed.alike(run)
+    return state
 
 
 def twice(folder: Path) -> int:
@@ -289,27 +289,27 @@ def twice(folder: Path) -> int:
     for line in read_lines(folder / "left.jsonl"):
         if line["what"] == "work" and line["tensors"]:
             sent.setdefault((line["round"], line["phase"]), set()).add(json.dumps(line["tensors"]))
-    return sum(len(found) > 1 for found in sent.values())
+    return sum(len(contents) > 1 for contents in sent.values())
 
 
-def record(what: str, found: dict[str, Any]) -> None:
+def record(what: str, result: dict[str, Any]) -> None:
     """Add to the results."""
-    print(found, flush=True)
-    kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    kept["commands"] = list(dict.fromkeys([*kept.get("commands", []), command("faults.py")]))
-    kept["machine"], kept["versions"] = machine(), versions("nvflare")
-    kept[what] = [*kept.get(what, []), found]
-    faults = kept.get("faults", [])
-    kept["summary"] = {k: summary(of) for k in (*KILLS, *LOSSES) if (of := [f for f in faults if f["fault"] == k])}
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    print(result, flush=True)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results["commands"] = list(dict.fromkeys([*results.get("commands", []), command("faults.py")]))
+    results["machine"], results["versions"] = machine(), versions("nvflare")
+    results[what] = [*results.get(what, []), result]
+    faults = results.get("faults", [])
+    results["summary"] = {k: summary(of) for k in (*KILLS, *LOSSES) if (of := [f for f in faults if f["fault"] == k])}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
-def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
+def summary(faults: list[dict[str, Any]]) -> dict[str, Any]:
     """Return for one kind of fault the number of faults, and the minimum, median and maximum of each figure."""
-    told: dict[str, Any] = {"times": len(found)}
+    figures: dict[str, Any] = {"times": len(faults)}
     for key in COSTS:
-        told[key] = [f(x[key] for x in found) for f in (min, statistics.median, max)]
-    return told
+        figures[key] = [f(x[key] for x in faults) for f in (min, statistics.median, max)]
+    return figures
 
 
 def main() -> None:

@@ -21,14 +21,14 @@ def measure(options: Options) -> list[dict[str, Any]]:
     print(f"FedH2L, seconds a round over the bare loop's: median (quartiles) of {options.pairs} interleaved turns")
     starts = {"bare": partial(Contestant, "bare_fedh2l.py"), "fedmutual": partial(Contestant, "ours_fedh2l.py")}
     seconds = take_turns(starts, options.pairs, 1 if options.tiny else ROUNDS)
-    found = ratios(seconds["fedmutual"], seconds["bare"])
-    print(f"lenet5, four nodes  {found:.2f}, goal at most {GOAL:.2f}: {verdict(found.median <= GOAL)}")
+    ratio = ratios(seconds["fedmutual"], seconds["bare"])
+    print(f"lenet5, four nodes  {ratio:.2f}, goal at most {GOAL:.2f}: {verdict(ratio.median <= GOAL)}")
     each = {name: spread([1e3 * s for s in v]) for name, v in seconds.items()}
     about = {"model": "lenet5", "nodes": 4, "rounds_a_turn": ROUNDS, "turns": options.pairs, "goal": GOAL}
     beside = apart(options.pairs)
     print(f"apart from that, milliseconds: scoring all nodes {beside['scoring']:.0f}, saving them {beside['saving']:.0f}")
     about |= {f"milliseconds_of_{name}": v for name, v in beside.items()}
-    return [about | {"over_bare": found, "milliseconds_a_round": each}]
+    return [about | {"over_bare": ratio, "milliseconds_a_round": each}]
 
 
 def apart(times: int) -> dict[str, Spread]:

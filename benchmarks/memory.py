@@ -23,14 +23,14 @@ def measure(options: Options) -> list[dict[str, Any]] | None:
     print("MLP, FML, one process: its peak above that before there are clients, data loaded, over clients' own states")
     results = []
     for clients in (5, 20) if options.tiny else CLIENTS:
-        found = json.loads(_child(clients))
-        ratio, later = (found[key] / found["own"] for key in ("peak_of_first_round", "peak_of_all"))
+        peaks = json.loads(_child(clients))
+        ratio, later = (peaks[key] / peaks["own"] for key in ("peak_of_first_round", "peak_of_all"))
         print(
             f"K = {clients:>3}: {ratio:.2f} in the first round, {later:.2f} in {ROUNDS}; "
-            f"of {found['own'] / MIB:.1f} MiB" + (f", goal {GOAL}: {verdict(ratio <= GOAL)}" if clients == OF else ""),
+            f"of {peaks['own'] / MIB:.1f} MiB" + (f", goal {GOAL}: {verdict(ratio <= GOAL)}" if clients == OF else ""),
             flush=True,
         )
-        mib = {f"{k}_mib": figure(v / MIB) for k, v in found.items()}
+        mib = {f"{k}_mib": figure(v / MIB) for k, v in peaks.items()}
         results.append({"K": clients, **mib, "rounds": ROUNDS, "peak_over_own": [figure(ratio), figure(later)]})
     return results
 
@@ -77,9 +77,9 @@ def one(clients: int) -> dict[str, int]:
             assert isinstance(hosted.engine, InProcess)
             made = _status("VmRSS")
             train(hosted, ROUNDS, [look])
-            own = sum(size for _, size in hosted.engine.each(_own, dict.fromkeys(experiment.clients, ())))
-    found = {"with_clients": made, "peak_of_first_round": peaks[0], "peak_of_all": peaks[-1]}
-    return {"before": before, **{k: v - before for k, v in found.items()}, "own": own}
+            client_bytes = sum(size for _, size in hosted.engine.each(_own, dict.fromkeys(experiment.clients, ())))
+    sizes = {"with_clients": made, "peak_of_first_round": peaks[0], "peak_of_all": peaks[-1]}
+    return {"before": before, **{k: v - before for k, v in sizes.items()}, "own": client_bytes}
 
 
 def _own(client: Any) -> int:

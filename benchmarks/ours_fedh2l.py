@@ -46,15 +46,15 @@ def ready() -> Iterator[tuple[EngineHandle, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         rows = NODES * (PRIVATE + PUBLIC + VALIDATION + TEST)
         data = save_noise(Path(folder) / "noise.npz", SHAPES["lenet5"], rows, 20)
-        with hosted(config(data)) as found:
-            yield found, Path(folder)
+        with hosted(config(data)) as handle:
+            yield handle, Path(folder)
 
 
 def main() -> None:
     allocator.keep_freed_memory()
     stage = Stage()
-    with ready() as (found, folder):
-        train(found, FOREVER, [Ledger(folder), Timer(stage)])
+    with ready() as (handle, folder):
+        train(handle, FOREVER, [Ledger(folder), Timer(stage)])
 
 
 if __name__ == "__main__":

@@ -69,12 +69,13 @@ def _less(row: dict[str, Any], alone: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(row: dict[str, Any]) -> None:
-    shared, own = (interval(row[key], ".2f") for key in ("global_test", "own_validation"))
+    shared, personal = (interval(row[key], ".2f") for key in ("global_test", "own_validation"))
     more = (
         "" if row["precision"] == "float32" else f"; over float32 {interval(row['global_test_over_float32'], '+.2f')} points"
     )
     seconds = sum(row["seconds"]) / len(row["seconds"])
     print(
-        f"{row['setting']:9} {row['precision']:7} shared model {shared}, clients' own {own}{more}; {seconds:.0f} s a run",
+        f"{row['setting']:9} {row['precision']:7} shared model {shared}, clients' own {personal}{more}; "
+        f"{seconds:.0f} s a run",
         flush=True,
     )

@@ -25,7 +25,7 @@ def Net(shape, classes):
     first, second = nn.Linear(64, 400), nn.Linear(400, 420)
     return nn.Sequential(nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), nn.Linear(420, classes))
 """
-MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 
 
 def measure(options: Options) -> list[dict[str, Any]]:

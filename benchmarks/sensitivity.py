@@ -54,7 +54,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
     for loop in ("proxyfl", "meme", "both"):
         for kind in KINDS:
             moved = [m for seed in range(seeds) for m in _train(loop, kind, seed, steps, x, y)]
-            without, holding = (torch.tensor([d for held, d in moved if held is there]) for there in (False, True))
+            without, holding = (torch.tensor([d for is_held, d in moved if is_held is wanted]) for wanted in (False, True))
             line = {"loop": loop, "record": kind, "steps": steps, "seeds": seeds}
             for name, values in (("without", without), ("holding", holding)):
                 line |= {

@@ -27,7 +27,7 @@ from loopback import loopback  # noqa: E402
 from wards import COMMON, SEEDED, SITES, together, with_data  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "sites.json"
-MLPS = {i: {**own, "model": {"personal": "mlp"}} for i, own in SITES.items()}
+MLPS = {i: {**tables, "model": {"personal": "mlp"}} for i, tables in SITES.items()}
 NETS = """
 from torch import nn
 
@@ -44,7 +44,9 @@ def Big(shape, classes):
 def a_round(name: str, work: Path, common: dict[str, Any], sites: dict[str, Any], **given: Any) -> dict[str, Any]:
     """Return the seconds of a round over the network and in one process, both measured in one run of this script."""
     folder, rounds = work / name.replace(" ", "-"), common["rounds"]
-    alone = {i: {k: v for k, v in own.items() if k != "public"} for i, own in sites.items()}  # one process makes the set
+    alone = {
+        i: {k: v for k, v in tables.items() if k != "public"} for i, tables in sites.items()
+    }  # one process makes the set
     run = fedmutual.run(parse_config(together(common, alone)), folder / "one")
     with loopback(folder / "fed", common, sites, modules={"nets": NETS}, **given) as fed:
         if "public" in given:
@@ -68,28 +70,28 @@ def rounds(work: Path) -> list[dict[str, Any]]:
     (work / "nets.py").write_text(NETS)
     sys.path.insert(0, str(work))
     three = {**SITES, "west": {**SITES["west"], "model": {"personal": "nets:Own"}}}
-    found = [a_round("FML, three architectures", work, {**COMMON, "rounds": 10}, three)]
+    results = [a_round("FML, three architectures", work, {**COMMON, "rounds": 10}, three)]
     sites = with_data(work)
-    there = {"public": {"folder": str(work / "FedH2L" / "fed" / "public")}}
+    public = {"public": {"folder": str(work / "FedH2L" / "fed" / "public")}}
     h2l = {**SEEDED, "rounds": 200, "records": {"evaluate_every": 50}}
-    found.append(a_round("FedH2L", work, h2l, {i: own | there for i, own in sites.items()}, public="public"))
+    results.append(a_round("FedH2L", work, h2l, {i: tables | public for i, tables in sites.items()}, public="public"))
     big = {**COMMON, "rounds": 3, "model": {"shared": "nets:Big"}, "records": {"evaluate_every": 3}}
-    found.append(a_round("FML, 50 MB shared", work, big, MLPS))
-    return found
+    results.append(a_round("FML, 50 MB shared", work, big, MLPS))
+    return results
 
 
 def main() -> None:
     """Measure all three federations."""
     torch.set_num_threads(1)
     work = Path(tempfile.mkdtemp())
-    kept = {
+    results = {
         "command": command("sites.py"),
         "machine": machine(),
         "versions": versions("nvflare"),
         "rounds": rounds(work),
     }
-    print(*kept["rounds"], sep="\n")
-    RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+    print(*results["rounds"], sep="\n")
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     shutil.rmtree(work, ignore_errors=True)
 
 

@@ -69,10 +69,10 @@ def take_turns(
     each = dict.fromkeys(starts, rounds) if isinstance(rounds, int) else rounds
     seconds: dict[str, list[float]] = {name: [] for name in starts}
     with ExitStack() as stack:
-        there = {name: stack.enter_context(start()) for name, start in starts.items()}
-        for contestant in there.values():
+        contestants = {name: stack.enter_context(start()) for name, start in starts.items()}
+        for contestant in contestants.values():
             contestant.seconds(WARM)
         for turn in range(turns):
-            for name in list(there)[:: -1 if turn % 2 else 1]:
-                seconds[name].append(there[name].seconds(each[name]) / each[name])
+            for name in list(contestants)[:: -1 if turn % 2 else 1]:
+                seconds[name].append(contestants[name].seconds(each[name]) / each[name])
     return seconds
