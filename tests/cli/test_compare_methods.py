@@ -85,6 +85,13 @@ def test_the_algorithm_of_the_file_is_compared(small, cli):
     assert fedmutual.load_config("c/ditto/0/config.toml").algorithm == {"name": "ditto", "lam": 0.5}
 
 
+def test_a_line_says_that_methods_leave_out_the_algorithm_of_the_file(small, cli):
+    options = ("--methods", "fedavg,independent", "--seeds", 1, "--set", "rounds=1", "--out", "c")
+    code, out, err = cli("compare", small, *options)
+    assert (code, trained(small.parent / "c")) == (0, {"fedavg", "independent"}), err
+    assert [line.split(": ")[1] for line in out.splitlines() if line.startswith("left out: ")] == ["fml"]
+
+
 @pytest.mark.parametrize("more", [(), ("--methods", "independent,my_method:Mine")])
 def test_a_method_by_its_import_path_has_a_folder_that_any_system_takes(small, cli, more):
     (small.parent / "my_method.py").write_text(OWN)
