@@ -122,8 +122,8 @@ def time_whole_runs(experiment_config: Config, stage: Stage, folder: Path) -> No
     stage.tell("ready")
     start_fork_server()
     while stage.wait():
-        while processes._idle:
-            processes._idle.pop().stop()
+        while processes.idle_workers:
+            processes.idle_workers.pop().stop()
         begun = time.perf_counter()
         with hosted(experiment_config) as handle:
             train(handle, experiment_config.rounds, [Ledger(folder)])

@@ -57,7 +57,7 @@ def test_a_run_that_fails_ends_the_command_and_names_itself(cli, small):
 
 
 def test_a_worker_that_dies_is_named_and_the_command_can_be_resumed(cli, small, tmp_path, monkeypatch):
-    train = side_by_side._RunWorker.train
+    train = side_by_side.RunWorker.train
 
     def train_and_die(worker, request):
         train(worker, request)
@@ -65,7 +65,7 @@ def test_a_worker_that_dies_is_named_and_the_command_can_be_resumed(cli, small, 
             os.kill(worker.process.pid, signal.SIGKILL)
 
     with monkeypatch.context() as patched:
-        patched.setattr(side_by_side._RunWorker, "train", train_and_die)
+        patched.setattr(side_by_side.RunWorker, "train", train_and_die)
         code, _, error = cli("compare", small, *COMPARE, "--jobs", "2", "--out", "died")
     assert code != 0
     assert "--resume" in error

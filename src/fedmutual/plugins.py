@@ -45,13 +45,13 @@ class WorkingFolder:
 
 
 _scoped: ContextVar[Rule | None] = ContextVar("rule", default=None)
-_of_process: Rule | None = None
+process_rule: Rule | None = None
 
 
 def confine(rule: Rule) -> None:
     """Set the rule for all threads of this process, until it ends."""
-    global _of_process
-    _of_process = rule
+    global process_rule
+    process_rule = rule
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def under(rule: Rule) -> Iterator[None]:
 
 def rule_in_force() -> Rule | None:
     """Return the rule that was set; None for the default."""
-    return _scoped.get() or _of_process
+    return _scoped.get() or process_rule
 
 
 def load(name: str, key: str) -> Any:

@@ -127,7 +127,7 @@ def test_a_partition_of_domains_is_given_back(tmp_path: Path) -> None:
 
 
 def same(**tables: Any) -> str:
-    return run._same_data(Config.model_validate(config(partition=DOMAINS, **tables)))
+    return run.identify_data(Config.model_validate(config(partition=DOMAINS, **tables)))
 
 
 def test_which_runs_may_share_what_was_read() -> None:

@@ -35,7 +35,7 @@ def test_rows_are_those_of_the_plan() -> None:
 
 def test_clients_share_one_store() -> None:
     federation = data.load(config(data={"name": "digits"}))
-    stores = {id(rows._store) for rows in (federation.test, *(s.private for s in federation.clients.values()))}
+    stores = {id(rows.store) for rows in (federation.test, *(s.private for s in federation.clients.values()))}
     assert len(stores) == 1
 
 
@@ -44,7 +44,7 @@ def test_other_labels_take_no_more_memory_on_a_device() -> None:
     there = torch.device("meta")
     stores: list[Any] = [r.to(there).store for r in (rows, rows.unlabelled([0]), rows.unlabelled(range(9)))]
     assert len({id(store) for store in stores}) == 3
-    assert all(store._x is stores[0]._x for store in stores)
+    assert all(store.x is stores[0].x for store in stores)
 
 
 def test_augmentation_is_drawn_from_the_stream_alone() -> None:
@@ -122,7 +122,7 @@ def test_large_data_are_read_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = data.load(about)
     monkeypatch.setattr("fedmutual.data.rows.RESIDENT", 1797 * 64 * 4)  # no longer less than that
     read = data.load(about)
-    assert type(kept.test._store) is not type(read.test._store)
+    assert type(kept.test.store) is not type(read.test.store)
     assert equal(batches(kept.test), batches(read.test))
 
 

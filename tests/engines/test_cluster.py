@@ -95,7 +95,7 @@ def test_in_a_ray_of_the_callers_nothing_is_kept_and_as_many_workers_live_as_it_
             assert engine.workers == 2
             assert set(dict(engine.each(settings, ALL)).values()) == {(torch.float64, CPUS)}
         assert ray.is_initialized()
-        assert ray_placement._kept == []
+        assert ray_placement.kept_reservations == []
     finally:
         torch.set_default_dtype(torch.float32)
         ray.shutdown()
@@ -113,7 +113,7 @@ class Big:
     ("threads", "gpus", "workers"), [(1, 0.0, 11), (2, 0.0, 5), (1, 0.25, 4), (4, 0.25, 2), (2, None, 4), (9, 0.0, 1)]
 )
 def test_the_nodes_hold_as_many_workers_as_have_room(threads, gpus, workers):
-    assert ray_placement._count_workers(Big, ResourceRequest(None, threads, None, gpus)) == workers
+    assert ray_placement.count_workers(Big, ResourceRequest(None, threads, None, gpus)) == workers
 
 
 @pytest.mark.parametrize(
@@ -124,14 +124,14 @@ def test_equal_shares_of_gpus_leave_room_for_all(workers, gpus, share):
         def cluster_resources():
             return {"GPU": float(gpus)}
 
-    assert ray_placement._choose_gpu_share(Ray, None, workers) == {"GPU": share}
-    assert ray_placement._choose_gpu_share(Ray, 0.2, workers) == {"GPU": 0.2}
-    assert ray_placement._choose_gpu_share(Ray, 0.0, workers) == {}
+    assert ray_placement.choose_gpu_share(Ray, None, workers) == {"GPU": share}
+    assert ray_placement.choose_gpu_share(Ray, 0.2, workers) == {"GPU": 0.2}
+    assert ray_placement.choose_gpu_share(Ray, 0.0, workers) == {}
 
 
 def test_without_ray_the_mend_is_said(small, monkeypatch, cli):
     monkeypatch.setitem(sys.modules, "ray", None)
-    monkeypatch.setattr(ray_placement, "_kept", [])
+    monkeypatch.setattr(ray_placement, "kept_reservations", [])
     code, _, err = cli("run", small, "--set", "engine.name=cluster")
     assert (code, err.count("\n")) == (2, 1)
     assert "engine.name = 'cluster' needs Ray, fedmutual's extra 'ray': pip install 'ray>=2.59'" in err

@@ -26,8 +26,8 @@ from fedmutual.engines.select import choose_engine
 from fedmutual.errors import ConfigError, RunError
 from fedmutual.events import Failed, PhaseDone, Replied, Started
 from fedmutual.federation.workload import Workload
+from fedmutual.rundir import folder as folders
 from fedmutual.rundir.checkpoint import client_state
-from fedmutual.studies import run
 from toy import (
     Counted,
     Ready,
@@ -73,7 +73,7 @@ def test_clients_live_in_two_processes_which_are_used_again():
     again = dict(engine.each(pid, dict.fromkeys("012", ())))
     engine.close()
     assert set(again.values()) == set(first.values())
-    for worker in processes._idle:
+    for worker in processes.idle_workers:
         worker.process.kill()
         worker.process.join()
     engine = hosted()
@@ -209,7 +209,7 @@ def test_auto_picks_by_the_work_and_says_why(name, workers, seconds, device, pic
 
 def at_work():
     """The processes of workers that hold clients."""
-    idle = [worker.process for worker in processes._idle]
+    idle = [worker.process for worker in processes.idle_workers]
     return [child for child in multiprocessing.active_children() if child not in idle]
 
 
@@ -246,16 +246,16 @@ def test_a_worker_killed_in_the_middle_of_a_round_costs_nothing_but_time(small, 
 
 def test_a_worker_that_dies_before_the_first_round_is_replaced(small, monkeypatch):
     """One that was used before, say, and was dying when it was taken."""
-    describe, killed = run._describe, []
+    environment, killed = folders.environment, []
 
-    def described(*about):
+    def kill_before_environment(*about):
         if not killed:
             killed.append(at_work()[-1])
             killed[0].kill()
             killed[0].join()
-        describe(*about)
+        return environment(*about)
 
-    monkeypatch.setattr(run, "_describe", described)
+    monkeypatch.setattr(folders, "environment", kill_before_environment)
     config = fedmutual.load_config(small, rounds=1, **{"engine.name": "processes", "engine.workers": 2})
     assert fedmutual.run(config, "one").summary["rounds"] == 1
 

@@ -226,10 +226,10 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Torch hub's cache in an empty folder, and nobody asked yet."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    monkeypatch.setattr(imagenet, "_connection_errors", [])
-    imagenet._try_fetch.cache_clear()
+    monkeypatch.setattr(imagenet, "connection_errors", [])
+    imagenet.try_fetch.cache_clear()
     yield tmp_path / "hub" / "checkpoints"
-    imagenet._try_fetch.cache_clear()
+    imagenet.try_fetch.cache_clear()
 
 
 @pytest.fixture

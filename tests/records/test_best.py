@@ -51,7 +51,7 @@ def test_where_no_accuracy_is_told_the_loss_decides() -> None:
 
 def rounds(half: Path) -> dict[str, str]:
     """File -> the round in its header."""
-    return {p.name: best._read_header(p)["round"] for p in sorted(half.glob("best*"))}
+    return {p.name: best.read_header(p)["round"] for p in sorted(half.glob("best*"))}
 
 
 def offered(half: Path, *merits: tuple[int, float | None], every: int = 2) -> None:

@@ -108,7 +108,7 @@ def submitted(federation: Loopback, session: Session, change: Callable[[Path], A
     with tempfile.TemporaryDirectory() as folder:
         made = job.write_job(read_contract(federation.file), Path(folder))
         change(made)
-        return str(session._session.submit_job(str(made)))
+        return str(session.flare.submit_job(str(made)))
 
 
 def ended(federation: Loopback, session: Session, number: str) -> str:
@@ -116,7 +116,7 @@ def ended(federation: Loopback, session: Session, number: str) -> str:
     said = [""]
 
     def over() -> bool:
-        said[0] = str(session._session.get_job_meta(number).get("status"))
+        said[0] = str(session.flare.get_job_meta(number).get("status"))
         return said[0].startswith("FINISHED")
 
     federation.wait(over, 120, "the end of the job")

@@ -19,10 +19,10 @@ from fedmutual.sites.flare import workspace
 from fedmutual.sites.flare.access_control import (
     PEER_TOPIC,
     JobChecks,
-    _refuse_false_sender,
-    _refuse_request,
-    _remove_error_text,
     is_allowed,
+    refuse_false_sender,
+    refuse_request,
+    remove_error_text,
 )
 from fedmutual.sites.flare.kits import open_kit, provision
 from wards import contract
@@ -75,7 +75,7 @@ def test_a_letter_that_is_not_sealed_could_be_the_servers(sealed, fine):
     }
     stream = {StreamHeaderKey.CHANNEL: "aux_communication", StreamHeaderKey.TOPIC: PEER_TOPIC}
     cell = SimpleNamespace(my_info=SimpleNamespace(fqcn=f"north.{JOB}"))
-    refused = _refuse_request(cell, f"south.{JOB}", new_cell_message({**headers, **stream}))
+    refused = refuse_request(cell, f"south.{JOB}", new_cell_message({**headers, **stream}))
     assert (refused is None) is fine
 
 
@@ -84,7 +84,7 @@ def test_a_letter_is_of_him_whose_seal_it_has(said, fine):
     letter = Shareable()
     letter.set_peer_props({ReservedKey.IDENTITY_NAME: said})
     request = new_cell_message({MessageHeaderKey.ORIGIN: f"south.{JOB}"}, letter)
-    assert (_refuse_false_sender(None, request) is None) is fine
+    assert (refuse_false_sender(None, request) is None) is fine
 
 
 @pytest.mark.parametrize(
@@ -104,10 +104,10 @@ def test_what_a_server_may_order_of_a_site(order, job, fine, tmp_path):
 
 
 def test_why_a_site_could_not_is_for_its_operator(capsys):
-    reply = _remove_error_text(new_cell_message({}, error_reply("no such file: /srv/xray/smith.png")))
+    reply = remove_error_text(new_cell_message({}, error_reply("no such file: /srv/xray/smith.png")))
     assert reply.payload.body == "refused, or could not; its operator reads why"
     assert "smith.png" in capsys.readouterr().out
-    assert _remove_error_text(new_cell_message({}, ok_reply(body="deployed"))).payload.body == "deployed"
+    assert remove_error_text(new_cell_message({}, ok_reply(body="deployed"))).payload.body == "deployed"
 
 
 @pytest.mark.parametrize(
@@ -151,6 +151,6 @@ def test_who_is_refused_writes_no_line_of_its_own_into_the_log(caplog):
     forged = "x\n2026-01-01 12:00:00 - all is well\x1b[2J"
     for channel, topic in ((forged, "y" * 100_000), (["admin"], {"a": 1}), (None, b"z")):
         headers = {MessageHeaderKey.CHANNEL: channel, MessageHeaderKey.TOPIC: topic}
-        assert _refuse_request(cell, "eve\nforged", new_cell_message(headers)) is not None
+        assert refuse_request(cell, "eve\nforged", new_cell_message(headers)) is not None
     assert len(caplog.messages) == 3
     assert all(line.isprintable() and len(line) < 1000 for line in caplog.messages)

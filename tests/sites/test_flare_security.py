@@ -72,7 +72,7 @@ def federated(folder: Path) -> Iterator[Loopback]:
 
 
 def a_lead_has_no_shell_and_no_command_of_flares(federation: Loopback, session: Session) -> None:
-    ask = session._session.api.server_execute
+    ask = session.flare.api.server_execute
     for command in FLARES:
         assert "is not authorized" in str(ask(command)), command
     for command in ("ls north", "cat north local/fedmutual.json", "shutdown client north", "process_info north"):
@@ -124,7 +124,7 @@ def a_site_cannot_pass_as_a_lead(federation: Loopback) -> None:
     edit(kit / "startup" / "fed_admin.json", lambda about: about | {"admin": about["admin"] | {"username": "eve"}})
     with Session(open_kit(kit)) as session:
         for command in ("fedmutual_status wards", "cells", "list_jobs", "show_config_vars server", "get_job_meta 1"):
-            assert "only a lead may" in str(session._session.api.server_execute(command)), command
+            assert "only a lead may" in str(session.flare.api.server_execute(command)), command
         with pytest.raises(RunError):
             session.status("wards")
 
@@ -148,7 +148,7 @@ def refused(federation: Loopback, session: Session, change: Callable[[Path], Any
         made = job.write_job(read_contract(federation.file), Path(folder))
         change(made)
         with pytest.raises(InvalidJobDefinition) as caught:
-            session._session.submit_job(str(made))
+            session.flare.submit_job(str(made))
     assert not [*(federation.folder / "server" / "flare" / "jobs").iterdir()]
     return str(caught.value)
 

@@ -12,7 +12,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 
 from fedmutual.sites.flare import presence
-from fedmutual.sites.flare.controller import BODY, TASK, TaskPost
+from fedmutual.sites.flare.controller import BODY, TaskPost
 
 SITES = ("north", "south", "west")
 DEADLINE = 0.6
@@ -49,7 +49,7 @@ def post(folder, flare, quorum=2):
 def round_(desk):
     """Who answered, and in how many seconds."""
     began = time.monotonic()
-    found = {i for i, _ in desk._send_tasks(TASK, dict.fromkeys(SITES, b""), DEADLINE)}
+    found = {i for i, _ in desk.ask(dict.fromkeys(SITES, b""), DEADLINE)}
     return found, time.monotonic() - began
 
 

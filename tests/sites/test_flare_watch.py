@@ -14,9 +14,9 @@ from fedmutual.errors import ConfigError, RunError
 from fedmutual.sites import contract as contracts
 from fedmutual.sites.flare import presence, progress, rejoin_backoff, workspace
 from fedmutual.sites.flare.admin_protocol import list_results
-from fedmutual.sites.flare.controller import _pause_for_changes
-from fedmutual.sites.flare.session import Lost, Session, _read_answer
-from fedmutual.sites.flare.watch import Watch, _list_alive, _list_connected
+from fedmutual.sites.flare.controller import pause_for_changes
+from fedmutual.sites.flare.session import Lost, Session, read_server_answer
+from fedmutual.sites.flare.watch import Watch, list_alive, list_connected
 from wards import contract
 
 
@@ -28,8 +28,8 @@ def engine(**seen):
 
 def test_who_is_overdue_is_connected_and_not_heard():
     found = engine(north=1, south=3 * workspace.HEARTBEAT)
-    assert set(_list_connected(found)) == {"north", "south"}
-    assert set(_list_alive(found)) == {"north"}
+    assert set(list_connected(found)) == {"north", "south"}
+    assert set(list_alive(found)) == {"north"}
 
 
 def job(*inside):
@@ -45,21 +45,21 @@ def test_no_job_is_begun_anew_for_a_dead_connection(tmp_path):
     folder = tmp_path / "wards"
     folder.mkdir()
     presence.write_members(tmp_path, {"north": "1", "south": "1"}, ["south"])
-    _pause_for_changes(folder, job("north"), NAMES)
+    pause_for_changes(folder, job("north"), NAMES)
     presence.write_members(tmp_path, {"north": "1", "south": "1"})
     with pytest.raises(Paused, match="south connected"):
-        _pause_for_changes(folder, job("north"), NAMES)
-    _pause_for_changes(folder, job("north"), NAMES)  # it was in vain: not at once again
+        pause_for_changes(folder, job("north"), NAMES)
+    pause_for_changes(folder, job("north"), NAMES)  # it was in vain: not at once again
     presence.write_members(tmp_path, {"north": "1", "south": "2"})
     with pytest.raises(Paused, match="south connected"):  # it was started anew
-        _pause_for_changes(folder, job("north"), NAMES)
+        pause_for_changes(folder, job("north"), NAMES)
 
 
 def test_no_job_is_begun_anew_for_who_is_not_of_the_federation(tmp_path):
     """East was taken out of the names, and its process still runs."""
     (tmp_path / "wards").mkdir()
     presence.write_members(tmp_path, {"north": "1", "east": "1"})
-    _pause_for_changes(tmp_path / "wards", job("north"), NAMES)
+    pause_for_changes(tmp_path / "wards", job("north"), NAMES)
 
 
 def test_in_vain_for_one_waits_longer_each_time(tmp_path):
@@ -76,7 +76,7 @@ def test_in_vain_for_one_waits_longer_each_time(tmp_path):
 
 def test_a_job_that_waits_for_its_quorum_does_not_end_the_scheduler():
     """FLARE takes 2 to the power of the tries times the first interval: with a float that overflows."""
-    (found,) = (c for c in workspace._make_server_resources(Path("x"))["components"] if c["id"] == "job_scheduler")
+    (found,) = (c for c in workspace.make_server_resources(Path("x"))["components"] if c["id"] == "job_scheduler")
     assert all(isinstance(value, int) for value in found["args"].values())
     assert min(found["args"]["max_schedule_interval"], 2**100_000 * found["args"]["min_schedule_interval"]) == 5
 
@@ -89,10 +89,10 @@ def test_a_lead_reads_why_the_server_does_not_do_it():
     """FLARE gives the status of the transfer, and says why in the data."""
     refused = {"status": "SUCCESS", "details": "", "data": [{"type": "error", "data": "not authorized"}]}
     with pytest.raises(Lost, match=r"did not answer \(not authorized\)"):
-        _read_answer(refused)
+        read_server_answer(refused)
     with pytest.raises(Lost, match="TIMEOUT"):
-        _read_answer({"status": "TIMEOUT"})
-    assert _read_answer({"data": [{"type": "string", "data": "x"}, {"type": "dict", "data": {"there": []}}]}) == {
+        read_server_answer({"status": "TIMEOUT"})
+    assert read_server_answer({"data": [{"type": "string", "data": "x"}, {"type": "dict", "data": {"there": []}}]}) == {
         "there": []
     }
 
@@ -182,7 +182,7 @@ def test_a_server_moves_no_cursor_of_a_leads(tmp_path):
         {"data": [{"type": "dict", "data": [ESCAPE]}]},
     ):
         with pytest.raises(Lost) as caught:
-            _read_answer(reply)
+            read_server_answer(reply)
         assert str(caught.value).isprintable()
 
 
@@ -206,9 +206,9 @@ def test_a_job_that_the_server_does_not_have_is_not_waited_for(tmp_path, monkeyp
     progress.Progress(folder, contracts.read_contract(contract(tmp_path)), "J1").begin(())
     watch, clock = Watch(), [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
-    watch._stop_without_job(folder)
+    watch.stop_without_job(folder)
     assert progress.read_progress(folder)["outcome"] == "running"
     clock[0] = 6.0
-    watch._stop_without_job(folder)
+    watch.stop_without_job(folder)
     assert progress.read_progress(folder)["outcome"] == "stopped"
     assert "submit it again" in capsys.readouterr().out

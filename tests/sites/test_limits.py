@@ -64,7 +64,7 @@ class Context:
 
 def test_one_site_refuses_more_rounds_and_the_other_takes_part(tmp_path, capsys, monkeypatch):
     executor = pytest.importorskip("fedmutual.sites.flare.executor")
-    monkeypatch.setattr(plugins, "_of_process", None)  # a site confines its process
+    monkeypatch.setattr(plugins, "process_rule", None)  # a site confines its process
     two = {i: SITES[i] for i in ("north", "south")}
     agreed = contract(tmp_path, COMMON, two).rename(tmp_path / "agreed.toml")
     submitted = contracts.read_contract(contract(tmp_path, COMMON | {"rounds": 9}, two))

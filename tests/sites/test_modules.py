@@ -161,7 +161,7 @@ def test_a_server_needs_no_trust_in_networks_of_the_sites(tmp_path):
 
 
 def test_a_process_that_is_confined_is_so_in_all_threads(monkeypatch):
-    monkeypatch.setattr(plugins, "_of_process", None)
+    monkeypatch.setattr(plugins, "process_rule", None)
     rule = ListedModules([], [Path("/nowhere")], lambda name: f"list {name}")
     plugins.confine(rule)
     assert plugins.rule_in_force() is rule

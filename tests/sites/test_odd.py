@@ -200,7 +200,7 @@ def test_a_network_of_its_own_that_raises_costs_the_site_its_round_and_nothing_e
     for what, desk in (("away", Away), ("raised", Desk)):
         (tmp_path / what).mkdir()
         agreed, sites = halves(tmp_path / what, contract(tmp_path / what, sites=MLPS), MLPS)
-        sites["west"]._say = said.append
+        sites["west"].say = said.append
         notes, rounds = run(tmp_path / what, desk(sites), agreed)
         assert rounds == [1, 3]
         kept[what] = fedmutual.Run(sites["west"].folder).personal_model("west").state_dict()

@@ -177,7 +177,7 @@ class ResidentStore:
     def __init__(self, examples: Examples, labels: Targets | Index, scaling: Scaling, where: Where) -> None:
         self.labels, self.where = torch.from_numpy(labels), where
         shape = (len(labels), *scaling(examples.take([0])).shape[1:])
-        self._x = torch.empty(shape, memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
+        self.x = torch.empty(shape, memory_format=torch.channels_last if len(shape) == 4 else torch.contiguous_format)
         self._on_devices: dict[torch.device, ResidentStore] = {}
         self._moved_examples: dict[torch.device, Tensor] = {}  # relabelled copies share these tensors
         sentences: list[str] = []
@@ -185,7 +185,7 @@ class ResidentStore:
             for start in range(0, len(labels), _CHUNK):
                 rows = range(start, min(start + _CHUNK, len(labels)))
                 try:
-                    self._x[rows.start : rows.stop] = check_finite(scaling(examples.take(rows)), rows, where)
+                    self.x[rows.start : rows.stop] = check_finite(scaling(examples.take(rows)), rows, where)
                 except BadRows as problem:
                     sentences += problem.args
         if sentences:
@@ -201,7 +201,7 @@ class ResidentStore:
     @property
     def device(self) -> torch.device:
         """The device that holds the examples."""
-        return self._x.device
+        return self.x.device
 
     def to(self, device: torch.device) -> "ResidentStore":
         """Return a store of these examples on `device`; the copy is made once."""
@@ -210,8 +210,8 @@ class ResidentStore:
         if device not in self._on_devices:
             moved = self._on_devices[device] = copy(self)
             if device not in self._moved_examples:
-                self._moved_examples[device] = self._x.contiguous().to(device)
-            moved._x, moved.labels = self._moved_examples[device], self.labels.to(device)
+                self._moved_examples[device] = self.x.contiguous().to(device)
+            moved.x, moved.labels = self._moved_examples[device], self.labels.to(device)
         return self._on_devices[device]
 
     def relabelled(self, labels: Tensor) -> "ResidentStore":
@@ -223,7 +223,7 @@ class ResidentStore:
     def standardized(self, mean: Sequence[float], std: Sequence[float]) -> "ResidentStore":
         """Return a store of standardised examples; see `Store.standardized`. The examples are copied."""
         other = copy(self)
-        other._x, other._on_devices, other._moved_examples = subtract_mean(self._x.clone(), mean, std), {}, {}
+        other.x, other._on_devices, other._moved_examples = subtract_mean(self.x.clone(), mean, std), {}, {}
         return other
 
     def batches(self, plan: Iterable[Tensor]) -> "ResidentBatches":
@@ -233,10 +233,10 @@ class ResidentStore:
     def take(self, index: Tensor) -> Batch:
         """Return the rows of `index` [...], which lies on the store's device, as x [..., *shape] and y [..., *target]."""
         flat = index.reshape(-1)
-        if self._x.is_contiguous():
-            x = self._x.index_select(0, flat)
+        if self.x.is_contiguous():
+            x = self.x.index_select(0, flat)
         else:
-            x = self._x.permute(0, 2, 3, 1).index_select(0, flat).permute(0, 3, 1, 2)
+            x = self.x.permute(0, 2, 3, 1).index_select(0, flat).permute(0, 3, 1, 2)
         y = self.labels.index_select(0, flat)
         return x.reshape(*index.shape, *x.shape[1:]) if index.dim() != 1 else x, y.reshape(*index.shape, *y.shape[1:])
 

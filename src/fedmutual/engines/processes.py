@@ -107,7 +107,7 @@ class Processes:
                 if worker.pending:
                     raise WorkerLost("worker", (), "is busy")
                 worker.host(HostRequest(next(_request_numbers), _build_no_client, (), 1, torch.float32))
-                _idle.append(worker)
+                idle_workers.append(worker)
             except (WorkerLost, OSError):
                 worker.stop()
         self._workers = []
@@ -174,14 +174,14 @@ class _Worker(ChildProcess):
         return WorkerLost(f"worker process {self.process.pid}", self.clients, self.describe_end())
 
 
-_idle: list[_Worker] = []  # processes without clients
+idle_workers: list[_Worker] = []  # processes without clients
 _request_numbers = count(1)
 
 
 def _take_worker() -> _Worker:
     """Return an idle worker, or start one."""
-    while _idle:
-        worker = _idle.pop()
+    while idle_workers:
+        worker = idle_workers.pop()
         with suppress(WorkerLost):
             worker.drain()
             if not worker.connection.poll():  # the pipe of a dead process is readable: it has an end

@@ -64,7 +64,7 @@ class Reservation:
             ConfigError: the cluster has too few free resources, or workers do not start.
         """
         count = min(self.most_workers, clients)
-        share = {"CPU": self.request.threads} | _choose_gpu_share(self.ray, self.request.gpus, count)
+        share = {"CPU": self.request.threads} | choose_gpu_share(self.ray, self.request.gpus, count)
         self.group = self.ray.util.placement_group([share] * count, strategy="SPREAD")
         if not self.group.wait(PATIENCE):
             raise ConfigError(
@@ -102,7 +102,7 @@ class Reservation:
         return self.ray.remote(ClientActor).options(**options).remote()
 
 
-_kept: list[Reservation] = []  # one at most
+kept_reservations: list[Reservation] = []  # one at most
 
 
 def take_reservation(request: ResourceRequest, clients: int) -> Reservation:
@@ -111,8 +111,8 @@ def take_reservation(request: ResourceRequest, clients: int) -> Reservation:
     Raises:
         ConfigError: Ray is not installed, does not answer, or has too few free resources.
     """
-    while _kept:
-        reservation = _kept.pop()
+    while kept_reservations:
+        reservation = kept_reservations.pop()
         if reservation.fits(request, clients):
             return reservation
         reservation.end()
@@ -124,7 +124,7 @@ def take_reservation(request: ResourceRequest, clients: int) -> Reservation:
         else:
             connect_to_cluster(ray, request.address)
     reservation = Reservation(
-        ray, request, identify_session(ray), must_initialise, request.workers or _count_workers(ray, request)
+        ray, request, identify_session(ray), must_initialise, request.workers or count_workers(ray, request)
     )
     try:
         reservation.fill(clients)
@@ -136,7 +136,7 @@ def take_reservation(request: ResourceRequest, clients: int) -> Reservation:
 
 def keep_reservation(reservation: Reservation) -> None:
     """Keep a reservation with its workers for the next engine of this process."""
-    _kept.append(reservation)
+    kept_reservations.append(reservation)
 
 
 def _count_cpus(request: ResourceRequest, clients: int) -> int:
@@ -145,7 +145,7 @@ def _count_cpus(request: ResourceRequest, clients: int) -> int:
     return min(request.workers or cores, clients) * request.threads
 
 
-def _count_workers(ray: Any, request: ResourceRequest) -> int:
+def count_workers(ray: Any, request: ResourceRequest) -> int:
     """Return how many workers the nodes have resources for, at least 1."""
 
     def count_on(node: Mapping[str, float]) -> int:
@@ -157,7 +157,7 @@ def _count_workers(ray: Any, request: ResourceRequest) -> int:
     return max(1, sum(count_on(node["Resources"]) for node in ray.nodes() if node["Alive"]))
 
 
-def _choose_gpu_share(ray: Any, gpus: float | None, workers: int) -> dict[str, float]:
+def choose_gpu_share(ray: Any, gpus: float | None, workers: int) -> dict[str, float]:
     """Return the share of a GPU that a worker reserves."""
     if gpus is not None:
         return {"GPU": gpus} if gpus else {}

@@ -12,7 +12,7 @@ from fedmutual.network_timeout import limit_waiting, shorten_error
 
 PREFERRED = "IMAGENET1K_V1"  # used in papers before 2022; torchvision's later weights come from longer training
 
-_connection_errors: list[str] = []  # after one timeout, no further network is tried
+connection_errors: list[str] = []  # after one timeout, no further network is tried
 
 
 class WeightsUnavailable(RuntimeError):
@@ -27,18 +27,19 @@ def fetch_weights(name: str) -> tuple[str, Message]:
     Raises:
         WeightsUnavailable: the weights are not in the cache and cannot be downloaded.
     """
-    result = _try_fetch(name)
+    result = try_fetch(name)
     if isinstance(result, str):
         raise WeightsUnavailable(result)
     return result
 
 
 @cache
-def _try_fetch(name: str) -> str | tuple[str, Message]:
+def try_fetch(name: str) -> str | tuple[str, Message]:
+    """Return (identifier, tensors), or one sentence that says why there are none. Each name is tried once in a process."""
     weights = choose_weights(name)
     cached = Path(hub.get_dir(), "checkpoints", weights.url.rpartition("/")[2])
-    if _connection_errors and not cached.exists():
-        return f"{weights.url} cannot be reached: {_connection_errors[0]}"
+    if connection_errors and not cached.exists():
+        return f"{weights.url} cannot be reached: {connection_errors[0]}"
     try:
         with limit_waiting():
             return weights.name, weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
@@ -46,7 +47,7 @@ def _try_fetch(name: str) -> str | tuple[str, Message]:
         if cached.exists():
             return f"{cached} cannot be read: {shorten_error(problem)}"
         if isinstance(problem, URLError) and not isinstance(problem, HTTPError):
-            _connection_errors.append(str(problem.reason))
+            connection_errors.append(str(problem.reason))
             return f"{weights.url} cannot be reached: {problem.reason}"
         return f"{weights.url}: {shorten_error(problem)}"
 

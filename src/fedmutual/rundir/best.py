@@ -70,7 +70,7 @@ def offer(half: Path, state: Callable[[], Message], merit: float | None, round: 
         RunError: the saved best file is damaged, or the new file cannot be written.
     """
     files = _list_files(half)
-    if merit is None or (files and merit <= float(_read_header(files[max(files)])["merit"])):
+    if merit is None or (files and merit <= float(read_header(files[max(files)])["merit"])):
         return
     about = {"format": "1", "run": keep.run, "round": str(round), "merit": repr(merit)}
     write_tensors(half / _make_name(round), state(), about)
@@ -98,7 +98,7 @@ def check(folder: Path) -> None:
     """Raise RunError if a best file is damaged. Changes no file."""
     for half in (folder / "server", *(folder / "clients").glob("*")):
         for file in _list_files(half).values():
-            _read_header(file)
+            read_header(file)
 
 
 def _settle(half: Path, saved: int | None, rounds: int, every: int) -> None:
@@ -148,7 +148,12 @@ def _make_name(round: int) -> str:
     return f"best-{round}.safetensors"
 
 
-def _read_header(file: Path) -> dict[str, str]:
+def read_header(file: Path) -> dict[str, str]:
+    """Return the header of a file of best weights: format, run, round and merit.
+
+    Raises:
+        RunError: as `read_tensors`.
+    """
     return read_tensors(file, ())[1]
 
 
@@ -156,4 +161,4 @@ def _list_files(half: Path) -> dict[int, Path]:
     """Return the best files in `half` by round."""
     files = {file.stem.removeprefix("best-"): file for file in half.glob("best-*.safetensors")}
     by_round = {int(number): file for number, file in files.items() if number.isdecimal()}  # other files are not fedmutual's
-    return by_round | ({int(_read_header(half / BEST)["round"]): half / BEST} if (half / BEST).exists() else {})
+    return by_round | ({int(read_header(half / BEST)["round"]): half / BEST} if (half / BEST).exists() else {})

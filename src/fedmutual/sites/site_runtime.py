@@ -82,7 +82,7 @@ class SiteRuntime:
         Raises:
             UserError: the site cannot take part.
         """
-        self.site, self._say = settings.file.site, say
+        self.site, self.say = settings.file.site, say
         self.folder, self._state = settings.state / contract.name, settings.state
         self._contract, self._settings = contract, settings
         self._moments = None if contract.layout is None else read_site_scaling(self.folder)  # None: not sent yet
@@ -173,7 +173,7 @@ class SiteRuntime:
         if known_reply is not None or (begun is not None and begun.inbox == digest):  # answered, or begun and failed
             self._count_repeat(order)
         if known_reply is not None:
-            self._say(f"{order.round_name}: repeated order, the first answer is sent again")
+            self.say(f"{order.round_name}: repeated order, the first answer is sent again")
             self._sent_log.record(*read_answer(known_reply), known_reply, SERVER)
             return known_reply
         message: Message = {}
@@ -194,7 +194,7 @@ class SiteRuntime:
             return self._decline(order, str(problem))
         except Exception as problem:  # of any type: a site's own network or task may raise any error
             self._client = None  # discards changes since the last saved phase
-            self._say(f"{order.round_name}: {problem if isinstance(problem, _EXPLAINED_ERRORS) else format_error(problem)}")
+            self.say(f"{order.round_name}: {problem if isinstance(problem, _EXPLAINED_ERRORS) else format_error(problem)}")
             accused = problem.clients if isinstance(problem, Disagreed) else ()
             diverged = isinstance(problem, Diverged)
             answer, message = SiteAnswer(order, problem=_describe_problem(problem), accused=accused, diverged=diverged), {}
@@ -228,7 +228,7 @@ class SiteRuntime:
         if admit(self._journal, order, digest, self._bounds):
             self._client = None
         if order.attempt > (before.attempt if before else 0):
-            self._say(f"{order.round_name}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}")
+            self.say(f"{order.round_name}: the server goes back, and begins attempt {order.attempt} of at most {ATTEMPTS}")
         self._declined.clear()
 
     def _check_scaling(self, order: Order, inbox: Message) -> Moments | None:
@@ -257,7 +257,7 @@ class SiteRuntime:
             self._moments, self._client = moments, None
             self.experiment = self._build_experiment()
             _prepare_folder(self.folder, self.experiment, self.site)
-            self._say("the inputs are standardised by the statistics of all sites")
+            self.say("the inputs are standardised by the statistics of all sites")
         return {name: tensor for name, tensor in inbox.items() if name != SCALING}
 
     def _decline(self, order: Order, why: str) -> bytes:
@@ -265,7 +265,7 @@ class SiteRuntime:
         answer = SiteAnswer(order, problem=why)
         reply = pack_message(answer, {})
         if why not in self._declined:
-            self._say(f"{order.round_name}: not done, for {why}")
+            self.say(f"{order.round_name}: not done, for {why}")
             self._sent_log.record(answer, {}, reply, SERVER)
             self._declined.add(why)
         return reply

@@ -108,7 +108,7 @@ def attempt_together(
         prepared: dict[str, dict[str, data.Prepared]] = {}
         built = {}
         for n in left:
-            key = _same_data(configs[n])
+            key = identify_data(configs[n])
             prepared[key] = prepared.get(key) or data.prepare(configs[n])
             device, begun = (looked[n] or {}).get("device"), folders.begun(outs[n])
             built[n] = build.build(configs[n], device, prepared[key], begun, pretrained.read_initial_weights(outs[n]))
@@ -128,7 +128,7 @@ def attempt_together(
     return [raised.get(n) for n in range(len(configs))]
 
 
-def _same_data(config: Config) -> str:
+def identify_data(config: Config) -> str:
     """Return a key that is equal for configurations that read equal data."""
     clients = {i: (client_config.data, client_config.training.task) for i, client_config in config.clients.items()}
     kind = config.partition.kind if config.partition.kind in data.OF_DOMAINS else ""  # domains decide which data are read

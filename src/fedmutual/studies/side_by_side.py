@@ -79,7 +79,7 @@ class RunRequest(NamedTuple):
 
 
 class RunQueue(Protocol):
-    """The runs of a command."""
+    """The runs of a command that have not begun; a run may wait for the result of another one."""
 
     def __len__(self) -> int:
         """Return how many runs have not begun."""
@@ -174,7 +174,7 @@ class _RunWorkers:
     """Worker processes, each with a run. An exception in the `with` block stops them all."""
 
     def __init__(self) -> None:
-        self._busy: dict[_RunWorker, tuple[RunRequest, float]] = {}  # a worker's run, and when it began
+        self._busy: dict[RunWorker, tuple[RunRequest, float]] = {}  # a worker's run, and when it began
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +189,7 @@ class _RunWorkers:
 
     def begin(self, request: RunRequest) -> None:
         """Begin a run in an idle worker, or in a new one."""
-        worker = _idle.pop() if _idle else _RunWorker()
+        worker = _idle.pop() if _idle else RunWorker()
         self._busy[worker] = request, time.monotonic()
         worker.train(request)
 
@@ -210,13 +210,13 @@ class _RunWorkers:
                         raise problem
                     return request, problem, time.monotonic() - start
 
-    def _find_ready(self) -> list["_RunWorker"]:
+    def _find_ready(self) -> list["RunWorker"]:
         """Wait for messages; return the workers that sent some."""
         ready = wait([worker.connection for worker in self._busy])
         return [worker for worker in self._busy if worker.connection in ready]
 
 
-class _RunWorker(ChildProcess):
+class RunWorker(ChildProcess):
     """A worker process that trains one run after the other."""
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class _RunWorker(ChildProcess):
         return event
 
 
-_idle: list[_RunWorker] = []  # processes without a run
+_idle: list[RunWorker] = []  # processes without a run
 
 
 def _serve(connection: Connection) -> None:

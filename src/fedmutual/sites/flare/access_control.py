@@ -89,9 +89,9 @@ class AccessControl(FLComponent):  # type: ignore[misc]
         """work: FLARE's workspace of this process."""
         super().__init__()
         checks = JobChecks(Path(work))
-        _guard(CoreCell, "_process_request", _refuse_request)
-        _guard(FedAdminAgent, "_dispatch_request", checks.refuse_order, _remove_error_text)
-        _guard(CommandAgent, "aux_communication", _refuse_false_sender)
+        _guard(CoreCell, "_process_request", refuse_request)
+        _guard(FedAdminAgent, "_dispatch_request", checks.refuse_order, remove_error_text)
+        _guard(CommandAgent, "aux_communication", refuse_false_sender)
         _guard(AuthzFilter, "pre_command", checks.refuse_command)
 
 
@@ -110,7 +110,7 @@ def _guard(kind: Any, name: str, before: Callable[..., Any], after: Callable[[An
     setattr(kind, name, guarded)
 
 
-def _refuse_request(cell: Any, origin: str, message: Any) -> Any:
+def refuse_request(cell: Any, origin: str, message: Any) -> Any:
     """Return a refusal of a forbidden request, or None. A stream is judged by the request that it carries."""
     channel, topic = (message.get_header(key, "") for key in (MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC))
     if (channel, topic) == (_STREAM, _DATA):
@@ -146,7 +146,7 @@ class JobChecks:
             leftovers.remove_folders(self._work, agent.app_ctx.get_all_job_ids())  # of jobs that never started
         except UserError as problem:
             _log.warning(clean_text(f"refused a job: {problem}"))
-            return _remove_error_text(new_cell_message({}, error_reply(f"a job: {problem}")))
+            return remove_error_text(new_cell_message({}, error_reply(f"a job: {problem}")))
         return None
 
     def refuse_command(self, rights: Any, conn: Any, words: list[str]) -> bool | None:
@@ -177,7 +177,7 @@ class JobChecks:
             return False
 
 
-def _remove_error_text(reply: Any) -> Any:
+def remove_error_text(reply: Any) -> Any:
     """Print the error text of a site's reply for its operator, and remove it: the text may hold data or paths."""
     answer = reply.payload
     if answer.get_header(MsgHeader.RETURN_CODE) == Code.ERROR:
@@ -186,7 +186,7 @@ def _remove_error_text(reply: Any) -> Any:
     return reply
 
 
-def _refuse_false_sender(agent: Any, request: Any) -> Any:
+def refuse_false_sender(agent: Any, request: Any) -> Any:
     """Return a refusal where the sender in a message is not the participant whose certificate encrypted it, or None."""
     origin, properties = request.get_header(MessageHeaderKey.ORIGIN, ""), request.payload.get_peer_props() or {}
     if _find_kind(origin).startswith("server") or properties.get(ReservedKey.IDENTITY_NAME) == origin.split(".")[0]:

@@ -74,7 +74,7 @@ class Rounds(Controller):  # type: ignore[misc]
         torch.set_num_threads(1)
         post = TaskPost(self, fl_ctx, abort_signal, folder, contract.quorum)
         progress.begin(post.list_connected())  # from now on the server restarts the job if it fails
-        pause = partial(_pause_for_changes, folder, post, contract.sites.names)
+        pause = partial(pause_for_changes, folder, post, contract.sites.names)
         try:
             progress.begin(post.ready(contract.sites.wait))
             Coordinator(contract, folder, work / "startup").run(post, [progress], pause)
@@ -99,7 +99,7 @@ def _write_refusal(state: Path, job: str, reason: str) -> None:
             change_progress(file.parent, outcome=Outcome.FAILED, said=reason)
 
 
-def _pause_for_changes(folder: Path, post: "TaskPost", names: Collection[str]) -> None:
+def pause_for_changes(folder: Path, post: "TaskPost", names: Collection[str]) -> None:
     """Raise Paused after a saved round if a lead requested a stop, or if a connected site is not in the job."""
     post.check()
     if presence.is_stop_requested(folder):

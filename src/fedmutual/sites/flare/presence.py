@@ -43,7 +43,7 @@ def request_stop(folder: Path) -> None:
 
 
 def is_stop_requested(folder: Path) -> bool:
-    """Return whether a stop is requested."""
+    """Return whether a lead requested a stop after the current round."""
     return (folder / STOP).exists()
 
 

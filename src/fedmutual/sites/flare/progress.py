@@ -16,7 +16,7 @@ _NOTES = 20  # notes in the file, the newest ones
 
 
 class Outcome(StrEnum):
-    """The outcome of a job."""
+    """How a job of the server stands: it runs, is done, or ended for one of these reasons."""
 
     RUNNING = "running"
     DONE = "done"

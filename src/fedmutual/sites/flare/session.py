@@ -110,7 +110,7 @@ class Session:
         try:
             os.chdir(work)
             with contextlib.redirect_stdout(io.StringIO()):
-                self._session = api.new_secure_session(kit.name, str(work), timeout=timeout)
+                self.flare = api.new_secure_session(kit.name, str(work), timeout=timeout)
         except Exception as problem:  # FLARE raises many types
             self._folder.cleanup()
             raise Lost(f"the server at {address} rejects the login of {kit.name!r} ({problem})") from None
@@ -126,7 +126,7 @@ class Session:
     def close(self) -> None:
         """Log out, and remove the temporary folder."""
         with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(Exception):
-            self._session.close()
+            self.flare.close()
         self._folder.cleanup()
 
     def submit(self, contract: Contract) -> str:
@@ -139,7 +139,7 @@ class Session:
         with tempfile.TemporaryDirectory() as folder:
             job_folder = job.write_job(contract, Path(folder))
             try:
-                return str(self._session.submit_job(str(job_folder)))
+                return str(self.flare.submit_job(str(job_folder)))
             except Exception as problem:  # FLARE raises many types
                 raise RunError(f"the server refuses the job: {clean_text(str(problem))}") from None
 
@@ -223,7 +223,7 @@ class Session:
 
     def _check_started(self, job_id: str) -> None:
         """Raise RunError if a job ended before its start, because a site or the server refused the job."""
-        meta = self._session.get_job_meta(job_id) or {}
+        meta = self.flare.get_job_meta(job_id) or {}
         if meta.get("status") == "FINISHED:ABANDONED":
             raise RunError("the server restarted before the job started; submit the federation again")
         if str(meta.get("status", "")).startswith("FINISHED"):
@@ -231,8 +231,8 @@ class Session:
             raise RunError(f"the job did not start ({clean_text(str(meta['status']))}){': ' if reason else ''}{reason}")
 
     def _send_command(self, command: str, *words: str) -> dict[str, Any]:
-        reply = self._session.api.server_execute(" ".join((command, *words)))
-        return _read_answer(reply)
+        reply = self.flare.api.server_execute(" ".join((command, *words)))
+        return read_server_answer(reply)
 
 
 def _wait_for_server(kit: Kit, timeout: float) -> None:
@@ -245,7 +245,7 @@ def _wait_for_server(kit: Kit, timeout: float) -> None:
         time.sleep(0.5)
 
 
-def _read_answer(reply: dict[str, Any]) -> dict[str, Any]:
+def read_server_answer(reply: dict[str, Any]) -> dict[str, Any]:
     """Return the table in a server's reply to a command. Raises Lost, with the error text, if the reply has no table."""
     data = reply.get("data", [])
     items = [item for item in data if isinstance(item, dict)] if isinstance(data, list) else []

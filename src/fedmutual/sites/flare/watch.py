@@ -58,7 +58,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         self._close_old_jobs(engine)
         while not self._stop.wait(_TICK):
             try:
-                connected, alive = _list_connected(engine), _list_alive(engine)
+                connected, alive = list_connected(engine), list_alive(engine)
                 if (presence.read_connected(self._state), presence.read_alive(self._state)) != (connected, alive):
                     presence.write_members(self._state, connected, connected.keys() - alive.keys())
                 self._print_changes(connected)
@@ -76,7 +76,7 @@ class Watch(FLComponent):  # type: ignore[misc]
         while not self._stop.wait(_TICK):
             server = getattr(engine.server, "admin_server", None)
             if server is not None:
-                list_sites, find_job = (lambda: sorted(_list_connected(engine))), partial(_find_job, engine)
+                list_sites, find_job = (lambda: sorted(list_connected(engine))), partial(_find_job, engine)
                 server.cmd_reg.register_module(LeadCommands(self._state, list_sites, find_job))
                 server.cmd_reg.cmd_map.clear()  # else `finalize` keeps only the earlier commands
                 server.cmd_reg.finalize()
@@ -108,14 +108,14 @@ class Watch(FLComponent):  # type: ignore[misc]
             job = manager.get_job(state["job"], fl_ctx)
             is_running = state["job"] in engine.run_processes or state["job"] in engine.job_runner.running_jobs
             if job is None and not is_running:
-                self._stop_without_job(folder)
+                self.stop_without_job(folder)
                 return
             self._missing_since.pop(folder.name, None)
             if is_running or job.meta.get(JobMetaKey.STATUS.value) in _TO_START:
                 return
             self._restart(manager, job, folder, state, alive, fl_ctx)
 
-    def _stop_without_job(self, folder: Path) -> None:
+    def stop_without_job(self, folder: Path) -> None:
         """Mark a federation without a job as stopped: the state came from another host, or FLARE's files are lost."""
         if time.monotonic() > self._missing_since.setdefault(folder.name, time.monotonic()) + _WRITE_TIME:
             reason = "this server has no job of it, only saved rounds; submit it again"
@@ -187,12 +187,12 @@ def _find_job(engine: Any, name: str) -> str | None:
     return next((str(job.job_id) for job in jobs if job.meta.get(JobMetaKey.JOB_NAME.value) == name), None)
 
 
-def _list_connected(engine: Any, since: float = 0.0) -> presence.Sites:
+def list_connected(engine: Any, since: float = 0.0) -> presence.Sites:
     """Return the sites with a heartbeat since a time, in seconds since the epoch."""
     clients = [c for c in engine.get_clients() if c.last_connect_time >= since]
     return {c.name: hashlib.sha256(c.token.encode()).hexdigest()[:12] for c in clients}
 
 
-def _list_alive(engine: Any) -> presence.Sites:
+def list_alive(engine: Any) -> presence.Sites:
     """Return the sites whose heartbeat is not overdue; a job would start without the others."""
-    return _list_connected(engine, time.time() - 2.5 * workspace.HEARTBEAT)
+    return list_connected(engine, time.time() - 2.5 * workspace.HEARTBEAT)

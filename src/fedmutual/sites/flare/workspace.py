@@ -38,9 +38,7 @@ def make_workspace(kit: Kit, state: Path, pointer: Mapping[str, Any]) -> Path:
     shutil.copytree(kit.startup, work / "startup")
     local = work / "local"
     local.mkdir(parents=True)
-    write_json(
-        local / "resources.json", _make_server_resources(work) if kit.kind == "server" else _make_site_resources(work)
-    )
+    write_json(local / "resources.json", make_server_resources(work) if kit.kind == "server" else _make_site_resources(work))
     write_json(local / "authorization.json", _RIGHTS)
     write_json(local / "log_config.json", _LOGS)
     write_json(local / "comm_config.json", _make_communication(pointer.get(LONGEST, 0)))
@@ -162,7 +160,7 @@ def _make_site_resources(work: Path) -> dict[str, Any]:
     }
 
 
-def _make_server_resources(work: Path) -> dict[str, Any]:
+def make_server_resources(work: Path) -> dict[str, Any]:
     """Return the resources of the server: jobs are stored in the state folder, and failed jobs are restarted."""
     storage = f"{_IMPL}.storages.filesystem_storage.FilesystemStorage"
     snapshots = {"root_dir": str(work / "snapshots"), "uri_root": "/"}
