@@ -125,8 +125,7 @@ class At:
         """Return a new generator of a client's stream, ``rng(client.id, "batches")``, or of a shared one, ``rng("public")``.
 
         Equal words give an equal stream, whatever ran before. So neither the order of clients, nor the number of workers,
-        nor a
-        stop and resume changes the stream.
+        nor a stop and resume changes the stream.
         """
         path = repr((self.seed, self.round, self.phase, *who)).encode()
         return torch.Generator().manual_seed(int.from_bytes(hashlib.blake2b(path, digest_size=7).digest(), "big"))
@@ -173,13 +172,16 @@ class Task(Protocol):
         ...
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the loss of one network on its targets, a scalar."""
+        """Return the loss [] of one network: output [B, ...], target [B, ...] in the shapes of the task."""
         ...
 
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return (personal loss, meme loss), scalars, of two networks that teach each other; each trains only its own."""
+        """Return (personal loss [], meme loss []) of two networks that teach each other; each loss trains one network.
+
+        personal, meme: the outputs [B, ...] of both networks. alpha, beta: tensors [], the weights of the target's loss.
+        """
         ...
 
     @property
@@ -188,7 +190,10 @@ class Task(Protocol):
         ...
 
     def score(self, output: Tensor, target: Tensor) -> Mapping[str, Any]:
-        """Return the scores over a whole data set: name -> a number, None, or a list with one value for each class."""
+        """Return the scores over a data set: name -> a number, None, or a list with one value for each class.
+
+        output, target: of all N rows, [N, ...].
+        """
         ...
 
 

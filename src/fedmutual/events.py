@@ -53,7 +53,7 @@ class Noted:
 
 @dataclass(frozen=True)
 class PhaseDone:
-    """A phase is complete."""
+    """All replies of a phase arrived and were combined."""
 
     round: int
     phase: str

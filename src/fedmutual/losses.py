@@ -82,13 +82,13 @@ class Classification:
     metric: Metric = ACCURACY
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the batch, a scalar."""
+        """Return the mean cross-entropy [] over the batch: output [B, C], target [B]."""
         return F.cross_entropy(output, target)
 
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return (personal loss, meme loss) of `mutual` of this module, scalars."""
+        """Return (personal loss [], meme loss []) of `mutual` of this module: personal, meme [B, C], target [B]."""
         return mutual(personal, meme, target, alpha, beta, temperature)
 
     def score(self, output: Tensor, target: Tensor) -> scores.Scores:
@@ -106,15 +106,16 @@ class Regression:
     metric: Metric = MEAN_ABSOLUTE_ERROR
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the mean squared error over the batch, a scalar."""
+        """Return the mean squared error [] over the batch: output [B, 1], target [B]."""
         return F.mse_loss(output.squeeze(-1), target)
 
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return both losses of `mutual` of this module, scalars; the squared distance to the other's output replaces KL.
+        """Return (personal loss [], meme loss []): personal, meme [B, 1], target [B].
 
-        The other's output is detached. The temperature has no meaning here and is not used.
+        As `mutual` of this module, with the squared distance to the other network's detached output in place of KL. The
+        temperature has no meaning here and is not used.
         """
         return (
             alpha * self.fit(personal, target) + (1 - alpha) * F.mse_loss(personal, meme.detach()),
@@ -136,15 +137,16 @@ class MultiLabel:
     metric: Metric = MACRO_AUROC
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the binary cross-entropy, a mean over the batch and the labels, a scalar."""
+        """Return the binary cross-entropy [], a mean over the batch and the labels: output, target [B, L]."""
         return F.binary_cross_entropy_with_logits(output, target)
 
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return both losses of `mutual` of this module, scalars, with `bernoulli_kl` instead of KL.
+        """Return (personal loss [], meme loss []): personal, meme, target [B, L].
 
-        The divergence is a mean over the batch and the labels, as the loss on targets is. The teacher is detached.
+        As `mutual` of this module, with `bernoulli_kl` in place of KL. The divergence is a mean over the batch and the
+        labels, as the loss on targets is. The teacher is detached.
         """
         scale, p, m = temperature * temperature, personal / temperature, meme / temperature
         return (
@@ -167,13 +169,16 @@ class Segmentation:
     metric: Metric = MEAN_DICE
 
     def fit(self, output: Tensor, target: Tensor) -> Tensor:
-        """Return the cross-entropy, a mean over the batch and the pixels, a scalar."""
+        """Return the cross-entropy [], a mean over the batch and the pixels: output [B, C, H, W], target [B, H, W]."""
         return F.cross_entropy(output, target)
 
     def mutual(
         self, personal: Tensor, meme: Tensor, target: Tensor, alpha: Tensor, beta: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return both losses of `mutual` of this module, in which each pixel is an example, scalars."""
+        """Return (personal loss [], meme loss []) of `mutual` of this module, in which each pixel is an example.
+
+        personal, meme [B, C, H, W], target [B, H, W].
+        """
         personal, meme = (logits.movedim(1, -1).flatten(0, -2) for logits in (personal, meme))
         return mutual(personal, meme, target.flatten(), alpha, beta, temperature)
 

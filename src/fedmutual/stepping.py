@@ -135,7 +135,10 @@ def rate(phase: Phase, client: Client, at: At) -> float:
 
 
 def make_call(net: nn.Module, replaced: Message | None = None) -> Callable[..., Tensor]:
-    """Return a function (x, weights or nothing) -> output of a net. replaced: tensors in place of those of the module."""
+    """Return a function (x [B, ...], weights or nothing) -> output [B, ...] of a net.
+
+    replaced: tensors in place of the module's tensors of these names.
+    """
 
     def call(x: Tensor, weights: Message | None = None) -> Tensor:
         output: Tensor
@@ -177,17 +180,16 @@ def trainable(net: nn.Module) -> Message:
 
 
 def laid_as(p: Tensor, value: Tensor) -> Tensor:
-    """Return `value` in the memory layout of p: a fused optimiser reads both in memory order and ignores strides."""
+    """Return `value` [...] in the memory layout of p [...]: a fused optimiser reads both in memory order."""
     return value if value.stride() == p.stride() else torch.empty_like(p).copy_(value)
 
 
 def means(curves: Mapping[str, Tensor], client: Client, at: At) -> dict[str, float]:
     """Return the mean of each loss term over the steps. curves: loss term -> values [S].
 
-    Losses and weights are checked for finite values here, once a phase, because a check at every step would stall a GPU. For
-    a
-    client with `privacy` only the weights of the noised networks are checked: whether the client stops must not depend on
-    values without noise.
+    Losses and weights are checked for finite values here, once a phase, because a check at every step would stall a GPU.
+    For a client with `privacy` only the weights of the noised networks are checked: whether the client stops must not
+    depend on values without noise.
 
     Raises:
         Diverged: a loss or a weight is not finite.

@@ -17,7 +17,7 @@ class Silent(Peering):
     """A phase without local steps."""
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Return no batches."""
+        """Return no batches: the phase trains nothing."""
         return ()
 
     def loss(self, nets: Mapping[str, Net], batch: Batch, const: Message) -> Message:

@@ -90,5 +90,5 @@ def trained(client: Client, net: str) -> Message:
 
 
 def mixed(v: Mapping[str, Tensor], w: Mapping[str, Tensor], a: Tensor) -> Message:
-    """Return name -> a v + (1 - a) w for each parameter of v, in its shape; w is constant."""
+    """Return name -> a v + (1 - a) w for each parameter of v, in the parameter's shape. a: []; w receives no gradient."""
     return {k: a * p + (1 - a) * w[k].detach() for k, p in v.items()}

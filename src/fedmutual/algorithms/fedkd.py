@@ -101,7 +101,8 @@ class FedKD(Fork):
 def thin(tensor: Tensor, rank: float) -> int | None:
     """Return the rank of an update's factors; None if the factors are not smaller, or the tensor is not a real matrix.
 
-    A tensor with more than two dimensions counts as a matrix: its first dimension by all others.
+    tensor: [M, ...]; with more than two dimensions it counts as a matrix [M, product of the others].
+    rank: the share of the full rank min(M, N) to keep.
     """
     if tensor.dim() < 2 or not tensor.is_floating_point():
         return None

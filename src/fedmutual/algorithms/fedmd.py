@@ -97,7 +97,7 @@ class Announce(FedMD):
         return {self.consensus: (torch.float32, (self.public_batch, int(server["classes"])))}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Return no batches."""
+        """Return no batches: the phase trains nothing."""
         return ()
 
     def end(self, client: Client, at: At) -> Message:
@@ -133,7 +133,7 @@ class Digest(Announce):
         return {}
 
     def send(self, server: Message, to: str, at: At) -> Message:
-        """Return the consensus."""
+        """Return {"consensus": [B, C]} if the server has one, else {}."""
         return {k: v for k, v in server.items() if k == "consensus"}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:

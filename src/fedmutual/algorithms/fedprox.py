@@ -47,7 +47,10 @@ def copy_received(client: Client) -> Message:
 
 
 def proximal(net: Net, const: Message, strength: str) -> Tensor:
-    """Return strength / 2 ||w - w_t||^2 over the received weights of a net, a scalar. const: as of `copy_received`."""
+    """Return strength / 2 ||w - w_t||^2, [], over the received weights of a net.
+
+    const: w_t as `copy_received` returns it, and under the name `strength` the tensor [] of that setting.
+    """
     pairs = [(p, const[f"w.{k}"]) for k, p in net.params.items() if f"w.{k}" in const]
     drift = torch.stack([torch.zeros_like(const[strength]), *((p - w).square().sum() for p, w in pairs)]).sum()
     return const[strength] / 2 * drift

@@ -93,7 +93,7 @@ class Mix(Peering, ProxyFL):
         return {}
 
     def batches(self, client: Client, inbox: Message, at: At) -> Iterable[Batch]:
-        """Return no batches."""
+        """Return no batches: the phase only averages proxies."""
         return ()
 
     def end(self, client: Client, at: At) -> Message:

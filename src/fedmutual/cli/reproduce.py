@@ -63,7 +63,11 @@ def train(
     console: Console,
     jobs: int | None = None,
 ) -> list[str]:
-    """Train the runs without a known result, write the page into OUT, and return the failed runs with their reasons."""
+    """Train the runs without a known result, write the page into OUT, and return the failed runs with their reasons.
+
+    Raises:
+        UserError: there is no such experiment or cell, a key cannot be changed, or `results` contains `out`.
+    """
     experiment = read_experiment(root or home(), id)
     chosen = experiment.chosen(only)
     check(changed, chosen)

@@ -92,7 +92,7 @@ def make_source(arrays: ArraysByName, config: DataConfig, place: str, test: Part
 
 
 def read_array(path: Path, name: str) -> npt.NDArray[Any]:
-    """Return one array of an npz file.
+    """Return one array of an npz file, in the shape and type of the file.
 
     Raises:
         DataError: there is no such array, or the file is no npz file of plain arrays.

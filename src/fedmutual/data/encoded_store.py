@@ -24,7 +24,7 @@ from fedmutual.errors import ConfigError, DataError, format_count
 
 
 class EncodedStore(NamedTuple):
-    """Encoded rows."""
+    """The rows of a table as inputs of networks, with remarks on cells without a value."""
 
     store: rows.Store
     encoding: Encoding

@@ -79,7 +79,8 @@ def match_labels(source: Source, config: DataConfig, common: bool = False) -> tu
 
     Raises:
         ConfigError: data.classes has a name twice, or data.labels renames a name that no label has.
-        DataError: a label is neither a whole number nor a name, is out of range, or is none of the classes.
+        DataError: a label is neither a whole number nor a name, or is out of range; or there is only one class.
+        UnknownClass: a label is none of the classes.
     """
     parts = [p for p in (source.train, source.test) if p is not None]
     if config.classes is not None and len(set(config.classes)) < len(config.classes):

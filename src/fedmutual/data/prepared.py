@@ -110,7 +110,7 @@ def _prepare_data_set(config: Config, common: bool = False) -> Prepared:
 
 
 def make_encoded_space(space: Space, encoding: Encoding) -> Space:
-    """Return the space of encoded columns."""
+    """Return the space with the encoded columns [F] as inputs; the encoding is recorded in its scaling."""
     return replace(
         space,
         shape=(len(encoding.features),),

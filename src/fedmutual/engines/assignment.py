@@ -48,7 +48,7 @@ class SplitClient(NamedTuple):
         return self.shares[self.workers.index(worker)]
 
     def get_other(self, worker: int) -> int:
-        """Return the other worker."""
+        """Return the worker that shares the client with `worker`."""
         return self.workers[1 - self.workers.index(worker)]
 
 

@@ -45,12 +45,20 @@ Rounds = Generator[Arguments, RunPhase, Message]
 def federate(
     plan: RoundPlan, engine: Engine, server: Message, saved: int | None, observers: Sequence[Observer], judge: Judge | None
 ) -> Message:
-    """Run `generate_rounds` with an engine -> the server's state after the last round."""
+    """Run `generate_rounds` with an engine, and return the server's state after the last round.
+
+    Raises:
+        Exception: as `generate_rounds`.
+    """
     return drive(generate_rounds(plan, engine, server, saved, observers, judge), engine)
 
 
 def drive(rounds: Generator[Arguments, RunPhase, R], engine: Engine) -> R:
-    """Run the phases of one run with its engine -> the result of the generator."""
+    """Run the phases of one run with its engine, and return the result of the generator.
+
+    Raises:
+        Exception: as `generate_rounds`.
+    """
     try:
         arguments = next(rounds)
         while True:

@@ -20,7 +20,7 @@ LONG = 5.0 if IS_FORKED else 60.0  # seconds of training in one process that pay
 
 
 class EngineChoice(NamedTuple):
-    """The engine of a run."""
+    """The engine that trains a run, the number of its workers, and the reason for the choice."""
 
     name: str
     workers: int

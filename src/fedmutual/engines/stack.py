@@ -25,11 +25,11 @@ class StackRows(NamedTuple):
     index_tensor: Tensor | None  # the numbers as a tensor; None: all clients, in order
 
     def take(self, stacked: Tensor) -> Tensor:
-        """Return the rows of these clients: the tensor itself for all clients, else a copy of the rows."""
+        """Return the rows [k, ...] of these clients of a stack [K, ...]: the stack itself for all clients, else a copy."""
         return stacked if self.index_tensor is None else stacked.index_select(0, self.index_tensor)
 
     def put(self, stacked: Tensor, part: Tensor) -> None:
-        """Write a copy of the rows back; nothing to do for all clients."""
+        """Write the rows `part` [k, ...] back into the stack [K, ...]; for all clients `take` returned the stack itself."""
         if self.index_tensor is not None:
             stacked.index_copy_(0, self.index_tensor, part)
 

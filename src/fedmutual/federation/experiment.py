@@ -92,7 +92,7 @@ class Experiment:
         return Bench(self.nets.placed(copy.deepcopy(self.nets.shared)), public.data.to(self.device))
 
     def task(self, client: str) -> Task:
-        """Return the task of a client."""
+        """Return a client's task: its losses, scores and main metric."""
         return tasks.make_task(self.nets.space(client).task)
 
     def networks(self, id: str) -> dict[str, nn.Module]:

@@ -47,7 +47,7 @@ def is_plain(net: nn.Module) -> bool:
 
 
 def known(x: Tensor, output: Tensor) -> Net:
-    """Return a network that only returns this output for this x.
+    """Return a network that knows only its output [B, C] for this x [B, ...].
 
     Raises:
         NotOfOutputs: when the network is called with another input, or its weights are read.

@@ -20,7 +20,7 @@ _ATTACKS = {
 
 
 class AuditResult(Finding):
-    """A result of an audit."""
+    """A result of an audit, which a macro of audit.j2 states as sentences."""
 
     template = "audit.j2"
 

@@ -119,7 +119,7 @@ class PaperExperiment:
 
     @property
     def names(self) -> list[str]:
-        """Return the names of the cells."""
+        """Return the names of the cells, as `--only` matches them."""
         return [c.name for c in self.cells]
 
 

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass
 class ReproduceOutcome:
-    """The outcome of a call of `reproduce`."""
+    """How many results were known or trained, which runs failed, and which were left to other processes."""
 
     known: int = 0  # runs whose results were there, or came meanwhile from other processes
     trained: int = 0

@@ -50,7 +50,7 @@ class Arm(_Section):
 
 
 class CellTable(_Section):
-    """The table [cell]."""
+    """A cell of a table or a figure of a paper: where it stands, and what of its runs is read."""
 
     row: str
     column: str

@@ -128,7 +128,7 @@ class ClassCounts(Record):
 
 
 class RecordedClient(Record):
-    """The rows of a client."""
+    """The numbers of a client's rows: of each class, and for validation."""
 
     counts: ClassCounts
     validation: RecordedRows | None = None
@@ -152,7 +152,7 @@ class RecordedNetworks(Record):
 
 
 class RecordedScaling(Record):
-    """The scaling of inputs."""
+    """The scaling of inputs: x / divisor, then (x - mean) / std for each channel."""
 
     divisor: float = 1
     mean: tuple[float, ...] | None = None
@@ -358,7 +358,7 @@ class RecordedNetwork(Record):
 
 
 class PersonalNetworks(Record):
-    """The networks of a run."""
+    """The personal networks that environment.json names, by client."""
 
     personal: dict[str, RecordedNetwork]
 

@@ -41,7 +41,7 @@ class TimeLeft:
         self._since, self._done, self._rounds = time.monotonic(), 0, 0
 
     def start(self, event: Started) -> None:
-        """Start the clock."""
+        """Measure from now; `event` says how many rounds are done already."""
         self._since, self._done, self._rounds = time.monotonic(), event.done, event.rounds
 
     def after(self, round: float) -> str:

@@ -139,7 +139,7 @@ def _kind(line: Line) -> Kind:
 
 
 def describe_message(kind: Kind) -> str:
-    """Return a description of a kind of message."""
+    """Return the phase, the scores, or the problem that a kind of message tells, as the ledger lists it."""
     again = f", attempt {kind.attempt}" if kind.attempt else ""
     if kind.problem:
         return f"no message: {kind.problem}{again}"

@@ -53,7 +53,10 @@ class Update(NamedTuple):
         return [name for name, tensor in self.reply.items() if tensor.is_floating_point()]
 
     def change(self, name: str) -> Tensor:
-        """Return one tensor of the reply minus the sent tensor, in float64; an unsent tensor is returned without change."""
+        """Return one tensor of the reply minus the sent tensor, float64 in its shape [...].
+
+        A tensor that was not sent to the site is returned without a change.
+        """
         tensor = self.reply[name].double()
         return tensor - self.sent[name].double() if name in self.sent else tensor
 

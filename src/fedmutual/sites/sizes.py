@@ -52,7 +52,7 @@ class MessageSizes:
 
     @property
     def letter(self) -> Limit:
-        """Of the largest letter."""
+        """The limit of the largest message from site to site."""
         limits = [
             limit_message(phase.leaves(self._state), _FIXED) for phase in (*self._algorithm.start, *self._algorithm.phases)
         ]
