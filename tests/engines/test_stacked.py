@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import fedmutual
 from fedmutual.core import Diverged
@@ -37,6 +38,27 @@ def test_a_run_is_that_of_one_process_but_for_rounding(small):
     theirs = fedmutual.run(loaded(small, **changes, **{"engine.name": "inprocess"}), "plain").folder
     assert 0 < difference(tensors(ours), tensors(theirs)) < 1e-5
     assert "vmap refuses" not in (ours / "log.txt").read_text()
+
+
+def test_a_step_reads_its_rate_and_counts_from_tensors(small):
+    rates: dict[int, list[float]] = {}  # of each tensor that an optimiser reads
+
+    def record_rate(optimizer, *_):
+        lr = optimizer.param_groups[0]["lr"]
+        rates.setdefault(id(lr), []).append(lr.item())
+        assert all(state["step"].device == p.device for p, state in optimizer.state.items())
+
+    schedule = {"start": 0.02, "end": 0.01, "shape": "linear"}
+    changes = {"rounds": 2, "optimizer.name": "adam", "optimizer.lr": schedule}
+    hook = register_optimizer_step_pre_hook(record_rate)
+    try:
+        fedmutual.run(loaded(small, **changes), "stacked")
+    finally:
+        hook.remove()
+    trained = [steps for steps in rates.values() if len(steps) > 1]  # the engine times one step on copies
+    assert len(trained) == 2  # the tensor of the memes and the tensor of the personal models, in both rounds
+    for steps in trained:
+        assert (steps[0], steps[-1], set(steps)) == (0.02, 0.01, {0.02, 0.01})
 
 
 def test_batches_are_gathered_for_all_clients_at_once(small):

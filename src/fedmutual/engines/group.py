@@ -101,7 +101,6 @@ class Steps:
     ) -> None:
         self._stacks, self._phase, self._numbers = stacks, like.phase, numbers
         self._forward, self._one_step = forward
-        self._lr = rate(like.phase, like.client, like.at)
         self._device = next(iter(stacks.values())).device
         self._const = {k: v.to(self._device) for k, v in const.items()}
         self._memory = memory
@@ -109,6 +108,7 @@ class Steps:
         self.took = [0] * len(numbers)  # steps of each client
         for stack in stacks.values():
             stack.skeleton.train()
+            stack.set_rate(rate(like.phase, like.client, like.at))
 
     @flush_denormals()
     def take(self, plans: "Plans", most: int | None = None) -> None:
@@ -156,7 +156,7 @@ class Steps:
             self._remember(memory, index)
         for net, stack in self._stacks.items():
             net_grads = {k.removeprefix(f"{net}."): g for k, g in grads.items() if k.startswith(f"{net}.")}
-            stack.step(rows, params[net], rest[net], net_grads, self._lr)
+            stack.step(rows, params[net], rest[net], net_grads)
         self._log.append((who, terms | remembered(self._phase, memory)))
 
     def _remember(self, memory: Message, index: Tensor | None) -> None:

@@ -48,19 +48,28 @@ class Stack:
         for number, net_of_client in enumerate(nets):
             for name, tensor in (*net_of_client.named_parameters(), *net_of_client.named_buffers()):
                 tensor.data = (self.params.get(name, self.rest.get(name))).detach()[number]  # type: ignore[union-attr]
-        self._counts = not isinstance(clients[0].optimizers[net], torch.optim.SGD)  # Adam counts each parameter's steps
+        optimizer = clients[0].optimizers[net]
+        self._counts = not isinstance(optimizer, torch.optim.SGD)  # Adam counts each parameter's steps
+        self._lr = _make_rate(optimizer, self.device)
         self._steps: list[dict[str, int]] = [{} for _ in clients]  # of parameters that were stepped
         self._common: Optimizer | None = None
         self._counted: dict[str, int] = {}  # steps of each parameter that the common optimiser has counted
         self._slots = {
             slot: {k: torch.zeros_like(p, requires_grad=False) for k, p in self.params.items()}
-            for slot in _list_slots(clients[0].optimizers[net])
+            for slot in _list_slots(optimizer)
         }
 
     @property
     def device(self) -> torch.device:
         """Return the device of the stack."""
         return next(iter(self.params.values())).device
+
+    def set_rate(self, lr: float) -> None:
+        """Set the learning rate of all clients' further steps."""
+        if isinstance(self._lr, Tensor):
+            self._lr.fill_(lr)
+        else:
+            self._lr = lr
 
     def steps(self, number: int) -> tuple[int, ...]:
         """Return a client's step count of each parameter; () for SGD. Only clients with equal counts step together."""
@@ -98,7 +107,7 @@ class Stack:
         params = {k: rows.take(p.detach()).requires_grad_() for k, p in self.params.items()}
         return params, {k: rows.take(v) for k, v in self.rest.items()}
 
-    def step(self, rows: StackRows, params: Message, rest: Message, grads: Message, lr: float) -> None:
+    def step(self, rows: StackRows, params: Message, rest: Message, grads: Message) -> None:
         """Take one optimiser step for these clients on the tensors that `take` returned, and write the tensors back."""
         optimizer, slots = self._optimizer(rows, params)
         counted = self._counted if optimizer is self._common else {}
@@ -110,7 +119,7 @@ class Stack:
             if name in grads:
                 counted[name] = count + 1
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = self._lr
         optimizer.step()
         with torch.no_grad():
             for name, p in params.items():
@@ -192,6 +201,16 @@ def _list_slots(optimizer: Optimizer) -> tuple[str, ...]:
     if isinstance(optimizer, torch.optim.SGD):
         return ("momentum_buffer",) if optimizer.defaults["momentum"] else ()
     return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if optimizer.defaults["amsgrad"] else ()))
+
+
+def _make_rate(optimizer: Optimizer, device: torch.device) -> Tensor | float:
+    """Return a rate of 0: a tensor for a fused optimiser, so that a CUDA graph of a step holds at every rate; else a float.
+
+    On a CPU float64, with which a step has the bits of a step with a float; fused CUDA kernels read float32.
+    """
+    if not optimizer.defaults.get("fused"):
+        return 0.0
+    return torch.zeros((), device=device, dtype=torch.float64 if device.type == "cpu" else torch.float32)
 
 
 def _make_alike(optimizer: Optimizer, params: Iterable[Tensor]) -> Optimizer:
