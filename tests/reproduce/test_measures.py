@@ -17,6 +17,11 @@ def test_the_global_model_after_the_last_and_the_best_round():
     assert read("global_test", result(curves={}, curve=(0.5,))) == (None, None)
 
 
+def test_epsilon_is_the_runs_and_none_without_noise():
+    assert read("epsilon", result(epsilon=3.9)) == (3.9, None)
+    assert read("epsilon", result()) == (None, None)
+
+
 def test_own_data_are_those_of_the_clients_that_count():
     assert read("own_validation", result(curve=(0.1, 0.2), own=(0.6, 0.4))) == (0.4, 0.6)
 

@@ -48,6 +48,7 @@ def collect(job: Job, folder: Path, together: int, noise: Mapping[str, float], c
         closeup=closeup,
         transfer=_read_transfer(run),
         projected=_read_projected(run),
+        epsilon=_read_epsilon(run),
     )
 
 
@@ -90,6 +91,14 @@ def _read_projected(run: RecordedRun) -> float | None:
     """Return the share of mutual steps with a projected gradient, mean over nodes; None if there is none."""
     projected = run.summary.projected if run.summary else None
     return round(projected.mean, DIGITS) if projected else None
+
+
+def _read_epsilon(run: RecordedRun) -> float | None:
+    """Return the largest epsilon of any client; None without noise, or if an epsilon is infinite."""
+    stated = run.summary.privacy if run.summary else None
+    spent = [client.epsilon for client in stated.clients.values()] if stated else []
+    finite = [value for value in spent if value is not None]
+    return round(max(finite), DIGITS) if finite and len(finite) == len(spent) else None
 
 
 def failure(job: Job, folder: Path, together: int, why: str) -> Result:

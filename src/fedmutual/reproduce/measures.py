@@ -242,6 +242,10 @@ def _projected(result: Result, beside: Beside, argument: str) -> Reading:
     return Reading(result.projected)
 
 
+def _epsilon(result: Result, beside: Beside, argument: str) -> Reading:
+    return Reading(result.epsilon)
+
+
 def _silhouette(result: Result, beside: Beside, argument: str) -> Reading:
     return Reading(None, result.closeup.cloud.silhouette if result.closeup else None)
 
@@ -290,6 +294,7 @@ MEASURES: dict[str, Measure] = {
     "bytes_down": Measure("bytes that a node receives, a local step", "bytes", _bytes("down"), of_one_step=True),
     "bytes_seed": Measure("bytes of the public examples that a node sent, once", "bytes", _bytes("seed", once=True)),
     "projected": Measure("projected mutual steps, %", "%", _projected),
+    "epsilon": Measure("epsilon of what leaves, largest of any client", "score", _epsilon),
     "separation": Measure(
         "silhouette of the classes in the features", "score", _silhouette, CHOSEN_BY_OTHERS, only_best=True, of_weights=True
     ),

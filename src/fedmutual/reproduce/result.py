@@ -103,6 +103,7 @@ class Result(_Kept):
     budget: Budget | None = None  # unset in results of before it was kept: counted from the cell's configuration then
     projected: Share | None = None  # the share of mutual steps whose gradient was projected
     closeup: CloseUp | None = None  # of the node that the cell names
+    epsilon: float | None = None  # of what leaves, the largest of any client; None without noise, or if it is infinite
     target: Share | None = None  # the paper's accuracy of FedAvg in this cell, a fraction
     failed: str = ""  # why there are no numbers: a client diverged
     made: Made
