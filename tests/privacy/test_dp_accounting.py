@@ -15,6 +15,7 @@ from fedmutual.errors import ConfigError
 from fedmutual.federation import build
 from fedmutual.privacy import accountant
 from fedmutual.privacy.accountant import NoisedSteps, epsilon, find_sigma
+from fedmutual.rundir.recorded_run import read_run
 from fedmutual.studies import privacy_plan
 
 TEN = [
@@ -152,6 +153,15 @@ def test_a_pause_changes_neither_the_model_nor_epsilon(tmp_path):
     assert summaries[0]["privacy"] == summaries[1]["privacy"]
     assert summaries[0]["personal"] == summaries[1]["personal"]
     assert (whole.folder / "metrics.jsonl").read_bytes() == (paused.folder / "metrics.jsonl").read_bytes()
+
+
+def test_a_run_whose_personal_network_has_no_finite_loss_is_recorded_to_its_end(tmp_path):
+    """A network without noise may not stop a client, so the run goes on, and its folder must stay readable."""
+    changed = {"optimizer": {"name": "sgd", "lr": 1e4}, "algorithm": {"beta": 1.0}}
+    done = run(parse_config(tables(nets="meme", **changed)), tmp_path / "run")
+    recorded = read_run(done.folder)
+    assert recorded.finished
+    assert "personal" not in recorded.evaluations[-1].train.get("0", {})
 
 
 def test_a_run_without_noise_records_no_epsilon(tmp_path):

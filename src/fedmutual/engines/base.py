@@ -65,7 +65,10 @@ def release_reply(
         Refused: the message or the metrics hold more than declared.
     """
     metrics = release_metrics(train, phase.terms, client.id) if client.metrics == "all" else {}
-    return Reply(release(message, declared, client, inbox), metrics, work=client.work)
+    finite = {
+        name: value for name, value in metrics.items() if value is not None
+    }  # with noise, an infinite loss stops no client
+    return Reply(release(message, declared, client, inbox), finite, work=client.work)
 
 
 def evaluate_client(
