@@ -87,5 +87,8 @@ def _named(vector: Tensor, g_pub: Message, g_loc: Message) -> Message:
 
 
 def _all(g_pub: Message, g_loc: Message) -> Message:
-    """Return a tensor for each name in either gradient, for its shape and type."""
-    return g_loc | g_pub
+    """Return a tensor for each name in either gradient, for its shape and type.
+
+    The order is that of g_pub, so that sums have equal bits after a resume, which restores g_loc in the order of a file.
+    """
+    return g_pub | g_loc | g_pub

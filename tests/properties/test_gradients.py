@@ -68,6 +68,13 @@ def test_by_hand() -> None:
     assert conflict(g_pub, g_loc).item() == 1
 
 
+@pytest.mark.parametrize("function", [project, pcgrad])
+def test_the_order_of_the_local_gradient_changes_no_bit(function) -> None:
+    for g_pub, g_loc in RANDOM.values():
+        in_order, reversed_order = (function(g_pub, dict(items)) for items in (g_loc.items(), reversed(g_loc.items())))
+        assert all(torch.equal(in_order[name], reversed_order[name]) for name in SHAPES)
+
+
 def test_one_inner_product_over_all_tensors() -> None:
     # tensor by tensor w would be projected (-1 < 0); together <(1, 4), (-1, 1)> = 3, and nothing is
     g_pub = {"w": torch.tensor([1.0]), "b": torch.tensor([4.0])}
