@@ -4,7 +4,10 @@ import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
 import torch
@@ -13,7 +16,8 @@ from torch import Tensor, nn
 from fedmutual.algorithms import FML, Independent
 from fedmutual.algorithms.peers import proxied
 from fedmutual.core import Algorithm, At, Batch, Client, Message, Net, Phase, Spec
-from fedmutual.engines.inprocess import InProcess
+from fedmutual.engines.client_store import Rest
+from fedmutual.engines.inprocess import InProcess, RestingInProcess
 from fedmutual.engines.loop import federate
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
@@ -33,6 +37,19 @@ class Ready:
         return self._clients[id]
 
 
+class Resting(RestingInProcess):
+    """An engine with one client in memory: the others rest in a folder of the engine."""
+
+    def __init__(self, clients: list[Client]) -> None:
+        self._folder = TemporaryDirectory()
+        make, ids = Ready(clients), [c.id for c in clients]
+        super().__init__(lambda id: deepcopy(make(id)), ids, Rest(Path(self._folder.name), 1, "toy"))
+
+    def close(self) -> None:
+        super().close()
+        self._folder.cleanup()
+
+
 def processes(clients: list[Client]) -> Processes:
     """Return an engine with three worker processes: of four equal clients two are split."""
     return Processes(Ready(clients), dict.fromkeys((c.id for c in clients), 1.0), workers=3, threads=torch.get_num_threads())
@@ -48,11 +65,12 @@ def cluster(clients: list[Client]) -> Cluster:
 
 ENGINES: dict[str, Callable[[list[Client]], Any]] = {
     "inprocess": InProcess,
+    "resting": Resting,
     "processes": processes,
     "cluster": cluster,
     "stacked": Stacked,
 }
-EXACT = ("inprocess", "processes", "cluster")
+EXACT = ("inprocess", "resting", "processes", "cluster")
 """Engines whose results are the same bits."""
 CLASSES, FEATURES = 3, 6
 

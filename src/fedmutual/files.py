@@ -18,11 +18,13 @@ FORMAT = 1
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, sync: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` in one step when it is complete; its folder is created if missing.
 
     The part file is created exclusively, under a random name: in a folder that other users can write into, nobody can put a
     link there in advance, and a part file of a killed process is not in the way.
+
+    sync: wait until the disk has the content; False for a file that no later process reads.
 
     Raises:
         RunError: the file cannot be written.
@@ -33,7 +35,8 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         with part.open("xb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(part, path)
     except OSError as problem:
         with suppress(OSError):
@@ -53,9 +56,9 @@ def sync_folder(folder: Path) -> None:
             os.close(number)
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes, sync: bool = True) -> None:
     """Replace a file in one step, as `replacing`."""
-    with replacing(path) as file:
+    with replacing(path, sync) as file:
         file.write(content)
 
 

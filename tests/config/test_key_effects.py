@@ -12,7 +12,7 @@ def keys_that(condition):
 
 
 def test_the_keys_that_a_resumed_run_may_change():
-    workers = {"engine.name", "engine.workers", "engine.address", "engine.gpus"}  # the bits are the same
+    workers = {"engine.name", "engine.workers", "engine.resident", "engine.address", "engine.gpus"}  # the bits are the same
     budget = {"privacy.epsilon", "privacy.delta", "privacy.accountant"}  # training costs no less or more for them
     assert keys_that(lambda effect: effect.resumable) == workers | budget
 

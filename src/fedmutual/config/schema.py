@@ -256,6 +256,14 @@ class EngineConfig(Section):
         resumable=True,
         engines=("processes", "cluster"),
     )
+    resident: Count | None = key(
+        None,
+        "inprocess, processes, cluster: clients of a process that stay in memory; the others rest in the run folder; unset, "
+        "all clients, or as many as fit",
+        affects="machine",
+        resumable=True,
+        engines=("inprocess", "processes", "cluster"),
+    )
     address: ClusterAddress | None = key(
         None,
         'cluster: the address of a running Ray cluster, "auto" or "HOST:PORT"; unset, the run starts a local one',

@@ -19,6 +19,9 @@ from fedmutual.stepping import work
 
 R = TypeVar("R")
 
+Make = Callable[[str], Client]
+"""Builds the client with an id. It is called in the process that will hold the client."""
+
 
 class Engine(Protocol):
     """Holds the clients of a run. Messages move between processes; clients stay in theirs."""

@@ -1,9 +1,11 @@
 """The engine that runs all clients in this process, one after the other."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Concatenate, TypeVar
 
 from fedmutual.core import Client
+from fedmutual.engines.base import Make
+from fedmutual.engines.client_store import ClientStore, Rest
 
 R = TypeVar("R")
 
@@ -28,3 +30,23 @@ class InProcess:
     def close(self) -> None:
         """As `Engine.close`."""
         self._clients = {}
+
+
+class RestingInProcess(InProcess):
+    """An engine without other processes, whose clients rest in the run folder while they are not used."""
+
+    def __init__(self, make: Make, ids: Sequence[str], rest: Rest) -> None:
+        super().__init__(())
+        self._store = ClientStore()
+        self._store.hold(make, ids, rest)
+
+    def each(
+        self, do: Callable[Concatenate[Client, ...], R], arguments: Mapping[str, tuple[Any, ...]]
+    ) -> Iterator[tuple[str, R]]:
+        """As `Engine.each`, in the order of `arguments`."""
+        for id, values in arguments.items():
+            yield id, self._store.run(id, do, *values)
+
+    def close(self) -> None:
+        """As `Engine.close`."""
+        self._store = ClientStore()

@@ -15,13 +15,13 @@ import torch.multiprocessing
 
 from fedmutual.core import Client
 from fedmutual.engines.assignment import WorkerLost, split_clients
-from fedmutual.engines.base import participate
+from fedmutual.engines.base import Make, participate
 from fedmutual.engines.child_process import ChildProcess, prepare_child_process
+from fedmutual.engines.client_store import ClientStore, Rest
 from fedmutual.engines.handover import Handover, begin_phase, end_phase
 from fedmutual.engines.rpc import (
     HostRequest,
     JobRequest,
-    Make,
     WorkerReply,
     WorkerSettings,
     answer_request,
@@ -38,13 +38,14 @@ class Processes:
     make: builds a client in its worker process; must be picklable, and its tensors are sent as shared memory.
     costs: the work of each client, in any unit; clients are assigned to workers by it.
     threads: of each worker process.
+    rest: where clients that are not used rest; None: all clients stay in memory.
 
     Raises:
         Unportable: the data, networks or algorithm cannot be sent to another process.
         WorkerLost: a worker process died. The engine must then be closed.
     """
 
-    def __init__(self, make: Make, costs: Mapping[str, float], workers: int, threads: int) -> None:
+    def __init__(self, make: Make, costs: Mapping[str, float], workers: int, threads: int, rest: Rest | None = None) -> None:
         self._workers: list[_Worker] = []
         number = next(_request_numbers)
         try:
@@ -52,7 +53,7 @@ class Processes:
             self._homes = {id: worker for worker, ids in enumerate(assigned) for id in ids}  # where a client's state is
             self._workers = [_take_worker() for _ in assigned]  # all processes start at once
             for worker, ids in zip(self._workers, assigned, strict=True):
-                worker.host(HostRequest(number, make, ids, threads, torch.get_default_dtype()))
+                worker.host(HostRequest(number, make, ids, threads, torch.get_default_dtype(), rest))
             hosting = len(self._workers)
             while hosting:
                 hosting -= len(self._read_replies(number))
@@ -193,7 +194,7 @@ def _take_worker() -> _Worker:
 def _serve(connection: Connection) -> None:
     """Answer the requests of the parent process until the parent process closes the pipe."""
     prepare_child_process()
-    clients: dict[str, Client] = {}
+    clients = ClientStore()
     with suppress(EOFError, OSError):
         while True:
             for reply in answer_request(connection.recv_bytes(), clients):

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from fedmutual.core import Client
 from fedmutual.engines import allocator
 from fedmutual.engines.assignment import WorkerLost
+from fedmutual.engines.client_store import ClientStore, Rest
 from fedmutual.engines.ray_init import import_ray
 from fedmutual.engines.rpc import WorkerReply, answer_request, forget_modules, make_portable, pack_payload, unpack_payload
 
@@ -23,7 +23,7 @@ class ClientActor:
 
     def __init__(self) -> None:
         allocator.keep_freed_memory()
-        self._clients: dict[str, Client] = {}
+        self._clients = ClientStore()
         self._path = list(sys.path)
 
     def name(self) -> str:
@@ -31,13 +31,20 @@ class ClientActor:
         return f"worker process {os.getpid()} on node {import_ray().util.get_node_ip_address()}"
 
     def host(
-        self, make: bytes, ids: Sequence[str], threads: int, dtype: torch.dtype, folder: str, path: Sequence[str]
+        self,
+        make: bytes,
+        ids: Sequence[str],
+        threads: int,
+        dtype: torch.dtype,
+        folder: str,
+        path: Sequence[str],
+        rest: Rest | None,
     ) -> bytes:
         """Build these clients in place of the earlier clients -> a packed reply, which holds the problem if there was one.
 
         folder, path: the working folder and sys.path of the process that asks.
         """
-        self._clients.clear()
+        self._clients = ClientStore()
         with suppress(OSError):  # the folder is not on this node; a module in it will be reported as missing
             os.chdir(folder)
         sys.path[:] = [*self._path, *(p for p in path if p not in self._path)]
@@ -46,8 +53,7 @@ class ClientActor:
         problem = None
         try:
             if ids:
-                build = unpack_payload(make)
-                self._clients |= {id: build(id) for id in ids}
+                self._clients.hold(unpack_payload(make), ids, rest)
             else:
                 forget_modules()  # of the last run
         except Exception as caught:
@@ -73,10 +79,10 @@ class Worker:
     name: str = "a worker"
     clients: tuple[str, ...] = ()
 
-    def host(self, make: Any, ids: Sequence[str], threads: int = 1) -> Any:
+    def host(self, make: Any, ids: Sequence[str], threads: int = 1, rest: Rest | None = None) -> Any:
         """Ask the actor to build and hold clients -> a reference to its reply."""
         self.clients = tuple(ids)
-        return self.actor.host.remote(make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path)
+        return self.actor.host.remote(make, ids, threads, torch.get_default_dtype(), os.getcwd(), sys.path, rest)
 
     def wait_for(self, reference: Any) -> Any:
         """Return the value of a reference. Raises WorkerLost if the worker or its node died."""

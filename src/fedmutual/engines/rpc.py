@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fedmutual.core import Client
+from fedmutual.engines.base import Make
+from fedmutual.engines.client_store import ClientStore, Rest
 from fedmutual.errors import ConfigError
-
-Make = Callable[[str], Client]
-"""Builds the client with an id. It is called in the process that will hold the client."""
 
 
 class Unportable(ConfigError):
@@ -37,6 +35,7 @@ class HostRequest(NamedTuple):
     clients: Sequence[str]
     threads: int
     dtype: torch.dtype
+    rest: Rest | None = None
 
 
 class JobRequest(NamedTuple):
@@ -56,7 +55,7 @@ class WorkerReply(NamedTuple):
     problem: BaseException | None = None
 
 
-def answer_request(message: bytes, clients: dict[str, Client]) -> Iterator[WorkerReply]:
+def answer_request(message: bytes, clients: ClientStore) -> Iterator[WorkerReply]:
     """Carry out a request on these clients; yield a reply for each client, and stop after the first problem."""
     number, id = 0, ""
     try:
@@ -67,16 +66,15 @@ def answer_request(message: bytes, clients: dict[str, Client]) -> Iterator[Worke
             return
         number = request.number
         if isinstance(request, HostRequest):
-            clients.clear()
             if not request.clients:
                 forget_modules()
             torch.set_num_threads(request.threads)
             torch.set_default_dtype(request.dtype)
-            clients |= {id: request.make(id) for id in request.clients}
+            clients.hold(request.make, request.clients, request.rest)
             yield WorkerReply(number, "", None)
         else:
             for id, arguments in request.arguments.items():
-                yield WorkerReply(number, id, request.do(clients[id], *arguments))
+                yield WorkerReply(number, id, clients.run(id, request.do, *arguments))
     except Exception as problem:
         yield WorkerReply(number, id, None, make_portable(problem))
 

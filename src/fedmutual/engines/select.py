@@ -1,18 +1,23 @@
 """Choose the engine of a run: "auto" compares the work of the run with the machine."""
 
 import multiprocessing
+import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from secrets import token_hex
 from typing import NamedTuple
 
 import torch
 
 from fedmutual.config.schema import EngineConfig
-from fedmutual.engines.base import Engine
+from fedmutual.engines.base import Engine, Make
 from fedmutual.engines.child_process import IS_FORKED, count_cores
-from fedmutual.engines.inprocess import InProcess
+from fedmutual.engines.client_store import Rest
+from fedmutual.engines.inprocess import InProcess, RestingInProcess
 from fedmutual.engines.processes import Processes
 from fedmutual.engines.ray import Cluster
-from fedmutual.engines.rpc import Make, Unportable
+from fedmutual.engines.rpc import Unportable
 from fedmutual.engines.stacked import Stacked
 from fedmutual.federation.workload import Workload
 
@@ -57,10 +62,16 @@ def choose_engine(
 
 
 def open_engine(
-    choice: EngineChoice, make: Make, work: Mapping[str, Workload], config: EngineConfig, device: torch.device
+    choice: EngineChoice,
+    make: Make,
+    work: Mapping[str, Workload],
+    config: EngineConfig,
+    device: torch.device,
+    rest: Rest | None = None,
 ) -> tuple[Engine, EngineChoice]:
     """Return the engine, which holds the clients, and the choice with the number of workers.
 
+    rest: where clients that are not used rest, except for the engine "stacked"; None: all clients stay in memory.
     If "auto" chose an engine that cannot hold these clients, the engine "inprocess" is opened.
 
     Raises:
@@ -70,14 +81,41 @@ def open_engine(
     costs = {i: w.seconds for i, w in work.items()}
     if choice.name == "cluster":
         gpus = config.gpus or (None if device.type == "cuda" else 0.0)
-        cluster = Cluster(make, costs, config.workers, config.threads, config.address, gpus)
+        cluster = Cluster(make, costs, config.workers, config.threads, config.address, gpus, rest)
         return cluster, choice._replace(workers=cluster.workers)
     if choice.name == "processes":
         try:
-            return Processes(make, costs, choice.workers, config.threads), choice
+            return Processes(make, costs, choice.workers, config.threads, rest), choice
         except Unportable as problem:
             if config.name != "auto":
                 raise
             choice = EngineChoice("inprocess", 1, str(problem))
-    clients = map(make, work)
-    return (Stacked(clients, config.compile, config.turns) if choice.name == "stacked" else InProcess(clients)), choice
+    if choice.name == "stacked":
+        return Stacked(map(make, work), config.compile, config.turns), choice
+    return (InProcess(map(make, work)) if rest is None else RestingInProcess(make, tuple(work), rest)), choice
+
+
+def plan_rest(
+    resident: int | None, choice: EngineChoice, work: Mapping[str, Workload], folder: Path, memory: int
+) -> Rest | None:
+    """Return where the states of clients rest; None: all clients stay in memory.
+
+    resident: the number of clients of a process that stay in memory; None: all clients of a run, if their states fit in
+        half of the memory, else as many as fit in a quarter of it.
+    memory: bytes of this machine. Without `resident` the clients of a cluster stay in memory.
+    """
+    needed = sum(w.bytes for w in work.values())
+    if choice.name == "stacked" or (resident is None and (choice.name == "cluster" or needed <= memory / 2)):
+        return None
+    fit = int(len(work) * memory / 4 / needed / choice.workers)
+    return Rest(folder, resident or max(1, fit), token_hex(8))
+
+
+def count_memory() -> int:
+    """Return the bytes of memory of this machine, or of the container if it may use less; 2**63 if they are not known."""
+    known = [2**63]
+    with suppress(AttributeError, ValueError, OSError):  # the first on Windows
+        known.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    with suppress(ValueError, OSError):  # "max" without a limit
+        known.append(int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(known)

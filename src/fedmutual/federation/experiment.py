@@ -147,11 +147,14 @@ class Experiment:
 
     def work(self) -> dict[str, Workload]:
         """Return the work of each client, estimated from the arithmetic of its networks."""
-        forward, work = self.nets.costs(), {}
+        costs, work = self.nets.costs(), {}
+        optimizer = self.config.optimizer
+        slots = 2 + optimizer.amsgrad if optimizer.name != "sgd" else int(optimizer.momentum > 0)
         for id in self.clients:
             steps, examples = self._load(id)
-            row_cost = 3 * forward[id]  # a backward pass costs as much as two forward passes
-            work[id] = Workload(steps * self.config.rounds, examples * self.config.rounds * row_cost)
+            row_cost = 3 * costs[id].flops  # a backward pass costs as much as two forward passes
+            size = 4.0 * costs[id].parameters * (1 + slots)
+            work[id] = Workload(steps * self.config.rounds, examples * self.config.rounds * row_cost, size)
         return work
 
     def _load(self, id: str) -> tuple[float, float]:

@@ -13,11 +13,24 @@ class Workload(NamedTuple):
 
     steps: float
     flops: float
+    bytes: float = 0.0  # of the weights and optimiser states
 
     @property
     def seconds(self) -> float:
         """Estimated seconds on one core; use it only to compare workloads."""
         return self.steps * _STEP + self.flops / _RATE
+
+
+class NetworkCost(NamedTuple):
+    """The cost of a network."""
+
+    flops: float  # of a forward pass of one example; 0 if not known
+    parameters: int
+
+
+def measure_network(net: nn.Module, shape: tuple[int, ...]) -> NetworkCost:
+    """Return the cost of a network. shape: of one example."""
+    return NetworkCost(count_flops(net, shape), sum(p.numel() for p in net.parameters()))
 
 
 def count_flops(net: nn.Module, shape: tuple[int, ...]) -> float:

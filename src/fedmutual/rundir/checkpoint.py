@@ -129,7 +129,7 @@ def restore_client(client: Client, state: Message) -> None:
         for p, values in optimizer.state.items():
             values |= {k: laid_as(p, v) for k, v in values.items() if isinstance(v, Tensor) and v.shape == p.shape}
     device = next((p.device for net in client.nets.values() for p in net.parameters()), None)
-    client.memory = {k: v.to(device) for k, v in _under(state, "memory.").items()}
+    client.memory = {k: v.to(device, copy=True) for k, v in _under(state, "memory.").items()}
     if client.privacy is not None and "privacy.steps" in state:
         client.privacy.steps = int(state["privacy.steps"])
 

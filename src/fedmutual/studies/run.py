@@ -15,10 +15,11 @@ from fedmutual.config import Config, unused
 from fedmutual.core import Message
 from fedmutual.engines.assignment import WorkerLost
 from fedmutual.engines.base import Engine, count_parameters
+from fedmutual.engines.client_store import Rest, remove_abandoned_files
 from fedmutual.engines.loop import drive, generate_rounds
 from fedmutual.engines.multi_run import RunScheduler, Training
 from fedmutual.engines.ray import Cluster
-from fedmutual.engines.select import EngineChoice, choose_engine, open_engine
+from fedmutual.engines.select import EngineChoice, choose_engine, count_memory, open_engine, plan_rest
 from fedmutual.errors import RunError
 from fedmutual.events import Observer
 from fedmutual.federation import build
@@ -70,7 +71,7 @@ def _run(config: Config, folder: Path, resume: bool, observers: Sequence[Observe
             begun, weights = folders.begun(folder), pretrained.read_initial_weights(folder)
             experiment = build.build(config, recorded.get("device"), begun=begun, pretrained=weights)
             privacy_plan.check_budget(experiment)
-            hosted = EngineHandle(experiment, recorded.get("engine", {}).get("name"))
+            hosted = EngineHandle(experiment, recorded.get("engine", {}).get("name"), folder)
             with closing(hosted), folders.held(folder):
                 if _look(folder, config, resume) is not None:  # else another process finished it meanwhile
                     try:
@@ -179,8 +180,11 @@ PATIENCE = 3  # deaths of workers since a saved round
 class EngineHandle:
     """An experiment with its engine, which can be started again."""
 
-    def __init__(self, experiment: Experiment, before: str | None) -> None:
-        """before: the engine of the run before it was stopped; None for a new run."""
+    def __init__(self, experiment: Experiment, before: str | None, folder: Path | None = None) -> None:
+        """before: the engine of the run before it was stopped; None for a new run.
+
+        folder: of the run, where clients may rest; None: all clients stay in memory.
+        """
         engine = experiment.config.engine
         self.experiment, self.work = experiment, experiment.work()
         self._automatic = engine.name == "auto"
@@ -188,17 +192,26 @@ class EngineHandle:
         self.choice = choose_engine(name, engine.workers, experiment.device, self.work, stackable=not experiment.noised)
         if name != engine.name:
             self.choice = self.choice._replace(why="as the run was begun")
+        self._rest: Rest | None = None
+        if folder is not None:
+            self._rest = plan_rest(engine.resident, self.choice, self.work, folder, count_memory())
         self.engine = self._open()
 
     @property
     def notes(self) -> tuple[str, ...]:
         """The engine that was chosen automatically, and the configuration keys that this engine does not use."""
         picked = _picked(self.choice) if self._automatic else ()
+        if self._rest is not None and self.experiment.config.engine.resident is None:
+            size = sum(w.bytes for w in self.work.values()) / 2**30
+            picked += (
+                f"the states of all clients take about {size:.1f} GiB: {self._rest.resident} clients of each process stay "
+                "in memory, and the others rest in the run folder (engine.resident)",
+            )
         return (*picked, *unused.describe_unused_engine_keys(self.experiment.config, self.choice.name))
 
     def again(self) -> None:
         """Start a new engine, with clients as before round 1."""
-        self.engine.close()
+        self.close()
         self.engine = self._open()
 
     def reach(self, folder: Path) -> None:
@@ -209,10 +222,12 @@ class EngineHandle:
     def close(self) -> None:
         """Close the engine and its clients."""
         self.engine.close()
+        if self._rest is not None:
+            self._rest.remove_files()
 
     def _open(self) -> Engine:
         config, device = self.experiment.config.engine, self.experiment.device
-        engine, self.choice = open_engine(self.choice, self.experiment.client, self.work, config, device)
+        engine, self.choice = open_engine(self.choice, self.experiment.client, self.work, config, device, self._rest)
         return engine
 
 
@@ -312,6 +327,7 @@ def _restored(experiment: Experiment, engine: Engine, folder: Path, name: str) -
     """Restore clients and logs to the last saved round; return the server's state and the saved round."""
     saved = committed(folder)
     sweep(folder, saved.round if saved else None)
+    remove_abandoned_files(folder)
     last, due, rounds = saved.round if saved else None, experiment.config.records.evaluate_every, experiment.config.rounds
     homes = {i: folder / "clients" / i for i in experiment.clients}
     for log in (folder / METRICS, *(home / METRICS for home in homes.values())):

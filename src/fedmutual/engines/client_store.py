@@ -1,0 +1,107 @@
+"""The clients of one process: all of them in memory, or some in memory and the others at rest in the run folder."""
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Concatenate, NamedTuple, TypeVar
+
+from fedmutual.core import Client, Message
+from fedmutual.engines.base import Make, count_parameters, evaluate_client
+from fedmutual.errors import RunError
+from fedmutual.rundir.checkpoint import client_state, restore_client, save_client
+from fedmutual.tensor_files import read_tensors, write_tensors
+
+R = TypeVar("R")
+_KEEPING_STATE = (count_parameters, evaluate_client, save_client)
+"""Functions that change no state of a client except its memory. After any other function the client's state is written."""
+
+
+class Rest(NamedTuple):
+    """Where the states of clients rest, and how many clients of a process stay in memory."""
+
+    folder: Path  # of the run
+    resident: int  # at least 1
+    name: str  # a random name, so that no file that was in the run folder before is read
+
+    def remove_files(self) -> None:
+        """Remove the resting states of all processes; the engine must be closed."""
+        _remove(self.folder, f".resting-{self.name}-*.safetensors")
+
+
+class ClientStore:
+    """Builds clients, and runs functions with them. With `rest`, at most `rest.resident` clients are in memory.
+
+    The client that was used longest ago leaves the memory first. A changed state is written to a file of this process in
+    ``clients/<id>`` of the run folder, and is read when the client is used again. The file is no part of the saved run: no
+    other process reads the file, and a resumed run begins with the files of the last saved round.
+    """
+
+    def __init__(self) -> None:
+        self._make: Make | None = None
+        self._rest: Rest | None = None
+        self._clients: dict[str, Client] = {}  # the client that was used longest ago comes first
+        self._changed: set[str] = set()  # clients in memory whose state is not in a file
+        self._written: dict[str, tuple[str, ...]] = {}  # client -> the names in its file, in the order of its state
+
+    def hold(self, make: Make, ids: Sequence[str], rest: Rest | None = None) -> None:
+        """Hold these clients in place of the earlier ones. They are built now, or with `rest` when they are first used."""
+        self._make, self._rest = make, rest
+        self._clients, self._changed, self._written = {}, set(), {}
+        if rest is None:
+            self._clients = {id: make(id) for id in ids}
+
+    def run(self, id: str, do: Callable[Concatenate[Client, ...], R], *arguments: Any) -> R:
+        """Return ``do(client, *arguments)``.
+
+        Raises:
+            RunError: a state cannot be written or read.
+        """
+        client = self._clients.pop(id, None) or self._wake(id)
+        self._clients[id], memory = client, client.memory
+        try:
+            return do(client, *arguments)
+        finally:
+            if do not in _KEEPING_STATE or client.memory is not memory:
+                self._changed.add(id)
+
+    def _wake(self, id: str) -> Client:
+        """Return a client that is not in memory, with its last state."""
+        assert self._make is not None
+        assert self._rest is not None
+        while len(self._clients) >= self._rest.resident:
+            oldest = next(iter(self._clients))
+            if oldest in self._changed:
+                state = client_state(self._clients[oldest], in_phase=True)
+                write_tensors(self._find_file(oldest), state, {"format": "1"}, sync=False)
+                self._changed.discard(oldest)
+                self._written[oldest] = tuple(state)
+            del self._clients[oldest]
+        client = self._make(id)
+        if id in self._written:
+            restore_client(client, self._read_state(id))
+        return client
+
+    def _read_state(self, id: str) -> Message:
+        """Return the state in the order in which it was written, because algorithms may sum over a memory in its order."""
+        path = self._find_file(id)
+        try:
+            tensors, _ = read_tensors(path)
+            if tensors.keys() != set(self._written[id]):
+                raise RunError(f"{path}: is not the state that this run wrote")
+        except RunError as problem:
+            raise RunError(f"{problem}; go on from the last saved round with --resume") from None
+        return {name: tensors[name] for name in self._written[id]}
+
+    def _find_file(self, id: str) -> Path:
+        assert self._rest is not None
+        return self._rest.folder / "clients" / id / f".resting-{self._rest.name}-{os.getpid()}.safetensors"
+
+
+def remove_abandoned_files(folder: Path) -> None:
+    """Remove the resting states that a killed process left in a run folder."""
+    _remove(folder, ".resting-*.safetensors")
+
+
+def _remove(folder: Path, pattern: str) -> None:
+    for file in (folder / "clients").glob(f"*/{pattern}"):
+        file.unlink(missing_ok=True)

@@ -1,0 +1,171 @@
+"""Clients that rest in the run folder: equal bits, bounded memory, and one sentence for a state that cannot be used."""
+
+import errno
+import gc
+import os
+import weakref
+from pathlib import Path
+
+import pytest
+
+import fedmutual
+import toy
+from fedmutual.algorithms import FML
+from fedmutual.config import parse_config
+from fedmutual.engines.client_store import ClientStore, Rest
+from fedmutual.engines.loop import Paused
+from fedmutual.engines.select import EngineChoice, plan_rest
+from fedmutual.errors import RunError
+from fedmutual.events import RoundDone
+from fedmutual.federation.workload import Workload
+from kills import same
+
+CONFIG = {
+    "name": "resting",
+    "rounds": 3,
+    "data": {"name": "digits"},
+    "partition": {"clients": 5, "examples": 60},
+    "split": {"test": 0.4, "holdout": 0.2},
+    "algorithm": {"name": "fml"},
+    "model": {"shared": "cnn1", "personal": ["mlp", "cnn1", "mlp", "mlp", "cnn1"], "part": "features"},
+    "training": {"local_epochs": 1, "batch_size": 16},
+    "optimizer": {"name": "adam", "amsgrad": True, "lr": 1e-3},
+    "engine": {"name": "inprocess", "device": "cpu", "participation": 0.6},
+    "records": {"checkpoint_every": 2, "copies": True, "keep_best": True},
+}
+
+
+def config(**engine):
+    return parse_config(CONFIG | {"engine": CONFIG["engine"] | engine})
+
+
+@pytest.fixture(scope="module")
+def in_memory(tmp_path_factory):
+    return fedmutual.run(config(), tmp_path_factory.mktemp("in-memory") / "run").folder
+
+
+def list_resting(folder):
+    return sorted((folder / "clients").glob("*/.resting-*"))
+
+
+@pytest.mark.parametrize("resident", [1, 2])
+def test_clients_that_rest_have_the_bits_of_clients_in_memory(in_memory, tmp_path, resident):
+    counts = []
+    count = [lambda event: counts.append(len(list_resting(tmp_path / "run"))) if isinstance(event, RoundDone) else None]
+    fedmutual.run(config(resident=resident), tmp_path / "run", observers=count)
+    assert same(tmp_path / "run", in_memory) == []
+    assert min(counts) > 0
+    assert list_resting(tmp_path / "run") == []
+
+
+def test_clients_of_worker_processes_that_rest_have_these_bits_too(in_memory, tmp_path):
+    fedmutual.run(config(name="processes", workers=2, resident=1), tmp_path / "run")
+    assert same(tmp_path / "run", in_memory) == []
+
+
+def damage_by_removal(file):
+    file.unlink()
+
+
+def damage_by_truncation(file):
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def damage_by_a_pickle(file):
+    file.write_bytes(b"\x80\x04cos\nsystem\n(S'true'\ntR.")
+
+
+@pytest.mark.parametrize("damage", [damage_by_removal, damage_by_truncation, damage_by_a_pickle])
+def test_a_damaged_state_is_named_and_a_resumed_run_does_without_it(in_memory, tmp_path, damage):
+    folder = tmp_path / "run"
+
+    def observe(event):
+        if isinstance(event, RoundDone) and event.round == 3:
+            for file in list_resting(folder):
+                damage(file)
+
+    with pytest.raises(RunError) as error:
+        fedmutual.run(config(resident=1), folder, observers=[observe])
+    assert str(error.value).count("\n") == 0
+    assert ".resting-" in str(error.value)
+    assert "--resume" in str(error.value)
+    assert list_resting(folder) == []
+    fedmutual.run(config(resident=1), folder, resume=True)
+    assert same(folder, in_memory) == []
+
+
+def test_states_that_lie_in_a_run_folder_are_removed_unread(in_memory, tmp_path):
+    def stop(event):
+        if isinstance(event, RoundDone) and event.round == 2:
+            raise Paused
+
+    folder = tmp_path / "run"
+    with pytest.raises(Paused):
+        fedmutual.run(config(resident=1), folder, observers=[stop])
+    for client in "01234":
+        damage_by_a_pickle(folder / "clients" / client / f".resting-0123456789abcdef-{os.getpid()}.safetensors")
+    fedmutual.run(config(resident=1), folder, resume=True)
+    assert same(folder, in_memory) == []
+    assert list_resting(folder) == []
+
+
+def test_a_full_disk_is_named(in_memory, tmp_path, monkeypatch):
+    real = Path.open
+
+    def open_on_a_full_disk(path, *arguments, **options):
+        if ".resting-" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", open_on_a_full_disk)
+        with pytest.raises(RunError, match=r"resting-.*: cannot be written \(No space left on device\); free some space"):
+            fedmutual.run(config(resident=1), tmp_path / "run")
+    assert list(tmp_path.rglob(".*.part")) == []
+    fedmutual.run(config(resident=1), tmp_path / "run", resume=True)
+    assert same(tmp_path / "run", in_memory) == []
+
+
+def test_a_process_holds_no_more_clients_than_it_may(tmp_path):
+    alive = weakref.WeakSet()
+
+    def make(id):
+        client = toy.client(id, FML().algorithm())
+        alive.add(client.nets["personal"])
+        return client
+
+    store, most = ClientStore(), []
+    store.hold(make, "012345", Rest(tmp_path, 2, "name"))
+    for id in "012345054321":
+        store.run(id, lambda client: None)
+        gc.collect()
+        most.append(len(alive))
+    assert max(most) == 2
+    assert len(list_resting(tmp_path)) == 6
+
+
+@pytest.mark.parametrize(
+    ("engine", "workers", "resident", "memory", "expected"),
+    [
+        ("inprocess", 1, None, 200, None),  # 10 clients of 10 bytes: half of the memory
+        ("inprocess", 1, None, 199, 4),  # a quarter of the memory is 49 bytes
+        ("processes", 2, None, 199, 2),
+        ("processes", 8, None, 8, 1),
+        ("cluster", 2, None, 8, None),  # the memory of the nodes is not known
+        ("cluster", 2, 3, 8, 3),
+        ("inprocess", 1, 3, 1000, 3),
+        ("stacked", 1, 3, 8, None),
+    ],
+)
+def test_the_number_of_clients_in_memory(engine, workers, resident, memory, expected):
+    work = {str(i): Workload(1, 1, 10) for i in range(10)}
+    rest = plan_rest(resident, EngineChoice(engine, workers, ""), work, Path("run"), memory)
+    assert (rest and rest.resident) == expected
+
+
+def test_a_run_whose_states_do_not_fit_says_so(in_memory, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedmutual.studies.run.count_memory", lambda: 10**6)
+    fedmutual.run(config(), tmp_path / "run")
+    assert same(tmp_path / "run", in_memory) == []
+    assert "rest in the run folder (engine.resident)" in (tmp_path / "run" / "log.txt").read_text()
+    assert list_resting(tmp_path / "run") == []
