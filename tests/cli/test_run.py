@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fedmutual
+from fedmutual.engines import child_process
 
 
 def read(path):
@@ -384,3 +385,34 @@ def test_a_second_demo_names_the_page_and_the_command_to_run_it_anew(tmp_path, c
     assert code == 0
     assert "demo/report.html" in out
     assert "`fedmutual demo --seeds 2 --out demo-3`" in out
+
+
+@pytest.fixture
+def server_starts(monkeypatch):
+    """Return the list of starts of the fork server, which does not start."""
+    if not child_process.IS_FORKED:
+        pytest.skip("there is no fork server on this system")
+    starts = []
+    monkeypatch.setattr(child_process, "count_cores", lambda: 2)
+    monkeypatch.setattr(child_process.forkserver, "ensure_running", lambda: starts.append(1))
+    return starts
+
+
+@pytest.mark.parametrize(
+    ("words", "started"),
+    [
+        (("reproduce", "absent"), True),
+        (("reproduce", "absent", "--engine", "inprocess"), False),
+        (("reproduce", "absent", "--engine", "inprocess", "--jobs", "2"), True),
+        (("reproduce", "absent", "--set", "engine.name=stacked"), False),
+    ],
+)
+def test_the_fork_server_starts_only_for_commands_that_need_worker_processes(cli, server_starts, words, started):
+    code, _, _ = cli(*words)
+    assert code != 0  # there is no such experiment
+    assert bool(server_starts) == started
+
+
+def test_a_run_in_one_process_starts_no_fork_server(small, cli, server_starts):
+    assert cli("run", small, "--set", "engine.name=inprocess")[0] == 0
+    assert server_starts == []

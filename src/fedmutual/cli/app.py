@@ -21,7 +21,7 @@ from fedmutual.cli.terminal import (
     print_warning,
     show_progress,
 )
-from fedmutual.engines.child_process import start_fork_server
+from fedmutual.engines.child_process import expect_workers, start_fork_server
 from fedmutual.errors import ConfigError, UserError
 
 app = typer.Typer(
@@ -129,7 +129,7 @@ def reproduce(
             print_text(str(path), soft_wrap=True)
         return None
     changed = dict(parse_override(text) for text in set or ()) | ({"engine.name": engine} if engine else {})
-    start_fork_server()
+    expect_workers([changed.get("engine.name", "auto")], jobs)
     with show_progress(f"{shlex.join(('fedmutual', *sys.argv[1:]))}") as watch:
         folder = out_folder or Path("runs") / "reproduce"
         name = command.check_id(id)

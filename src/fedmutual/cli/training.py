@@ -20,7 +20,7 @@ from fedmutual.cli.terminal import (
     print_text,
     show_progress,
 )
-from fedmutual.engines.child_process import start_fork_server
+from fedmutual.engines.child_process import expect_workers, start_fork_server
 
 if TYPE_CHECKING:
     from fedmutual import Config
@@ -41,7 +41,7 @@ def run(
     """
     config = read_config(file, set or [])
     folder = out_folder or Path("runs") / config.name
-    start_fork_server()
+    expect_workers([config.engine.name])
     with show_progress(format_resume_command("run", set, folder, str(file))) as watch:
         done = fedmutual.run(config, folder, resume=resume, observers=[watch.of("")])
     if config.records.evaluate_on == "holdout":
@@ -83,8 +83,8 @@ def compare(
     from fedmutual.cli.methods import choose_methods, tune_methods
     from fedmutual.config import parse_override
 
-    start_fork_server()
     config, names, method_settings = choose_methods(file, methods, dict(parse_override(text) for text in set or ()))
+    expect_workers([config.engine.name], jobs)
     folder = out_folder or Path("runs") / f"{config.name}-compare"
     chosen = () if methods is None else ("--methods", methods)
     words = (*chosen, "--seeds", str(seeds), *(() if tune is None else ("--tune", str(tune))))
@@ -124,8 +124,8 @@ def sweep(
     from fedmutual.rundir.text import holdout_line
     from fedmutual.studies.sweep import carry_out, plan_sweep
 
-    start_fork_server()
     plan = plan_sweep(file, read_grid(set or []), seeds, by.value if by else None)
+    expect_workers([setting.config.engine.name for setting in plan.settings], jobs)
     folder = out_folder or Path("runs") / f"{plan.name}-sweep"
     chosen_by = ("--by", by.value) if by else ()
     command = format_resume_command("sweep", set, folder, str(file), "--seeds", str(seeds), *chosen_by)

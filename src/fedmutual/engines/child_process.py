@@ -4,7 +4,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -34,6 +34,15 @@ def start_fork_server() -> None:
             forkserver.ensure_running()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
+def expect_workers(engines: Iterable[str], jobs: int | None = None) -> None:
+    """Start the fork server if a command that trains with these engines is likely to need worker processes.
+
+    jobs: the number of runs at once, as `--jobs`. If workers are needed after all, the first one starts the server.
+    """
+    if (jobs or 1) > 1 or not {"auto", "processes"}.isdisjoint(engines):
+        start_fork_server()
 
 
 class ChildProcess:
