@@ -1,13 +1,35 @@
-"""The docs print the cost of a step with differential privacy that `benchmarks/run.py privacy` measured."""
+"""The docs print what `benchmarks/run.py` measured: the sensitivity to one record, and the cost of a step in seconds."""
 
 import json
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+LOOPS = {
+    "proxyfl": "ProxyFL as published",
+    "meme": "beta = 1, noise on the meme",
+    "both": "noise on both networks",
+}
 
 
 def read(section):
     return json.loads((ROOT / "benchmarks" / "results" / f"{section}.json").read_text())["results"]
+
+
+def test_the_docs_print_the_measured_sensitivity():
+    text = (ROOT / "docs" / "privacy-theory.md").read_text()
+    for line in read("sensitivity"):
+        numbers = (line[key] for key in ("without_median", "without_largest", "holding_largest"))
+        assert f"| {LOOPS[line['loop']]} | {line['record']} | {' | '.join(f'{n:g}' for n in numbers)} |" in text
+
+
+@pytest.mark.parametrize("loop", ["meme", "both"])
+def test_one_record_moves_only_batches_that_hold_it_and_by_its_bound_at_most(loop):
+    lines = [line for line in read("sensitivity") if line["loop"] == loop]
+    assert {line["record"] for line in lines} == {"ordinary", "mislabelled"}
+    assert all(line["without_largest"] == 0 and 0 < line["holding_largest"] <= 1 for line in lines)
+    assert all(line["without_largest"] > 0.3 for line in read("sensitivity") if line["loop"] == "proxyfl")
 
 
 def test_the_docs_print_the_measured_slowdown():
