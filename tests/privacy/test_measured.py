@@ -1,4 +1,4 @@
-"""The docs print what `benchmarks/run.py` measured: the sensitivity to one record, and the cost of a step in seconds."""
+"""The docs print what `benchmarks/run.py` measured: sensitivity to one record, and seconds of steps and of masked rounds."""
 
 import json
 from pathlib import Path
@@ -40,3 +40,11 @@ def test_the_docs_print_the_measured_slowdown():
             for nets in ("meme", "both")
         )
         assert f"| {line['network']} | {' | '.join(cells)} | {line['goal']:g} |" in text
+
+
+def test_the_docs_print_the_measured_seconds_of_real_rounds():
+    text = (ROOT / "docs" / "secure-sum.md").read_text()
+    for line in read("secure-sum-sites"):
+        low, high = line["seconds"]["quartiles"]
+        assert f"{line['seconds']['median']:.2f} s ({low:.2f} to {high:.2f})" in text
+        assert f"{line['rounds']} rounds" in text
