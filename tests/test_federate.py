@@ -193,7 +193,7 @@ def test_a_folder_of_objects_says_in_another_call_what_it_lacks(tables, shared, 
         ({"settings": {"splt.test": 0.1}}, "argument 'settings': unknown key"),
         ({"settings": {"split.test": 2.0}}, "settings['split.test']"),
         ({"sites": {}}, "argument 'sites'"),
-        ({"in_place": True, "same": True}, "site 'north' and site 'south' have the same nn.Module"),
+        ({"in_place": True, "same": True}, "site 'north' and site 'south' share one nn.Module"),
     ],
 )
 def test_errors_speak_of_arguments(tables, nets, shared, change, words):

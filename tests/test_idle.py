@@ -34,7 +34,7 @@ OWN = {"0": {"model": {"frozen": True, "personal": "cnn1"}, "optimizer": {"lr": 
         ),
         (
             {"training": {"local_steps": 3, "local_epochs": 7}},
-            ["a round of algorithm 'fml' is told in training.local_steps, so 'training.local_epochs' has no effect"],
+            ["algorithm 'fml' counts a round in training.local_steps, so 'training.local_epochs' has no effect"],
         ),
         ({"algorithm": {"name": "fedavg"}, "server": {"aggregate": "median"}}, []),
         (

@@ -112,7 +112,7 @@ def check_declared(reply: Message, declared: Spec, client: str) -> None:
             raise Refused(client, name, f"declared as {dtype} {tuple(shape)}, found {tensor.dtype} {tuple(tensor.shape)}")
     missing = sorted(declared.keys() - reply.keys()) if reply else []
     if missing:
-        raise Refused(client, missing[0], "it is declared and missing; a reply holds all that is declared, or nothing")
+        raise Refused(client, missing[0], "it is declared, but missing; a reply holds all declared tensors, or none")
 
 
 def _twin(name: str, tensor: Tensor, client: Client) -> bool:

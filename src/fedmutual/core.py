@@ -55,7 +55,7 @@ class Disagreed(RuntimeError):
         self.client, self.what, self.clients = client, what, clients or (client,)
 
     def __str__(self) -> str:
-        return f"client {self.client!r} has another public seed set than the others: {self.what}; give all the same one"
+        return f"client {self.client!r} has a public seed set that differs from the others' ({self.what}); give all one set"
 
 
 class Unusable(Exception):

@@ -156,8 +156,8 @@ def check_unchanged(folder: Path, tables: Mapping[str, Any]) -> None:
         if problem is not None:
             key = next(key for module, key in named.items() if top_of(module) == top)
             raise RunError(
-                f"{folder}: key {key!r}: the code of the module {top!r} {problem}; go on with it by --trust-code (in "
-                "Python: trust_code=True), or begin a new run with another --out"
+                f"{folder}: key {key!r}: the code of the module {top!r} {problem}; to run this code add --trust-code "
+                "(in Python: trust_code=True), or begin a new run with another --out"
             )
 
 

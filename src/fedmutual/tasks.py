@@ -27,7 +27,7 @@ def make_task(name: str, key: str = "training.task") -> Task:
         return TASKS[name]()
     if ":" not in name:
         near = get_close_matches(name, TASKS, 1)
-        fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TASKS)}, and one's own as 'module:Task'"
+        fix = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(TASKS)}, and your own as 'module:Task'"
         raise ConfigError(f"key {key!r}: there is no task {name!r}; {fix}")
     kind = plugins.load(name, key)
     try:
@@ -36,5 +36,5 @@ def make_task(name: str, key: str = "training.task") -> Task:
         raise ConfigError(f"key {key!r}: {name!r} cannot be made: {type(problem).__name__}: {problem}") from None
     lacking = [member for member in _MEMBERS if not hasattr(task, member)]
     if lacking:
-        raise ConfigError(f"key {key!r}: {name!r} is no task, for it lacks {lacking[0]!r}; see fedmutual.core.Task")
+        raise ConfigError(f"key {key!r}: {name!r} is no task, because it lacks {lacking[0]!r}; see fedmutual.core.Task")
     return task

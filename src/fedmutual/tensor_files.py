@@ -40,7 +40,7 @@ def read_tensors(path: Path, names: Collection[str] | None = None) -> tuple[dict
         with safe_open(path, framework="pt") as file:
             about = json.loads((file.metadata() or {}).get("fedmutual", "{}"))
             if not isinstance(about, dict):
-                raise ValueError("what its header says of it is no table")
+                raise ValueError("its header entry is no table")
             return {k: file.get_tensor(k) for k in file.keys() if names is None or k in names}, about  # noqa: SIM118
     except (SafetensorError, OSError, ValueError, RecursionError) as problem:
         # asked only now: a safetensors file may begin with these bytes too, as its header's length

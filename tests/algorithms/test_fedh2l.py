@@ -353,7 +353,7 @@ def test_who_never_answers_is_missed_by_nobody():
 def test_who_holds_another_public_set_is_refused_with_the_difference(name, change, said):
     clients = nodes(3)
     clients[1].seeds = replace(clients[1].seeds, about=clients[1].seeds.about | change)
-    with pytest.raises(Disagreed, match="client '1' has another public seed set") as caught:
+    with pytest.raises(Disagreed, match="client '1' has a public seed set that differs") as caught:
         run(ALGORITHMS[name](batch_size=8).algorithm(), clients)
     assert said in str(caught.value)
 

@@ -386,7 +386,7 @@ def test_what_contradicts_the_run_is_refused_in_a_sentence(run, cli, text, sente
     ("arguments", "sentence"),
     [
         (("nowhere",), "nowhere: is not a run's folder, because it has no config.toml"),
-        (("r", "--examples", "20,x"), "--examples 20,x: 'x' is no number of examples; write such as 50,100,all"),
+        (("r", "--examples", "20,x"), "--examples 20,x: 'x' is no number of examples; write for example 50,100,all"),
         (("r", "--examples", "20,20"), "--examples 20,20: '20' comes twice"),
         (("r", "--examples", "9999"), "--examples: n.toml has 1438 training examples; name fewer, or all"),
     ],

@@ -101,7 +101,7 @@ def test_rounds_grow_over_sparse_evaluations_as_if_they_had_been_asked_for_at_on
         (["optimizer.lr=0.2"], "was started with another 'optimizer.lr'"),
         (
             ["rounds=2"],
-            "runs/small: the run in it is of 3 rounds, and they cannot shrink to 2 on resume; set 'rounds' to 3 or more",
+            "runs/small: its run has 3 rounds, and a resume cannot reduce them to 2; set 'rounds' to 3 or more",
         ),
         (["algorithm.alpha=0.9", "seed=3"], "was started with another 'algorithm.alpha'"),
     ],

@@ -49,8 +49,8 @@ def test_tasks_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, sentence in {
         "regresion": "did you mean 'regression'?",
-        "other": "there are classification, regression, multilabel, segmentation, and one's own as 'module:Task'",
-        "my_tasks:Half": "is no task, for it lacks 'fit'; see fedmutual.core.Task",
+        "other": "there are classification, regression, multilabel, segmentation, and your own as 'module:Task'",
+        "my_tasks:Half": "is no task, because it lacks 'fit'; see fedmutual.core.Task",
         "my_tasks:broken": "'my_tasks:broken' cannot be made: OSError: no",
     }.items():
         with pytest.raises(ConfigError) as problem:

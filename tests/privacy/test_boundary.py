@@ -70,7 +70,7 @@ class Leak(FML):
         ("name", "the phase declares only 0.bias, 0.weight, 2.bias, 2.weight"),
         ("shape", "declared as torch.float32 (8,), found torch.float32 (9,)"),
         ("dtype", "found torch.float64"),
-        ("less", "'2.bias': it is declared and missing"),
+        ("less", "'2.bias': it is declared, but missing"),
     ],
 )
 def test_a_leaking_algorithm_is_refused(what, sentence):

@@ -129,7 +129,11 @@ def test_an_algorithm_that_nobody_has_looked_at_is_refused(tmp_path, monkeypatch
         "    dp_ready: ClassVar[bool] = True\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    refused("nobody has shown", "mine:Plain", algorithm={"name": "mine:Plain", "weighting": "uniform"})
+    refused(
+        "does not declare that only its gradient steps read private rows",
+        "mine:Plain",
+        algorithm={"name": "mine:Plain", "weighting": "uniform"},
+    )
     made = build.build(config(algorithm={"name": "mine:Ready", "weighting": "uniform"}))
     assert made.noised == {"meme"}
 

@@ -56,13 +56,13 @@ def test_the_nearest_name_is_named(papers, id, only, said):
         ("digits/iid.toml", "alpha = 0.4", "alhpa = 0.4", "unknown key 'algorithm.alhpa'"),
         ("digits/iid.toml", '"fedavg" }', '"fedavgg" }', "iid.toml, arm 'fedavg': key 'algorithm.name'"),
         ("index.toml", '["global_test"]\nfigures', '["global_tset"]\nfigures', "no measure 'global_tset'; did you mean"),
-        ("index.toml", 'than = "fedavg"', "", "has nothing to be held against; give it 'than' or 'less'"),
+        ("index.toml", 'than = "fedavg"', "", "needs 'than' or 'less'"),
         ("index.toml", "order = 1", "order = ", "not valid TOML"),
         (
             "index.toml",
             'than = "fedavg"',
             'than = "fedavg"\ntimes = 3\nless = "x"',
-            "to be held against; give it 'than' alone",
+            "needs 'than' without 'less', because it has 'times'",
         ),
         ("index.toml", 'than = "fedavg"', 'than = "fedavg"\nper = "client"', "'global_test' is no measure of each client"),
         (

@@ -73,7 +73,7 @@ def test_what_another_process_trains_is_left_to_it_and_said(reproduce, table9, t
     assert code == 0
     assert "3 runs trained, 0 known" in said
     assert "1 run left to other processes" in said
-    assert f"{job.label} (is in training there). Give the same command when those are done" in said
+    assert f"{job.label} (is in training there). Run this command again when they are done" in said
     said = reproduce("table9", "--seeds", "1", "--out", "out")[1]
     assert "1 run trained, 3 known" in said
     assert "other processes" not in said

@@ -112,7 +112,7 @@ def test_too_few_that_are_left_end_the_federation_and_do_not_begin_it_for_ever(t
     found = with_another_set(Seeded(tmp_path, SEEDED), "south", "west")  # three sets: of them the first one counts
     asked = []
     for _ in range(2):
-        with pytest.raises(RunError, match="2 sites are wanted, and of 3 these are left out for good: south, west; log"):
+        with pytest.raises(RunError, match="2 sites are needed, and of 3 these are excluded for good: south, west; log"):
             found.run()
         asked.append(len(found.desk.answers))
     assert asked[0] == asked[1]

@@ -113,7 +113,7 @@ def test_attempts_are_counted_on_disk_and_end(tmp_path):
     for number in range(1, ATTEMPTS + 1):
         Attempts(tmp_path).raise_number()
         assert Attempts(tmp_path).number == number
-    with pytest.raises(RunError, match=f"the federation went back {ATTEMPTS} times, and sites follow no further"):
+    with pytest.raises(RunError, match=f"the federation went back {ATTEMPTS} times, and sites accept no further attempt"):
         Attempts(tmp_path).raise_number()
     orders = {"north": (Order(WORK, 3, 0), {})}
     assert Attempts(tmp_path).stamp(orders)["north"][0].attempt == ATTEMPTS

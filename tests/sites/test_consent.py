@@ -125,7 +125,7 @@ def test_a_message_shows_little_of_somebody_elses_text(record):
 
 def test_a_version_that_crosses_moves_no_cursor(record):
     """It is shown on a console."""
-    with pytest.raises(ConfigError, match="the contract is of fedmutual") as caught:
+    with pytest.raises(ConfigError, match="the contract has fedmutual") as caught:
         accepted(record | {"version": "0.0\x1b]0;evil\x07\n12:00:00  takes part"}, record)
     assert str(caught.value).isprintable()
 

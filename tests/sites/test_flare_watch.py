@@ -122,7 +122,7 @@ def test_a_federation_that_is_under_way_is_looked_on_and_not_submitted_again(tmp
     assert Lead(running | {"stops": True}, says("stopped")).find_job(agreed) is None  # once it has stopped
     with pytest.raises(RunError, match="is running with another contract; give `fedmutual stop` first"):
         Lead(says("running", contract="another")).find_job(agreed)
-    with pytest.raises(ConfigError, match=r"the server is of fedmutual 0\.1\.0, and here is 0\.2\.0"):
+    with pytest.raises(ConfigError, match=r"the server has fedmutual 0\.1\.0, and this host has 0\.2\.0"):
         Lead(says(version="0.1.0")).status("wards")
 
 

@@ -68,7 +68,7 @@ REFUSED = {
     "last phase": (letter(3, 2), "it is of a phase after which sites send nothing"),
     "start": (letter(-1, 1), "it is of a phase after which sites send nothing"),
     "exam": (letter(3, kind=EXAM), "it is of a phase after which sites send nothing"),
-    "another": (letter(3, x=(1.0, 3.0)), "it is not the same as the letter before, of the same phase"),
+    "another": (letter(3, x=(1.0, 3.0)), "it differs from an earlier message of this phase"),
     "shape": (letter(3, x=(1.0,)), "declared as torch.float32 (2,), found torch.float32 (1,)"),
     "size": (letter(3, x=(1.0,) * 3), "its tensors have 12 bytes, and 8 are declared"),
     "infinite": (letter(3, x=(1.0, float("inf"))), "numbers in 'x' that are not finite"),

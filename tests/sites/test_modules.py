@@ -105,9 +105,9 @@ def test_the_contracts_code_is_the_sites_choice_too(tmp_path):
         ("owner:Net", ["own"], "which this process does not trust"),
         ("lab:Net", ["lab.nets"], "which this process does not trust"),
         ("0a1b2c3d-0000-4000-8000-0123456789ab.app_north.config.evil:X", ["own"], "which this process does not trust"),
-        ("own.0a1b.evil:X", ["own"], "is no module that somebody's own code could be in"),
+        ("own.0a1b.evil:X", ["own"], "cannot be the name of a user's module"),
         (".own:Net", ["own"], "which this process does not trust"),
-        ("own..own:Net", ["own"], "is no module that somebody's own code could be in"),
+        ("own..own:Net", ["own"], "cannot be the name of a user's module"),
         ("own:Net", ["own"], "there is no module 'own'; put own.py into"),
     ],
 )

@@ -81,7 +81,9 @@ ODD = {
     ],
     "its tensors have 220,880 bytes, and 220,840 are declared": lambda c: [with_tensor(c, lambda t: t.double())],
     "found torch.int32": lambda c: [with_tensor(c, lambda t: t.view(torch.int32))],
-    "it is declared and missing": lambda c: [pack_message(read_answer(c)[0], without(read_answer(c)[1], "classifier.bias"))],
+    "it is declared, but missing": lambda c: [
+        pack_message(read_answer(c)[0], without(read_answer(c)[1], "classifier.bias"))
+    ],
     "its tensors have 220,844 bytes": lambda c: [
         pack_message(read_answer(c)[0], {**read_answer(c)[1], "x": torch.zeros(1)})
     ],

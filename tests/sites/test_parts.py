@@ -22,7 +22,7 @@ def about(**scaling):
     return np.array(json.dumps({"format": 1, "site": "south", "scaling": made}))
 
 
-ANEW = "have site 'south' give its part of the public seed set anew"
+ANEW = "have site 'south' write its part of the public seed set again"
 FILES = {  # what becomes of it
     "missing": (lambda p: p.unlink(), "there is no such file; have site 'south' send its part of the public seed set"),
     "cut short": (lambda p: p.write_bytes(p.read_bytes()[:-100]), f"(BadZipFile: File is not a zip file); {ANEW}"),
@@ -48,7 +48,10 @@ CONTENTS = {  # which arrays of it are others
     "other channels": ({"about": about(mean=[0.5] * 3)}, "it has 3 means and 1 deviations for 1 channels or features"),
     "resized": ({"about": about(size=[16, 16])}, "its examples have the shape [1, 16, 16], and [1, 8, 8] is wanted"),
     "no size": ({"about": about(size=[0, 8])}, "its examples of the shape [1, 8, 8] are to be resized to [0, 8]"),
-    "no labels": ({"y": None}, "it has no labels, which this algorithm gives to all; have site 'south' give its part anew"),
+    "no labels": (
+        {"y": None},
+        "it has no labels, which this algorithm gives to all; have site 'south' write its part again",
+    ),
     "labels short": ({"y": np.zeros(83, int)}, f"its labels are not 84 numbers of 10 classes; {ANEW}"),
     "labels beyond": ({"y": np.full(84, 10)}, f"its labels are not 84 numbers of 10 classes; {ANEW}"),
 }

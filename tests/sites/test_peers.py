@@ -193,7 +193,10 @@ SPOILT = {
         lambda letter: pack_message(replace(read_answer(letter)[0], problem="x"), read_answer(letter)[1]),
         "it says more than a letter does",
     ),
-    "less": (holding(lambda m: {"index": m["index"]}), "its message is refused, for 'accuracy': it is declared and missing"),
+    "less": (
+        holding(lambda m: {"index": m["index"]}),
+        "its message is refused, for 'accuracy': it is declared, but missing",
+    ),
     "empty": (holding(lambda m: {}), "its letter is empty"),
 }
 

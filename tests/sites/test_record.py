@@ -93,5 +93,5 @@ def test_a_job_of_another_version_is_refused_before_its_keys_are_read(given, ver
     with pytest.raises(ConfigError) as caught:
         accepted(record | {"tables": record["tables"] | {"new": 1}}, record)
     assert str(caught.value) == (
-        f"the contract is of fedmutual {version}, and here is 0.2.0; install the same version everywhere"
+        f"the contract has fedmutual {version}, and this host has 0.2.0; install the same version everywhere"
     )

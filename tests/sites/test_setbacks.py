@@ -134,7 +134,7 @@ def test_attempts_end_where_sites_follow_no_further(tmp_path):
     for _ in range(ATTEMPTS):
         Attempts(tmp_path).raise_number()
     assert Attempts(tmp_path).number == ATTEMPTS
-    with pytest.raises(RunError, match="sites follow no further"):
+    with pytest.raises(RunError, match="sites accept no further attempt"):
         Attempts(tmp_path).raise_number()
 
 

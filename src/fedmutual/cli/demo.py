@@ -52,7 +52,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def print_finished(folder: Path, seeds: int) -> None:
-    """Print where the page of an earlier demo is, and the command that runs the demo anew."""
+    """Print where the page of an earlier demo is, and the command that runs the demo again."""
     other = next(path for n in count(2) if not (path := folder.parent / f"{folder.name or 'demo'}-{n}").exists())
     command = shlex.join(("fedmutual", "demo", "--seeds", str(seeds), "--out", str(other)))
-    print_text(f"An earlier demo ended; its page is {folder / PAGE}. To run the demo anew: `{command}`", soft_wrap=True)
+    print_text(f"An earlier demo ended; its page is {folder / PAGE}. To run the demo again: `{command}`", soft_wrap=True)

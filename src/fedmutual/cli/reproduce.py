@@ -82,8 +82,8 @@ def train(
     say(f"{count(done.trained, 'run')} trained, {done.known} known")
     if done.elsewhere:
         left = f"{count(len(done.elsewhere), 'run')} left to other processes"
-        say(f"{left}: {'; '.join(done.elsewhere.values())}. Give the same command when those are done")
-    with held(out, "has been writing pages for a minute", "give the same command again", PATIENCE):
+        say(f"{left}: {'; '.join(done.elsewhere.values())}. Run this command again when they are done")
+    with held(out, "has been writing pages for a minute", "run this command again", PATIENCE):
         now = _store(root, results or out / RESULTS)  # with what other processes kept meanwhile of other cells
         _conclude(experiment, now, scale, range(seeds), out, console)
     return done.failed

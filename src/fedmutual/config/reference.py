@@ -121,7 +121,7 @@ def _settings(table: str) -> Iterator[Key]:
     """Return the keys of [algorithm] for all algorithms, or those of [clients.ID.algorithm] that a client may set."""
     of_client = table != "algorithm"
     if not of_client:
-        yield Key(f"{table}.name", "text", '"fml"', f'{", ".join(ALGORITHMS)}, or one\'s own as "module:Class"')
+        yield Key(f"{table}.name", "text", '"fml"', f'{", ".join(ALGORITHMS)}, or your own as "module:Class"')
     owners: dict[Key, list[str]] = {}
     for name, kind in ALGORITHMS.items():
         spec = {f.name: f for f in fields(kind)}

@@ -96,7 +96,7 @@ class DataConfig(Section):
         None, "the column of groups (patient, account); no group appears in both training and evaluation"
     )
     angles: Angles | None = key(
-        None, "makes one domain for each angle: the same images, rotated clockwise by so many degrees"
+        None, "makes one domain for each angle: the same images, rotated clockwise by each angle, in degrees"
     )
     per_class: Count | None = key(
         None, "`data.angles`: the number of training images for each class, drawn at random; unset, all images"
@@ -142,7 +142,9 @@ class PartitionConfig(Section):
     alpha: Positive | None = key(
         None, "dirichlet, required, and pfllib, 0.1 there: a small value is uneven, a large one even"
     )
-    min_size: Count = key(10, "dirichlet: the division is drawn again until every client has so many examples")
+    min_size: Count = key(
+        10, "dirichlet: the fewest examples of a client; the division is drawn again until every client has them"
+    )
     examples: Count | None = key(None, "the most training examples of a client, drawn at random")
     file: PathSetting | None = key(None, "file, required: the partition.json of an earlier run")
 
@@ -197,8 +199,8 @@ class ModelConfig(Section):
     )
     weights: PathSetting | None = key(
         None,
-        "the folder of a run whose shared model is what the server starts with",
-        unused_on_sites="the server begins with random weights, or goes on with its own",
+        "the folder of a run; the server starts with the shared model of that run",
+        unused_on_sites="the server begins with random weights, or resumes with its own weights",
     )
     pretrained: Pretrained | None = key(
         None,

@@ -73,7 +73,7 @@ def _idle(config: Config, scores: Sequence[str], pooled: bool) -> Iterator[tuple
     elif rule != ServerConfig().aggregate and "weighting" in config.algorithm:
         yield f"server.aggregate = {rule!r} takes all clients alike", ["algorithm.weighting"]
     if config.training.local_steps is not None and config.training.local_epochs != TrainingConfig().local_epochs:
-        yield "a round of algorithm {name!r} is told in training.local_steps", ["training.local_epochs"]
+        yield "algorithm {name!r} counts a round in training.local_steps", ["training.local_epochs"]
 
 
 def _of_server(config: Config) -> list[str]:

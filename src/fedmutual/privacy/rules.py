@@ -60,8 +60,8 @@ def check_algorithm(
         )
     if not algorithm.dp_ready:
         raise ConfigError(
-            f"{setting}: nobody has shown of algorithm {name!r} that private rows are read by its gradient steps alone, so "
-            "noise on these may not cover what leaves; use fml, fedavg, fedprox, proxyfl, fedh2l or fedmd, or see "
+            f"{setting}: algorithm {name!r} does not declare that only its gradient steps read private rows, so noise on "
+            "these steps may not cover all that leaves; use fml, fedavg, fedprox, proxyfl, fedh2l or fedmd, or see "
             "docs/privacy.md on your own algorithm"
         )
     if any(N_K in phase.leaves(server) for phase in algorithm.phases):

@@ -30,8 +30,8 @@ def check_measures(index: Index, path: Path) -> None:
         if claim.per == "client" and claim.whose != "every":
             raise ConfigError(f"{path}: the claim {claim.text!r} is of every client; remove 'of', or per = \"client\"")
         if not (claim.than or claim.less) or (claim.times and (claim.less or not claim.than)):
-            what = "'than' alone" if claim.times else "'than' or 'less'"
-            raise ConfigError(f"{path}: the claim {claim.text!r} has nothing to be held against; give it {what}")
+            what = "'than' without 'less', because it has 'times'" if claim.times else "'than' or 'less'"
+            raise ConfigError(f"{path}: the claim {claim.text!r} needs {what}")
 
 
 def check_claims(index: Index, arms: Mapping[str, Collection[str]], path: Path) -> None:

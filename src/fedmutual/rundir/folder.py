@@ -94,7 +94,7 @@ def reopen(folder: Path, config: Config) -> None:
         _check_schedules(folder, before, config, "start a new run with --out")
     elif changed == ["rounds"]:
         raise RunError(
-            f"{folder}: the run in it is of {before.rounds} rounds, and they cannot shrink to {config.rounds} on resume; "
+            f"{folder}: its run has {before.rounds} rounds, and a resume cannot reduce them to {config.rounds}; "
             f"set 'rounds' to {before.rounds} or more, or start a new run with --out"
         )
     elif changed:

@@ -64,7 +64,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             lines.append(json.loads(text))
         except (ValueError, RecursionError):
-            raise RunError(f"{path}: line {number} is damaged; start the run anew in another folder") from None
+            raise RunError(f"{path}: line {number} is damaged; start a new run in another folder") from None
     return lines
 
 
@@ -85,7 +85,7 @@ def rewind(path: Path, keep: Callable[[int], bool]) -> None:
         try:
             round = json.loads(text)["round"]
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise RunError(f"{path}: line {number} is damaged; start the run anew in another folder") from None
+            raise RunError(f"{path}: line {number} is damaged; start a new run in another folder") from None
         if keep(round):
             remaining_lines.append(text + "\n")
     write_bytes(path, "".join(remaining_lines).encode())
@@ -137,7 +137,7 @@ def _read(path: Path) -> str | None:
         return content.decode()
     except UnicodeDecodeError as problem:
         number = content.count(b"\n", 0, problem.start) + 1
-        raise RunError(f"{path}: line {number} is damaged; start the run anew in another folder") from None
+        raise RunError(f"{path}: line {number} is damaged; start a new run in another folder") from None
 
 
 def _line(content: dict[str, Any]) -> str:

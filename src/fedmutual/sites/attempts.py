@@ -63,8 +63,8 @@ class Attempts:
         """
         if self.number >= ATTEMPTS:
             raise RunError(
-                f"{self._path}: the federation went back {ATTEMPTS} times, and sites follow no further; give it another "
-                "name, to begin it anew"
+                f"{self._path}: the federation went back {ATTEMPTS} times, and sites accept no further attempt; start "
+                "a federation with another name"
             )
         self.number += 1
         self._round, self._phases = None, {}

@@ -64,8 +64,8 @@ class Conduct:
         excluded = sorted(self.left_out.keys() & set(sites))
         if len(sites) - len(excluded) < quorum:
             raise RunError(
-                f"{self._path.parent}: {quorum} sites are wanted, and of {len(sites)} these are left out for good: "
-                f"{', '.join(excluded)}; log.txt says why; begin a federation of another name without them"
+                f"{self._path.parent}: {quorum} sites are needed, and of {len(sites)} these are excluded for good: "
+                f"{', '.join(excluded)}; log.txt says why; start a federation with another name without them"
             )
 
     def note(self, round: int, norms: Mapping[str, float], examples: Mapping[str, int]) -> None:

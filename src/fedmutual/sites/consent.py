@@ -44,7 +44,7 @@ def check_agreed(text: Any, agreed: Iterable[Table], who: str) -> Table:
     """
     record = read_record(text)
     if record["format"] != FORMAT:
-        raise ConfigError("the contract is of another format than this version of fedmutual reads; install the same one")
+        raise ConfigError("this version of fedmutual does not read the contract's format; install the version that wrote it")
     check_release(record["version"], "the contract")
     agreed_by_name = {contract["name"]: contract for contract in agreed}
     if record["name"] not in agreed_by_name:
@@ -99,7 +99,7 @@ def check_release(version: str, whose: str) -> None:
     """Raise ConfigError where the first two numbers of a version differ from those of this version. whose: for messages."""
     if version.split(".")[:2] != fedmutual.__version__.split(".")[:2]:
         raise ConfigError(
-            f"{whose} is of fedmutual {clean_text(_shorten(version))}, and here is {fedmutual.__version__}; "
+            f"{whose} has fedmutual {clean_text(_shorten(version))}, and this host has {fedmutual.__version__}; "
             "install the same version everywhere"
         )
 

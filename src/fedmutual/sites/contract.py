@@ -243,7 +243,7 @@ def make_contract(tables: Mapping[str, Any], source: str, **more: Any) -> Contra
     if contract.is_masked:
         _check_masked(contract, source)
     if contract.public is not None and not _matches_seeds(contract, contract.public):
-        raise ConfigError(f"{source}: what it says of the public seed set is not of its sites and classes; submit it anew")
+        raise ConfigError(f"{source}: its public seed set has other sites or classes than the contract; submit it again")
     return contract
 
 

@@ -40,7 +40,7 @@ def check_site(config: Config, file: SiteFile, source: Path) -> None:
         )
     if (disclosure := config.disclosure(file.site)) != "none":
         raise ConfigError(
-            f"{source}: share.metrics = {disclosure!r} tells scores of this site's rows, which epsilon does not count; set "
+            f"{source}: share.metrics = {disclosure!r} sends scores of this site's rows, which epsilon does not count; set "
             "share.metrics = 'none', and they stay in the site's own folder"
         )
 

@@ -144,5 +144,5 @@ def describe_message(kind: Kind) -> str:
     if kind.problem:
         return f"no message: {kind.problem}{again}"
     if kind.what == EXAM:
-        return f"{'scores' if kind.values else 'scored at home, told nothing'}{again}"
+        return f"{'scores' if kind.values else 'scored at the site, nothing sent'}{again}"
     return f"phase {kind.phase}{'' if kind.tensors else ', done'}{again}"

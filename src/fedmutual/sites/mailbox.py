@@ -100,7 +100,7 @@ class Mailbox:
             raise MalformedMessage(f"it is of round {round + 1}, which is over")
         if place in letters:
             if not _is_same(letters[place], message):
-                raise MalformedMessage("it is not the same as the letter before, of the same phase")
+                raise MalformedMessage("it differs from an earlier message of this phase")
             return
         if round != self._round:
             self._letters[sender] = {p: m for p, m in letters.items() if p[0] in (self._round, round)}

@@ -47,7 +47,7 @@ class ListedModules(MetaPathFinder):
                 f"may, then {self._mend(module)}"
             )
         if module_files.is_of_python(module) or not all(part.isidentifier() for part in module.split(".")):
-            raise ConfigError(f"{names}, which is no module that somebody's own code could be in")
+            raise ConfigError(f"{names}, which cannot be the name of a user's module")
         beside = [spec for folder in self._folders if (spec := module_files.spec_in(folder, module)) is not None]
         places = dict.fromkeys(_place(spec) for spec in (*beside, _installed(top_of(module))) if spec is not None)
         if len(places) > 1:

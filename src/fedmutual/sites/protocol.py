@@ -118,7 +118,7 @@ def _check_printable(text: str) -> str:
 def _check_values(values: dict[str, Any]) -> dict[str, Any]:
     """The values of a score, as they are. Raises ValueError where a report could not read them, or whose they are."""
     if _ABOUT & values.keys():
-        raise ValueError("a value has the name of what says whose score it is")
+        raise ValueError("a value has a name that is reserved: client, model or data")
     Known.model_validate_json(json.dumps(values))
     return values
 

@@ -95,7 +95,7 @@ class SitesTable(Section):
     )
     update_limit: Annotated[float, Field(gt=1)] = key(
         10.0,
-        "an update is refused if its norm is more than so many times the median norm of the others, from 3 sites on",
+        "the largest norm of an update, in median norms of the others' updates; a larger one is refused, from 3 sites on",
     )
     refuse_opposed: bool = key(
         True,
@@ -183,7 +183,7 @@ class LimitsTable(Section):
     """The limits of a site, whatever a lead submits."""
 
     rounds: Count | None = key(
-        None, "the most rounds that this site takes part in; unset, as many as the contract that it agreed to has"
+        None, "the most rounds that this site takes part in; unset, the rounds of the contract that it accepted"
     )
 
 

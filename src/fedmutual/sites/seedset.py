@@ -72,7 +72,7 @@ class CollectedSeedset:
             if self.labelled and site_part.trained[k] and not any(part.counts[k] for part in parts.values()):
                 raise ConfigError(
                     f"{self.folder}: the public seed set has no example of class {name!r}, which this site trains on; raise "
-                    "'split.public' in the federation's file, and let all give their parts anew"
+                    "'split.public' in the federation's file, and have all sites write their parts again"
                 )
         return _gathered(parts, classes)
 
@@ -87,7 +87,7 @@ class CollectedSeedset:
         if not _equal(one, site_part):
             raise DataError(
                 f"{path}: it is not what this site's split sets apart as public, but of another seed, split or other data; "
-                "give the part anew, to all, by `fedmutual data give`"
+                "write the part again with `fedmutual data give`, and send it to all sites"
             )
         return site_part._replace(trained=[0] * len(classes))  # what the set lacks is said here
 
@@ -111,14 +111,14 @@ def _read(folder: Path, site: str, labelled: bool) -> SeedsetFile:
     if labelled and part.labels is None:
         raise DataError(
             f"{make_seedset_path(folder, site)}: it has no labels, which this algorithm gives to all; "
-            f"have site {site!r} give its part anew"
+            f"have site {site!r} write its part again"
         )
     return part if labelled else replace(part, labels=None)
 
 
 def _check(path: Path, fault: str | None) -> None:
     if fault is not None:
-        raise DataError(f"{path}: {fault}; bring the data of all into one form, and have this part given anew")
+        raise DataError(f"{path}: {fault}; give the data of all sites one form, and have this part written again")
 
 
 def _part(given: SeedsetFile, path: Path, like: Rows | None = None) -> PublicPart:

@@ -90,7 +90,7 @@ def read_seedset_file(folder: Path, site: str) -> SeedsetFile:
     Raises:
         DataError: the file is missing, damaged or a pickle, has other arrays, or unpacks to more bytes than the file has.
     """
-    path, mend = make_seedset_path(folder, site), f"have site {site!r} give its part of the public seed set anew"
+    path, mend = make_seedset_path(folder, site), f"have site {site!r} write its part of the public seed set again"
     excess = _find_excess(path)
     if excess is not None:
         raise DataError(f"{path}: {excess}; {mend}")

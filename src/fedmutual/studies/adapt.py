@@ -139,7 +139,7 @@ def parse_sizes(text: str) -> tuple[int | None, ...]:
     words = [word.strip() for word in text.split(",")]
     for n, word in enumerate(words):
         if word != "all" and not (word.isdecimal() and int(word)):
-            raise ConfigError(f"--examples {text}: {word!r} is no number of examples; write such as 50,100,all")
+            raise ConfigError(f"--examples {text}: {word!r} is no number of examples; write for example 50,100,all")
         if word in words[:n]:
             raise ConfigError(f"--examples {text}: {word!r} comes twice; write it once")
     return tuple(None if word == "all" else int(word) for word in words)

@@ -277,8 +277,8 @@ def _check_distinct(sites: Mapping[str, Site], shared: Model | None) -> None:
     for owner, model in (*((f"site {n!r}", s.model) for n, s in sites.items()), ("shared", shared)):
         if isinstance(model, nn.Module) and owners.setdefault(id(model), owner) != owner:
             raise ConfigError(
-                f"in_place=True: {owners[id(model)]} and {owner} have the same nn.Module, which can hold one's weights; "
-                "give each its own, copy.deepcopy(net) for example"
+                f"in_place=True: {owners[id(model)]} and {owner} share one nn.Module, which holds the weights of one; "
+                "give each a copy: copy.deepcopy(net)"
             )
 
 

@@ -173,7 +173,7 @@ def _describe(folder: Path, experiment: Experiment, engine: Engine, choice: Engi
     pretrained.keep(folder, experiment.nets.pretrained)
 
 
-MEND = "set engine.workers lower, or engine.name = 'inprocess', and go on with --resume"
+MEND = "set engine.workers lower, or engine.name = 'inprocess', and continue with --resume"
 PATIENCE = 3  # deaths of workers since a saved round
 
 
